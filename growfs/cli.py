@@ -1,0 +1,305 @@
+"""The `growfs` command: a function for each verb. Reads arguments, asks the daemon, prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+import growfs
+from growfs.errors import GrowfsError, UsageError
+from growfs.text import brief, moving, state_text
+
+MOUNTPOINT = click.Path(path_type=Path)
+POLL_S = 0.2
+
+
+class Verbs(click.Group):
+    """Tells an error in one line, and lists the verbs in the order in which one needs them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of this file."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb."""
+        try:
+            return super().invoke(ctx)
+        except GrowfsError as error:
+            if ctx.params["debug"]:
+                raise
+            click.echo(f"growfs: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("growfs: given up", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(growfs.__version__, prog_name="growfs")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Train on data that does not fit the disk: mount it, and list only what is whole on the local disk."""
+
+
+def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add a flag for each row of the table of options."""
+    from growfs.config import Options, flag_name
+
+    for row in reversed(fields(Options)):
+        meta = row.metadata
+        if row.default is False:
+            decorator = click.option(flag_name(row.name), row.name, is_flag=True, default=None, help=meta["help"])
+        else:
+            several = bool(meta.get("several"))
+            text = f"{meta['help']} [{meta['default']}]" if meta.get("default") else meta["help"]
+            decorator = click.option(
+                flag_name(row.name), row.name, metavar=meta["metavar"], multiple=several, default=None, help=text
+            )
+        command = decorator(command)
+    return command
+
+
+@main.command(context_settings={"auto_envvar_prefix": "GROWFS"})
+@click.argument("url")
+@click.argument("mountpoint", type=MOUNTPOINT)
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
+@click.option("--foreground", is_flag=True, help="Stay until the mount is taken off; SIGTERM takes it off.")
+@_mount_options
+def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **given: Any) -> None:
+    """Mount URL on MOUNTPOINT; returns when training can start.
+
+    URL is what fsspec understands: s3://bucket/prefix, gs://, az://, https://, hf://, file:// or a local path.
+    """
+    from growfs import launch
+    from growfs.config import Options, read_file
+
+    _hide_secrets()
+    merged = read_file(config) if config else {}
+    merged.update({name: value for name, value in given.items() if value not in (None, ())})
+    options = Options.parse(merged)
+    with Bar("mounting") as bar:
+        daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)))
+    click.echo(f"{status['mountpoint']}: {brief(status)}")
+    if status["unpromised"]:
+        click.echo(f"note: not every directory has a file yet: {status['unpromised']}")
+    if foreground:
+        sys.exit(launch.run_in_foreground(daemon))
+
+
+def _hide_secrets() -> None:
+    """Take what may be secret out of this process's command line, which every user of the machine can read."""
+    from setproctitle import setproctitle
+
+    from growfs.remote.names import redact
+
+    shown = [redact(argument) for argument in sys.argv]
+    for place, argument in enumerate(shown):
+        if argument.startswith("--storage-option="):
+            shown[place] = "--storage-option=..."
+        elif place and shown[place - 1] == "--storage-option":
+            shown[place] = "..."
+    setproctitle(" ".join(["growfs", *shown[1:]]))
+
+
+def _ask(mountpoint: Path, verb: str, told: Callable[[Any], None] | None = None, **request: Any) -> Any:
+    from growfs.control import ask
+    from growfs.launch import find_living
+
+    return ask(find_living(mountpoint).cache, verb, told, **request)
+
+
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
+@click.option("--json", "as_json", is_flag=True, help="As data.")
+def status(mountpoint: Path, as_json: bool) -> None:
+    """What is going on."""
+    from growfs.text import render
+
+    snapshot = _ask(mountpoint, "status")
+    click.echo(json.dumps(snapshot, indent=1) + "\n" if as_json else render(snapshot), nl=False)
+
+
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
+@click.option("--files", metavar="N", help="Until N files are local.")
+@click.option("--bytes", "bytes_", metavar="SIZE", help="Until this much is local.")
+@click.option("--fraction", metavar="F", help="Until this part of the remote's files is local: 0.5, or 50%.")
+@click.option("--all", "everything", is_flag=True, help="Until every file is local.")
+@click.option("--timeout", metavar="TIME", help="Give up after this time.")
+def wait(
+    mountpoint: Path, files: str | None, bytes_: str | None, fraction: str | None, everything: bool, timeout: str | None
+) -> None:
+    """Return when enough is local; fails when that cannot be, or takes too long."""
+    from growfs.config import count, fraction_of, seconds, size
+
+    asked = [given is not None for given in (files, bytes_, fraction)] + [everything]
+    if sum(asked) != 1:
+        raise UsageError("wait: give one of --files, --bytes, --fraction and --all")
+    deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
+    try:
+        files_wanted = count(files) if files else 0
+        bytes_wanted = size(bytes_) if bytes_ else 0
+        share = fraction_of(fraction) if fraction else 1.0
+    except UsageError as error:
+        raise UsageError(f"wait: {error}") from None
+    with Bar("waiting") as bar:
+        while True:
+            now = _ask(mountpoint, "status")
+            cache, remote = now["cache"], now["remote"]
+            if bytes_:
+                done, wanted = cache["content_bytes"], bytes_wanted
+            else:
+                done, wanted = cache["files"], files_wanted if files else math.ceil(share * remote["files"])
+            known = remote["listed"] or not (fraction or everything)
+            bar.show(moving(now), done, wanted)
+            if known and done >= wanted:
+                break
+            if now["state"] in ("held", "complete"):
+                raise GrowfsError(f"{mountpoint}: no more will come: {state_text(now)} ({brief(now)})")
+            if time.monotonic() > deadline:
+                raise GrowfsError(f"{mountpoint}: not after {timeout}: {brief(now)}; {state_text(now)}")
+            time.sleep(POLL_S)
+    click.echo(f"{mountpoint}: {brief(now)}")
+
+
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
+@click.option("--lazy", is_flag=True, help="Also while it is in use.")
+def umount(mountpoint: Path, lazy: bool) -> None:
+    """Take a mount off; what is cached stays for the next one."""
+    from growfs import launch
+
+    if launch.stop(mountpoint, lazy):
+        click.echo(f"{mountpoint}: its daemon was gone; the dead mount is taken off")
+
+
+@main.command("list")
+def list_() -> None:
+    """The growfs mounts of this machine."""
+    from growfs.cachefolder import is_in_use
+    from growfs.control import ask
+    from growfs.fuse.mounting import mounts
+
+    for mounted in mounts():
+        try:
+            told = (
+                brief(ask(mounted.cache, "status")) if is_in_use(mounted.cache) else "dead: growfs umount takes it off"
+            )
+        except GrowfsError as error:
+            told = str(error)
+        click.echo(f"{mounted.mountpoint}  {mounted.cache}  {told}")
+
+
+def _globs(name: str, text: str) -> Callable[[Callable[..., None]], click.Command]:
+    def decorate(run: Callable[..., None]) -> click.Command:
+        command = click.argument("globs", nargs=-1, required=True, metavar="GLOB...")(run)
+        return main.command(name, help=text)(click.argument("mountpoint", type=MOUNTPOINT)(command))
+
+    return decorate
+
+
+@_globs("pin", "Fetch what matches, and never evict it. Patterns are as in .gitignore.")
+def pin(mountpoint: Path, globs: tuple[str, ...]) -> None:
+    """See its help text."""
+    _bring(mountpoint, "pin", globs)
+
+
+@_globs("unpin", "Let what matches be evicted again.")
+def unpin(mountpoint: Path, globs: tuple[str, ...]) -> None:
+    """See its help text."""
+    result = _ask(mountpoint, "unpin", globs=globs)
+    click.echo(f"{result['files']:,} files may be evicted")
+
+
+@_globs("fetch", "Make what matches local now.")
+def fetch(mountpoint: Path, globs: tuple[str, ...]) -> None:
+    """See its help text."""
+    _bring(mountpoint, "fetch", globs)
+
+
+@_globs("evict", "Delete the local copies of what matches; the names stay, and an open fetches again.")
+def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
+    """See its help text."""
+    from humanfriendly import format_size
+
+    result = _ask(mountpoint, "evict", globs=globs)
+    kept = f"; {result['kept']:,} stay (open, pinned, or their directory's last)" if result["kept"] else ""
+    click.echo(f"{result['files']:,} files evicted, {format_size(result['bytes'])}{kept}")
+
+
+def _bring(mountpoint: Path, verb: str, globs: tuple[str, ...]) -> None:
+    with Bar(verb) as bar:
+
+        def show(told: dict[str, Any]) -> None:
+            done = told["fetched"] + told["failed"]
+            bar.show(f"{done:,} of {told['wanted']:,} files", done, told["wanted"])
+
+        result = _ask(mountpoint, verb, show, globs=globs)
+    click.echo(f"{result['files']:,} files match, {result['fetched']:,} of them fetched now")
+    if result["failed"]:
+        raise GrowfsError(f"{result['failed']:,} files could not be fetched: {result['error']}")
+
+
+@main.command("set")
+@click.argument("mountpoint", type=MOUNTPOINT)
+@click.argument("options", nargs=-1, required=True, metavar="NAME=VALUE...")
+def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
+    """Change options of a running mount, such as cache-size=1TB."""
+    given = {}
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"set: {text!r}: write it as NAME=VALUE, such as cache-size=1TB")
+        given[name.replace("-", "_")] = value
+    _ask(mountpoint, "set", options=given)
+
+
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
+def pause(mountpoint: Path) -> None:
+    """Fetch nothing but what is opened, until resume."""
+    _ask(mountpoint, "pause")
+
+
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
+def resume(mountpoint: Path) -> None:
+    """Go on filling the cache."""
+    _ask(mountpoint, "resume")
+
+
+class Bar:
+    """A progress bar on a terminal, gone when it ends; nothing elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        text = TextColumn("{task.fields[text]}")
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), text, TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task(title, total=None, text="")
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, text: str, done: float = 0, total: float | None = None) -> None:
+        """Bring it up to date; without a total it only shows that something goes on."""
+        self._progress.update(self._task, text=text, completed=done, total=total)
+
+
+if __name__ == "__main__":
+    main()

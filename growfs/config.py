@@ -1,0 +1,270 @@
+"""The one table of a mount's options. Flags, keys of --config, environment names and help texts all come from it.
+
+A flag --cache-size is the TOML key cache-size and the variable GROWFS_CACHE_SIZE. A flag wins over the environment,
+the environment over the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import humanfriendly
+from platformdirs import user_cache_path
+
+from growfs.errors import UsageError
+from growfs.remote.protocol import RemoteSpec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """How large the cache may be: bytes, or a share of the disk space that is free or already the cache's."""
+
+    bytes: int | None = None
+    share: float | None = None
+
+
+def size(text: str) -> int:
+    """Bytes, as people write them: 500GB is 500 * 1000^3, 20GiB is 20 * 1024^3."""
+    try:
+        return int(humanfriendly.parse_size(text))
+    except humanfriendly.InvalidSize:
+        raise UsageError(f"{text!r} is no size; write it as 500GB or 20GiB") from None
+
+
+def cache_size(text: str) -> CacheSize:
+    """A size, or a percentage."""
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if percent:
+        if not 0 < float(percent[1]) <= 100:
+            raise UsageError(f"{text!r} is no share of the disk; write a percentage up to 100%")
+        return CacheSize(share=float(percent[1]) / 100)
+    if not (bytes := size(text)):
+        raise UsageError("a cache of no size can hold no file; write it as 500GB or 80%")
+    return CacheSize(bytes=bytes)
+
+
+def seconds(text: str) -> float:
+    """Seconds, as people write them: 90, 90s, 5m, 1h."""
+    try:
+        value = float(humanfriendly.parse_timespan(text))
+    except humanfriendly.InvalidTimespan:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{text!r} is no time; write it as 90s, 5m or 1h")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number, not negative."""
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not (value := count(text)):
+        raise UsageError("0 is too few; write 1 or more")
+    return value
+
+
+def fraction_of(text: str) -> float:
+    """A part of the whole: 0.5 or 50%."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise UsageError(f"{text!r} is no part of the whole; write it as 0.5 or 50%")
+    return value
+
+
+def on_miss(text: str) -> str:
+    """What an open of a name does that is not local."""
+    if text not in ("wait", "error"):
+        raise UsageError(f"{text!r}: write 'wait' (fetch it first) or 'error' (no such file)")
+    return text
+
+
+def folder(text: str) -> Path:
+    """An absolute path, because the daemon's folder is /."""
+    return Path(text).expanduser().absolute()
+
+
+def absolute(url: str) -> str:
+    """A URL as any process understands it: local paths are made absolute, as with folder."""
+    if not url:
+        raise UsageError("the URL is empty; write it as s3://bucket/prefix, or the path of a folder")
+    return url if "://" in url or "::" in url else str(Path(url).expanduser().absolute())
+
+
+def storage_option(text: str) -> tuple[str, Any]:
+    """(dotted name, value) of K=V; the value is JSON where it reads as such, else text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(
+            "a storage option is written as NAME=VALUE, such as key=AKIA... or client_kwargs.region_name=eu-west-1"
+        )
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, live: bool = False) -> Any:
+    """A row of the table. default: as a person would write it, or None. live: `growfs set` may change it."""
+    return field(
+        default=None, metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "live": live}
+    )
+
+
+def flag(text: str) -> Any:
+    """A row without a value."""
+    return field(default=False, metadata={"parse": bool, "help": text, "live": False})
+
+
+def several(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
+    """A row that may come more than once."""
+    return field(
+        default=(), metadata={"parse": parse, "metavar": metavar, "help": text, "several": True, "live": False}
+    )
+
+
+DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to mount. None stands for 'not given', which only some rows allow."""
+
+    cache_dir: Path = option(DEFAULT_CACHE_DIR, folder, "DIR", "Where the cached files are kept.")
+    cache_size: CacheSize = option(
+        "80%", cache_size, "SIZE", "Most bytes on disk: 500GB, 20GiB, or a share of what is free.", live=True
+    )
+    min_free: int = option("1GiB", size, "SIZE", "Leave at least this much of the disk to others.", live=True)
+    seed: int = option("0", count, "N", "Decides the order in which files are drawn; the same seed, the same order.")
+    workers: int = option("4", positive, "N", "Files fetched at the same time, each by a process of its own.")
+    include: tuple[str, ...] = several(str, "GLOB", "Only these files of the remote (as in .gitignore).")
+    exclude: tuple[str, ...] = several(str, "GLOB", "None of these files of the remote.")
+    manifest: str | None = option(
+        None, absolute, "FILE", "A text or CSV file of paths, local or remote, instead of a listing."
+    )
+    refresh: float = option("1h", seconds, "TIME", "Time between listings of the remote; 0: only once.", live=True)
+    list_timeout: float = option("60s", seconds, "TIME", "Start without a complete listing after this time.")
+    wait_files: int | None = option(None, count, "N", "Return as soon as N files are local.")
+    wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as this much is local.")
+    no_wait: bool = flag("Return at once, with whatever is local.")
+    on_miss: str = option("wait", on_miss, "wait|error", "What an open of a file does that is not local.")
+    miss_timeout: float = option("300s", seconds, "TIME", "Longest wait of an open for its file.", live=True)
+    settle: float = option(
+        "60s", seconds, "TIME", "How long a listing stays the same for those that only look.", live=True
+    )
+    storage_option: tuple[tuple[str, Any], ...] = several(
+        storage_option, "NAME=VALUE", "An option of the store's fsspec filesystem; dots nest."
+    )
+    endpoint_url: str | None = option(None, str, "URL", "The server of an S3-compatible store.")
+    anon: bool = flag("Use no credentials: the bucket is public.")
+    allow_other: bool = flag("Let other users read the mount (always so when mounted by root).")
+
+    @classmethod
+    def parse(cls, given: dict[str, Any]) -> Options:
+        """Options from texts by field name (lists of texts where several may come); what is missing has its default."""
+        if unknown := sorted(set(given) - {row.name for row in fields(cls)}):
+            raise UsageError(f"no such option: {', '.join(unknown)}; there are those of growfs mount --help")
+        values: dict[str, Any] = {}
+        for row in fields(cls):
+            value = given.get(row.name)
+            if value is None:
+                value = row.metadata.get("default", row.default)
+            values[row.name] = parse_value(row, value)
+        options = cls(**values)
+        if options.no_wait and (options.wait_files is not None or options.wait_bytes is not None):
+            raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; give one or the other")
+        return options
+
+    def remote(self, url: str) -> RemoteSpec:
+        """What is needed to open the remote."""
+        return RemoteSpec(
+            url=url,
+            storage_options=nested(self.storage_option),
+            endpoint_url=self.endpoint_url,
+            anon=self.anon,
+            manifest=self.manifest,
+            include=self.include,
+            exclude=self.exclude,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a daemon is asked to mount where. url: absolute."""
+
+    url: str
+    mountpoint: Path
+    options: Options
+
+
+def parse_value(row: Field[Any], value: Any) -> Any:
+    """A row's value from what a person wrote; raises UsageError that names the flag."""
+    if value is None:
+        return None
+    if isinstance(value, bool) != (row.default is False):
+        wanted = "true or false" if row.default is False else row.metadata["metavar"]
+        raise UsageError(f"{flag_name(row.name)}: {value!r}: write {wanted}")
+    if isinstance(value, bool):
+        return value
+    try:
+        if row.metadata.get("several"):
+            texts = value if isinstance(value, (list, tuple)) else [value]
+            return tuple(row.metadata["parse"](str(text)) for text in texts)
+        return row.metadata["parse"](str(value))
+    except UsageError as error:
+        raise UsageError(f"{flag_name(row.name)}: {error}") from None
+
+
+def flag_name(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def nested(pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """{'a': {'b': 1}} for a.b=1."""
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        *parents, last = name.split(".")
+        inner = result
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"--storage-option: {name}: {parent} is a value, and has nothing in it")
+        inner[last] = value
+    return result
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The options in a TOML file, by field name. Raises UsageError where it has what no option reads."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise UsageError(f"--config {path}: {error}") from None
+    known = {row.name.replace("_", "-"): row.name for row in fields(Options)}
+    if unknown := sorted(set(content) - set(known)):
+        raise UsageError(f"--config {path}: no such option: {', '.join(unknown)}; there are {', '.join(known)}")
+    options = {known[key]: value for key, value in content.items()}
+    if isinstance(table := options.get("storage_option"), dict):
+        options["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in table.items()]
+    return options

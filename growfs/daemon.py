@@ -1,0 +1,259 @@
+"""The daemon: constructs every room, wires them, and serves one mount. Nothing else in growfs constructs a room.
+
+`python -m growfs.daemon FD`, with a pickled Request on its standard input, in a session of its own. It tells its
+progress, and at last {"ready": ...} or {"error": ...}, a line of JSON each, through the descriptor FD. When nobody
+reads there any more before it is ready, the mount is taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import pickle
+import resource
+import signal
+import sqlite3
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from setproctitle import setproctitle
+
+from growfs.cachefolder import CacheFolder, open_cache
+from growfs.catalog import Catalog
+from growfs.config import Request
+from growfs.control import Control
+from growfs.database import Database
+from growfs.errors import GrowfsError
+from growfs.fetcher import Fetcher
+from growfs.fuse.libfuse import LibfuseEngine
+from growfs.fuse.mounting import Mounting, check_fuse, check_mountpoint, raise_read_ahead
+from growfs.ledger import Ledger
+from growfs.populate import Ask, Population
+from growfs.readers import Readers
+from growfs.recovery import recover
+from growfs.refresh import Refresher
+from growfs.remote.names import redact
+from growfs.status import Mount, Status
+from growfs.store import Store
+from growfs.verbs import Verbs, limit_bytes
+from growfs.vfs import Vfs
+from growfs.virtual import RecentLog, virtual_files
+from growfs.workers import Workers
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 0.1
+DURABLE_EVERY_S = 30.0
+LOG_BYTES_MAX = 4 << 20
+
+
+class Launcher:
+    """The one who started the daemon, until it is ready."""
+
+    def __init__(self, fd: int) -> None:
+        self._pipe = os.fdopen(fd, "w")
+        self.left = False
+
+    def tell(self, **message: Any) -> None:
+        """Say something; raises GrowfsError when nobody listens any more."""
+        try:
+            self._pipe.write(json.dumps(message) + "\n")
+            self._pipe.flush()
+        except OSError:
+            raise GrowfsError("the mount was given up before training could start") from None
+
+    def leave(self, **message: Any) -> None:
+        """Say the last thing; to the log where that was said already."""
+        if self.left:
+            log.error("%s", message.get("error"))
+            return
+        self.left = True
+        try:
+            self.tell(**message)
+            self._pipe.close()
+        except (GrowfsError, OSError):
+            log.warning("nobody waits for the mount any more")
+
+
+def main() -> None:
+    """Serve one mount, until it is taken off."""
+    launcher = Launcher(int(sys.argv[1]))
+    request: Request = pickle.load(sys.stdin.buffer)
+    url = redact(request.options.remote(request.url).url)
+    setproctitle(f"growfs: {url} on {request.mountpoint}")
+    os.umask(0o077)
+    try:
+        serve(request, url, launcher)
+    except GrowfsError as error:
+        launcher.leave(error=str(error), exit_code=error.exit_code)
+        sys.exit(error.exit_code)
+    except BaseException as error:
+        launcher.leave(
+            error=f"a bug in growfs: {type(error).__name__}: {error}", exit_code=1, trace=traceback.format_exc()
+        )
+        raise
+
+
+def serve(request: Request, url: str, launcher: Launcher) -> None:
+    """Open the cache, run the mount, and leave the cache so that it can be trusted."""
+    spec = request.options.remote(request.url)
+    allow_other = request.options.allow_other or os.geteuid() == 0
+    check_fuse(allow_other)
+    check_mountpoint(request.mountpoint)
+    folder = open_cache(request.options.cache_dir, spec, url)
+    try:
+        recent = _start_log(folder)
+        folder.announce(url, request.mountpoint)
+        workers = Workers(spec)
+        try:
+            mounting = Mounting(request.mountpoint, folder.path, allow_other)
+            trio.run(_run, lambda: _build(request, url, folder, workers, recent), mounting, launcher)
+        finally:
+            workers.stop()
+    except sqlite3.DatabaseError as error:
+        raise GrowfsError(
+            f"{folder.database}: {error}; if it is damaged, delete {folder.path} and mount again"
+        ) from error
+    except OSError as error:
+        raise GrowfsError(
+            f"{error.filename or folder.path}: {error.strerror or error}; look at the cache's disk"
+        ) from error
+    finally:
+        folder.withdraw()
+        if not launcher.left:
+            folder.undo()
+
+
+def _start_log(folder: CacheFolder) -> RecentLog:
+    to_file = logging.handlers.RotatingFileHandler(folder.log, maxBytes=LOG_BYTES_MAX, backupCount=1)
+    recent = RecentLog()
+    for handler in (to_file, recent):
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_file, recent])
+    with folder.log.open("a") as log_file:
+        for standard in (1, 2):  # what a library prints, here or in a worker
+            os.dup2(log_file.fileno(), standard)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return recent
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """All rooms of a running mount."""
+
+    database: Database
+    catalog: Catalog
+    store: Store
+    refresher: Refresher
+    fetcher: Fetcher
+    population: Population
+    ledger: Ledger
+    status: Status
+    control: Control
+    engine: LibfuseEngine
+
+
+def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, recent: RecentLog) -> Rooms:
+    """Construct the rooms, from the bottom up."""
+    options = request.options
+    database = Database(folder.database)
+    recover(database, folder.path)
+    catalog = Catalog(database)
+    store = Store(folder.path, database, catalog, options.min_free)
+    store.limit_bytes = limit_bytes(options.cache_size, store)
+    refresher = Refresher(workers, catalog, store, options.refresh)
+    fetcher = Fetcher(workers, catalog, store, folder.partial, options.workers, options.miss_timeout, refresher.replace)
+    ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
+    population = Population(workers, catalog, store, fetcher, refresher, folder.partial, options.seed, ask)
+    readers = Readers(store, options.settle)
+    ledger = Ledger(database)
+    store.admitted.tell(ledger.admitted)
+    rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
+    vfs = Vfs(catalog, store, fetcher, readers, ledger, rows, folder.partial, options.on_miss == "wait")
+    engine = LibfuseEngine(vfs, store)
+    refresher.removed.tell(engine.forget_names)
+    store.renewed.tell(engine.forget_names)
+    described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, engine.reason)
+    status = Status(described, catalog, store, fetcher, refresher, population, readers, vfs, ledger)
+    verbs = Verbs(database, catalog, store, fetcher, population, refresher, readers, status.snapshot)
+    control = Control(folder.path, verbs.table())
+    return Rooms(database, catalog, store, refresher, fetcher, population, ledger, status, control, engine)
+
+
+async def _run(build: Callable[[], Rooms], mounting: Mounting, launcher: Launcher) -> None:
+    """Serve the mount until it is taken off, or a signal asks for the end."""
+    rooms = build()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_signal, nursery.cancel_scope)
+            nursery.start_soon(_keep_durable, rooms.store)
+            for room in (rooms.refresher, rooms.fetcher, rooms.population, rooms.ledger, rooms.control):
+                nursery.start_soon(room.run)
+            await _progress_until(rooms, launcher, lambda: rooms.catalog.files > 0)
+            rooms.engine.mount(mounting)
+            nursery.start_soon(_serve, rooms.engine, nursery.cancel_scope)
+            await trio.to_thread.run_sync(raise_read_ahead, mounting.mountpoint, abandon_on_cancel=True)
+            await _progress_until(rooms, launcher, rooms.population.can_start)
+            launcher.leave(ready=rooms.status.snapshot())
+    except BaseExceptionGroup as group:
+        raise _cause(group) from group
+    finally:
+        rooms.engine.unmount()
+        rooms.ledger.save_now()
+        rooms.store.stop()
+        rooms.database.close()
+
+
+async def _progress_until(rooms: Rooms, launcher: Launcher, done: Callable[[], bool]) -> None:
+    while not done():
+        launcher.tell(progress=rooms.status.snapshot())
+        await trio.sleep(PROGRESS_EVERY_S)
+
+
+async def _serve(engine: LibfuseEngine, whole: trio.CancelScope) -> None:
+    await engine.serve()
+    log.info("the mount was taken off")
+    whole.cancel()
+
+
+async def _until_signal(whole: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("ending, because of %s", signal.Signals(number).name)
+            whole.cancel()
+
+
+async def _keep_durable(store: Store) -> None:
+    while True:
+        await trio.sleep(DURABLE_EVERY_S)
+        try:
+            await store.make_durable()
+        except OSError as error:
+            log.warning("what is cached could not be made durable, trying again: %s", error)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a person should hear of: the first error that is meant for people, else the first."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(reversed(error.exceptions))
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, GrowfsError)), leaves[0])
+
+
+if __name__ == "__main__":
+    main()

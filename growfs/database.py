@@ -1,0 +1,168 @@
+"""The one database of a cache: its file, its schema, and who may write.
+
+Two rooms share it: the catalog (what exists) and the store (what is resident). The daemon has one connection that
+reads, on the thread that answers the kernel, and one that writes, used by one thread at a time, so that a slow commit
+delays no reader. Workers read with connections of their own (SQLite's write-ahead log lets readers go on beside a
+writer).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+ROOT = 1
+"""Node id of the root folder, as the FUSE protocol has it (fuse.h: FUSE_ROOT_ID)."""
+
+NODES_FROM = 1024
+"""Node ids below this are for files that are in no catalog."""
+
+PAGE_CACHE_KIB = 16 * 1024
+
+SCHEMA = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+
+-- What the remote holds. A row is a directory, or one version of a file; its id is the node id that the kernel knows.
+CREATE TABLE node (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: the kernel may remember it
+    parent INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    is_dir INTEGER NOT NULL,
+    size INTEGER,                          -- bytes; NULL while the remote does not tell
+    mtime_ns INTEGER,
+    version TEXT NOT NULL DEFAULT '',
+    drawn INTEGER NOT NULL DEFAULT 0,      -- the last pass that drew it
+    pinned INTEGER NOT NULL DEFAULT 0,
+    fetches INTEGER NOT NULL DEFAULT 0,
+    opens INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (parent, name)
+);
+CREATE INDEX directories ON node (id) WHERE is_dir = 1;
+CREATE INDEX fetched ON node (opens, fetches) WHERE is_dir = 0 AND fetches > 0;
+INSERT INTO node (id, parent, name, is_dir) VALUES ({ROOT}, 0, '', 1);
+UPDATE sqlite_sequence SET seq = {NODES_FROM} WHERE name = 'node';
+
+-- What is on the local disk, whole. A directory is resident from its first file's admission on.
+CREATE TABLE resident (
+    id INTEGER PRIMARY KEY REFERENCES node,
+    parent INTEGER NOT NULL,
+    seq INTEGER NOT NULL UNIQUE,           -- order of admission
+    bytes INTEGER NOT NULL,                -- allocated on the disk
+    ino INTEGER NOT NULL,                  -- of the cached file, as ctime_ns: another file in its place has others
+    ctime_ns INTEGER NOT NULL,
+    digest TEXT NOT NULL,                  -- XXH3 (64 bits) of the content
+    durable INTEGER NOT NULL DEFAULT 0     -- was on the medium when a syncfs succeeded
+);
+CREATE INDEX resident_by_parent ON resident (parent, seq);
+
+-- Names of the remote that cannot be files here. listing: the number of the last listing that met it.
+CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, for the thread that asks."""
+    connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, isolation_level=None, cached_statements=256)
+    connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
+    return connection
+
+
+def _quoted(path: Path) -> str:
+    from urllib.parse import quote
+
+    return quote(str(path))
+
+
+class Database:
+    """Owns both connections of the daemon.
+
+    `rows` and `row` read what is committed, at once. `write` runs a function in a transaction on the writing thread;
+    writes never overlap, and one that raises leaves no trace.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._writer.execute("PRAGMA synchronous = NORMAL")
+        self._writer.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
+        if not self._writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone():
+            with transaction(self._writer):
+                for statement in SCHEMA.split(";\n"):
+                    self._writer.execute(statement)
+        self._reader = read_only(path)
+        self._turn = trio.CapacityLimiter(1)
+
+    def rows(self, query: str, *values: object) -> list[Any]:
+        """All rows of a query over what is committed."""
+        return self._reader.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: object) -> Any:
+        """The first row of a query over what is committed, or None."""
+        return self._reader.execute(query, values).fetchone()
+
+    async def write(self, function: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None) -> T:
+        """Run function in a transaction, in turn; its result comes once that is committed.
+
+        then: given the result after the commit and before the next write; for what must follow on the disk.
+        """
+
+        def turn() -> T:
+            result = self.write_now(function)
+            if then:
+                then(result)
+            return result
+
+        return await trio.to_thread.run_sync(turn, limiter=self._turn)
+
+    async def in_writer(self, function: Callable[[], T]) -> T:
+        """Run function, outside of any transaction, in the writing thread's turn: what must not overtake a write."""
+        return await trio.to_thread.run_sync(function, limiter=self._turn)
+
+    def write_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """As `write`, on this thread: for start and stop, when nobody else writes."""
+        with transaction(self._writer):
+            return function(self._writer)
+
+    def write_through(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """As `write_now`, and return when the medium has it: what a power loss must not undo."""
+        self._writer.execute("PRAGMA synchronous = FULL")
+        try:
+            return self.write_now(function)
+        finally:
+            self._writer.execute("PRAGMA synchronous = NORMAL")
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        """A small fact about the whole cache."""
+        row = self.row("SELECT value FROM meta WHERE key = ?", key)
+        return default if row is None else row[0]
+
+    def close(self) -> None:
+        """Fold the write-ahead log into the file and let go of it."""
+        self._reader.close()
+        self._writer.close()
+
+
+def set_meta(writer: sqlite3.Connection, key: str, value: Any) -> None:
+    """Keep a small fact about the whole cache."""
+    writer.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (key, value))
+
+
+@contextmanager
+def transaction(writer: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing."""
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:  # a full disk may have ended it (sqlite.org/lang_transaction.html)
+            writer.execute("ROLLBACK")
+        raise

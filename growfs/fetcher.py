@@ -1,0 +1,331 @@
+"""What is in flight: each file at most once, misses before all else, admitted in the order in which they were drawn.
+
+Workers finish in any order; a window holds drawn flights back until those before them have
+landed, so the order of admission does not depend on how many workers there are. A miss does not wait for the window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from growfs import disk
+from growfs.catalog import Catalog, Node
+from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
+from growfs.flight import LIVES, Counters, Flight, State, TimedOut, no_room, too_large
+from growfs.publish import Draft
+from growfs.pulse import Pulse
+from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.store import Store
+from growfs.wire import Fetch, Progress, Stat, TooMuch
+from growfs.workers import Line, WorkerLost, Workers
+
+log = logging.getLogger(__name__)
+
+WINDOW_PER_WORKER = 8
+"""Drawn files in flight or waiting for an earlier one, for each worker."""
+UNKNOWN_SIZE_RESERVE = 64 << 20
+"""Bytes that a file of unknown size reserves at first; doubled when that was too little."""
+ROOM_POLL_S = 0.5
+"""How often a miss without room looks again: others may have freed the disk meanwhile."""
+BATCH_MAX = 256
+
+
+class Fetcher:
+    """Owns the flights. `moved` pulses whenever one lands or fails."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        catalog: Catalog,
+        store: Store,
+        partial: Path,
+        parallel: int,
+        miss_timeout_s: float,
+        replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
+    ) -> None:
+        self.miss_timeout_s = miss_timeout_s
+        self.counters = Counters()
+        self.moved = Pulse[[]]()
+        self._workers = workers
+        self._catalog = catalog
+        self._store = store
+        self._partial = partial
+        self._parallel = parallel
+        self._replace = replace
+        self._flights: dict[int, Flight] = {}
+        self._window: deque[Flight] = deque()
+        self._urgent: deque[Flight] = deque()
+        self._queue: deque[Flight] = deque()
+        self._roomless: list[Flight] = []
+        self._idle = trio.lowlevel.ParkingLot()
+        self._idle_for_urgent = trio.lowlevel.ParkingLot()
+        self._landed = trio.Event()
+        self._landed_first: deque[Flight] = deque()
+
+    async def run(self) -> None:
+        """Serve until cancelled: so many slots for drawn files and misses, and as many again for misses only."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._admit)
+            nursery.start_soon(self._retry_roomless)
+            for _ in range(self._parallel):
+                nursery.start_soon(self._slot, False)
+                nursery.start_soon(self._slot, True)
+
+    # What others ask for.
+
+    @property
+    def window_full(self) -> bool:
+        """Whether a draw has to wait."""
+        return len(self._window) >= self._parallel * WINDOW_PER_WORKER
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._flights
+
+    @property
+    def in_flight(self) -> int:
+        """Files on their way."""
+        return len(self._flights)
+
+    def need(self, node: Node) -> int:
+        """Bytes to reserve for a file."""
+        return min(UNKNOWN_SIZE_RESERVE, self._store.largest) if node.size is None else node.size
+
+    def flight(self, id: int) -> Flight | None:
+        """The file's flight, if it is on its way."""
+        return self._flights.get(id)
+
+    def draw(self, node: Node, path: str, reserved: int, settled: Callable[[Flight], None]) -> None:
+        """Fetch a file in its turn. The caller has reserved its room, and is told when it landed or failed."""
+        flight = Flight(node, path, self.need(node), reserved, drawn=True, tell=settled)
+        self._flights[node.id] = flight
+        self._window.append(flight)
+        self._push(flight)
+
+    async def renew(self, node: Node, path: str) -> None:
+        """Fetch a newer version of a resident file, which then takes its place; returns when it has, or failed.
+
+        node: the resident file's, with the new version's size, time and version.
+        """
+        while earlier := self._flights.get(node.id):
+            await earlier.settled.wait()
+        flight = self._flights[node.id] = Flight(node, path, self.need(node), renews=True)
+        self._queue.appendleft(flight)
+        self._idle.unpark()
+        await flight.settled.wait()
+
+    async def ensure(self, node: Node, path: str) -> None:
+        """Return when the file is resident, fetching it before all that nobody waits for.
+
+        Raises GrowfsError with the errno that a reader should get, after miss_timeout_s at the latest.
+        """
+        if self.need(node) > self._store.largest:
+            raise too_large(path)
+        flight = self._flights.get(node.id)
+        if flight is None:
+            flight = self._flights[node.id] = Flight(node, path, self.need(node), urgent=True)
+            self._push(flight)
+        elif not flight.urgent:
+            flight.urgent = True
+            if flight in self._queue:
+                self._queue.remove(flight)
+                self._push(flight)
+            elif flight.state is State.FETCHED:
+                self._land(flight)
+        with trio.move_on_after(self.miss_timeout_s):
+            await flight.settled.wait()
+        if not flight.settled.is_set():
+            if flight.roomless_at is not None:
+                raise no_room(path, flight.need)
+            raise TimedOut(f"{path}: not here after {self.miss_timeout_s:g} s; raise --miss-timeout")
+        if flight.error:
+            raise flight.error
+
+    # Slots.
+
+    def _push(self, flight: Flight) -> None:
+        if flight.urgent:
+            self._urgent.append(flight)
+            (self._idle_for_urgent if len(self._idle_for_urgent) else self._idle).unpark()
+        else:
+            self._queue.append(flight)
+            self._idle.unpark()
+
+    async def _slot(self, urgent_only: bool) -> None:
+        line: Line | None = None
+        lot = self._idle_for_urgent if urgent_only else self._idle
+        try:
+            while True:
+                if self._urgent:
+                    flight = self._urgent.popleft()
+                elif self._queue and not urgent_only:
+                    flight = self._queue.popleft()
+                else:
+                    await lot.park()
+                    continue
+                if not await self._reserve(flight):
+                    continue
+                flight.move(State.FETCHING)
+                line = line or self._workers.hire()
+                try:
+                    await self._fetch(flight, line)
+                except WorkerLost:
+                    await line.aclose()
+                    line = None
+                    self._worker_lost(flight)
+                except GrowfsError as error:
+                    self._fail(flight, error)
+        finally:
+            if line:
+                await line.aclose()
+
+    async def _reserve(self, flight: Flight) -> bool:
+        """Have room for a flight; one that gets none now waits for it elsewhere, and keeps no slot busy."""
+        if flight.reserved is None:
+            flight.reserved = await self._store.reserve_by_eviction(flight.need)
+        if flight.reserved is not None:
+            flight.roomless_at = None
+            return True
+        flight.roomless_at = flight.roomless_at or trio.current_time()
+        if trio.current_time() - flight.roomless_at >= self.miss_timeout_s:
+            self._fail(flight, no_room(flight.path, flight.need))
+        else:
+            self._roomless.append(flight)
+        return False
+
+    async def _retry_roomless(self) -> None:
+        while True:
+            with trio.move_on_after(ROOM_POLL_S):
+                await self._store.room.wait()
+            roomless, self._roomless = self._roomless, []
+            for flight in roomless:
+                self._push(flight)
+
+    async def _fetch(self, flight: Flight, line: Line) -> None:
+        node = flight.node
+        assert flight.reserved is not None
+        wanted = RemoteFile(flight.path, node.size, node.mtime_ns, node.version)
+        target = self._partial / str(node.id)
+        try:
+            fetched: Fetched = await line.ask(Fetch(wanted, target, flight.need), self._progress)
+        except TooMuch:
+            if flight.need >= self._store.largest:
+                raise too_large(flight.path) from None
+            self._unreserve(flight)
+            flight.need = min(2 * flight.need, self._store.largest)
+            flight.move(State.QUEUED)
+            self._push(flight)
+            return
+        except (RemoteChanged, RemoteMissing):
+            await self._look_again(node, line, flight.path)
+            raise
+        flight.reserved = self._store.settle(flight.reserved, fetched.size)
+        flight.draft = Draft(node, flight.path, target, fetched, flight.reserved, flight.renews)
+        flight.move(State.FETCHED)
+        self._land(flight)
+
+    async def _progress(self, message: Progress) -> None:
+        self.counters.add_bytes(message.bytes)
+
+    async def _look_again(self, node: Node, line: Line, path: str) -> None:
+        """Have the catalog know the version that took this one's place."""
+        try:
+            found: RemoteFile | None = await line.ask(Stat(path))
+        except RemoteMissing:
+            found = None
+        await self._replace(node, found)
+
+    def _unreserve(self, flight: Flight) -> None:
+        if flight.reserved is not None:
+            self._store.unreserve(flight.reserved)
+            flight.reserved = None
+
+    # Landing.
+
+    def _land(self, flight: Flight) -> None:
+        if flight.state is State.FETCHED and (flight.urgent or not flight.drawn):
+            self._landed_first.append(flight)
+        self._landed.set()
+
+    async def _admit(self) -> None:
+        while True:
+            await self._landed.wait()
+            batch = self._ready()
+            if not batch:
+                self._landed = trio.Event()
+                continue
+            try:
+                admitted = await self._store.admit(
+                    [flight.draft for flight in batch if flight.draft], self._catalog.pass_number
+                )
+            except (OSError, sqlite3.Error) as error:
+                failure = NoRoom(f"the cache directory refuses to be written ({error}); look at its disk")
+                for flight in batch:
+                    with contextlib.suppress(OSError):
+                        disk.unlink("DRAFT_FAILED", self._partial / str(flight.node.id))
+                    flight.reserved = None
+                    self._fail(flight, failure)
+                continue
+            for flight in batch:
+                if flight.node.id in admitted:
+                    flight.move(State.ADMITTED)
+                    self.counters.files += 1
+                    self._settle(flight)
+                else:
+                    flight.reserved = None
+                    self._fail(flight, RemoteError(f"{flight.path}: the remote has another version by now"))
+
+    def _ready(self) -> list[Flight]:
+        """The next flights to admit, in order: those that wait for no turn, then the head of the window."""
+        batch: list[Flight] = []
+        while self._landed_first and len(batch) < BATCH_MAX:
+            flight = self._landed_first.popleft()
+            if flight.state is State.FETCHED:  # else it landed in its turn meanwhile
+                if flight in self._window:
+                    self._window.remove(flight)
+                batch.append(flight)
+        while self._window and len(batch) < BATCH_MAX:
+            head = self._window[0]
+            if head.state is State.FETCHED:
+                batch.append(head)
+            elif head.state not in (State.FAILED, State.ADMITTED):
+                break
+            self._window.popleft()
+        self.moved()
+        return batch
+
+    def _worker_lost(self, flight: Flight) -> None:
+        with contextlib.suppress(OSError):  # the next one writes over it
+            disk.unlink("DRAFT_LOST", self._partial / str(flight.node.id))
+        flight.lives -= 1
+        if flight.lives == 0:
+            self._fail(flight, RemoteBusy(f"{flight.path}: {LIVES} worker processes died or hung over it; see the log"))
+            return
+        log.warning("%s: its worker died or hung; another takes over", flight.path)
+        flight.move(State.QUEUED)
+        (self._urgent if flight.urgent else self._queue).appendleft(flight)  # the slot that lost it is awake
+
+    def _fail(self, flight: Flight, error: GrowfsError) -> None:
+        self._unreserve(flight)
+        flight.error = error
+        flight.move(State.FAILED)
+        self.counters.failed += 1
+        self.counters.last_error = str(error)
+        log.warning("not fetched: %s", error)
+        self._settle(flight)
+        self._land(flight)
+
+    def _settle(self, flight: Flight) -> None:
+        del self._flights[flight.node.id]
+        flight.settled.set()
+        if flight.tell:
+            flight.tell(flight)
+        self.moved()

@@ -1,0 +1,111 @@
+"""One file on its way: its states, the moves between them, why it may not come, and the counts over all of them."""
+
+from __future__ import annotations
+
+import enum
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from growfs.catalog import Node
+from growfs.errors import GrowfsError, NoRoom, TooLarge
+from growfs.publish import Draft
+
+LIVES = 3
+"""Workers that may die over one file before it counts as failed."""
+RATE_WINDOW_S = 5.0
+
+
+class State(enum.Enum):
+    """Where a flight is."""
+
+    QUEUED = "queued"
+    FETCHING = "fetching"
+    FETCHED = "fetched"
+    ADMITTED = "admitted"
+    FAILED = "failed"
+
+
+MOVES = {
+    State.QUEUED: {State.FETCHING, State.FAILED},
+    State.FETCHING: {State.FETCHED, State.QUEUED, State.FAILED},
+    State.FETCHED: {State.ADMITTED, State.FAILED},
+    State.ADMITTED: set(),
+    State.FAILED: set(),
+}
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One file on its way.
+
+    need: bytes to reserve. reserved: bytes of the quota that it has, None before. drawn: it lands in its turn.
+    urgent: a reader waits for it. renews: the node is a newer version of the resident file with the same id.
+    roomless_at: since when it waits for room, in trio's time.
+    """
+
+    node: Node
+    path: str
+    need: int
+    reserved: int | None = None
+    drawn: bool = False
+    urgent: bool = False
+    renews: bool = False
+    roomless_at: float | None = None
+    state: State = State.QUEUED
+    lives: int = LIVES
+    draft: Draft | None = None
+    error: GrowfsError | None = None
+    settled: trio.Event = field(default_factory=trio.Event)
+    tell: Callable[[Flight], None] | None = None
+
+    def move(self, state: State) -> None:
+        """Change state; a move that is not in MOVES is a bug."""
+        if state not in MOVES[self.state]:
+            raise AssertionError(f"{self.path}: {self.state} to {state}")
+        self.state = state
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the daemon started."""
+
+    files: int = 0
+    bytes: int = 0
+    failed: int = 0
+    last_error: str | None = None
+    recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add_bytes(self, count: int) -> None:
+        """Note bytes that have just come in."""
+        self.bytes += count
+        self.recent.append((trio.current_time(), count))
+
+    def bytes_per_s(self) -> float:
+        """The rate over the last few seconds."""
+        now = trio.current_time()
+        while self.recent and self.recent[0][0] < now - RATE_WINDOW_S:
+            self.recent.popleft()
+        return sum(count for _, count in self.recent) / RATE_WINDOW_S
+
+
+def too_large(path: str) -> TooLarge:
+    """What is said of a file that alone would not fit."""
+    return TooLarge(f"{path}: larger than the whole cache may be; raise --cache-size")
+
+
+def no_room(path: str, size: int) -> NoRoom:
+    """What is said of a file for which nothing may be evicted."""
+    return NoRoom(
+        f"{path}: no room for {size} bytes; all that is cached is open, pinned or its directory's last file;"
+        " raise --cache-size"
+    )
+
+
+class TimedOut(GrowfsError):
+    """A miss waited for as long as it may."""
+
+    errno = errno.ETIMEDOUT

@@ -1,0 +1,1 @@
+"""The kernel's side: what carries the vfs to readers, and what mounts it."""

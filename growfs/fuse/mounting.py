@@ -1,0 +1,198 @@
+"""Mountpoints: what may be mounted on, what is mounted, and how it is taken off again.
+
+The device name of a growfs mount is its cache folder, percent-encoded. So the kernel's table of mounts is the registry
+of running mounts: it is never out of date, and tells every user where to find the control socket.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from growfs.errors import GrowfsError
+
+TYPE = "fuse.growfs"
+DEVICE = Path("/dev/fuse")
+READ_AHEAD_KIB = 4096
+"""The kernel asks for so much ahead of a sequential reader. Its default of 128 halves the throughput and more."""
+MNT_DETACH = 2
+CAP_SYS_ADMIN = 21
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Mounting:
+    """How a cache folder is mounted on a mountpoint."""
+
+    mountpoint: Path
+    cache: Path
+    allow_other: bool
+
+    def options(self) -> set[str]:
+        """Mount options for libfuse (mount.fuse3(8))."""
+        device = quote(str(self.cache), safe="/")
+        options = {f"fsname={device}", "subtype=growfs", "ro", "default_permissions"}
+        return options | {"allow_other"} if self.allow_other else options
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A row of the kernel's table. device: major and minor number, as in /sys/class/bdi."""
+
+    mountpoint: Path
+    cache: Path
+    device: str
+
+
+def mounts() -> list[Mounted]:
+    """The growfs mounts of this mount namespace, the latest last (proc(5), mountinfo)."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, source, *_) = before.split(" "), after.split(" ")
+        if kind == TYPE:
+            found.append(Mounted(Path(_unescape(fields[4])), Path(unquote(_unescape(source))), fields[2]))
+    return found
+
+
+def _unescape(text: str) -> str:
+    return os.fsdecode(re.sub(rb"\\(\d{3})", lambda match: bytes([int(match[1], 8)]), os.fsencode(text)))
+
+
+def mounted_at(mountpoint: Path) -> Mounted | None:
+    """The growfs mount at that very path."""
+    mountpoint = resolved(mountpoint)
+    return next((mount for mount in reversed(mounts()) if mount.mountpoint == mountpoint), None)
+
+
+def resolved(mountpoint: Path) -> Path:
+    """The absolute path, without asking the mountpoint itself, which may hang or be dead."""
+    return mountpoint.parent.resolve() / mountpoint.name if mountpoint.name not in ("", "..") else mountpoint.resolve()
+
+
+def is_dead(mountpoint: Path) -> bool:
+    """Whether the daemon behind a mount is gone ("Transport endpoint is not connected")."""
+    try:
+        os.statvfs(mountpoint)  # lstat(2) may be answered from what the kernel keeps
+    except OSError as error:
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
+
+
+def check_mountpoint(mountpoint: Path) -> None:
+    """Raise GrowfsError unless something can be mounted there."""
+    try:
+        stat = mountpoint.lstat()
+    except FileNotFoundError:
+        raise GrowfsError(f"{mountpoint}: no such folder; make it first: mkdir -p {mountpoint}") from None
+    except OSError as error:
+        raise GrowfsError(f"{mountpoint}: {error.strerror}") from None
+    if not mountpoint.is_dir():
+        raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one")
+    if mounted := mounted_at(mountpoint):
+        raise GrowfsError(
+            f"{mountpoint}: is already a growfs mount (cache {mounted.cache}); growfs umount {mountpoint} takes it off"
+        )
+    if stat.st_dev != mountpoint.resolve().parent.stat().st_dev and os.path.ismount(mountpoint):
+        raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
+    if any(mountpoint.iterdir()):
+        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")
+
+
+def check_fuse(allow_other: bool) -> None:
+    """Raise GrowfsError unless this user can mount with FUSE on this machine."""
+    if not DEVICE.exists():
+        raise GrowfsError(
+            f"{DEVICE} is missing: load the fuse module (modprobe fuse); in a container: --device {DEVICE}"
+            " --cap-add SYS_ADMIN"
+        )
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        raise GrowfsError(f"{DEVICE}: permission denied; chmod 666 {DEVICE}, or mount as root")
+    if os.geteuid() == 0:
+        capabilities = re.search(r"^CapEff:\s*(\w+)", _read("/proc/self/status"), re.MULTILINE)
+        if capabilities and not int(capabilities[1], 16) >> CAP_SYS_ADMIN & 1:
+            raise GrowfsError("this root may not mount: it lacks CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN")
+        return
+    if not shutil.which("fusermount3"):
+        raise GrowfsError("fusermount3 is missing; install fuse3 (apt install fuse3), or mount as root")
+    if allow_other and not re.search(r"^\s*user_allow_other\b", _read("/etc/fuse.conf"), re.MULTILINE):
+        raise GrowfsError("--allow-other needs the line user_allow_other in /etc/fuse.conf; add it, or mount as root")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def raise_read_ahead(mountpoint: Path) -> None:
+    """Have the kernel read far ahead, where this process may say so (root).
+
+    Asks the mount first, since the session's start would undo it: call it from a thread that does not serve the mount.
+    """
+    os.stat(mountpoint)
+    mounted = mounted_at(mountpoint)
+    if mounted:
+        with suppress(OSError):
+            Path(f"/sys/class/bdi/{mounted.device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
+
+
+def unmount(mountpoint: Path, lazy: bool) -> None:
+    """Take a mount off. lazy: also while it is in use. Raises GrowfsError that names who uses it."""
+    if os.geteuid() == 0:
+        if _libc.umount2(os.fsencode(mountpoint), MNT_DETACH if lazy else 0) == 0:
+            return
+        reason, busy = os.strerror(ctypes.get_errno()), ctypes.get_errno() == errno.EBUSY
+    else:
+        command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise GrowfsError("fusermount3 is missing; install fuse3 (apt install fuse3)") from None
+        if done.returncode == 0:
+            return
+        reason, busy = done.stderr.strip().removeprefix("fusermount3: "), "busy" in done.stderr.lower()
+    if busy:
+        users = ", ".join(users_of(mountpoint)) or "a process that you may not see"
+        raise GrowfsError(f"{mountpoint}: in use by {users}; end it, or take the mount off anyway: umount --lazy")
+    raise GrowfsError(f"{mountpoint}: cannot be unmounted: {reason}")
+
+
+def users_of(mountpoint: Path) -> list[str]:
+    """The processes with an open file, a mapping or their working directory below a mountpoint: 'command (pid)'."""
+    below = f"{mountpoint}/"
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [process / "cwd", process / "root", *(process / "fd").iterdir()]
+            used = any(f"{os.readlink(link)}/".startswith(below) for link in links if link.is_symlink())
+            if used or below in (process / "maps").read_text():
+                found.append(f"{(process / 'comm').read_text().strip()} ({process.name})")
+        except OSError:
+            continue
+    return found
+
+
+@contextmanager
+def captured_stderr() -> Iterator[Callable[[], str]]:
+    """Keep what a C library writes to descriptor 2; the function gives it as one line."""
+    said = os.memfd_create("stderr")
+    before = os.dup(2)
+    os.dup2(said, 2)
+    try:
+        yield lambda: " ".join(os.pread(said, 4096, 0).decode(errors="replace").split())
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(said)

@@ -1,0 +1,87 @@
+"""How often each file was fetched and opened: the columns `fetches` and `opens`, and what they add up to.
+
+Opens are counted in memory and written every few seconds. A crash may lose those few; they decide nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from growfs.database import Database, read_only
+
+SAVE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Over all files that were ever resident. dispersion: the opens' variance over their mean (0: all alike)."""
+
+    files_seen: int = 0
+    opens_min: int = 0
+    opens_max: int = 0
+    opens_mean: float = 0.0
+    dispersion: float = 0.0
+    opens_per_fetch: float = 0.0
+
+
+class Ledger:
+    """Owns the counts. `summary` is at most a few seconds old."""
+
+    def __init__(self, database: Database) -> None:
+        self.summary = Summary()
+        self._db = database
+        self._opens: Counter[int] = Counter()
+        self._changed = True
+
+    def opened(self, id: int) -> None:
+        """Count an open."""
+        self._opens[id] += 1
+        self._changed = True
+
+    def admitted(self) -> None:
+        """Note that files came, so that the summary is made anew."""
+        self._changed = True
+
+    async def run(self) -> None:
+        """Write and sum up, as long as there is something new."""
+        while True:
+            if self._changed:
+                self._changed = False
+                await self.save()
+                self.summary = await trio.to_thread.run_sync(self._sum)
+            await trio.sleep(SAVE_EVERY_S)
+
+    async def save(self) -> None:
+        """Write what was counted since the last time."""
+        if self._opens:
+            await self._db.write(self._taken())
+
+    def save_now(self) -> None:
+        """As `save`, on this thread: at the end."""
+        self._db.write_now(self._taken())
+
+    def _taken(self) -> Callable[[sqlite3.Connection], None]:
+        opens, self._opens = self._opens, Counter()
+
+        def write(writer: sqlite3.Connection) -> None:
+            writer.executemany(
+                "UPDATE node SET opens = opens + ? WHERE id = ?", [(count, id) for id, count in opens.items()]
+            )
+
+        return write
+
+    def _sum(self) -> Summary:
+        connection = read_only(self._db.path)
+        files, least, most, opens, squares, fetches = connection.execute(
+            "SELECT count(*), coalesce(min(opens), 0), coalesce(max(opens), 0), coalesce(sum(opens), 0),"
+            " coalesce(sum(opens * opens), 0), coalesce(sum(fetches), 0) FROM node WHERE is_dir = 0 AND fetches > 0"
+        ).fetchone()
+        connection.close()
+        mean = opens / files if files else 0.0
+        dispersion = (squares / files - mean * mean) / mean if mean else 0.0
+        return Summary(files, least, most, mean, dispersion, opens / fetches if fetches else 0.0)

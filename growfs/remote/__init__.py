@@ -1,0 +1,74 @@
+"""Where files come from. `open_remote` is the only thing that the rest of growfs constructs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
+
+if TYPE_CHECKING:
+    from growfs.remote.fsspec_remote import FsspecRemote
+
+__all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", "open_remote", "preload"]
+
+
+def open_remote(spec: RemoteSpec) -> Remote:
+    """The remote that spec describes, with retries, manifest and filters. Touches no network and starts no thread.
+
+    Raises UsageError where the URL, its options or a pattern make no sense, or a package is missing.
+    """
+    from growfs.remote.filter import Filtered, PathFilter
+    from growfs.remote.manifest import SUFFIXES, ManifestRemote, suffix_of
+    from growfs.remote.retry import Retrying
+
+    if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
+        spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
+    remote: Remote = _open_store(spec)
+    if spec.manifest:
+        remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote, spec.url)
+    remote = Retrying(remote)
+    if spec.include or spec.exclude:
+        remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
+    return remote
+
+
+def preload(spec: RemoteSpec) -> None:
+    """Import what open_remote(spec) and its first use import: for a process that forks afterwards.
+
+    Makes no filesystem, thread or event loop. Raises UsageError where a package is missing.
+    """
+    import growfs.remote.filter
+    import growfs.remote.manifest
+    import growfs.remote.retry  # noqa: F401
+
+    _open_store(spec)
+
+
+def _open_store(spec: RemoteSpec) -> FsspecRemote:
+    from growfs.remote.fsspec_remote import FsspecRemote, import_store, store_of
+
+    store = store_of(spec.url)
+    if store == "file":
+        from growfs.remote.local import LocalRemote
+
+        return LocalRemote(spec)
+    import_store(spec.url)
+    if store == "s3":
+        from growfs.remote.s3 import S3Remote
+
+        return S3Remote(spec)
+    if store == "http":
+        from growfs.remote.http import HttpRemote
+
+        return HttpRemote(spec)
+    return FsspecRemote(spec)
+
+
+def _open_manifest(spec: RemoteSpec, url: str) -> FsspecRemote:
+    """A manifest in the same kind of store is read with the same options; in another, with none."""
+    from growfs.remote.fsspec_remote import FsspecRemote, import_store, store_of
+
+    import_store(url)
+    same = store_of(url) == store_of(spec.url)
+    return FsspecRemote(replace(spec, url=url) if same else RemoteSpec(url))

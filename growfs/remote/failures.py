@@ -1,0 +1,129 @@
+"""Client libraries' exceptions, told in growfs's own words.
+
+The libraries share no base class, so an exception is judged by its HTTP status, its S3 error code and the names of its
+classes (which need no import), looked for along its causes; never by its text.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing, UsageError
+from growfs.remote.names import redact
+
+DETAIL_CHARS_MAX = 200
+DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # no client library makes these up
+
+_BUSY_STATUS = frozenset({408, 425, 429})
+_BUSY = frozenset(
+    {"ConnectionError", "TimeoutError", "timeout", "gaierror"}  # Python, botocore, asyncio, requests
+    | {"ClientConnectionError", "ClientPayloadError"}  # aiohttp
+    | {"HTTPClientError", "IncompleteReadError", "IncompleteRead", "ResponseParserError", "FlexibleChecksumError"}
+    | {"ServiceRequestError", "ServiceResponseError", "TransportError", "TransportFailure", "ChecksumError"}
+)
+_BUSY_CODES = frozenset(
+    {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException"}
+    | {"RequestLimitExceeded", "OperationAborted", "BandwidthLimitExceeded"}
+)
+_NO_CREDENTIALS = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
+    | {"DefaultCredentialsError", "CredentialUnavailableError", "ProfileNotFound"}
+)
+_WRONG_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+_REFUSED = frozenset({"PermissionError", "RefreshError", "ClientAuthenticationError", "GatedRepoError"})
+_NOT_THERE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
+_CERTIFICATE = frozenset({"SSLCertVerificationError", "ClientConnectorCertificateError"})
+
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket",
+    "gs": "run 'gcloud auth application-default login', or pass --anon for a public bucket",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or pass --anon for a public container",
+    "hf": "set HF_TOKEN, or run 'hf auth login'",
+}
+
+
+def secrets_in(options: Any, key: str = "") -> Iterator[str]:
+    """Every text in storage options that may be a secret: all of them, but for a few keys that are known to be none."""
+    if isinstance(options, dict):
+        for name, value in options.items():
+            yield from secrets_in(value, str(name))
+    elif isinstance(options, (list, tuple)):
+        for value in options:
+            yield from secrets_in(value, key)
+    elif isinstance(options, str) and key not in ("endpoint_url", "endpoint", "region_name", "project", "profile"):
+        yield options
+
+
+def explain(error: BaseException, where: str, store: str, secrets: Collection[str] = ()) -> GrowfsError:
+    """The GrowfsError that says what happened, to what, and what to do next. where: a URL; store: 's3', 'gs', ..."""
+    if isinstance(error, GrowfsError):
+        return error
+    chain = list(_causes(error))
+    names = {base.__name__ for link in chain for base in type(link).__mro__}
+    codes = {code for link in chain if (code := _code(link))}
+    status = next((status for link in chain if (status := _status(link))), 0)
+    where = clean(where, secrets)
+    texts = (str(link).strip() for link in chain if not isinstance(link, FileNotFoundError))  # its text is but a name
+    detail = clean(next(filter(None, texts), type(error).__name__), secrets)
+    login = _CREDENTIALS.get(store, "see --storage-option")
+    if "NoSuchBucket" in codes:
+        return RemoteMissing(f"{where}: no such bucket; check the name and --endpoint-url")
+    if names & _NO_CREDENTIALS:
+        return RemoteDenied(f"{where}: no credentials found; {login}")
+    if codes & _WRONG_KEYS:
+        return RemoteDenied(f"{where}: the credentials are wrong or have expired ({detail}); {login}")
+    if names & _CERTIFICATE:
+        return RemoteError(f"{where}: the server's certificate is not trusted ({detail}); check --endpoint-url")
+    if status in _BUSY_STATUS or codes & _BUSY_CODES or (status >= 500 and status != 501):
+        return RemoteBusy(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
+    if status in (401, 403):
+        return RemoteDenied(f"{where}: access denied ({status}: {detail}); check its permissions; {login}")
+    if status in (404, 410):
+        return RemoteMissing(f"{where}: no such file or folder; check the URL")
+    if status == 412:
+        return RemoteChanged(f"{where}: is no longer the version that was listed; list again")
+    if names & _BUSY:
+        return RemoteBusy(f"{where}: cannot reach the server ({detail}); check the network and --endpoint-url")
+    if names & _REFUSED:
+        return RemoteDenied(f"{where}: access denied ({detail}); {login}")
+    if names & _NOT_THERE:
+        return RemoteMissing(f"{where}: no such file or folder; check the URL")
+    if isinstance(error, ImportError):
+        return UsageError(f"{where}: {detail}")
+    return RemoteError(f"{where}: {type(error).__name__}: {detail}; check the URL and the options")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _code(error: BaseException) -> str:
+    response = getattr(error, "response", None)  # botocore's is a dict, requests's is not
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else getattr(error, "error_code", None)
+    return str(code or "")
+
+
+def _status(error: BaseException) -> int:
+    """The HTTP status that a client library's exception carries, 0 if none: there are five places for it."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    for holder, name in ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code")):
+        value = str(getattr(holder, name, ""))  # one by one: aiohttp warns whoever looks at `code`
+        if value.isdecimal() and 300 <= int(value) <= 599:
+            return int(value)
+    return 0
+
+
+def clean(text: str, secrets: Collection[str]) -> str:
+    """One line without secrets."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    text = " ".join(redact(text).split())
+    return text if len(text) <= DETAIL_CHARS_MAX else text[:DETAIL_CHARS_MAX] + "..."

@@ -1,0 +1,56 @@
+"""--include and --exclude: which paths count, by the rules of a .gitignore file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from growfs.errors import UsageError
+from growfs.remote.protocol import Page, Progress, Remote, RemoteFile
+
+
+class PathFilter:
+    """Says which paths match: any of include (or all, if there is none) and none of exclude."""
+
+    def __init__(self, include: Collection[str] = (), exclude: Collection[str] = ()) -> None:
+        """Raises UsageError for a pattern that cannot be read."""
+        self._include = _spec(include)
+        self._exclude = _spec(exclude)
+
+    def matches(self, path: str) -> bool:
+        """path: relative to the root, '/' between components."""
+        if self._include is not None and not self._include.match_file(path):
+            return False
+        return self._exclude is None or not self._exclude.match_file(path)
+
+
+class Filtered:
+    """A remote of which only the matching files are listed."""
+
+    def __init__(self, remote: Remote, paths: PathFilter) -> None:
+        self._remote = remote
+        self._paths = paths
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        matches = self._paths.matches
+        for page in self._remote.pages(cursor):
+            files = [file for file in page.files if matches(file.path)]
+            yield Page(files, [name for name in page.skipped if matches(name.path)], page.cursor)
+
+    def stat(self, path: str) -> RemoteFile:
+        return self._remote.stat(path)
+
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+        return self._remote.fetch(file, target, progress)
+
+
+def _spec(patterns: Collection[str]) -> Any:
+    if not patterns:
+        return None
+    from pathspec import GitIgnoreSpec
+
+    try:
+        return GitIgnoreSpec.from_lines(patterns)
+    except ValueError as error:
+        raise UsageError(f"{' '.join(patterns)!r} is not a pattern as in .gitignore: {error}") from None

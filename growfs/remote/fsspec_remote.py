@@ -1,0 +1,285 @@
+"""`FsspecRemote`: a remote at any fsspec URL, and what its kinds (s3.py, http.py, local.py) have in common.
+
+Owns how options reach a store, how its answers become RemoteFiles, the walk over folders, and the checks after a
+transfer. The filesystem instance, with its thread, comes to life at the first call: not in a process that still forks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
+from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
+from growfs.remote.names import reason_to_skip
+from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
+
+PAGE_FILES_MAX = 1000
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
+
+_STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
+_ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
+_VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
+_MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class FsspecRemote:
+    """A remote at any URL that fsspec opens; subclasses know one store better.
+
+    `store` is the store's name ('s3' for s3a:// too). `fs` and `root` are made at first use; nothing else has state.
+    """
+
+    def __init__(self, spec: RemoteSpec) -> None:
+        """Raises UsageError where the URL or the options make no sense. Touches no network."""
+        self.spec = spec
+        self.store = store_of(spec.url)
+        self._secrets = {*secrets_in(spec.storage_options), *secrets_in(_userinfo(spec.url))}
+        self._options = self._store_options()
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        """Folder by folder. The cursor: the folders still to read, and the last path that was told of the last one."""
+        todo, after = (list(cursor[0]), cursor[1]) if cursor else ([""], "")
+        files: list[RemoteFile] = []
+        skipped: list[Skipped] = []
+        while todo:
+            found = self._read_folder(todo[-1])
+            for entry in sorted((entry for entry in found if not isinstance(entry, str)), key=lambda entry: entry.path):
+                if entry.path <= after:
+                    continue
+                if isinstance(entry, RemoteFile):
+                    files.append(entry)
+                else:
+                    skipped.append(entry)
+                if len(files) + len(skipped) >= PAGE_FILES_MAX:
+                    yield Page(files, skipped, (tuple(todo), entry.path))
+                    files, skipped = [], []
+            todo[-1:] = [entry for entry in found if isinstance(entry, str)]
+            after = ""
+        if files or skipped:
+            yield Page(files, skipped, ((), ""))
+
+    def stat(self, path: str) -> RemoteFile:
+        with self.told(path):
+            self.fs.invalidate_cache()
+            info = self.fs.info(self._key(path))
+            if info["type"] == "directory":
+                raise RemoteMissing(f"{self.shown(path)}: is a folder now; list again")
+            return file_from(path, info)
+
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+        from fsspec.callbacks import Callback
+
+        target.open("wb").close()  # a file of no bytes calls nothing back, and a bad target is no remote error
+        told = 0
+        raised: Exception | None = None
+
+        def meter(size: int | None, value: int, **_: Any) -> None:
+            nonlocal told, raised
+            delta, told = value - told, value
+            try:
+                progress(delta)
+            except Exception as error:
+                raised = error  # some library may wrap it
+                raise
+
+        with self.told(file.path, lambda: raised):
+            self.fs.get_file(self._key(file.path), str(target), callback=Callback(hooks={"growfs": meter}))
+        now = self.stat(file.path)
+        written = target.stat().st_size
+        progress(written - told)
+        return self._checked(file, now, written)
+
+    @cached_property
+    def fs(self) -> Any:
+        return self._open[0]
+
+    @cached_property
+    def root(self) -> str:
+        """What the store's names begin with, without a slash at the end."""
+        return str(self._open[1]).rstrip("/")
+
+    @cached_property
+    def _open(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        fresh = {"skip_instance_cache": True, "use_listings_cache": False}
+        try:
+            fs, root = url_to_fs(self.spec.url, **fresh, **self._options)
+        except (TypeError, KeyError, ValueError) as error:
+            told = explain(error, self.spec.url, self.store, self._secrets)
+            raise UsageError(f"{told}; see --storage-option") from None
+        except Exception as error:  # noqa: BLE001 the libraries' exceptions have no common base
+            raise explain(error, self.spec.url, self.store, self._secrets) from None
+        fs.retries = 1  # s3fs's own; trying again is the business of Retrying alone
+        return fs, root
+
+    def _store_options(self) -> dict[str, Any]:
+        """The storage options, with --endpoint-url and --anon in the store's own words."""
+        options, url = dict(self.spec.storage_options), self.spec.endpoint_url
+        if url and self.store not in ("s3", "gs", "az", "hf"):
+            raise UsageError(f"--endpoint-url makes no sense for {self.store}://; it is for s3, gs, az and hf")
+        if self.spec.anon and self.store not in ("s3", "gs", "az", "hf"):
+            raise UsageError(f"--anon makes no sense for {self.store}://; it is for s3, gs, az and hf")
+        if self.store == "s3":
+            config = {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
+            once = {"retries": {"total_max_attempts": 1}}  # botocore's own
+            options["config_kwargs"] = {**config, **once, **options.get("config_kwargs", {})}
+        if url and self.store == "s3":
+            options.pop("endpoint_url", None)
+            options["client_kwargs"] = {**options.get("client_kwargs", {}), "endpoint_url": url}
+        elif url and self.store == "az":
+            if not url.startswith("https://"):
+                raise UsageError("--endpoint-url of az:// begins with https://; else use the option connection_string")
+            options["account_host"] = url[len("https://") :].rstrip("/")
+        elif url:
+            options["endpoint_url" if self.store == "gs" else "endpoint"] = url
+        if self.spec.anon:
+            options |= _ANON.get(self.store, {"anon": True})
+        return options
+
+    def _key(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def _where(self, path: str = "") -> str:
+        return f"{self.spec.url.rstrip('/')}/{path}" if path else self.spec.url
+
+    @contextmanager
+    def told(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
+        """Client errors leave as growfs's own; what progress raised and a full local disk leave as they are."""
+        try:
+            yield
+        except Exception as error:
+            if (ours := raised()) is not None:
+                raise ours from None
+            if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
+                raise
+            raise explain(error, self._where(path), self.store, self._secrets) from None
+
+    def _read_folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
+        """What _folder finds, by names that can be local ones. A folder that went away since it was seen is empty."""
+        try:
+            with self.told(folder):
+                found = self._folder(folder)
+        except RemoteMissing:
+            if folder:
+                return []
+            raise
+        entries: list[RemoteFile | Skipped | str] = []
+        for entry in found:
+            path = entry if isinstance(entry, str) else entry.path
+            reason = reason_to_skip(path)
+            entries.append(Skipped(reason, path) if reason else entry)
+        return entries
+
+    def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
+        """The files and, as texts, the folders in folder: each with its path from the root."""
+        found: list[RemoteFile | Skipped | str] = []
+        key = self._key(folder)
+        for info in self.fs.ls(key or "/", detail=True):
+            name, kind = str(info["name"]), info["type"]
+            path = name[len(self.root) + 1 :]
+            if name.rstrip("/") == key.rstrip("/"):
+                if kind == "file" and not folder and not name.endswith("/"):
+                    raise RemoteError(f"{self.shown()}: is a file; give the URL of its folder")
+            elif not name.startswith(self.root + "/"):
+                found.append(Skipped("name outside the remote", name))
+            elif kind == "directory":
+                found.append(path.rstrip("/") if not path.endswith("//") else path)
+            elif kind != "file":
+                found.append(Skipped("not a regular file", path))
+            elif info.get("size") or not path.endswith("/"):  # else a marker that stands for a folder
+                found.append(file_from(path, info))
+        return found
+
+    def _checked(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
+        """now, unless it is not what was asked for, or only `written` bytes of it arrived."""
+        if (file.version and now.version and file.version != now.version) or (
+            file.size is not None and now.size is not None and file.size != now.size
+        ):
+            raise RemoteChanged(f"{self.shown(file.path)}: is no longer the version that was listed; list again")
+        size = file.size if now.size is None else now.size
+        if written is not None and size is not None and written != size:
+            raise RemoteBusy(f"{self.shown(file.path)}: cut short at {written} of {size} bytes; try again")
+        return RemoteFile(file.path, size if written is None else written, now.mtime_ns, now.version or file.version)
+
+    def shown(self, path: str = "") -> str:
+        """The URL of path, fit for a message."""
+        return clean(self._where(path), self._secrets)
+
+
+def store_of(url: str) -> str:
+    """The store that url names ('s3', 'gs', 'az', 'hf', 'http', 'file', 'memory', ...)."""
+    protocol = re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"
+    return _STORES.get(protocol, protocol)
+
+
+def _userinfo(url: str) -> list[str]:
+    """The password and, where there is none, the name (then it is a token) that stand before the host in url."""
+    found = re.match(r"(?:http|https|ftp|sftp|ssh|smb|webdav)://([^/?#]*)@", url, re.IGNORECASE)
+    return [found[1].split(":", 1)[-1], found[1]] if found else []
+
+
+def import_store(url: str) -> None:
+    """Import what url needs. Raises UsageError where the protocol is unknown or its package not installed."""
+    from fsspec import get_filesystem_class
+
+    store = store_of(url)
+    try:
+        get_filesystem_class(store)
+        if store == "s3":
+            for name in ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions"):
+                importlib.import_module(name)
+    except ImportError as error:
+        if package := _PACKAGES.get(store):
+            raise UsageError(f"{store}:// needs a package that is not installed: pip install {package}") from None
+        raise UsageError(f"{store}:// needs a package that is not installed: {error}") from None
+    except ValueError:
+        raise UsageError(f"{store}:// is no store that fsspec knows; examples: {EXAMPLES}") from None
+
+
+def file_from(path: str, info: dict[str, Any]) -> RemoteFile:
+    """The RemoteFile that a store's own answer describes."""
+    size = info.get("size")
+    mtime_ns = next((ns for key in _MTIME_KEYS if (ns := to_ns(info.get(key))) is not None), None)
+    version = next((text for key in _VERSION_KEYS if (text := str(info.get(key) or "").strip('"'))), "")
+    if not version and mtime_ns is not None and size is not None:
+        version = f"{mtime_ns}-{size}"
+    return RemoteFile(path, None if size is None else int(size), mtime_ns, version)
+
+
+def to_ns(when: Any) -> int | None:
+    """Nanoseconds since the epoch of a datetime, of seconds, or of an ISO 8601 or HTTP date; None for anything else.
+
+    To the microsecond, so that one moment gives one number whether a store tells it as float or as datetime.
+    """
+    if isinstance(when, str):
+        try:
+            when = float(when)
+        except ValueError:
+            when = _parsed(when)
+    if isinstance(when, (int, float)) and abs(when) < 1e12:
+        return round(when * 1_000_000) * 1000
+    if not isinstance(when, datetime):
+        return None
+    moment = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _parsed(text: str) -> datetime | None:
+    iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text.strip())  # Python 3.10 wants 6
+    with suppress(ValueError):
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", iso))
+    with suppress(TypeError, ValueError):
+        return parsedate_to_datetime(text)
+    return None

@@ -1,0 +1,65 @@
+"""`HttpRemote`: a folder that a web server shows as a page of links. Sizes are unknown until a file is asked for."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from growfs.errors import RemoteError, UsageError
+from growfs.remote.fsspec_remote import FsspecRemote
+from growfs.remote.protocol import RemoteFile, RemoteSpec, Skipped
+
+LISTING_BYTES_MAX = 64 << 20
+
+
+class HttpRemote(FsspecRemote):
+    """The files that a page links to below itself, and the pages of folders below it."""
+
+    def __init__(self, spec: RemoteSpec) -> None:
+        super().__init__(spec)
+        if "?" in spec.url or "#" in spec.url:
+            raise UsageError(f"{self.shown()}: give a folder's URL, without ? and #")
+        headers = {"Accept-Encoding": "identity", **self._options.get("headers", {})}  # else sizes are those of a gzip
+        self._options["headers"] = headers
+
+    def _key(self, path: str) -> str:
+        return f"{self.root}/{quote(path)}"
+
+    def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
+        page = self._key(folder and f"{folder}/")
+        links = _Links()
+        links.feed(self._text(page))
+        home = urlsplit(page)
+        host, start = home.netloc.rpartition("@")[2], unquote(home.path)
+        below: set[str] = set()
+        for link in links.found:
+            if "?" in link or "#" in link:
+                continue  # a column to sort by, a place on the page
+            there = urlsplit(urljoin(page, link))
+            path = unquote(there.path, errors="surrogateescape")
+            if there.netloc.rpartition("@")[2] == host and path.startswith(start) and path != start:
+                below.add(path[len(start) :])
+        prefix = f"{folder}/" if folder else ""
+        return [
+            (prefix + path[:-1]) if path.endswith("/") else RemoteFile(prefix + path, None, None, "")
+            for path in below
+            if not any(path[: at + 1] in below for at, letter in enumerate(path[:-1]) if letter == "/")
+        ]  # what lies in a folder that has its own link is listed there
+
+    def _text(self, page: str) -> str:
+        parts: list[bytes] = []
+        with self.fs.open(page, block_size=0) as stream:
+            while part := stream.read(1 << 20):
+                parts.append(part)
+                if sum(map(len, parts)) > LISTING_BYTES_MAX or b"\0" in part:
+                    raise RemoteError(f"{self.shown()}: is no page of links; give a folder's URL, or a .txt or .csv")
+        return b"".join(parts).decode(errors="replace")
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]

@@ -1,0 +1,98 @@
+"""What a remote is: the interface that every place files come from is reached by.
+
+The comments here are the contract; `tests/remote/test_contract.py` holds each remote to it.
+Everything here is blocking and is called in worker processes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were added to the target since the last call. What it raises ends the fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSpec:
+    """All that is needed to open a remote, in any process. May hold secrets: never log or print one."""
+
+    url: str
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    endpoint_url: str | None = None
+    anon: bool = False
+    manifest: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of the remote.
+
+    path: relative to the remote's root, '/' between components, safe to use below a local folder
+        (names.py says what that means).
+    size: bytes; None where the remote does not tell before the file is read.
+    mtime_ns: nanoseconds since the epoch; None where the remote does not tell.
+    version: an opaque text that differs whenever the content does (an ETag, else mtime and size);
+        empty where the remote gives nothing to go by.
+    """
+
+    path: str
+    size: int | None
+    mtime_ns: int | None
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file that was written to the local disk. size: bytes. digest: XXH3 (64 bits) of the content."""
+
+    file: RemoteFile
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A name that the remote lists and that cannot be a local file; reason is short and countable."""
+
+    reason: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a listing, in no particular order; a path comes once per listing.
+
+    cursor: opaque; `pages(cursor)` goes on after this page.
+    """
+
+    files: list[RemoteFile]
+    skipped: list[Skipped]
+    cursor: Any
+
+
+class Remote(Protocol):
+    """Any place that files come from. All methods raise a RemoteError, never the client library's own."""
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        """List every file below the root, a bounded page at a time, as the remote hands them out.
+
+        A root that does not exist raises RemoteMissing; an empty one yields no files.
+        """
+        ...
+
+    def stat(self, path: str) -> RemoteFile:
+        """The file as the remote has it now."""
+        ...
+
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+        """Write the whole of file to target (created or truncated), and return what was fetched.
+
+        Raises RemoteChanged when the remote's version is not `file.version` (where both are known),
+        before, during or after the transfer. A target left behind by a raised error is the caller's to remove.
+        """
+        ...

@@ -1,0 +1,143 @@
+"""What `status` tells, as data. Owns nothing: each figure comes from the room that owns it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import trio
+
+import growfs
+from growfs.catalog import Catalog
+from growfs.fetcher import Fetcher
+from growfs.ledger import Ledger
+from growfs.populate import Population, State
+from growfs.readers import EVERYWHERE, Reader, Readers
+from growfs.refresh import Refresher
+from growfs.store import Store
+from growfs.vfs import Vfs
+
+GROWING = (State.LISTING, State.SEEDING, State.FILLING)
+"""While more comes, one can say when it will be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """What stays the same while a daemon runs. url: without secrets."""
+
+    url: str
+    mountpoint: str
+    cache_dir: str
+    pid: int
+    engine: str
+    engine_reason: str
+
+
+class Status:
+    """Reads all rooms."""
+
+    def __init__(
+        self,
+        mount: Mount,
+        catalog: Catalog,
+        store: Store,
+        fetcher: Fetcher,
+        refresher: Refresher,
+        population: Population,
+        readers: Readers,
+        vfs: Vfs,
+        ledger: Ledger,
+    ) -> None:
+        self._mount = mount
+        self._catalog = catalog
+        self._store = store
+        self._fetcher = fetcher
+        self._refresher = refresher
+        self._population = population
+        self._readers = readers
+        self._vfs = vfs
+        self._ledger = ledger
+
+    def snapshot(self) -> dict[str, Any]:
+        """All figures, of one moment. Sizes in bytes, times in seconds."""
+        store, counters = self._store, self._fetcher.counters
+        rate = counters.bytes_per_s()
+        room = min(self._catalog.bytes - store.resident_content_bytes, store.limit_bytes - store.resident_bytes)
+        summary = self._ledger.summary
+        listed_files, listed_bytes = store.listed_totals()
+        return {
+            "version": growfs.__version__,
+            **asdict(self._mount),
+            "state": self._population.state.value,
+            "seed": self._population.seed,
+            "partition": None,
+            "generation": store.generation.number if store.generation else 0,
+            "remote": {
+                "files": self._catalog.files,
+                "bytes": self._catalog.bytes,
+                "directories": self._catalog.directories,
+                "listed": self._refresher.complete,
+                "listing": self._refresher.listing_now,
+            },
+            "cache": {
+                "files": store.resident_files,
+                "bytes": store.resident_bytes,
+                "content_bytes": store.resident_content_bytes,
+                "limit_bytes": store.limit_bytes,
+                "in_flight_bytes": store.reserved_bytes,
+                "orphan_bytes": store.orphan_bytes,
+                "left_out_bytes": 0,
+            },
+            "listed": {"files": listed_files, "bytes": listed_bytes},
+            "fetch": {
+                "files_total": counters.files,
+                "bytes_total": counters.bytes,
+                "bytes_per_s": rate,
+                "eta_s": room / rate if rate and room > 0 and self._population.state in GROWING else None,
+                "failed": counters.failed,
+            },
+            "evict": {"files_total": store.evicted_files, "bytes_total": store.evicted_bytes},
+            "miss": {"files_total": self._vfs.misses.files, "wait_s_total": self._vfs.misses.wait_s},
+            "coverage": {"files_seen": summary.files_seen, "pass": self._catalog.pass_number},
+            "opens": {
+                "min": summary.opens_min,
+                "max": summary.opens_max,
+                "mean": summary.opens_mean,
+                "dispersion": summary.dispersion,
+                "per_fetch": summary.opens_per_fetch,
+            },
+            "readers": [self._reader(reader) for reader in self._readers.living()],
+            "skipped": self._skipped(),
+            "unpromised": self._population.unpromised,
+            "last_error": str(self._refresher.last_error or counters.last_error or "") or None,
+        }
+
+    def _skipped(self) -> list[dict[str, Any]]:
+        skipped = [{"reason": r, "files": files, "example": path} for r, files, path in self._catalog.skipped()]
+        if oversized := self._population.oversized:
+            node = self._catalog.node(min(oversized))
+            example = self._catalog.path(node) if node else ""
+            skipped.append({"reason": "larger than the whole cache", "files": len(oversized), "example": example})
+        return skipped
+
+    def _reader(self, reader: Reader) -> dict[str, Any]:
+        now = trio.current_time()
+        return {
+            "pid": reader.pid,
+            "command": reader.command,
+            "listed_at": None if reader.listed_at is None else time.time() - (now - reader.listed_at),
+            "generation": reader.generation,
+            "files_shown": reader.shown.get(EVERYWHERE) or sum(reader.shown.values()),
+            "files_opened": reader.opens,
+            "held_bytes": 0,
+            "advice": self._advice(reader),
+        }
+
+    def _advice(self, reader: Reader) -> str:
+        if reader.listed_at is None:
+            return "opens by name and never listed: it waits for each file that is not local"
+        generation = self._store.generation
+        if generation and reader.generation < generation.number:
+            return f"listed generation {reader.generation}; will see the files that came since when it lists again"
+        return ""

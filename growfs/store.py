@@ -1,0 +1,328 @@
+"""What is on the local disk: whole files, their rows, and the quota.
+
+Owns the folder files/, the table `resident`, the quota and the current generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from growfs import disk
+from growfs.catalog import NODE, Catalog, Changes, Node, Removed
+from growfs.database import Database, set_meta
+from growfs.openfiles import OpenFile, OpenFiles
+from growfs.publish import Draft, Moved, Publisher, mark_durable
+from growfs.pulse import Pulse
+from growfs.rotation import Victim, eviction
+from growfs.sampling import extension
+
+log = logging.getLogger(__name__)
+
+VICTIMS = (256, 100_000)
+"""How many files are looked at, on either side, when room is made; the second number where the first was not enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The set of listed files: those admitted up to last_seq. began_at: trio.current_time()."""
+
+    number: int
+    last_seq: int
+    began_at: float
+
+
+class Store:
+    """Owns what is cached.
+
+    Always: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered under what
+    cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
+    `room` pulses when bytes are freed, `admitted` when files have become resident; `renewed` tells which versions gave
+    way to newer ones.
+    """
+
+    def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
+        self.folder = folder
+        self.limit_bytes = 0
+        self.min_free = min_free
+        self.reserved_bytes = 0
+        self.evicted_files = 0
+        self.evicted_bytes = 0
+        self.room = Pulse[[]]()
+        self.admitted = Pulse[[]]()
+        self.renewed = Pulse[[list[Removed]]]()
+        self._db = database
+        self._catalog = catalog
+        self._files = folder / "files"
+        self._files.mkdir(exist_ok=True)
+        self._publisher = Publisher(self._files, catalog.paths)
+        self._open = OpenFiles()
+        self._making_room = trio.Lock()
+        self.resident_files: int
+        self.resident_bytes: int
+        self.resident_content_bytes: int
+        self.resident_files, self.resident_bytes, self.resident_content_bytes = database.row(
+            "SELECT count(*), coalesce(sum(r.bytes), 0), coalesce(sum(n.size), 0)"
+            " FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0"
+        )
+        self.last_seq: int = database.row("SELECT coalesce(max(seq), 0) FROM resident")[0]
+        self._durable_seq: int = database.row(
+            "SELECT coalesce(min(seq) - 1, ?) FROM resident WHERE durable = 0", self.last_seq
+        )[0]
+        self.generation: Generation | None = None
+
+    # The quota.
+
+    @property
+    def orphan_bytes(self) -> int:
+        """Bytes of files that are evicted or replaced, and still open."""
+        return self._open.orphan_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the quota that are taken."""
+        return self.resident_bytes + self.reserved_bytes + self.orphan_bytes
+
+    @property
+    def _free_bytes(self) -> int:
+        """Of the disk, once all that is in flight is written; at least, as a part of it is written already."""
+        return disk.free_bytes(self.folder) - self.reserved_bytes
+
+    def reserve(self, size: int) -> int | None:
+        """Take what a file of this size needs from the quota, or None where there is no room now."""
+        need = disk.allocation(size)
+        if self.used_bytes + need > self.limit_bytes or self._free_bytes - need < self.min_free:
+            return None
+        self.reserved_bytes += need
+        return need
+
+    def unreserve(self, reserved: int) -> None:
+        """Give back what a file that did not come had reserved."""
+        self.reserved_bytes -= reserved
+        self.room()
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a single file may have at most."""
+        return self.limit_bytes // disk.BLOCK * disk.BLOCK
+
+    def settle(self, reserved: int, size: int) -> int:
+        """Reserve exactly what a file of this size needs, now that the size is known."""
+        need = disk.allocation(size)
+        self.reserved_bytes += need - reserved
+        if need < reserved:
+            self.room()
+        return need
+
+    async def reserve_by_eviction(self, size: int) -> int | None:
+        """As `reserve`, evicting what the rules allow where that is needed.
+
+        First what no reader has seen listed, then what was listed longest; never what is open, pinned, or the
+        directory's last file of its kind.
+        """
+        async with self._making_room:
+            need = disk.allocation(size)
+            over = self.used_bytes + need - self.limit_bytes
+            over = max(over, self.min_free + need - self._free_bytes)
+            if over > 0:
+                await self._evict_bytes(over)
+            return self.reserve(size)  # before anybody else runs
+
+    async def shrink(self, limit_bytes: int) -> bool:
+        """Change the quota; evicts what it must, and says whether that was enough."""
+        self.limit_bytes = limit_bytes
+        self.room()
+        async with self._making_room:
+            if (over := self.used_bytes - limit_bytes) > 0:
+                await self._evict_bytes(over)
+            if self.used_bytes > limit_bytes:  # all that may go is not enough, and goes all the same
+                unlisted, listed = self._victims(VICTIMS[-1])
+                await self.evict([victim.id for victim in (*unlisted, *listed)], draw_again=True)
+        return self.used_bytes <= limit_bytes
+
+    async def _evict_bytes(self, need: int) -> None:
+        for most in VICTIMS:
+            if chosen := eviction(*self._victims(most), need):
+                await self.evict(chosen, draw_again=True)
+                return
+
+    def _victims(self, most: int) -> tuple[list[Victim], list[Victim]]:
+        listed_seq = self.generation.last_seq if self.generation else 0
+        query = (
+            "SELECT r.id, r.parent, n.name, r.bytes FROM resident r JOIN node n USING (id)"
+            " WHERE n.is_dir = 0 AND n.pinned = 0 AND r.seq {} ? ORDER BY r.seq {} LIMIT ?"
+        )
+        unlisted = self._db.rows(query.format(">", "DESC"), listed_seq, most)
+        listed = self._db.rows(query.format("<=", "ASC"), listed_seq, most)
+        allowed = self.evictable([row[:3] for row in (*unlisted, *listed)])
+        return (
+            [Victim(row[0], row[3]) for row in unlisted if row[0] in allowed],
+            [Victim(row[0], row[3]) for row in listed if row[0] in allowed],
+        )
+
+    def evictable(self, files: list[tuple[int, int, str]]) -> set[int]:
+        """Which of these (id, parent, name) may all go: none is open, each directory keeps one of each extension."""
+        left: dict[tuple[int, str], int] = {}
+        allowed = set()
+        for id, parent, name in files:
+            kind = (parent, extension(name))
+            if kind not in left:
+                left[kind] = self._count(*kind, 2 * len(files))
+            if id not in self._open and left[kind] > 1:
+                left[kind] -= 1
+                allowed.add(id)
+        return allowed
+
+    def _count(self, parent: int, suffix: str, most: int) -> int:
+        """How many resident files of that extension a directory has, among the first `most`."""
+        names = self._db.rows(
+            "SELECT n.name FROM resident r JOIN node n USING (id) WHERE r.parent = ? AND n.is_dir = 0 LIMIT ?",
+            parent,
+            most,
+        )
+        return sum(extension(name) == suffix for (name,) in names)
+
+    # Coming and going.
+
+    async def admit(self, drafts: list[Draft], pass_number: int) -> set[int]:
+        """Publish files, in this order, in one transaction; returns the ids that are resident now.
+
+        Missing from it: files whose version the catalog no longer has. Raises OSError or sqlite3.Error where the
+        disk refuses; then none of them is resident. Either way, what they had reserved is settled.
+        """
+        files: list[Moved] = []
+        try:
+            done = await self._db.write(
+                lambda writer: self._publisher.publish(writer, drafts, self.last_seq, pass_number, files),
+                lambda _: self._publisher.finish(files),
+            )
+        except (OSError, sqlite3.Error):
+            await self._db.in_writer(lambda: self._publisher.undo(files))
+            raise
+        finally:
+            self.reserved_bytes -= sum(draft.reserved for draft in drafts)
+        self.last_seq = done.last_seq
+        for old in done.renewed:
+            self._catalog.bytes -= old.size
+            if old.bytes is not None:
+                self._withdrawn(old.id, old.size, old.bytes)
+        for draft in drafts:
+            if draft.node.id in done.admitted:
+                self.resident_files += 1
+                self.resident_bytes += done.admitted[draft.node.id]
+                self.resident_content_bytes += draft.fetched.size
+                if draft.node.size is None or draft.renews:
+                    self._catalog.bytes += draft.fetched.size
+        if done.renewed:
+            self.renewed(done.renewed)
+        self.admitted()
+        return set(done.admitted)
+
+    async def evict(self, ids: list[int], draw_again: bool = False) -> int:
+        """Stop being resident; returns the bytes that were freed. What is open stays readable until its last close.
+
+        draw_again: the pass may have them once more, when there is room.
+        """
+        if not ids:
+            return 0
+        withdrawn = await self._db.write(
+            lambda writer: self._publisher.withdraw(writer, ids, draw_again), self._publisher.remove
+        )
+        for gone in withdrawn:
+            self._withdrawn(gone.id, gone.size, gone.bytes)
+        freed = sum(gone.bytes for gone in withdrawn)
+        self.evicted_files += len(withdrawn)
+        self.evicted_bytes += freed
+        return freed
+
+    def discard_files(self, changes: Changes) -> None:
+        """Remove the cached files of what left the catalog. In the writing thread, after the commit."""
+        self._publisher.discard(changes)
+
+    def discarded(self, changes: Changes) -> None:
+        """Settle the accounts for what left the catalog."""
+        for gone in changes.removed:
+            if gone.bytes is not None:
+                self._withdrawn(gone.id, gone.size, gone.bytes)
+
+    def _withdrawn(self, id: int, size: int, bytes: int) -> None:
+        self.resident_files -= 1
+        self.resident_bytes -= bytes
+        self.resident_content_bytes -= size
+        if not self._open.orphan(id, bytes):
+            self.room()
+
+    # Listings.
+
+    def begin_generation(self) -> Generation:
+        """Freeze what is resident now as the next set of listed files."""
+        number = self.generation.number + 1 if self.generation else int(self._db.meta("generation", 0)) + 1
+        self.generation = Generation(number, self.last_seq, trio.current_time())
+        return self.generation
+
+    def listed(self, parent: int, after_seq: int, last_seq: int, most: int) -> list[Node]:
+        """Resident entries of a directory, admitted after after_seq and up to last_seq, in the order of admission."""
+        rows = self._db.rows(
+            f"SELECT {NODE} FROM resident r JOIN node n USING (id)"
+            " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
+            parent, after_seq, last_seq, most,
+        )  # fmt: skip
+        return [Node(*row) for row in rows]
+
+    def listed_totals(self) -> tuple[int, int]:
+        """(files, bytes) of the current generation."""
+        last_seq = self.generation.last_seq if self.generation else 0
+        if last_seq >= self.last_seq:
+            return self.resident_files, self.resident_content_bytes
+        files, bytes = self._db.row(
+            "SELECT count(*), coalesce(sum(n.size), 0) FROM resident r JOIN node n USING (id)"
+            " WHERE n.is_dir = 0 AND r.seq > ?",
+            last_seq,
+        )
+        return self.resident_files - files, self.resident_content_bytes - bytes
+
+    # Open files.
+
+    def opened(self, id: int) -> OpenFile | None:
+        """The open file with that node id."""
+        return self._open.get(id)
+
+    def open(self, node: Node) -> OpenFile | None:
+        """Open a resident file once more; None where the cached file is gone, or not the one that was admitted."""
+        if opened := self._open.get(node.id):
+            opened.opens += 1
+            return opened
+        row = self._db.row("SELECT ino FROM resident WHERE id = ?", node.id)
+        return row and self._open.open(node, f"{self._files}/{self._catalog.path(node)}", row[0])
+
+    def close_file(self, id: int) -> None:
+        """Close once; the last one gives back the room of a file that is no longer resident."""
+        if self._open.close(id):
+            self.room()
+
+    # What survives.
+
+    async def make_durable(self) -> None:
+        """Have the medium hold what is resident now, and note that: it then counts even after a power loss."""
+        last_seq = self.last_seq
+        if last_seq == self._durable_seq:
+            return
+        await self._db.in_writer(lambda: disk.syncfs("SYNC", self.folder))
+        await self._db.write(mark_durable(self._durable_seq, last_seq))
+        self._durable_seq = last_seq
+
+    def stop(self) -> None:
+        """Note that all is well; the last thing that a daemon does."""
+        disk.syncfs("SYNC_STOP", self.folder)
+
+        def write(writer: sqlite3.Connection) -> None:
+            mark_durable(self._durable_seq, self.last_seq)(writer)
+            if self.generation:
+                set_meta(writer, "generation", self.generation.number)
+            set_meta(writer, "clean", int(not self._publisher.left_behind))
+
+        self._db.write_now(write)

@@ -1,0 +1,100 @@
+"""The status as text: for people, in a line or a page, and for metrics collectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from humanfriendly import format_size, format_timespan
+
+
+def render(status: dict[str, Any]) -> str:
+    """The status for people."""
+    remote, cache, fetch, miss, opens = (status[key] for key in ("remote", "cache", "fetch", "miss", "opens"))
+    share = cache["files"] / remote["files"] if remote["files"] else 0.0
+    known = "" if remote["listed"] else " so far"
+    lines = [
+        ("remote", f"{status['url']}: {_files(remote['files'])}, {_size(remote['bytes'])}{known}"),
+        (
+            "mounted",
+            f"{status['mountpoint']} by pid {status['pid']}, {status['engine']} engine ({status['engine_reason']})",
+        ),
+        ("state", state_text(status)),
+        (
+            "local",
+            f"{_files(cache['files'])} ({share:.1%} of the remote's), "
+            f"{_size(cache['bytes'])} of {_size(cache['limit_bytes'])}",
+        ),
+        ("listed", f"{_files(status['listed']['files'])} in generation {status['generation']}"),
+        (
+            "fetched",
+            f"{_files(fetch['files_total'])}, {_size(fetch['bytes_total'])}, now {_size(fetch['bytes_per_s'])}/s"
+            + (f", {fetch['failed']} failed" if fetch["failed"] else ""),
+        ),
+        ("misses", f"{miss['files_total']}, waited {miss['wait_s_total']:.1f} s in all"),
+        ("opens", f"{opens['mean']:.2f} per file seen ({opens['min']} to {opens['max']})"),
+    ]
+    for reader in status["readers"]:
+        advice = f"; {reader['advice']}" if reader["advice"] else ""
+        told = f"{reader['command']} {reader['pid']}: shown {reader['files_shown']}, opened {reader['files_opened']}"
+        lines.append(("reader", told + advice))
+    for skip in status["skipped"]:
+        example = f", such as {skip['example']!r}" if skip["example"] else ""
+        lines.append(("skipped", f"{_files(skip['files'])}: {skip['reason']}{example}"))
+    if status["unpromised"]:
+        lines.append(("note", f"not every directory has a file yet: {status['unpromised']}"))
+    if status["last_error"]:
+        lines.append(("last error", status["last_error"]))
+    return "".join(f"{label:<11}{text}\n" for label, text in lines)
+
+
+def state_text(status: dict[str, Any]) -> str:
+    """What is being done, and how long that will take."""
+    told = {
+        "listing": "listing the remote",
+        "seeding": "fetching one file for each directory",
+        "filling": "filling the cache",
+        "held": "holding what is here: nothing more is fetched but misses",
+        "complete": "complete: every file of the remote is local",
+        "paused": "paused: nothing is fetched but misses",
+        "error": "fetching fails; it is tried again",
+    }[status["state"]]
+    eta_s = status["fetch"]["eta_s"]
+    return f"{told}, {format_timespan(round(eta_s), max_units=2)} left" if eta_s else told
+
+
+def moving(status: dict[str, Any]) -> str:
+    """As `brief`, with how fast more is coming."""
+    return f"{brief(status)}, {_size(status['fetch']['bytes_per_s'])}/s"
+
+
+def brief(status: dict[str, Any]) -> str:
+    """One line: how much is local."""
+    remote, cache = status["remote"], status["cache"]
+    known = "" if remote["listed"] else " listed so far"
+    return (
+        f"{cache['files']:,} of {_files(remote['files'])}{known} local, "
+        f"{_size(cache['content_bytes'])} of {_size(remote['bytes'])}"
+    )
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def _size(count: float) -> str:
+    return str(format_size(count))
+
+
+def openmetrics(status: dict[str, Any]) -> bytes:
+    """The figures in the OpenMetrics text format; names are `growfs_` and the path in the status."""
+    from prometheus_client import CollectorRegistry, Gauge
+    from prometheus_client.openmetrics.exposition import generate_latest
+
+    registry = CollectorRegistry()
+    for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "opens"):
+        for name, value in status[section].items():
+            if value is not None:
+                metric = f"growfs_{section}_{name.removesuffix('_total')}"
+                Gauge(metric, f"status.json: {section}.{name}", registry=registry).set(float(value))
+    Gauge("growfs_generation", "status.json: generation", registry=registry).set(status["generation"])
+    return bytes(generate_latest(registry))  # type: ignore[no-untyped-call]

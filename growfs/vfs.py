@@ -1,0 +1,276 @@
+"""What a reader sees: names, attributes, listings and open files. Knows nothing of any protocol to the kernel.
+
+Owns the handles, and the names that are virtual. Everything is answered from memory or the local database at once;
+only `open` may wait, for a miss.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import stat
+import tempfile
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import trio
+
+from growfs.catalog import Catalog, Node
+from growfs.database import ROOT
+from growfs.errors import GrowfsError
+from growfs.fetcher import Fetcher
+from growfs.ledger import Ledger
+from growfs.readers import EVERYWHERE, Reader, Readers
+from growfs.store import Generation, Store
+
+log = logging.getLogger(__name__)
+
+CONTROL = ".growfs"
+CONTROL_ID = 2
+VIRTUAL_HANDLES_FROM = 1 << 48
+FILE_TIMEOUT_S = 86_400.0
+"""How long the kernel may keep a file's name and attributes. They change only with the node id, of which it is told."""
+DIRECTORY_TIMEOUT_S = 1.0
+"""How long the kernel may keep a directory's. Each path is checked against them, so 0 would ask at every open."""
+READ_AHEAD_ENTRIES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What stat(2) tells. mtime_ns: since the epoch. timeout_s: how long that holds."""
+
+    id: int
+    is_dir: bool
+    size: int
+    mtime_ns: int
+    timeout_s: float
+
+    @property
+    def mode(self) -> int:
+        """Type and permissions: everybody may read."""
+        return stat.S_IFDIR | 0o555 if self.is_dir else stat.S_IFREG | 0o444
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualFile:
+    """A file of .growfs/. render: writes the content, once for each open. lists: opening it is a listing."""
+
+    name: str
+    render: Callable[[IO[bytes], Generation | None], Awaitable[None]]
+    lists: bool = False
+
+
+@dataclass(slots=True)
+class Directory:
+    """An open directory: the generation that it shows, from the first page on, and the entries that come next."""
+
+    id: int
+    tid: int
+    reader: Reader | None = None
+    last_seq: int = 0
+    position: int = 0
+    ahead: deque[Node] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Misses:
+    """Opens that had to wait, since the daemon started."""
+
+    files: int = 0
+    wait_s: float = 0.0
+
+
+class NoSuchName(GrowfsError):
+    """Neither in the catalog nor virtual."""
+
+    errno = errno.ENOENT
+
+
+class Stale(GrowfsError):
+    """The node has a newer version, or is gone; the kernel looks the name up again (open(2), ESTALE)."""
+
+    errno = errno.ESTALE
+
+
+class NotHere(GrowfsError):
+    """The file is not resident, and the mount was told not to wait."""
+
+    errno = errno.ENOENT
+
+
+class Vfs:
+    """Owns the handles. Methods raise GrowfsError with the errno for the reader."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: Store,
+        fetcher: Fetcher,
+        readers: Readers,
+        ledger: Ledger,
+        virtual: list[VirtualFile],
+        scratch: Path,
+        wait_for_misses: bool,
+    ) -> None:
+        self.misses = Misses()
+        self._catalog = catalog
+        self._store = store
+        self._fetcher = fetcher
+        self._readers = readers
+        self._ledger = ledger
+        self._virtual = {CONTROL_ID + 1 + place: file for place, file in enumerate(virtual)}
+        self._scratch = scratch
+        self._wait_for_misses = wait_for_misses
+        self._rendered: dict[int, IO[bytes]] = {}
+        self._directories: dict[int, Directory] = {}
+        self._handles = itertools.count(VIRTUAL_HANDLES_FROM)
+        self._started_ns = time.time_ns()
+
+    # Names.
+
+    def lookup(self, parent: int, name: str) -> Attributes:
+        """The attributes of a name in a directory. Every name of the catalog is there, resident or not."""
+        if parent == CONTROL_ID:
+            for id, file in self._virtual.items():
+                if file.name == name:
+                    return self.attributes(id)
+        elif parent == ROOT and name == CONTROL:
+            return self.attributes(CONTROL_ID)
+        elif node := self._catalog.find(parent, name):
+            return self._of(node)
+        raise NoSuchName(name)
+
+    def attributes(self, id: int) -> Attributes:
+        """The attributes of a node."""
+        if id in (ROOT, CONTROL_ID):
+            return Attributes(id, True, 0, self._started_ns, DIRECTORY_TIMEOUT_S)
+        if id in self._virtual:
+            return Attributes(id, False, 0, time.time_ns(), 0.0)
+        if node := self._catalog.node(id):
+            return self._of(node)
+        if opened := self._store.opened(id):
+            return self._of(opened.node)
+        raise Stale(str(id))
+
+    def _of(self, node: Node) -> Attributes:
+        mtime_ns = self._started_ns if node.mtime_ns is None else node.mtime_ns
+        if node.is_dir:
+            return Attributes(node.id, True, 0, mtime_ns, DIRECTORY_TIMEOUT_S)
+        return Attributes(node.id, False, node.size or 0, mtime_ns, 0.0 if node.size is None else FILE_TIMEOUT_S)
+
+    # Listings.
+
+    def open_directory(self, id: int, tid: int) -> int:
+        """A handle for a directory, opened by a thread."""
+        handle = next(self._handles)
+        self._directories[handle] = Directory(id, tid)
+        return handle
+
+    def entries(self, handle: int, position: int) -> Iterator[tuple[str, Attributes, int]]:
+        """(name, attributes, position after it), from a position on; position 0 is a new listing.
+
+        Not more than some hundreds at a time; none means that it is the end.
+        """
+        directory = self._directories[handle]
+        if directory.id == CONTROL_ID:
+            for id, file in self._virtual.items():
+                if id > position:
+                    yield file.name, self.attributes(id), id
+            return
+        if position == 0:
+            directory.reader, generation = self._readers.listing(directory.tid, directory.id)
+            directory.last_seq = generation.last_seq
+            directory.ahead.clear()
+        if position != directory.position or not directory.ahead:
+            directory.ahead = deque(self._store.listed(directory.id, position, directory.last_seq, READ_AHEAD_ENTRIES))
+        directory.position = position
+        while directory.ahead:
+            node = directory.ahead[0]
+            assert node.seq is not None
+            yield node.name, self._of(node), node.seq
+            directory.ahead.popleft()  # not reached for the entry that had no place in the kernel's buffer
+            directory.position = node.seq
+            if directory.reader and not node.is_dir:
+                directory.reader.shown[directory.id] += 1
+
+    def close_directory(self, handle: int) -> None:
+        """Let go of a handle."""
+        del self._directories[handle]
+
+    # Files.
+
+    async def open(self, id: int, tid: int) -> int:
+        """A handle for a file, opened by a thread. Waits where it has to be fetched first."""
+        if id in self._virtual:
+            return await self._open_virtual(self._virtual[id], tid)
+        self._readers.opened(tid)
+        waited_from: float | None = None
+        while True:
+            node = self._catalog.node(id)
+            if node is None:
+                opened = self._store.opened(id)
+                if opened is None:
+                    raise Stale(str(id))
+                node = opened.node
+            if self._store.opened(id) or node.seq is not None:
+                if self._store.open(node):
+                    break
+                await self._store.evict([id])  # the cached file is not what was admitted
+                continue
+            if not self._wait_for_misses:
+                raise NotHere(node.name)
+            waited_from = waited_from or self._missed(node)
+            await self._fetch(node)
+        if waited_from:
+            self.misses.wait_s += trio.current_time() - waited_from
+        self._ledger.opened(id)
+        return id
+
+    def _missed(self, node: Node) -> float:
+        self.misses.files += 1
+        return trio.current_time()
+
+    async def _fetch(self, node: Node) -> None:
+        path = self._catalog.path(node)
+        log.info("miss: %s", path)
+        try:
+            await self._fetcher.ensure(node, path)
+        except GrowfsError as error:
+            log.warning("an open of %s failed: %s", path, error)
+            if self._catalog.node(node.id) is None:
+                raise Stale(path) from error
+            raise
+
+    async def _open_virtual(self, file: VirtualFile, tid: int) -> int:
+        generation = self._readers.listing(tid, EVERYWHERE)[1] if file.lists else None
+        content = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as its handle
+        await file.render(content, generation)
+        content.flush()
+        handle = next(self._handles)
+        self._rendered[handle] = content
+        return handle
+
+    def is_virtual(self, handle: int) -> bool:
+        """Whether the content was made for this open, so that no page of it may be kept."""
+        return handle >= VIRTUAL_HANDLES_FROM
+
+    def content(self, handle: int) -> tuple[int, int]:
+        """(the file descriptor that has the content, its size in bytes)."""
+        if self.is_virtual(handle):
+            content = self._rendered[handle]
+            return content.fileno(), content.tell()
+        opened = self._store.opened(handle)
+        assert opened
+        return opened.fd, opened.size
+
+    def close(self, handle: int) -> None:
+        """Let go of a file once."""
+        if self.is_virtual(handle):
+            self._rendered.pop(handle).close()
+        else:
+            self._store.close_file(handle)

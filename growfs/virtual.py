@@ -1,0 +1,96 @@
+"""The files of .growfs/: a row for each, rendered once at each open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import trio
+
+from growfs.catalog import directory_path, join, row_of_connection
+from growfs.database import ROOT, read_only
+from growfs.store import Generation
+from growfs.text import openmetrics, render
+from growfs.vfs import VirtualFile
+
+LOG_LINES_MAX = 1000
+
+
+class RecentLog(logging.Handler):
+    """Keeps the last lines of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.lines.append(self.format(record))
+
+
+def virtual_files(catalog: Path, snapshot: Callable[[], dict[str, Any]], recent: RecentLog) -> list[VirtualFile]:
+    """The rows. catalog: the database file. snapshot: the status of this moment."""
+
+    def of_status(text: Callable[[dict[str, Any]], str | bytes]) -> VirtualRender:
+        async def write(out: IO[bytes], _: Generation | None) -> None:
+            content = text(snapshot())
+            out.write(content.encode() if isinstance(content, str) else content)
+
+        return write
+
+    def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> VirtualRender:
+        async def write(out: IO[bytes], generation: Generation | None) -> None:
+            assert generation
+            await trio.to_thread.run_sync(lambda: write_rows(_listed(catalog, generation.last_seq), out))
+
+        return write
+
+    async def log(out: IO[bytes], _: Generation | None) -> None:
+        out.write("".join(f"{line}\n" for line in recent.lines).encode())
+
+    return [
+        VirtualFile("status", of_status(render)),
+        VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
+        VirtualFile("metrics", of_status(openmetrics)),
+        VirtualFile("files", of_listing(_write_files), lists=True),
+        VirtualFile("index.csv", of_listing(_write_index), lists=True),
+        VirtualFile("log", log),
+    ]
+
+
+VirtualRender = Callable[[IO[bytes], "Generation | None"], Any]
+Row = tuple[str, int, str, int]
+"""(path, size in bytes, directory, opens)"""
+
+
+def _listed(catalog: Path, last_seq: int) -> Iterator[Row]:
+    """The listed files, in the order of their admission."""
+    connection = read_only(catalog)
+    row_of, known = row_of_connection(connection), {ROOT: ""}
+    for parent, name, size, opens in connection.execute(
+        "SELECT n.parent, n.name, n.size, n.opens FROM resident r JOIN node n USING (id)"
+        " WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq",
+        (last_seq,),
+    ):
+        folder = directory_path(row_of, parent, known)
+        yield join(folder, name), size, folder, opens
+    connection.close()
+
+
+def _write_files(rows: Iterator[Row], out: IO[bytes]) -> None:
+    for path, _, _, _ in rows:
+        out.write(f"{path}\n".encode())
+
+
+def _write_index(rows: Iterator[Row], out: IO[bytes]) -> None:
+    text = io.TextIOWrapper(out, newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(("path", "size", "directory", "opens"))
+    writer.writerows(rows)
+    text.detach()

@@ -1,0 +1,118 @@
+"""What the daemon and its workers say to each other, and how: a length and a pickle, over a socket pair.
+
+Both ends are growfs, of one version and one user: a worker is the daemon's child, and nobody else has the socket.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from growfs.errors import GrowfsError
+from growfs.remote.protocol import RemoteFile
+
+length = struct.Struct(">I")
+"""Of a message, in bytes: unsigned, 32 bits, most significant byte first."""
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+def pack(message: Any) -> bytes:
+    """A message as bytes for the stream."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return length.pack(len(body)) + body
+
+
+def unpack(body: bytes) -> Any:
+    """The message that follows the length."""
+    return pickle.loads(body)
+
+
+def send(to: socket.socket, message: Any) -> None:
+    """Raises OSError when the other side is gone."""
+    to.sendall(pack(message))
+
+
+def receive(source: socket.socket) -> Any:
+    """Wait for a message; raises Closed when the other side is gone."""
+    (count,) = length.unpack(_exactly(source, length.size))
+    return unpack(_exactly(source, count))
+
+
+def _exactly(source: socket.socket, count: int) -> bytes:
+    buffer = bytearray(count)
+    view, got = memoryview(buffer), 0
+    while got < count:
+        received = source.recv_into(view[got:])
+        if received == 0:
+            raise Closed
+        got += received
+    return bytes(buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """List the remote, and say what differs from the catalog. Answers: Listed ..., then Done(files listed)."""
+
+    catalog: Path
+    listing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Write the ids of the files that a pass has still to draw, as 64-bit integers. Answers: Done(number of seeds)."""
+
+    catalog: Path
+    seed: int
+    pass_number: int
+    target: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Ask for one file. Answers: Done(RemoteFile)."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Write a file to target, whole, checked, and with the remote's mtime.
+
+    size_max: bytes; more than that is TooMuch. Answers: Progress ..., then Done(Fetched).
+    """
+
+    file: RemoteFile
+    target: Path
+    size_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes that were written since the last one."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The request's result."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why there is no result."""
+
+    error: GrowfsError
+
+
+class TooMuch(GrowfsError):
+    """A file of unknown size is larger than the room that was reserved for it."""

@@ -1,0 +1,172 @@
+"""The worker processes: all that lists, fetches and sorts, so that neither the GIL nor a crash of it reaches a reader.
+
+`python -m growfs.worker FD` is the nursery: it imports what the remote needs once, and forks a worker for each socket
+that the daemon sends it. It never opens a remote itself, so there is no thread or connection that a fork could break.
+A worker answers one request at a time, writes to partial/ only, and ends when the daemon hangs up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from growfs import wire
+from growfs.catalog import Listed
+from growfs.database import read_only
+from growfs.errors import GrowfsError, NoRoom, RemoteBusy
+from growfs.listing import Comparison, candidates
+from growfs.recovery import digest
+from growfs.remote import open_remote, preload
+from growfs.remote.protocol import Fetched, Remote, RemoteSpec
+from growfs.sampling import draw_order
+from growfs.wire import Done, Failed, Fetch, List, Order, Progress, TooMuch
+
+PROGRESS_EVERY_S = 0.2
+GONE_PER_PART = 1000
+
+
+Answer = Callable[[Any], None]
+
+
+def main() -> None:
+    """Fork a worker for each socket that comes over the descriptor named by the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one who mounts
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    control = socket.socket(fileno=int(sys.argv[1]))
+    spec: RemoteSpec = wire.receive(control)
+    with contextlib.suppress(GrowfsError):  # each worker tells it to the one who asks
+        preload(spec)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        if os.fork() == 0:
+            control.close()
+            serve(spec, socket.socket(fileno=descriptors[0]))
+            os._exit(0)
+        os.close(descriptors[0])
+
+
+def serve(spec: RemoteSpec, line: socket.socket) -> None:
+    """Answer requests until the daemon hangs up."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    requests = _Requests(line)
+    remote: Remote | None = None
+    while True:
+        request = requests.next()
+
+        def answer(message: Any) -> None:
+            try:
+                wire.send(line, message)
+            except OSError:
+                os._exit(0)
+
+        try:
+            if remote is None:
+                remote = open_remote(spec)
+            answer(Done(_perform(remote, request, answer)))
+        except GrowfsError as error:
+            answer(Failed(error))
+        except OSError as error:
+            answer(Failed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}")))
+        except Exception as error:  # noqa: BLE001 - a bug of a client library must not read as a crash
+            answer(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
+
+
+class _Requests:
+    """Reads requests on a thread of its own, so that a worker in the middle of a fetch ends with the daemon too."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._ready = threading.Semaphore(0)
+        self._pending: list[Any] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self._pending.append(wire.receive(self._line))
+            except (wire.Closed, OSError):
+                os._exit(0)
+            self._ready.release()
+
+    def next(self) -> Any:
+        self._ready.acquire()
+        return self._pending.pop(0)
+
+
+def _perform(remote: Remote, request: Any, answer: Answer) -> Any:
+    if isinstance(request, Fetch):
+        return _fetch(remote, request, answer)
+    if isinstance(request, List):
+        return _list(remote, request, answer)
+    if isinstance(request, Order):
+        return _order(request)
+    return remote.stat(request.path)
+
+
+def _list(remote: Remote, request: List, answer: Answer) -> int:
+    connection = read_only(request.catalog)
+    comparison = Comparison(connection)
+    files = 0
+    for page in remote.pages():
+        new, changed = comparison.compare(page.files)
+        files += len(page.files)
+        answer(Listed(request.listing, new=new, changed=changed, skipped=page.skipped))
+    if files:
+        gone = list(comparison.gone())
+        for start in range(0, len(gone), GONE_PER_PART):
+            answer(Listed(request.listing, gone=gone[start : start + GONE_PER_PART]))
+        if comparison.late:
+            answer(Listed(request.listing, new=comparison.late))
+    connection.close()
+    return files
+
+
+def _order(request: Order) -> int:
+    connection = read_only(request.catalog)
+    seeds, rest = draw_order(candidates(connection, request.pass_number), request.seed, request.pass_number)
+    connection.close()
+    with request.target.open("wb") as file:
+        seeds.tofile(file)
+        rest.tofile(file)
+    return len(seeds)
+
+
+def _fetch(remote: Remote, request: Fetch, answer: Answer) -> Fetched:
+    told_at, untold, total = time.monotonic(), 0, 0
+
+    def progress(count: int) -> None:
+        nonlocal told_at, untold, total
+        untold += count
+        total += count
+        if total > request.size_max:
+            raise TooMuch(f"{request.file.path}: larger than {request.size_max} bytes")
+        if time.monotonic() - told_at >= PROGRESS_EVERY_S:
+            answer(Progress(untold))
+            told_at, untold = time.monotonic(), 0
+
+    try:
+        fetched = remote.fetch(request.file, request.target, progress)
+        size = request.target.stat().st_size
+        mtime_ns = fetched.mtime_ns or request.file.mtime_ns
+        if mtime_ns is not None:
+            os.utime(request.target, ns=(mtime_ns, mtime_ns))
+        request.target.chmod(0o444)
+        result = Fetched(fetched, size, digest(request.target))
+    except BaseException:
+        request.target.unlink(missing_ok=True)
+        raise
+    answer(Progress(size - (total - untold)))
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The daemon's side of the worker processes: one nursery, and a line to each worker that it forks."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from growfs import wire
+from growfs.remote.names import redact
+from growfs.remote.protocol import RemoteSpec
+from growfs.wire import Done, Failed
+
+log = logging.getLogger(__name__)
+
+STALL_S = 120.0
+"""A worker that says nothing for so long is given up. The clients' own timeouts are shorter."""
+
+
+class Workers:
+    """Owns the nursery process. A nursery that died is started again when the next worker is wanted.
+
+    The spec goes through the socket, because it may hold secrets and a process list is public.
+    """
+
+    def __init__(self, spec: RemoteSpec) -> None:
+        self.url = redact(spec.url)
+        self._spec = spec
+        self._start()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "growfs.worker", str(fd)], pass_fds=[fd], stdin=subprocess.DEVNULL
+            )
+        wire.send(self._control, self._spec)
+
+    def hire(self) -> Line:
+        """A new worker; closing its line dismisses it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+            except OSError:
+                log.warning("the worker nursery died; starting another")
+                self._control.close()
+                self._process.wait()
+                self._start()
+                socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+        return Line(ours)
+
+    def stop(self) -> None:
+        """Dismiss the nursery; its workers end as their lines are closed."""
+        self._control.close()
+        self._process.wait()
+
+
+class WorkerLost(Exception):
+    """The worker died, or hangs."""
+
+    def __str__(self) -> str:
+        return "its worker process died, or hangs"
+
+
+class Line:
+    """The daemon's end of the line to one worker. One request at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(end))
+        self._got = bytearray()
+
+    async def ask(self, request: Any, hear: Callable[[Any], Awaitable[None]] | None = None) -> Any:
+        """A request's result. hear: given what the worker says before it is done.
+
+        Raises the GrowfsError that the worker met, and WorkerLost.
+        """
+        try:
+            await self._stream.send_all(wire.pack(request))
+            while True:
+                with trio.fail_after(STALL_S):
+                    message = await self._receive()
+                if isinstance(message, Done):
+                    return message.result
+                if isinstance(message, Failed):
+                    raise message.error
+                if hear:
+                    await hear(message)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
+            raise WorkerLost from error
+
+    async def _receive(self) -> Any:
+        (count,) = wire.length.unpack(await self._exactly(wire.length.size))
+        return wire.unpack(await self._exactly(count))
+
+    async def _exactly(self, count: int) -> bytes:
+        while len(self._got) < count:
+            more = await self._stream.receive_some(1 << 20)
+            if not more:
+                raise trio.BrokenResourceError("the worker hung up")
+            self._got += more
+        taken = bytes(self._got[:count])
+        del self._got[:count]
+        return taken
+
+    async def aclose(self) -> None:
+        """Hang up: the worker ends."""
+        await self._stream.aclose()

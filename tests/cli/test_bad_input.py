@@ -1,0 +1,479 @@
+"""What cannot work says so: in one line that names what, and what to do, with nothing half-made left behind."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from growfs.fuse.mounting import mounted_at
+from tests.cli.support import (
+    Done,
+    assert_refused,
+    cache_folders,
+    left_over,
+    mark,
+    namespace,
+    needs_root,
+    other_user,
+    processes_of,
+    tmpfs,
+)
+from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.servers import S3Server, WebFolder, free_port, serving
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(growfs: Growfs, tmp_path: Path) -> None:
+    for name in [name for name in growfs.env if name.startswith(("AWS_", "GROWFS_")) and name != "AWS_CA_BUNDLE"]:
+        del growfs.env[name]
+    growfs.env["AWS_EC2_METADATA_DISABLED"] = "true"
+    growfs.env["AWS_SHARED_CREDENTIALS_FILE"] = growfs.env["AWS_CONFIG_FILE"] = str(tmp_path / "none")
+    mark(growfs)
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    make_tree(tmp_path / "remote", directories=2, files=2)
+    return tmp_path / "remote"
+
+
+def assert_mount_refused(
+    growfs: Growfs, url: object, *flags: object, says: tuple[str, ...], exit_code: int = 1
+) -> None:
+    assert_refused(growfs.mount(url, *flags, check=False), *says, exit_code=exit_code)
+    assert left_over(growfs) == []
+
+
+def with_keys(growfs: Growfs, server: S3Server) -> None:
+    growfs.env.update(server.env)
+
+
+# The URL.
+
+
+@pytest.mark.parametrize("kind", ["rclone", "moto"])
+def test_no_such_bucket(growfs: Growfs, kind: str, request: pytest.FixtureRequest) -> None:
+    with_keys(growfs, request.getfixturevalue(f"{kind}_s3"))
+    says = ("s3://no-such-bucket-here/train: no such bucket", "check the name and --endpoint-url")
+    assert_mount_refused(growfs, "s3://no-such-bucket-here/train", says=says)
+
+
+def test_no_credentials(growfs: Growfs, rclone_s3: S3Server) -> None:
+    says = (f"s3://{rclone_s3.bucket}: no credentials found", "AWS_ACCESS_KEY_ID", "--anon")
+    assert_mount_refused(growfs, f"s3://{rclone_s3.bucket}", "--endpoint-url", rclone_s3.endpoint_url, says=says)
+
+
+def test_wrong_credentials(growfs: Growfs, rclone_s3: S3Server) -> None:
+    with_keys(growfs, rclone_s3)
+    growfs.env["AWS_SECRET_ACCESS_KEY"] = "wrong-secret-0123456789"
+    assert_mount_refused(growfs, f"s3://{rclone_s3.bucket}", says=("credentials are wrong", "AWS_SECRET_ACCESS_KEY"))
+
+
+def test_access_denied(growfs: Growfs, rclone_s3: S3Server) -> None:
+    class Denies(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with_keys(growfs, rclone_s3)
+    with serving(Denies) as url:
+        says = ("s3://private/train: access denied", "check its permissions")
+        assert_mount_refused(growfs, "s3://private/train", "--endpoint-url", url, says=says)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_unreachable(growfs: Growfs, rclone_s3: S3Server, scheme: str) -> None:
+    server = f"http://127.0.0.1:{free_port()}"
+    with_keys(growfs, rclone_s3)
+    flags = ("--endpoint-url", server) if scheme == "s3" else ()
+    url = "s3://bucket/train" if scheme == "s3" else f"{server}/train/"
+    assert_mount_refused(growfs, url, *flags, says=(f"{url}: cannot reach the server", "check the network"))
+
+
+def test_no_such_folder(growfs: Growfs, tmp_path: Path, http_folder: WebFolder) -> None:
+    assert_mount_refused(growfs, tmp_path / "gone", says=(f"{tmp_path / 'gone'}: no such file or folder", "check"))
+    url = f"{http_folder.url}gone/"
+    assert_mount_refused(growfs, url, says=(f"{url}: no such file or folder", "check the URL"))
+
+
+def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert_mount_refused(growfs, tmp_path / "empty", says=(f"{tmp_path / 'empty'}: there are no files", "check"))
+    says = (f"{remote}: there are no files", "check the URL, --include and --exclude")
+    assert_mount_refused(growfs, remote, "--include", "*.jpg", says=says)
+    with_keys(growfs, rclone_s3)
+    url = f"s3://{rclone_s3.bucket}/nothing/below"
+    assert_mount_refused(growfs, url, says=(f"{url}: nothing is stored below it", "check the prefix"))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nope://bucket", "nope:// is no store"),
+        ("", "the URL is empty"),
+        ("s3://", "s3://: names no bucket; write it as s3://bucket/prefix"),
+        ("s3:///train", "s3:///train: names no bucket"),
+        ("s3://my bucket/train", "s3://my bucket/train: names no bucket"),
+    ],
+)
+def test_a_url_that_is_none(growfs: Growfs, rclone_s3: S3Server, url: str, says: str) -> None:
+    with_keys(growfs, rclone_s3)
+    assert_mount_refused(growfs, url, says=(says,), exit_code=2)
+
+
+def test_the_url_of_a_file(growfs: Growfs, remote: Path) -> None:
+    file = remote / "class0/0000.bin"
+    assert_mount_refused(growfs, file, says=(f"{file}: is a file", "folder"))
+
+
+def test_a_manifest_that_is_not_there(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.txt"
+    assert_mount_refused(growfs, remote, "--manifest", gone, says=(f"{gone}: no such file",))
+
+
+@pytest.mark.parametrize("inside", ["mount", "cache"])
+def test_a_mount_or_a_cache_within_the_remote(growfs: Growfs, tmp_path: Path, inside: str) -> None:
+    """It would list what it caches, and cache what it lists."""
+    make_tree(tmp_path / "data", directories=1, files=1)
+    (tmp_path / "data" / "mnt").mkdir()
+    mountpoint = tmp_path / "data" / "mnt" if inside == "mount" else growfs.mountpoint
+    cache_dir = tmp_path / "data" / "cache" if inside == "cache" else growfs.cache_dir
+    done = growfs.run("mount", tmp_path / "data", mountpoint, "--cache-dir", cache_dir, check=False)
+    assert_refused(
+        done,
+        str(mountpoint if inside == "mount" else cache_dir),
+        f"lies within the remote, {tmp_path / 'data'}",
+        "outside",
+    )
+    assert left_over(growfs) == []
+    assert not (tmp_path / "data" / "cache").exists()
+
+
+# The mountpoint.
+
+
+def test_a_mountpoint_that_is_missing(growfs: Growfs, remote: Path) -> None:
+    growfs.mountpoint.rmdir()
+    assert_mount_refused(growfs, remote, says=(f"{growfs.mountpoint}: no such folder", "mkdir -p"))
+    growfs.mountpoint.mkdir()
+
+
+def test_a_mountpoint_that_is_a_file(growfs: Growfs, remote: Path) -> None:
+    growfs.mountpoint.rmdir()
+    growfs.mountpoint.write_text("")
+    assert_mount_refused(growfs, remote, says=(f"{growfs.mountpoint}: is not a folder",))
+
+
+def test_a_mountpoint_that_is_not_empty(growfs: Growfs, remote: Path) -> None:
+    (growfs.mountpoint / "precious").write_text("")
+    assert_mount_refused(growfs, remote, says=(f"{growfs.mountpoint}: is not empty", "empty folder"))
+    assert (growfs.mountpoint / "precious").exists()
+
+
+def test_a_mountpoint_that_is_mounted_already(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    growfs.mount(remote)
+    done = growfs.run("mount", remote, growfs.mountpoint, "--cache-dir", tmp_path / "other", check=False)
+    assert_refused(done, f"{growfs.mountpoint}: is already a growfs mount", f"growfs umount {growfs.mountpoint}")
+    assert cache_folders(tmp_path / "other") == []
+    assert len(growfs.names()) == 4, "the first mount suffered"
+
+
+def test_a_mountpoint_where_something_else_is_mounted(growfs: Growfs, remote: Path) -> None:
+    with tmpfs(growfs.mountpoint):
+        done = growfs.mount(remote, check=False)
+    assert_refused(done, f"{growfs.mountpoint}: something else is mounted there")
+    assert left_over(growfs) == []
+
+
+def test_a_second_mount_of_the_same_cache(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    growfs.mount(remote)
+    (tmp_path / "second").mkdir()
+    done = growfs.run("mount", remote, tmp_path / "second", "--cache-dir", growfs.cache_dir, check=False)
+    assert_refused(done, f"pid {growfs.pid}", f"mounted on {growfs.mountpoint}", "--cache-dir")
+    assert not mounted_at(tmp_path / "second")
+    assert growfs.cache.exists()
+
+
+# The machine.
+
+
+def test_no_fuse_device(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    script = "mount -t tmpfs tmpfs {0}; cp -a /dev/null /dev/zero /dev/random /dev/urandom {0}; mount --bind {0} /dev"
+    done = run_in(growfs, script.format(tmp_path / "dev"), *mount_of(growfs, remote))
+    assert_refused(done, "/dev/fuse is missing", "modprobe fuse", "--device /dev/fuse")
+    assert left_over(growfs) == []
+
+
+def test_no_permission_to_mount(growfs: Growfs, remote: Path) -> None:
+    needs_root()
+    without = ("setpriv", "--bounding-set=-sys_admin", "--")
+    command = [*without, *GROWFS, *map(str, mount_of(growfs, remote))]
+    done = subprocess.run(command, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
+    assert_refused(done, "may not mount", "--cap-add SYS_ADMIN")
+    assert left_over(growfs) == []
+
+
+def test_no_permission_to_use_fuse() -> None:
+    with other_user() as user:
+        (user.folder / "mnt").mkdir()
+        with namespace(
+            f"touch {user.folder}/x; chmod 600 {user.folder}/x; mount --bind {user.folder}/x /dev/fuse"
+        ) as ns:
+            user.before = ns
+            done = user.run("mount", "/etc", user.folder / "mnt", "--cache-dir", user.folder / "cache")
+        assert_refused(done, "/dev/fuse: permission denied", "mount as root")
+        assert not (user.folder / "cache").exists()
+
+
+def test_no_fusermount() -> None:
+    with other_user() as user:
+        (user.folder / "mnt").mkdir()
+        (user.folder / "dev").mkdir()
+        script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
+        with namespace(script.format(user.folder / "dev")) as ns:
+            user.before = (*ns, "env")
+            user.env["PATH"] = "/usr/sbin"
+            user.prefix = ("/usr/bin/setpriv", *user.prefix[1:])
+            user.before = ("/usr/bin/nsenter", *ns[1:])
+            done = user.run("mount", "/etc", user.folder / "mnt", "--cache-dir", user.folder / "cache")
+        assert_refused(done, "fusermount3 is missing", "apt install fuse3")
+        assert not (user.folder / "cache").exists()
+
+
+# The cache directory.
+
+
+def test_a_cache_directory_that_is_read_only(growfs: Growfs, remote: Path) -> None:
+    with tmpfs(growfs.cache_dir, "ro"):
+        done = growfs.mount(remote, check=False)
+        assert_refused(done, f"{growfs.cache_dir}", "Read-only file system", "--cache-dir")
+        assert left_over(growfs) == []
+
+
+@pytest.mark.parametrize("flags", [(), ("--min-free", "0"), ("--min-free", "0", "--wait-files", "1")])
+def test_a_cache_directory_on_a_full_disk(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
+    with tmpfs(growfs.cache_dir, "size=1m"):
+        fill(growfs.cache_dir / "others")
+        done = growfs.mount(remote, *flags, check=False)
+        assert_refused(done, str(growfs.cache_dir), "--cache-dir")
+        assert left_over(growfs) == []
+
+
+@pytest.mark.parametrize("flags", [(), ("--wait-files", "1")])
+def test_a_disk_with_less_free_than_is_to_be_left_free(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
+    with tmpfs(growfs.cache_dir, "size=8m"):
+        done = growfs.mount(remote, *flags, check=False)
+        assert_refused(done, str(growfs.cache_dir), "--min-free leaves 1.07 GB", "--cache-dir")
+        assert left_over(growfs) == []
+
+
+def test_a_disk_that_fills_up_holds_what_fits(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=20, size=500_000)
+    with tmpfs(growfs.cache_dir, "size=8m"):
+        growfs.mount(tmp_path / "remote", "--min-free", "2MB")
+        until(lambda: growfs.status()["state"] == "held")
+        assert 5 < growfs.status()["cache"]["files"] < 13
+        assert os.statvfs(growfs.cache_dir).f_bavail * 4096 >= 2_000_000
+        assert len(growfs.names()) == growfs.status()["cache"]["files"]
+        growfs.umount()
+
+
+def test_a_cache_directory_of_another_user(growfs: Growfs) -> None:
+    with other_user() as user:
+        (user.folder / "mnt").mkdir()
+        (user.folder / "dev").mkdir()
+        growfs.cache_dir.mkdir(mode=0o700)
+        script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
+        with namespace(script.format(user.folder / "dev")) as user.before:
+            done = user.run("mount", "/etc", user.folder / "mnt", "--cache-dir", growfs.cache_dir)
+        assert_refused(done, str(growfs.cache_dir), "Permission denied", "--cache-dir")
+        assert list((user.folder / "mnt").iterdir()) == []
+        assert processes_of(user.folder) == []
+
+
+@pytest.mark.parametrize("version", ["2\n", "seven", ""])
+def test_a_cache_directory_of_a_newer_growfs(growfs: Growfs, remote: Path, version: str) -> None:
+    growfs.cache_dir.mkdir()
+    (growfs.cache_dir / "version").write_text(version)
+    assert_mount_refused(growfs, remote, says=(f"{growfs.cache_dir}: written by a newer growfs", "update growfs"))
+    assert (growfs.cache_dir / "version").read_text() == version
+    assert [path.name for path in growfs.cache_dir.iterdir()] == ["version"]
+
+
+def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
+    growfs.cache_dir.write_text("")
+    assert_mount_refused(growfs, remote, says=(f"{growfs.cache_dir}: is no folder", "--cache-dir"))
+
+
+def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
+    growfs.mount(remote)
+    growfs.umount()
+    (growfs.cache / "catalog.sqlite").write_bytes(b"no database" * 1000)
+    done = growfs.mount(remote, check=False)
+    assert_refused(done, str(growfs.cache / "catalog.sqlite"), f"delete {growfs.cache}")
+    assert not mounted_at(growfs.mountpoint)
+    assert processes_of(growfs.mountpoint.parent) == []
+
+
+# The options.
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--cache-size", "lots"), "--cache-size: 'lots' is no size"),
+        (("--cache-size", "0"), "--cache-size: "),
+        (("--cache-size", "-5GB"), "--cache-size: "),
+        (("--cache-size", "nan"), "--cache-size: "),
+        (("--cache-size", "200%"), "--cache-size: '200%'"),
+        (("--min-free", "x"), "--min-free: 'x' is no size"),
+        (("--wait-bytes", "many"), "--wait-bytes: 'many' is no size"),
+        (("--wait-files", "-1"), "--wait-files: '-1' is no whole number"),
+        (("--seed", "x"), "--seed: 'x' is no whole number"),
+        (("--workers", "0"), "--workers: "),
+        (("--refresh", "soon"), "--refresh: 'soon' is no time"),
+        (("--settle", "-1"), "--settle: '-1' is no time"),
+        (("--on-miss", "panic"), "--on-miss: 'panic'"),
+        (("--storage-option", "key"), "--storage-option: "),
+        (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
+        (("--anon",), "--anon makes no sense for file://"),
+        (("--endpoint-url", "http://localhost"), "--endpoint-url makes no sense for file://"),
+        (("--config", "/no/such.toml"), "/no/such.toml: No such file or directory"),
+    ],
+)
+def test_an_option_that_makes_no_sense(growfs: Growfs, remote: Path, flags: tuple[str, ...], says: str) -> None:
+    assert_mount_refused(growfs, remote, *flags, says=(says,), exit_code=2)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'cache-syze = "1GB"', "no such option: cache-syze"),
+        (b"cache-size = ", "config.toml"),
+        (b"\xff\xfe", "config.toml"),
+        (b'cache-size = "lots"', "'lots' is no size"),
+        (b"cache-size = true", "--cache-size"),
+        (b'no-wait = "yes"', "--no-wait"),
+        (b"workers = [1, 2]", "--workers"),
+        (b"[workers]\nfew = 1", "--workers"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense(
+    growfs: Growfs, remote: Path, tmp_path: Path, content: bytes, says: str
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_bytes(content)
+    flags = ("--cache-dir", growfs.cache_dir, "--config", config)
+    assert_refused(growfs.run("mount", remote, growfs.mountpoint, *flags, check=False), says, exit_code=2)
+    assert left_over(growfs) == []
+
+
+def test_an_environment_that_makes_no_sense(growfs: Growfs, remote: Path) -> None:
+    growfs.env["GROWFS_SEED"] = "many"
+    assert_mount_refused(growfs, remote, says=("--seed: 'many' is no whole number",), exit_code=2)
+
+
+# Names.
+
+
+def test_names_that_cannot_be_files_are_skipped_and_named(growfs: Growfs, moto_s3: S3Server) -> None:
+    with_keys(growfs, moto_s3)
+    long = "n" * 300
+    good = {"ok/a.bin": b"a", "ok/zero.bin": b"", "both/deeper": b"d"}
+    bad = [
+        "../escape",
+        "ok/../../escape",
+        "/lead",
+        "ok//double",
+        "a\0b",
+        f"ok/{long}",
+        "both",
+        ".growfs/status",
+        "./dot",
+    ]
+    for path, content in [*good.items(), *((path, b"bad") for path in bad)]:
+        moto_s3.put(f"names/{path}", content)
+    growfs.mount(f"s3://{moto_s3.bucket}/names", "--wait-files", "3")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == good
+    skipped = {skip["reason"]: skip["files"] for skip in growfs.status()["skipped"]}
+    assert sum(skipped.values()) == len(bad)
+    text = growfs.run("status", growfs.mountpoint).stdout
+    for says in ("'..'", "empty path component", "NUL", "over 255 bytes", "both", ".growfs is reserved"):
+        assert says in text
+    written = {str(path.relative_to(growfs.cache)) for path in growfs.cache.rglob("*") if path.is_file()}
+    assert {path for path in written if path.startswith("files/")} == {f"files/{path}" for path in good}
+    assert not [path for path in growfs.mountpoint.parent.rglob("*") if path.name in ("escape", "lead", "double")]
+
+
+@pytest.mark.parametrize("line", ["../../escape", "a//b", "n" * 300, "x/../../../escape"])
+def test_a_manifest_that_points_outside(growfs: Growfs, remote: Path, tmp_path: Path, line: str) -> None:
+    (tmp_path / "escape").write_text("not of the remote")
+    (tmp_path / "list.txt").write_text(f"{line}\nclass0/0000.bin\n")
+    growfs.mount(remote, "--manifest", tmp_path / "list.txt")
+    assert growfs.names() == {"class0/0000.bin"}
+    (skip,) = growfs.status()["skipped"]
+    assert (skip["files"], skip["example"]) == (1, line)
+
+
+def test_links_that_lead_outside_the_remote(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("not of the remote")
+    (remote / "class0/out").symlink_to(tmp_path / "secret")
+    (remote / "class0/in").symlink_to(remote / "class0/0000.bin")
+    (remote / "up").symlink_to(tmp_path)
+    (remote / "class0/nowhere").symlink_to("gone")
+    growfs.mount(remote)
+    assert growfs.names() == {f"class{c}/000{n}.bin" for c in (0, 1) for n in (0, 1)} | {"class0/in"}
+    skipped = {skip["reason"]: skip for skip in growfs.status()["skipped"]}
+    assert skipped["link that leads outside"]["files"] == 2
+    assert skipped["dangling link"]["files"] + skipped["link that leads outside"]["files"] == 3
+    assert not list(growfs.cache.rglob("out"))
+
+
+def test_files_larger_than_the_cache_are_named_and_the_others_come(growfs: Growfs, remote: Path) -> None:
+    (remote / "class0/huge.dat").write_bytes(bytes(300_000))
+    growfs.mount(remote, "--cache-size", "200kB")
+    until(lambda: growfs.status()["cache"]["files"] == 4)
+    (skip,) = growfs.status()["skipped"]
+    assert (skip["files"], skip["reason"]) == (1, "larger than the whole cache")
+    assert skip["example"] == "class0/huge.dat"
+    with pytest.raises(OSError, match="File too large"):
+        (growfs.mountpoint / "class0/huge.dat").read_bytes()
+
+
+def test_nothing_but_files_larger_than_the_cache(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2, size=300_000)
+    done = growfs.mount(tmp_path / "remote", "--cache-size", "200kB", check=False)
+    assert_refused(done, str(growfs.cache_dir), "not even one file fits: the cache may take 200 KB")
+    assert left_over(growfs) == []
+
+
+def mount_of(growfs: Growfs, url: object) -> tuple[object, ...]:
+    return ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+
+
+def run_in(growfs: Growfs, script: str, *arguments: object) -> Done:
+    with namespace(script) as before:
+        command = [*before, *GROWFS, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
+
+
+def fill(path: Path) -> None:
+    """Take the last byte of a file system."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue

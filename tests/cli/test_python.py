@@ -1,0 +1,111 @@
+"""growfs.mount() in Python: a mount for the time of a block."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import growfs as package
+from growfs.errors import GrowfsError, UsageError
+from growfs.fuse.mounting import mounted_at
+from tests.cli.support import cache_folders, gated, left_over, processes_of
+from tests.harness import Growfs, files_below, make_tree, until
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    make_tree(tmp_path / "remote", directories=2, files=2)
+    return tmp_path / "remote"
+
+
+def test_a_temporary_mountpoint(growfs: Growfs, remote: Path) -> None:
+    with package.mount(str(remote), cache_dir=growfs.cache_dir, cache_size="1GB") as path:
+        assert files_below(path) == files_below(remote)
+        assert mounted_at(path)
+    assert not path.exists()
+    until(lambda: processes_of(growfs.cache_dir) == [])
+
+
+def test_a_mountpoint_of_ones_own(growfs: Growfs, remote: Path) -> None:
+    with package.mount(str(remote), growfs.mountpoint, cache_dir=str(growfs.cache_dir)) as path:
+        assert path == growfs.mountpoint
+        assert files_below(path) == files_below(remote)
+    assert not mounted_at(growfs.mountpoint)
+    assert growfs.mountpoint.is_dir()
+
+
+def test_options_are_those_of_the_command(growfs: Growfs, remote: Path) -> None:
+    options: dict[str, Any] = {"cache_size": 50_000_000, "seed": 3, "include": ["class0/"], "wait_files": 1}
+    with package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir, **options):
+        status = growfs.status()
+    assert (status["cache"]["limit_bytes"], status["seed"], status["remote"]["files"]) == (50_000_000, 3, 2)
+
+
+def test_one_pattern_needs_no_list(growfs: Growfs, remote: Path) -> None:
+    with package.mount(str(remote), cache_dir=growfs.cache_dir, include="class0/") as path:
+        assert {name.split("/")[0] for name in files_below(path)} == {"class0"}
+
+
+def test_an_unknown_option_is_refused(growfs: Growfs, remote: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="cachesize"),
+        package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir, cachesize="1GB"),
+    ):
+        pytest.fail("a misspelt option went unnoticed")
+    assert left_over(growfs) == []
+
+
+def test_an_error_says_why_and_leaves_nothing(growfs: Growfs, tmp_path: Path) -> None:
+    with (
+        pytest.raises(GrowfsError, match="no such file or folder"),
+        package.mount(str(tmp_path / "gone"), growfs.mountpoint, cache_dir=growfs.cache_dir),
+    ):
+        pytest.fail("it mounted what is not there")
+    assert left_over(growfs) == []
+
+
+def test_an_exception_in_the_block_takes_the_mount_off(growfs: Growfs, remote: Path) -> None:
+    with pytest.raises(ZeroDivisionError), package.mount(str(remote), cache_dir=growfs.cache_dir) as path:
+        raise ZeroDivisionError
+    assert not path.exists()
+    until(lambda: processes_of(growfs.cache_dir) == [])
+
+
+@pytest.mark.parametrize("failure", [None, ZeroDivisionError])
+def test_a_file_left_open_is_read_on_and_keeps_no_mount(
+    growfs: Growfs, remote: Path, failure: type[Exception] | None
+) -> None:
+    with suppress(ZeroDivisionError), package.mount(str(remote), cache_dir=growfs.cache_dir) as path:
+        file = (path / "class0/0000.bin").open("rb")
+        if failure:
+            raise failure
+    assert not path.exists()
+    assert file.read() == (remote / "class0/0000.bin").read_bytes()
+    file.close()
+    until(lambda: processes_of(growfs.cache_dir) == [])
+
+
+def test_a_mount_that_was_taken_off_in_the_block(growfs: Growfs, remote: Path) -> None:
+    with package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir):
+        growfs.umount()
+    assert cache_folders(growfs.cache_dir)
+
+
+def test_two_at_once(growfs: Growfs, remote: Path) -> None:
+    with gated({"f": b"web"}) as gate, package.mount(str(remote), cache_dir=growfs.cache_dir) as one:
+        with package.mount(gate.url, cache_dir=growfs.cache_dir) as two:
+            assert (two / "f").read_bytes() == b"web"
+        assert files_below(one) == files_below(remote)
+
+
+def test_storage_options_nest(growfs: Growfs, remote: Path) -> None:
+    asked: list[str | None] = []
+    with gated({"f": b"web"}) as gate:
+        options = {"headers": {"X-Token": "s3kr1t"}}
+        gate.on_headers = lambda headers: asked.append(headers["X-Token"])
+        with package.mount(gate.url, cache_dir=growfs.cache_dir, storage_options=options) as path:
+            assert (path / "f").read_bytes() == b"web"
+    assert set(asked) == {"s3kr1t"}

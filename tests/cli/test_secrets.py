@@ -1,0 +1,153 @@
+"""Credentials are seen by the remote alone: not in status, log, cache folder, process list, mount table or error."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import Done, gated, left_over, mark, processes_of, started
+from tests.harness import Growfs, until
+from tests.servers import S3Server
+
+PASSWORD = "hunter2-pass-0815"
+
+
+@pytest.fixture(autouse=True)
+def marked(growfs: Growfs) -> None:
+    mark(growfs)
+    for name in [name for name in growfs.env if name.startswith("AWS_") and name != "AWS_CA_BUNDLE"]:
+        del growfs.env[name]
+
+
+def traces(growfs: Growfs, *secrets: str) -> Iterator[str]:
+    """Where one of the secrets can be read, among all that a running mount shows or writes."""
+    shown: dict[str, bytes] = {
+        f"growfs {verb}": growfs.run(*verb.split(), *([] if verb == "list" else [growfs.mountpoint])).stdout.encode()
+        for verb in ("status", "status --json", "list")
+    }
+    for path in (growfs.mountpoint / ".growfs").iterdir():
+        shown[str(path)] = path.read_bytes()
+    for path in growfs.cache_dir.rglob("*"):
+        shown[f"name of {path}"] = os.fsencode(path)
+        if path.is_file() and "files" not in path.relative_to(growfs.cache_dir).parts:
+            shown[str(path)] = path.read_bytes()
+    shown["mounts"] = Path("/proc/self/mountinfo").read_bytes()
+    assert processes_of(growfs.mountpoint.parent), "there is nothing to look at"
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid():
+            continue
+        try:
+            shown[f"command line of {process.name}"] = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+    for where, content in shown.items():
+        for secret in secrets:
+            if secret.encode() in content:
+                yield f"{secret} in {where}"
+
+
+def assert_hidden(growfs: Growfs, done: Done, *secrets: str) -> None:
+    assert not [secret for secret in secrets if secret in done.stdout + done.stderr]
+    assert list(traces(growfs, *secrets)) == []
+    assert len(list(traces(growfs, str(growfs.mountpoint)))) > 5, "the search finds nothing"
+
+
+@pytest.mark.parametrize("way", ["environment", "option", "option of the environment", "file"])
+def test_keys_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, way: str) -> None:
+    rclone_s3.put("secret-test/a.bin", b"a")
+    flags: tuple[object, ...] = ("--endpoint-url", rclone_s3.endpoint_url)
+    key, secret = rclone_s3.access_key, rclone_s3.secret_key
+    if way == "environment":
+        growfs.env |= {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+    elif way == "option":
+        flags += ("--storage-option", f"key={key}", f"--storage-option=secret={secret}")
+    elif way == "option of the environment":
+        growfs.env["GROWFS_STORAGE_OPTION"] = f"key={key} secret={secret}"
+    else:
+        (tmp_path / "growfs.toml").write_text(f'[storage-option]\nkey = "{key}"\nsecret = "{secret}"\n')
+        flags += ("--config", tmp_path / "growfs.toml")
+    done = growfs.mount(f"s3://{rclone_s3.bucket}/secret-test", *flags)
+    assert growfs.names() == {"a.bin"}
+    assert_hidden(growfs, done, secret, key)
+
+
+def test_a_password_in_a_url(growfs: Growfs) -> None:
+    seen: list[str | None] = []
+    with gated({"a": b"a"}) as gate:
+        gate.on_headers = lambda headers: seen.append(headers["Authorization"])
+        done = growfs.mount(gate.url.replace("http://", f"http://me:{PASSWORD}@"))
+        assert growfs.names() == {"a"}
+        assert_hidden(growfs, done, PASSWORD, "me:")
+    expected = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+    assert set(seen) == {expected}, "it never got to the server"
+
+
+def test_a_password_in_a_url_that_fails(growfs: Growfs) -> None:
+    with gated({"a": b"a", "b": b"b"}) as gate:
+        gate.refused.add("b")
+        done = growfs.mount(gate.url.replace("http://", f"http://me:{PASSWORD}@"), "--wait-files", "1")
+        until(lambda: growfs.status()["last_error"])
+        assert f"{gate.url}b: access denied" in growfs.status()["last_error"]
+        assert_hidden(growfs, done, PASSWORD, "me:")
+
+
+def test_an_error_shows_no_secret(growfs: Growfs, rclone_s3: S3Server) -> None:
+    secret = "wrong-secret-with-much-entropy"
+    flags = ("--endpoint-url", rclone_s3.endpoint_url, "--storage-option", f"key={rclone_s3.access_key}")
+    done = growfs.mount(f"s3://{rclone_s3.bucket}", *flags, "--storage-option", f"secret={secret}", check=False)
+    assert done.returncode == 1
+    assert secret not in done.stderr
+    assert left_over(growfs) == []
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--anon",), ("--seed", "x"), ("--storage-option", f"={PASSWORD}"), ("--storage-option", PASSWORD)]
+)
+@pytest.mark.parametrize("debug", [(), ("--debug",)])
+def test_an_error_shows_no_password(growfs: Growfs, more: tuple[str, ...], debug: tuple[str, ...]) -> None:
+    with gated({"a": b"a"}) as gate:
+        gate.refused.add("")
+        url = gate.url.replace("http://", f"http://me:{PASSWORD}@")
+        flags = ("--cache-dir", growfs.cache_dir, *more)
+        done = growfs.run(*debug, "mount", url, growfs.mountpoint, *flags, check=False)
+    assert done.returncode != 0
+    assert ("Traceback" in done.stderr) == bool(debug)
+    assert PASSWORD not in done.stdout + done.stderr
+    assert left_over(growfs) == []
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_the_command_that_waits_hides_its_arguments(growfs: Growfs, joined: bool) -> None:
+    """All who may list processes could read them."""
+    option = ("--storage-option=token=s3kr1t-t0ken",) if joined else ("--storage-option", "token=s3kr1t-t0ken")
+    with gated({"a": b"a"}, "") as gate:
+        url = gate.url.replace("http://", f"http://me:{PASSWORD}@")
+        arguments = ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, *option)
+        with started(growfs, *arguments) as mounting:
+            until(lambda: "growfs: " in "".join(processes_of(growfs.mountpoint.parent)))
+            until(lambda: cache_is_there(growfs))
+            command = Path(f"/proc/{mounting.pid}/cmdline").read_bytes()
+            assert command.startswith(b"growfs mount http://127.0.0.1")
+            shown = command.decode() + "".join(processes_of(growfs.mountpoint.parent))
+            assert PASSWORD not in shown
+            assert "s3kr1t" not in shown
+            mounting.terminate()
+            mounting.wait(30)
+            until(lambda: left_over(growfs) == [])
+
+
+def cache_is_there(growfs: Growfs) -> bool:
+    return any(growfs.cache_dir.glob("*/daemon.json"))
+
+
+def test_what_is_written_is_for_the_owner_only(growfs: Growfs, rclone_s3: S3Server) -> None:
+    rclone_s3.put("secret-test/a.bin", b"a")
+    growfs.env |= rclone_s3.env
+    growfs.mount(f"s3://{rclone_s3.bucket}/secret-test")
+    assert growfs.cache_dir.stat().st_mode & 0o077 == 0
+    for path in (growfs.cache, *growfs.cache.iterdir()):
+        assert path.stat().st_mode & 0o077 == 0, path

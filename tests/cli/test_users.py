@@ -1,0 +1,156 @@
+"""Who may mount, and who may talk to a mount: other users than root."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, namespace, other_user
+from tests.harness import GROWFS, Growfs, make_tree
+
+
+@pytest.fixture
+def nobody() -> Iterator[OtherUser]:
+    with other_user() as user:
+        for name in ("mnt", "remote"):
+            (user.folder / name).mkdir()
+        make_tree(user.folder / "remote", directories=1, files=2)
+        for path in (user.folder / "mnt", user.folder / "remote"):
+            os.chown(path, NOBODY, NOBODY)
+        yield user
+
+
+@pytest.fixture
+def allowed(nobody: OtherUser, tmp_path: Path) -> Iterator[OtherUser]:
+    """Where every user may open /dev/fuse, as on most machines."""
+    (tmp_path / "dev").mkdir()
+    script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
+    with namespace(script.format(tmp_path / "dev")) as nobody.before:
+        yield nobody
+
+
+def mount(user: OtherUser, *flags: object) -> tuple[object, ...]:
+    cache = ("--cache-dir", user.folder / "cache", "--cache-size", "1GB")
+    return ("mount", user.folder / "remote", user.folder / "mnt", *cache, *flags)
+
+
+def test_a_user_mounts_without_root(allowed: OtherUser) -> None:
+    done = allowed.run(*mount(allowed))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 of 2 files local" in done.stdout
+    assert "complete" in allowed.run("status", allowed.folder / "mnt").stdout
+    (cache,) = cache_folders(allowed.folder / "cache")
+    assert cache.stat().st_uid == NOBODY
+    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
+    assert list((allowed.folder / "mnt").iterdir()) == []
+
+
+def test_a_users_mount_is_not_for_others_unless_asked(allowed: OtherUser) -> None:
+    assert allowed.run(*mount(allowed)).returncode == 0
+    done = allowed.root_runs("ls", allowed.folder / "mnt" / "class0")
+    assert "Permission denied" in done.stderr, "not even root may: fuse(4), allow_other"
+    assert allowed.run("status", allowed.folder / "mnt").returncode == 0
+    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
+
+
+def test_root_may_ask_a_users_daemon_and_end_it(allowed: OtherUser) -> None:
+    assert allowed.run(*mount(allowed)).returncode == 0
+    for verb, says in (("status", "complete"), ("list", "2 of 2 files local"), ("umount", "")):
+        done = allowed.root_runs(*GROWFS, verb, *([] if verb == "list" else [allowed.folder / "mnt"]))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert says in done.stdout
+    assert list((allowed.folder / "mnt").iterdir()) == []
+
+
+def test_allow_other_needs_the_administrators_leave(allowed: OtherUser) -> None:
+    if "\nuser_allow_other" in Path("/etc/fuse.conf").read_text():
+        pytest.skip("this machine gives it")
+    assert_refused(allowed.run(*mount(allowed, "--allow-other")), "user_allow_other", "/etc/fuse.conf")
+    assert cache_folders(allowed.folder / "cache") == []
+
+
+def test_roots_mount_can_be_read_by_all(growfs: Growfs, nobody: OtherUser) -> None:
+    mountpoint = nobody.folder / "mnt"
+    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+    command = [*nobody.prefix, "cat", str(mountpoint / "class0/0000.bin")]
+    read = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
+    assert read == (nobody.folder / "remote/class0/0000.bin").read_bytes()
+    growfs.run("umount", mountpoint)
+
+
+@pytest.mark.parametrize("verb", ["status", "pause", "resume", "pin", "evict", "set"])
+def test_a_verb_on_another_users_mount_is_refused(growfs: Growfs, nobody: OtherUser, verb: str) -> None:
+    mountpoint = nobody.folder / "mnt"
+    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+    more = {"pin": ["*"], "evict": ["*"], "set": ["settle=1"]}.get(verb, [])
+    done = nobody.run(verb, mountpoint, *more)
+    growfs.run("umount", mountpoint)
+    assert_refused(done, "belongs to another user")
+
+
+def test_list_by_another_user_says_whose_it_is_not(growfs: Growfs, nobody: OtherUser) -> None:
+    mountpoint = nobody.folder / "mnt"
+    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+    done = nobody.run("list")
+    growfs.run("umount", mountpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = [line for line in done.stdout.splitlines() if str(mountpoint) in line]
+    assert "another user" in line
+    assert "dead" not in line
+
+
+def test_umount_of_another_users_mount_is_refused(growfs: Growfs, nobody: OtherUser) -> None:
+    mountpoint = nobody.folder / "mnt"
+    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+    done = nobody.run("umount", mountpoint)
+    growfs.run("umount", mountpoint)
+    assert_refused(done, str(mountpoint))
+
+
+def test_the_socket_hears_only_its_user_and_root(growfs: Growfs, nobody: OtherUser) -> None:
+    """Even where its file could be opened: it asks the kernel who calls (unix(7), SO_PEERCRED)."""
+    mountpoint, cache_dir = nobody.folder / "mnt", nobody.folder / "cache-of-root"
+    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", cache_dir, "--cache-size", "1GB")
+    (cache,) = cache_folders(cache_dir)
+    assert stat.S_IMODE((cache / "control.sock").stat().st_mode) == 0o600
+    for path, mode in ((cache_dir, 0o755), (cache, 0o755), (cache / "control.sock", 0o666)):
+        path.chmod(mode)
+    ask = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        's.sendall(b\'{"verb": "status"}\\n\'); print(s.makefile().readline())'
+    )
+    command = [*nobody.prefix, "/usr/bin/python3", "-c", ask, str(cache / "control.sock")]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, cwd="/")
+    growfs.run("umount", mountpoint)
+    assert said.stdout, said.stderr
+    assert "another user" in json.loads(said.stdout)["error"]
+
+
+def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    growfs.mount(tmp_path / "remote")
+    for nonsense, says in [
+        (b"\n", b"does not understand"),
+        (b"[1]\n", b"does not understand"),
+        (b'{"verb": "fly"}\n', b"no such verb"),
+        (b'{"verb": 7}\n', b"error"),
+        (b'{"verb": "pin"}\n', b"does not understand"),
+        (b'{"verb": "pin", "globs": 7}\n', b"does not understand"),
+        (b'{"verb": "set", "options": {"settle": 5}}\n', b"result"),
+        (b"\xff\xfe\n", b"does not understand"),
+    ]:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(10)
+            folder = os.open(growfs.cache, os.O_PATH)
+            line.connect(f"/proc/self/fd/{folder}/control.sock")
+            os.close(folder)
+            line.sendall(nonsense)
+            assert says in line.makefile("rb").read(), nonsense
+    assert growfs.status()["state"] == "complete"

@@ -1,0 +1,295 @@
+"""Each verb, on a real mount: what it does, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import assert_refused, closed, gated, started
+from tests.harness import Growfs, files_below, make_tree, until
+
+VERBS = ["mount", "status", "wait", "umount", "list", "pin", "unpin", "fetch", "evict", "set", "pause", "resume"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> dict[str, bytes]:
+    return make_tree(tmp_path / "remote", directories=2, files=3)
+
+
+@pytest.fixture
+def mounted(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> Growfs:
+    """All of the tree is local."""
+    growfs.mount(tmp_path / "remote", "--wait-files", len(tree), "--settle", "0")
+    until(lambda: growfs.status()["state"] == "complete")
+    return growfs
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
+    """All of a tree is local: one mount for the tests that change nothing."""
+    folder = tmp_path_factory.mktemp("complete")
+    growfs = Growfs(folder)
+    with closed(growfs):
+        make_tree(folder / "remote", directories=2, files=3)
+        growfs.mount(folder / "remote")
+        until(lambda: growfs.status()["state"] == "complete")
+        yield growfs
+
+
+def test_help_names_every_verb(growfs: Growfs) -> None:
+    text = growfs.run("--help").stdout
+    listed = re.findall(r"^  (\w+) ", text.partition("Commands:")[2], re.MULTILINE)
+    assert listed == VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(growfs: Growfs, verb: str) -> None:
+    text = growfs.run(verb, "-h").stdout
+    assert text.startswith("Usage: ")
+    assert f" {verb} [OPTIONS]" in text.splitlines()[0]
+    assert len(text.split("\n\n")[1].strip()) > 10, "no sentence on what it does"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_unknown_option_is_wrong_usage(growfs: Growfs, verb: str) -> None:
+    done = growfs.run(verb, "--no-such-option", check=False)
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_verb_is_wrong_usage(growfs: Growfs) -> None:
+    done = growfs.run("mout", check=False)
+    assert done.returncode == 2
+    assert "mout" in done.stderr
+
+
+def test_version(growfs: Growfs) -> None:
+    import growfs as package
+
+    assert package.__version__ in growfs.run("--version").stdout
+
+
+@pytest.mark.parametrize("verb", ["status", "umount", "pause", "resume"])
+def test_a_verb_where_nothing_is_mounted(growfs: Growfs, verb: str) -> None:
+    assert_refused(growfs.run(verb, growfs.mountpoint, check=False), str(growfs.mountpoint), "growfs list")
+
+
+def test_a_verb_where_there_is_no_folder(growfs: Growfs) -> None:
+    gone = growfs.mountpoint / "no" / "such"
+    assert_refused(growfs.run("status", gone, check=False), str(gone))
+
+
+def test_a_relative_path_is_the_callers(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    growfs.run("mount", "remote", "mnt", "--cache-dir", "cache", "--cache-size", "1GB")
+    assert growfs.names() == set(tree)
+    assert growfs.status()["url"] == str(tmp_path / "remote")
+    assert growfs.cache.is_dir()
+    growfs.run("umount", "mnt/")
+    assert files_below(growfs.mountpoint) == set()
+
+
+def test_a_relative_manifest_is_the_callers(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.txt").write_text("class0/0001.bin\n")
+    growfs.mount("remote", "--manifest", "some.txt")
+    assert growfs.names() == {"class0/0001.bin"}
+
+
+def test_status_tells_people_what_is_local(complete: Growfs) -> None:
+    text = complete.run("status", complete.mountpoint).stdout
+    assert f"{complete.mountpoint.parent / 'remote'}: 6 files" in text
+    assert "6 files (100.0% of the remote's)" in text
+    assert "complete" in text
+
+
+def test_list_tells_mount_cache_and_state(complete: Growfs) -> None:
+    (line,) = [line for line in complete.run("list").stdout.splitlines() if str(complete.mountpoint) in line]
+    assert str(complete.cache) in line
+    assert "6 of 6 files local" in line
+
+
+def test_list_names_a_dead_mount(mounted: Growfs) -> None:
+    mounted.kill()
+    (line,) = [line for line in mounted.run("list").stdout.splitlines() if str(mounted.mountpoint) in line]
+    assert "dead" in line
+    assert "growfs umount" in line
+
+
+def test_a_verb_on_a_dead_mount_says_what_to_do(mounted: Growfs) -> None:
+    mounted.kill()
+    done = mounted.run("status", mounted.mountpoint, check=False)
+    assert_refused(done, "its daemon is gone", f"growfs umount {mounted.mountpoint}")
+
+
+def test_umount_takes_a_dead_mount_off(mounted: Growfs) -> None:
+    mounted.kill()
+    assert "dead mount" in mounted.run("umount", mounted.mountpoint).stdout
+    assert files_below(mounted.mountpoint) == set()
+
+
+def test_the_next_mount_replaces_a_dead_one(mounted: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> None:
+    mounted.kill()
+    mounted.mount(tmp_path / "remote")
+    assert mounted.names() == set(tree)
+
+
+def test_umount_of_a_busy_mount_names_who_uses_it(mounted: Growfs) -> None:
+    with (mounted.mountpoint / "class0/0000.bin").open("rb"):
+        assert_refused(mounted.run("umount", mounted.mountpoint, check=False), "in use by", "--lazy")
+    mounted.umount()
+
+
+def test_a_lazy_umount_lets_open_files_be_read_on(mounted: Growfs, tree: dict[str, bytes]) -> None:
+    with (mounted.mountpoint / "class0/0000.bin").open("rb") as file:
+        mounted.run("umount", "--lazy", mounted.mountpoint)
+        assert files_below(mounted.mountpoint) == set()
+        assert file.read() == tree["class0/0000.bin"]
+    until(lambda: not (mounted.cache / "daemon.json").exists())
+
+
+def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
+    path = "class0/0000.bin"
+    cached = mounted.cache / "files" / path
+    assert mounted.run("evict", mounted.mountpoint, path).stdout.startswith("1 files evicted")
+    assert not cached.exists()
+    assert mounted.run("fetch", mounted.mountpoint, path).stdout == "1 files match, 1 of them fetched now\n"
+    assert cached.exists()
+    mounted.run("pin", mounted.mountpoint, path)
+    assert "1 stay" in mounted.run("evict", mounted.mountpoint, path).stdout
+    assert cached.exists()
+    assert mounted.run("unpin", mounted.mountpoint, path).stdout == "1 files may be evicted\n"
+    mounted.run("evict", mounted.mountpoint, path)
+    assert not cached.exists()
+    mounted.run("pin", mounted.mountpoint, "*.bin")
+    assert mounted.run("evict", mounted.mountpoint, "*").stdout.startswith("0 files evicted")
+
+
+def test_evict_keeps_the_last_of_each_directory(mounted: Growfs) -> None:
+    mounted.run("evict", mounted.mountpoint, "*")
+    until(lambda: mounted.status()["cache"]["files"] == 2)
+    assert len(list((mounted.cache / "files").glob("*/*"))) == 2
+
+
+@pytest.mark.parametrize("verb", ["pin", "unpin", "fetch", "evict"])
+def test_a_glob_that_matches_nothing(complete: Growfs, verb: str) -> None:
+    assert_refused(complete.run(verb, complete.mountpoint, "*.jpg", check=False), "*.jpg", ".gitignore")
+
+
+def test_pause_and_resume(growfs: Growfs) -> None:
+    files = {f"f{number}": b"x" * 100 for number in range(40)}
+    with gated(files, *files) as gate:
+        arguments = ("--cache-dir", growfs.cache_dir, "--wait-files", "1", "--workers", "1")
+        with started(growfs, "mount", gate.url, growfs.mountpoint, *arguments) as mounting:
+            first = until(lambda: next((path for path in gate.asked if path), None))
+            gate.let_go(first)
+            assert mounting.wait(30) == 0
+        growfs.run("pause", growfs.mountpoint)
+        assert growfs.status()["state"] == "paused"
+        gate.let_go()
+        assert (growfs.mountpoint / "f39").read_bytes() == files["f39"], "a miss is served all the same"
+        until(lambda: not growfs.status()["cache"]["in_flight_bytes"])
+        assert growfs.status()["cache"]["files"] < len(files)
+        growfs.run("resume", growfs.mountpoint)
+        growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "30s")
+        assert growfs.status()["cache"]["files"] == len(files)
+
+
+def test_set_changes_what_can_be_changed(mounted: Growfs) -> None:
+    mounted.run("set", mounted.mountpoint, "cache-size=2GB", "min-free=1MB", "refresh=0", "settle=5m", "miss-timeout=9")
+    assert mounted.status()["cache"]["limit_bytes"] == 2_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("option", "says", "exit_code"),
+    [
+        ("seed=1", "these can: cache-size", 2),
+        ("no-such=1", "these can: cache-size", 2),
+        ("cache-size", "NAME=VALUE", 2),
+        ("cache-size=lots", "is no size", 2),
+        ("settle=soon", "is no time", 2),
+    ],
+)
+def test_set_refuses(complete: Growfs, option: str, says: str, exit_code: int) -> None:
+    assert_refused(complete.run("set", complete.mountpoint, option, check=False), says, exit_code=exit_code)
+
+
+def test_set_says_what_cannot_be_evicted(mounted: Growfs) -> None:
+    done = mounted.run("set", mounted.mountpoint, "cache-size=4kB", check=False)
+    assert_refused(done, "24.58 KB cannot be evicted", "a directory's last files")
+
+
+def test_set_takes_all_or_nothing(complete: Growfs) -> None:
+    complete.run("set", complete.mountpoint, "cache-size=2GB", "seed=1", check=False)
+    assert complete.status()["cache"]["limit_bytes"] == 1_000_000_000
+
+
+def test_a_smaller_cache_evicts_at_once(mounted: Growfs) -> None:
+    mounted.run("set", mounted.mountpoint, "cache-size=40kB")
+    assert mounted.status()["cache"]["bytes"] <= 40_000
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--files", "6"),
+        ("--files", "0"),
+        ("--bytes", "60kB"),
+        ("--fraction", "0.5"),
+        ("--fraction", "100%"),
+        ("--all",),
+        ("--all", "--timeout", "10s"),
+    ],
+)
+def test_wait_for_what_is_there(complete: Growfs, asked: tuple[str, ...]) -> None:
+    assert "6 of 6 files local" in complete.run("wait", complete.mountpoint, *asked).stdout
+
+
+@pytest.mark.parametrize("asked", [("--files", "7"), ("--bytes", "1GB")])
+def test_wait_for_more_than_there_is_fails_at_once(complete: Growfs, asked: tuple[str, ...]) -> None:
+    done = complete.run("wait", complete.mountpoint, *asked, check=False)
+    assert_refused(done, "no more will come", "6 of 6 files local")
+
+
+def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> None:
+    growfs.mount(tmp_path / "remote", "--cache-size", "30kB", "--wait-files", "1")
+    done = growfs.run("wait", growfs.mountpoint, "--all", check=False)
+    assert_refused(done, "no more will come", "2 of 6 files local")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ((), "--fraction"),
+        (("--all", "--files", "1"), "one of"),
+        (("--files", "some"), "no whole number"),
+        (("--bytes", "much"), "no size"),
+        (("--fraction", "2"), "no part of the whole"),
+        (("--all", "--timeout", "soon"), "no time"),
+    ],
+)
+def test_wait_refuses(complete: Growfs, asked: tuple[str, ...], says: str) -> None:
+    assert_refused(complete.run("wait", complete.mountpoint, *asked, check=False), says, exit_code=2)
+
+
+def test_wait_gives_up_after_its_timeout(growfs: Growfs) -> None:
+    with gated({"a": b"a", "b": b"b"}, "b") as gate:
+        growfs.mount(gate.url, "--wait-files", "1")
+        done = growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "0.1s", check=False)
+        assert_refused(done, "not after 0.1s", "1 of 2 files local")
+
+
+def test_wait_returns_when_there_is_enough(growfs: Growfs) -> None:
+    with gated({"a": b"a", "b": b"b"}, "b") as gate:
+        growfs.mount(gate.url, "--wait-files", "1")
+        with started(growfs, "wait", growfs.mountpoint, "--files", "2") as waiting:
+            gate.let_go()
+            assert waiting.wait(30) == 0

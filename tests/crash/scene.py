@@ -1,0 +1,185 @@
+"""What the crash tests share: a mount that can be made to fail at a label, and what must hold after the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+from growfs import disk
+from growfs.control import ask
+from growfs.errors import GrowfsError
+from tests.harness import Growfs, files_below, until
+
+DAEMON_GONE_S = 20.0
+
+
+@dataclass
+class Scene:
+    """A remote, what it holds, and the mount of it. url: what is mounted."""
+
+    growfs: Growfs
+    url: str
+    tree: dict[str, bytes]
+    flags: list[str] = field(default_factory=lambda: ["--settle", "0"])
+    evicted: bool = False
+
+    def mount(self, fault: str = "", *flags: object, check: bool = True) -> CompletedProcess[str]:
+        """Mount, with a daemon that fails at fault (LABEL:KIND)."""
+        self.growfs.env["GROWFS_FAULT"] = fault
+        return self.growfs.mount(self.url, *self.flags, *flags, check=check)
+
+    def status(self) -> dict[str, Any]:
+        """The status, through the control socket of the only cache."""
+        return dict(ask(self.growfs.cache, "status"))
+
+    def complete(self) -> None:
+        """Return when every file of the tree is local, and nothing is in flight."""
+        until(lambda: self.status()["state"] == "complete" and self.status()["cache"]["files"] == len(self.tree))
+
+    def refresh(self) -> None:
+        """Have the daemon list the remote again, many times a second."""
+        self.try_verb("set", options={"refresh": "0.1s"})
+
+    def try_verb(self, verb: str, **request: Any) -> str | None:
+        """Ask the daemon; the error, where there is one: a daemon that dies of the question is one."""
+        try:
+            ask(self.growfs.cache, verb, **request)
+        except GrowfsError as error:
+            return str(error)
+        return None
+
+    def kill(self) -> None:
+        """SIGKILL the daemon, and return as soon as nothing of it runs, which is before anybody has reaped it."""
+        pid = self.growfs.pid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid), DAEMON_GONE_S)
+
+    def wait_for_death(self) -> None:
+        """Return when the daemon is gone."""
+        until(lambda: not alive(self.growfs.pid), DAEMON_GONE_S)
+
+    def read_listed(self) -> dict[str, bytes]:
+        """What a walk of the mount finds now."""
+        return {path: (self.growfs.mountpoint / path).read_bytes() for path in self.growfs.names()}
+
+    def check(self) -> None:
+        """Mount anew, without a fault: nothing partial is ever visible, all comes back, and the books are right."""
+        self.mount("", "--no-wait")
+        assert self.read_listed().items() <= self.tree.items()
+        if self.evicted:  # what was evicted on demand comes back on demand
+            assert self.try_verb("fetch", globs=["*"]) is None
+        self.complete()
+        self.check_whole()
+        self.growfs.umount()
+
+    def check_whole(self) -> None:
+        """Every file is listed, bit for bit the remote's; the cache holds nothing else; the figures are true."""
+        assert self.read_listed() == self.tree
+        cache = self.growfs.cache
+        assert files_below(cache / "partial") == set()
+        assert {path: (cache / "files" / path).read_bytes() for path in files_below(cache / "files")} == self.tree
+        told = self.status()["cache"]
+        assert told["in_flight_bytes"] == 0
+        assert told["orphan_bytes"] == 0
+        assert told["files"] == len(self.tree)
+        assert told["content_bytes"] == sum(map(len, self.tree.values()))
+        assert told["bytes"] == sum(disk.allocated(stat) for _, stat in disk.walk_files(cache / "files"))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that its parent has not reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and that still run."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def kill_workers(daemon: int) -> int:
+    """SIGKILL every worker of a daemon, but not the nursery that forks them; returns how many."""
+    workers = [worker for nursery in children(daemon) for worker in children(nursery)]
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):  # the kernel reaps them, at any moment
+            os.kill(worker, signal.SIGKILL)
+    return len(workers)
+
+
+class GatedRemote:
+    """A web server with a manifest, whose files can be held back in the middle.
+
+    hold(path): the next requests for path send half, and the rest after release().
+    """
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = dict(files)
+        self.requests: list[str] = []
+        self._versions = dict.fromkeys(files, "v1")
+        self._held: set[str] = set()
+        self._gate = threading.Event()
+        self._halfway: set[str] = set()
+
+    def hold(self, path: str) -> None:
+        self._held.add(path)
+
+    def release(self) -> None:
+        self._gate.set()
+
+    def is_halfway(self, path: str) -> bool:
+        """Whether half of a held file was sent."""
+        return path in self._halfway
+
+    def change(self, path: str, content: bytes) -> None:
+        """A new version of a file."""
+        self.files[path] = content
+        self._versions[path] += "x"
+
+    @property
+    def handler(self) -> Callable[..., http.server.BaseHTTPRequestHandler]:
+        """For tests.servers.serving."""
+        remote = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self._head(self.path.lstrip("/"))
+
+            def do_GET(self) -> None:
+                path = self.path.lstrip("/")
+                remote.requests.append(path)
+                content = self._head(path)
+                half = len(content) // 2
+                self.wfile.write(content[:half])
+                if path in remote._held and not remote._gate.is_set():
+                    self.wfile.flush()
+                    remote._halfway.add(path)
+                    remote._gate.wait(60)
+                self.wfile.write(content[half:])
+
+            def _head(self, path: str) -> bytes:
+                rows = [f"{name},{len(remote.files[name])},{remote._versions[name]}" for name in remote.files]
+                content = "\n".join(["path,size,version", *rows]).encode() if path == "list.csv" else remote.files[path]
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.send_header("Accept-Ranges", "none")
+                if path in remote._versions:
+                    self.send_header("ETag", f'"{remote._versions[path]}"')
+                self.end_headers()
+                return content
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        return Handler

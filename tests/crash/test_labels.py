@@ -1,0 +1,323 @@
+"""A daemon that is killed, or whose disk refuses, at each labelled step: the next one finds a cache that is whole.
+
+The labels are collected from the source. One that has no way to be driven to here fails the tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import growfs as package
+from growfs import disk
+from growfs.sampling import Candidate, draw_order
+from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
+from tests.harness import Growfs, files_below, make_tree, until
+from tests.servers import serving
+
+LABELLED = [name for name, value in vars(disk).items() if callable(value) and value.__module__ == disk.__name__]
+
+
+def labels_in_source() -> set[str]:
+    """The first argument of every call of growfs.disk that takes a label."""
+    taking = {name for name in LABELLED if "label" in getattr(disk, name).__code__.co_varnames[:1]}
+    found = set()
+    for path in Path(package.__file__).parent.rglob("*.py"):
+        if path.name == "disk.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in taking:
+                if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "disk"):
+                    continue
+                label = node.args[0]
+                assert isinstance(label, ast.Constant), f"{path}:{node.lineno}: a label is written out"
+                found.add(str(label.value))
+    return found
+
+
+# How the daemon is brought to a label: each gives the scene to check afterwards.
+
+
+@contextmanager
+def local(growfs: Growfs) -> Iterator[Scene]:
+    folder = growfs.mountpoint.parent / "remote"
+    yield Scene(growfs, str(folder), make_tree(folder, directories=2, files=3, size=5000))
+
+
+@contextmanager
+def gated(growfs: Growfs) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
+    """A remote whose first drawn file stops halfway, so that the others wait for it. Gives the order of the draws."""
+    folder = growfs.mountpoint.parent / "made"
+    tree = {path.replace("/", "-"): content for path, content in make_tree(folder, 1, 4, 5000).items()}
+    remote = GatedRemote(tree)
+    seeds, rest = draw_order((Candidate(n, 1, path, False, False) for n, path in enumerate(tree)), 0, 1)
+    order = [list(tree)[n] for n in (*seeds, *rest)]
+    remote.hold(order[0])
+    with serving(remote.handler) as url:
+        try:
+            yield Scene(growfs, f"{url}list.csv", tree), remote, order
+        finally:
+            remote.release()
+
+
+@contextmanager
+def in_mount(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        assert scene.mount(fault, check=False).returncode == 1
+        yield scene
+
+
+@contextmanager
+def in_mount_after_crash(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        scene.mount()
+        scene.complete()
+        scene.kill()
+        stray = growfs.cache / "files" / "stray" / "file"
+        stray.parent.mkdir()
+        stray.write_bytes(b"of nobody")
+        assert scene.mount(fault, check=False).returncode == 1
+        yield scene
+
+
+@contextmanager
+def in_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        folder = Path(scene.url)
+        folder.rename(folder.with_name("away"))
+        refused = scene.mount(fault, check=False)
+        assert refused.returncode == 1
+        assert fault.endswith(":kill") or f"{folder}: no such" in refused.stderr  # what led to it, not what it met
+        folder.with_name("away").rename(folder)
+        yield scene
+
+
+@contextmanager
+def in_umount(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        scene.mount(fault)
+        scene.complete()
+        pid = growfs.pid
+        growfs.umount()
+        until(lambda: not alive(pid))
+        yield scene
+
+
+@contextmanager
+def in_sync(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    hurry = growfs.mountpoint.parent / "hurry"
+    hurry.mkdir()
+    (hurry / "sitecustomize.py").write_text(
+        "import trio\nunhurried = trio.sleep\n"
+        "async def sleep(seconds): await unhurried(min(seconds, 0.05))\ntrio.sleep = sleep\n"
+    )
+    growfs.env["PYTHONPATH"] = str(hurry)
+    with local(growfs) as scene:
+        scene.mount(fault, "--no-wait", check=False)
+        yield scene
+
+
+@contextmanager
+def in_evict(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        scene.mount(fault)
+        scene.complete()
+        scene.try_verb("evict", globs=["*.bin"])
+        scene.evicted = True
+        yield scene
+
+
+@contextmanager
+def in_discard(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        scene.mount(fault)
+        scene.complete()
+        shutil.rmtree(Path(scene.url) / "class1")
+        scene.tree = {path: content for path, content in scene.tree.items() if not path.startswith("class1/")}
+        scene.refresh()
+        yield scene
+
+
+@contextmanager
+def in_lost_worker(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with gated(growfs) as (scene, remote, order):
+        scene.mount(fault, "--no-wait")
+        until(lambda: remote.is_halfway(order[0]))
+        assert kill_workers(growfs.pid)
+        remote.release()
+        yield scene
+
+
+@contextmanager
+def with_waiting_drafts(growfs: Growfs, fault: str) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
+    with gated(growfs) as (scene, remote, order):
+        scene.mount(fault, "--no-wait")
+        until(lambda: remote.is_halfway(order[0]))
+        until(lambda: len(whole_drafts(growfs)) == len(order) - 1)
+        yield scene, remote, order
+
+
+def whole_drafts(growfs: Growfs) -> list[Path]:
+    """Drafts that are done: a worker makes them read-only at the end."""
+    return [path for path, stat in disk.walk_files(growfs.cache / "partial") if stat.st_mode & 0o777 == 0o444]
+
+
+@contextmanager
+def in_stale_draft(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with with_waiting_drafts(growfs, fault) as (scene, remote, order):
+        remote.change(order[2], scene.tree[order[2]][::-1])
+        scene.tree[order[2]] = remote.files[order[2]]
+        scene.refresh()
+        until(lambda: "1 of them new, changed or gone" in growfs.log())
+        remote.release()
+        yield scene
+
+
+@contextmanager
+def in_publish_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with with_waiting_drafts(growfs, fault) as (scene, remote, _):
+        max(whole_drafts(growfs)).unlink()  # so the commit of those before it fails
+        remote.release()
+        yield scene
+
+
+Drive = Callable[[Growfs, str], AbstractContextManager[Scene]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to bring a daemon to a label, and what it does where the disk refuses there: say so and end, or go on."""
+
+    drive: Drive
+    refusals: tuple[str, ...]
+    lives: bool
+
+
+WAYS = {
+    "FORMAT": Way(in_mount, ("ENOSPC", "EIO"), False),
+    "ANNOUNCE": Way(in_mount, ("ENOSPC", "EIO"), False),
+    "SOCKET": Way(in_mount, ("EIO",), False),
+    "SWEEP_PARTIAL": Way(in_mount, ("EIO",), False),
+    "ORDER_MAPPED": Way(in_mount, ("EIO",), False),
+    "PUBLISH": Way(in_mount, ("ENOSPC", "EIO"), False),
+    "PUBLISH_COMMIT": Way(in_mount, ("ENOSPC", "EIO"), False),
+    "SWEEP_STRAY": Way(in_mount_after_crash, ("EIO",), False),
+    "SWEEP_FOLDER": Way(in_mount_after_crash, ("EIO",), False),
+    "UNDO": Way(in_undo, ("EIO",), False),
+    "WITHDRAW": Way(in_umount, ("EIO",), False),
+    "SYNC_STOP": Way(in_umount, ("ENOSPC", "EIO"), False),
+    "SYNC": Way(in_sync, ("ENOSPC", "EIO"), True),
+    "EVICT": Way(in_evict, ("EIO",), True),
+    "DISCARD": Way(in_discard, ("EIO",), True),
+    "DISCARD_FOLDER": Way(in_discard, ("EIO",), True),
+    "DRAFT_LOST": Way(in_lost_worker, ("EIO",), True),
+    "DRAFT_STALE": Way(in_stale_draft, ("EIO",), True),
+    "DRAFT_FAILED": Way(in_publish_undo, ("EIO",), True),
+    "PUBLISH_UNDO": Way(in_publish_undo, ("EIO",), True),
+}
+
+
+def test_every_label_is_driven_to() -> None:
+    assert labels_in_source() == set(WAYS)
+
+
+@pytest.mark.parametrize("label", WAYS)
+def test_after_a_kill_all_is_whole(growfs: Growfs, label: str) -> None:
+    with WAYS[label].drive(growfs, f"{label}:kill") as scene:
+        announced = list(growfs.cache_dir.glob("*/daemon.json"))
+        assert bool(announced) == (label not in ("FORMAT", "ANNOUNCE", "UNDO"))  # one that ends by itself withdraws it
+        if announced:
+            scene.wait_for_death()
+        scene.check()
+
+
+@pytest.mark.parametrize(
+    ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if not way.lives]
+)
+def test_where_the_disk_refuses_a_step_the_next_mount_is_whole(growfs: Growfs, label: str, kind: str) -> None:
+    growfs.tolerate_log = label == "SYNC_STOP"  # nobody is left whom it could tell in a line
+    with WAYS[label].drive(growfs, f"{label}:{kind}") as scene:
+        scene.check()
+
+
+@pytest.mark.parametrize(
+    ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if way.lives]
+)
+def test_a_mount_lives_on_where_the_disk_refuses_a_step(growfs: Growfs, label: str, kind: str) -> None:
+    with WAYS[label].drive(growfs, f"{label}:{kind}") as scene:
+        pid = growfs.pid
+        until(lambda: said(growfs) or not alive(pid))
+        assert alive(pid)
+        assert scene.read_listed().items() <= scene.tree.items()
+        growfs.umount()
+        scene.check()
+
+
+def said(growfs: Growfs) -> bool:
+    """Whether the log has what is said where the disk refuses."""
+    texts = ("asked for by GROWFS_FAULT", "another takes over", "refuses to be written")
+    return any(text in growfs.log() for text in texts)
+
+
+@pytest.mark.parametrize("label", ["FORMAT", "ANNOUNCE", "SOCKET", "SWEEP_PARTIAL", "PUBLISH", "PUBLISH_COMMIT"])
+def test_a_mount_that_the_disk_refuses_says_so_in_a_line_and_leaves_nothing(growfs: Growfs, label: str) -> None:
+    with local(growfs) as scene:
+        refused = scene.mount(f"{label}:ENOSPC", check=False)
+        assert refused.returncode == 1
+        assert "No space left on device" in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+        assert [path for path in growfs.cache_dir.iterdir() if path.is_dir()] == []
+        assert os.listdir(growfs.mountpoint) == []
+
+
+def test_what_the_full_disk_refused_takes_no_room(growfs: Growfs) -> None:
+    with gated(growfs) as (scene, remote, order):
+        scene.mount("PUBLISH:ENOSPC", "--no-wait")
+        remote.release()
+        until(lambda: scene.status()["fetch"]["failed"] >= len(order))
+        with pytest.raises(OSError) as told:  # noqa: PT011 - its errno is what is asked for
+            (growfs.mountpoint / order[0]).read_bytes()
+        assert told.value.errno == errno.ENOSPC
+        assert scene.status()["cache"]["in_flight_bytes"] == 0
+        assert files_below(growfs.cache / "partial") == set()
+        assert files_below(growfs.cache / "files") == set()
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_fetch_is_replaced(growfs: Growfs) -> None:
+    with gated(growfs) as (scene, remote, order):
+        scene.mount("", "--no-wait")
+        until(lambda: remote.is_halfway(order[0]))
+        assert kill_workers(growfs.pid)
+        remote.release()
+        scene.complete()
+        scene.check_whole()
+        assert "another takes over" in growfs.log()
+        assert remote.requests.count(order[0]) >= 2
+
+
+def test_a_file_that_a_reader_waits_for_survives_its_worker(growfs: Growfs) -> None:
+    with gated(growfs) as (scene, remote, order):
+        scene.mount("", "--no-wait")
+        until(lambda: remote.is_halfway(order[0]))
+        with disk_reader(growfs.mountpoint / order[0]) as read:
+            until(lambda: scene.status()["miss"]["files_total"] == 1)
+            assert kill_workers(growfs.pid)
+            remote.release()
+            assert read() == scene.tree[order[0]]
+
+
+@contextmanager
+def disk_reader(path: Path) -> Iterator[Callable[[], bytes]]:
+    """Read a file on a thread; the function waits for its content."""
+    with ThreadPoolExecutor(1) as pool:
+        content = pool.submit(path.read_bytes)
+        yield lambda: content.result(30)

@@ -1,0 +1,228 @@
+"""What the next start believes of a cache after a crash, after a power loss, and after somebody has touched it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from growfs.fuse.mounting import is_dead
+from growfs.recovery import digest
+from tests.crash.scene import Scene
+from tests.harness import Growfs, make_tree, until
+
+
+@pytest.fixture
+def scene(growfs: Growfs) -> Scene:
+    """A mount whose files are all local, and whose daemon was killed then."""
+    folder = growfs.mountpoint.parent / "remote"
+    scene = Scene(growfs, str(folder), make_tree(folder, directories=2, files=3, size=5000))
+    scene.mount()
+    scene.complete()
+    return scene
+
+
+def database(growfs: Growfs) -> sqlite3.Connection:
+    """Of a cache that nobody uses."""
+    return sqlite3.connect(growfs.cache / "catalog.sqlite", isolation_level=None)
+
+
+def fetched_again(scene: Scene) -> int:
+    """Mount anew, and return how many files had to be fetched."""
+    scene.mount("", "--no-wait")
+    assert scene.read_listed().items() <= scene.tree.items()
+    scene.complete()
+    scene.check_whole()
+    return int(scene.status()["fetch"]["files_total"])
+
+
+def lose_power(growfs: Growfs, durable: int) -> None:
+    """Another boot, and rows of which a syncfs has covered so many."""
+    with database(growfs) as rows:
+        rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
+        rows.execute("UPDATE resident SET durable = 0")
+        rows.execute(
+            "UPDATE resident SET durable = 1 WHERE id IN (SELECT r.id FROM resident r JOIN node n USING (id)"
+            " WHERE n.is_dir = 0 ORDER BY r.seq LIMIT ?)",
+            (durable,),
+        )
+    rows.close()
+
+
+def test_a_crash_loses_nothing(growfs: Growfs, scene: Scene) -> None:
+    scene.kill()
+    assert fetched_again(scene) == 0
+
+
+def test_a_dead_mount_is_seen_at_once(growfs: Growfs, scene: Scene) -> None:
+    os.stat(growfs.mountpoint)  # which the kernel keeps for a second
+    scene.kill()
+    assert is_dead(growfs.mountpoint)
+    scene.check()
+
+
+def test_a_power_loss_keeps_the_durable_rows_alone(growfs: Growfs, scene: Scene) -> None:
+    scene.kill()
+    lose_power(growfs, durable=2)
+    assert fetched_again(scene) == len(scene.tree) - 2
+
+
+def test_a_clean_stop_makes_all_durable(growfs: Growfs, scene: Scene) -> None:
+    growfs.umount()
+    rows = database(growfs)
+    assert rows.execute("SELECT count(*) FROM resident WHERE durable = 0").fetchone() == (0,)
+    rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
+    rows.close()
+    assert fetched_again(scene) == 0
+
+
+def test_a_durable_row_of_another_file_does_not_count(growfs: Growfs, scene: Scene) -> None:
+    scene.kill()
+    path = growfs.cache / "files" / next(iter(scene.tree))
+    other = path.with_name("other")
+    other.write_bytes(bytes(path.stat().st_size))
+    other.rename(path)
+    lose_power(growfs, durable=len(scene.tree))
+    assert fetched_again(scene) == 1
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def truncated(path: Path) -> None:
+    path.chmod(0o600)
+    os.truncate(path, 100)
+
+
+def grown(path: Path) -> None:
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def replaced(path: Path) -> None:
+    content = path.read_bytes()[::-1]
+    path.unlink()
+    path.write_bytes(content)
+
+
+def overwritten(path: Path) -> None:
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.write(b"altered")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_link(path: Path) -> None:
+    target = path.parent.parent.parent.parent / "elsewhere"
+    target.write_bytes(bytes(path.stat().st_size))
+    path.unlink()
+    path.symlink_to(target)
+
+
+TAMPERINGS = [deleted, truncated, grown, replaced, overwritten, a_link]
+
+
+@pytest.mark.parametrize("tamper", [*TAMPERINGS, a_folder])
+def test_after_an_unclean_stop_a_file_that_was_tampered_with_is_fetched_again(
+    growfs: Growfs, scene: Scene, tamper: Callable[[Path], None]
+) -> None:
+    scene.kill()
+    tamper(growfs.cache / "files" / next(iter(scene.tree)))
+    assert fetched_again(scene) == 1
+
+
+@pytest.mark.parametrize("tamper", [tamper for tamper in TAMPERINGS if tamper is not overwritten])
+def test_after_a_clean_stop_a_file_that_was_tampered_with_is_fetched_again_by_its_open(
+    growfs: Growfs, scene: Scene, tamper: Callable[[Path], None]
+) -> None:
+    """Content that was overwritten in place is not looked for then: that would mean to read the whole cache."""
+    growfs.umount()
+    tamper(growfs.cache / "files" / next(iter(scene.tree)))
+    scene.mount()
+    assert scene.read_listed() == scene.tree
+    scene.check_whole()
+    assert scene.status()["miss"]["files_total"] == 1
+
+
+def test_the_digest_decides_where_only_the_change_time_differs(growfs: Growfs, scene: Scene) -> None:
+    scene.kill()
+    path = growfs.cache / "files" / next(iter(scene.tree))
+    before = path.stat()
+    path.chmod(0o600)
+    path.chmod(0o444)
+    assert path.stat().st_ctime_ns != before.st_ctime_ns
+    assert fetched_again(scene) == 0
+    assert path.stat().st_ino == before.st_ino
+    growfs.umount()
+    row = database(growfs).execute("SELECT digest FROM resident WHERE ino = ?", (before.st_ino,)).fetchone()
+    assert row == (digest(path),)
+
+
+@pytest.mark.parametrize("name", [b"stray", b"class0/stray", b"new/folder/stray", b"class0/0000.bin.x", b"caf\xe9"])
+def test_after_an_unclean_stop_a_file_without_a_row_is_removed(growfs: Growfs, scene: Scene, name: bytes) -> None:
+    scene.kill()
+    stray = growfs.cache / "files" / os.fsdecode(name)
+    stray.parent.mkdir(parents=True, exist_ok=True)
+    stray.write_bytes(b"of nobody")
+    assert fetched_again(scene) == 0
+
+
+def test_drafts_of_the_last_daemon_are_swept(growfs: Growfs, scene: Scene) -> None:
+    growfs.umount()
+    (growfs.cache / "partial" / "1030").write_bytes(b"half")
+    assert fetched_again(scene) == 0
+
+
+def test_without_its_database_a_cache_begins_anew(growfs: Growfs, scene: Scene) -> None:
+    growfs.umount()
+    (growfs.cache / "files" / "stray").write_bytes(b"of nobody")
+    for path in growfs.cache.glob("catalog.sqlite*"):
+        path.unlink()
+    assert fetched_again(scene) == len(scene.tree)
+
+
+def test_misses_during_a_crash_leave_nothing(growfs: Growfs, scene: Scene) -> None:
+    scene.try_verb("pause")
+    scene.try_verb("evict", globs=["*.bin"])
+    scene.evicted = True
+    scene.kill()
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"no database at all" * 1000,
+        lambda content: content[:100] + bytes(len(content) - 100),
+        lambda content: content[:4096] + os.urandom(len(content) - 4096),
+        lambda content: content[: len(content) // 2],
+    ],
+    ids=["empty", "text", "header only", "first page only", "half"],
+)
+def test_a_damaged_database_is_told_in_a_line_or_made_anew(
+    growfs: Growfs, scene: Scene, damage: Callable[[bytes], bytes]
+) -> None:
+    growfs.umount()
+    growfs.tolerate_log = True
+    path = growfs.cache / "catalog.sqlite"
+    path.write_bytes(damage(path.read_bytes()))
+    told = scene.mount("", "--no-wait", check=False)
+    if told.returncode == 0:
+        scene.complete()
+        scene.check_whole()
+        return
+    assert told.returncode == 1
+    (line,) = told.stderr.splitlines()
+    assert str(path) in line
+    assert f"delete {growfs.cache}" in line
+    assert growfs.cache.exists()
+    until(lambda: not os.path.ismount(growfs.mountpoint))

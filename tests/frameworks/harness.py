@@ -1,0 +1,117 @@
+"""Training programs in processes of their own, and data for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+HERE = Path(__file__).parent
+BLOCK = 4096
+
+
+class Program:
+    """A training program: does one step for each line, and answers with a line. It ends when it is told no more.
+
+    name: a file of programs/. Frameworks make it slow to start, so start it before the mount is made.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        env = {**os.environ, "PYTHONPATH": str(HERE / "shim"), "PYTHONWARNINGS": "default"}
+        self._errors = folder.parent / f"{name}.stderr"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, HERE / "programs" / name, folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=env,
+                cwd="/",
+            )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def step(self, line: str = "") -> Any:
+        """Have it do its next step; returns what it says, less what a framework prints."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        for answer in self._process.stdout:
+            if answer.startswith(("{", "[")):
+                return json.loads(answer)
+        raise AssertionError(self._errors.read_text())
+
+
+def blocks(size: int) -> int:
+    """Bytes that a file of that size takes on the disk."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def images(folder: Path, classes: int, each: int) -> dict[str, list[str]]:
+    """Class folders of 8 x 8 pictures, without loss; returns [class, digest of the pixels] by relative path.
+
+    Every picture takes one block.
+    """
+    generator = random.Random(5)
+    pictures = {}
+    for number in range(classes):
+        name = f"class {number:02}"
+        (folder / name).mkdir(parents=True)
+        for place in range(each):
+            pixels = generator.randbytes(8 * 8 * 3)
+            content = BytesIO()
+            Image.frombytes("RGB", (8, 8), pixels).save(content, "PNG")
+            (folder / name / f"{place:03}.png").write_bytes(content.getvalue())
+            pictures[f"{name}/{place:03}.png"] = [name, hashlib.sha256(pixels).hexdigest()]
+    return pictures
+
+
+def tfrecord(records: list[bytes]) -> bytes:
+    """A TFRecord file: length, its masked CRC-32C, data, its masked CRC-32C (TensorFlow's record_writer.h)."""
+    parts = []
+    for record in records:
+        length = len(record).to_bytes(8, "little")
+        parts += [length, _masked(length), record, _masked(record)]
+    return b"".join(parts)
+
+
+def _table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)  # Castagnoli, reflected (RFC 3720)
+        table.append(value)
+    return table
+
+
+_CRC = _table()
+
+
+def _masked(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

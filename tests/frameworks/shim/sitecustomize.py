@@ -1,0 +1,48 @@
+"""Lets torchvision be imported where its compiled library cannot be: there is no CPU build of it for every torch.
+
+Put on PYTHONPATH by the tests, so that a program and its spawned workers need no line of it. Before torchvision is
+imported, it declares the two operators whose schemas the import asks for; nothing here calls them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+class BeforeTorchvision(MetaPathFinder):
+    """Finds nothing, and is asked first."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            declare_operators()
+        return None
+
+
+def declare_operators() -> None:
+    """Declare them, unless the library itself can."""
+    import torch
+
+    found = importlib.util.find_spec("torchvision")
+    folders = found.submodule_search_locations if found else None
+    try:
+        for library in Path((folders or ["/nowhere"])[0]).glob("_C*.so"):
+            torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+            return
+    except OSError:
+        pass
+    torch.library.define("torchvision::nms", NMS)
+    torch.library.define("torchvision::qnms", NMS)
+
+
+sys.meta_path.insert(0, BeforeTorchvision())

@@ -1,0 +1,117 @@
+"""The readers that people train with, unchanged, while the local set grows under them.
+
+Each program runs in a process of its own and imports nothing of growfs. The cache is made larger between two steps,
+so that what is local at each step is certain. (--settle is long: what is seen, is seen by rule (a), a next epoch.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.harness import BLOCK, Program, blocks, images, tfrecord
+from tests.harness import Growfs, make_tree, until
+from tests.servers import S3Server
+
+pytestmark = pytest.mark.timeout(300)
+
+Grow = Callable[[int], None]
+
+
+def growing(growfs: Growfs, each: int) -> Grow:
+    """Makes room for so many files of `each` bytes, and waits for them."""
+
+    def grow(files: int) -> None:
+        growfs.run("set", growfs.mountpoint, f"cache-size={files * each}")
+        until(lambda: growfs.status()["cache"]["files"] == files)
+
+    return grow
+
+
+def need(*modules: str) -> None:
+    """Skip where a framework is not installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server) -> None:
+    need("tensorflow")
+    with Program("tfrecord_epochs.py", growfs.mountpoint) as training:
+        generator = random.Random(11)
+        shards = {}
+        for number in range(12):
+            records = [generator.randbytes(generator.randrange(600, 700)) for _ in range(30)]
+            rclone_s3.put(f"tfrecord/train-{number:05}.tfrecord", tfrecord(records))
+            together = b"".join(len(record).to_bytes(8, "big") + record for record in records)
+            shards[f"train-{number:05}.tfrecord"] = hashlib.sha256(together).hexdigest(), sum(map(len, records))
+        each = blocks(20_000)
+        growfs.env.update(rclone_s3.env)
+        growfs.mount(f"s3://{rclone_s3.bucket}/tfrecord", "--cache-size", 3 * each, "--settle", "1h")
+        grow = growing(growfs, each)
+        for files in (3, 6, 12):
+            grow(files)
+            epoch = training.step()
+            assert len(epoch["records"]) == files
+            assert epoch["records"] == {name: shards[name][0] for name in epoch["records"]}
+            assert epoch["bytes"] == sum(shards[name][1] for name in epoch["records"])
+        assert growfs.status()["miss"]["files_total"] == 0
+
+
+def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> None:
+    need("tensorflow")
+    with Program("keras_subsets.py", growfs.mountpoint) as training:
+        pictures = images(tmp_path / "remote", classes=4, each=10)
+        growfs.mount(tmp_path / "remote", "--cache-size", 16 * BLOCK, "--settle", "1h")
+        grow = growing(growfs, BLOCK)
+        for files in (16, 32):
+            grow(files)
+            first = training.step()
+            grow(files + 4)  # between the two calls
+            second = training.step()
+            assert not set(first["paths"]) & set(second["paths"])
+            assert len(first["paths"]) + len(second["paths"]) == files
+            assert first["classes"] == second["classes"] == sorted(os.listdir(tmp_path / "remote"))
+            read = training.step()["images"]
+            assert sorted(read) == sorted(pictures[path] for path in first["paths"] + second["paths"])
+        assert growfs.status()["miss"]["files_total"] == 0
+
+
+def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
+    need("torch", "torchvision")
+    with Program("imagefolder_loader.py", growfs.mountpoint) as training:
+        pictures = images(tmp_path / "remote", classes=6, each=5)
+        growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h")
+        grow = growing(growfs, BLOCK)
+        classes = {name: number for number, name in enumerate(sorted(os.listdir(tmp_path / "remote")))}
+        for start, files in (("fork", 12), ("spawn", 20), ("fork", 30)):
+            grow(files)
+            epoch = training.step(start)
+            assert epoch["class_to_idx"] == classes
+            assert len(epoch["images"]) == files
+            assert all(image in pictures.values() for image in epoch["images"])
+            assert len({image[1] for image in epoch["images"]}) == files
+        assert sorted(epoch["images"]) == sorted(pictures.values())
+        assert growfs.status()["miss"]["files_total"] == 0
+
+
+def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
+    need("pandas")
+    with Program("pandas_index.py", growfs.mountpoint) as training:
+        tree = make_tree(tmp_path / "remote", directories=2, files=6, size=1000)
+        growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", "1h")
+        grow = growing(growfs, BLOCK)
+        for files in (4, 8, 12):
+            grow(files)
+            rows = training.step()
+            assert len(rows) == files
+            assert all(size == 1000 for _, size, _ in rows)
+            assert {path: digest for path, _, digest in rows} == {
+                path: hashlib.sha256(tree[path]).hexdigest() for path, _, _ in rows
+            }

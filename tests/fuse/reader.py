@@ -1,0 +1,119 @@
+"""Processes that read a mount and know nothing of growfs: generations are about who lists and who opens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = """
+import json, os, subprocess, sys, threading
+
+def list(path):
+    return sorted(os.listdir(path))
+
+def list_in_thread(path):
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(list(path)))
+    thread.start()
+    thread.join()
+    return sorted(found)
+
+def read(path):
+    with open(path, "rb") as file:
+        return len(file.read())
+
+def lines(path):
+    with open(path) as file:
+        return file.read().splitlines()
+
+def forked(function, path):
+    if os.fork() == 0:
+        globals()[function](path)
+        os._exit(0)
+    return os.wait()[1]
+
+def forked_read(path):
+    return forked("read", path)
+
+def forked_list_and_read(path):
+    return forked("list_and_read", path)
+
+def list_and_read(path):
+    read(os.path.join(path, list(path)[0]))
+
+def spawned_read(path):
+    subprocess.run(["sh", "-c", 'cat "$1" >/dev/null; :', "sh", path], check=True)
+
+os.chdir("/")
+for line in sys.stdin:
+    verb, path = json.loads(line)
+    try:
+        answer = {"result": globals()[verb](path)}
+    except OSError as error:
+        answer = {"errno": error.errno}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Reader:
+    """A process that does as it is told, in a mount. Paths are relative to the mount."""
+
+    def __init__(self, mountpoint: Path) -> None:
+        self._mountpoint = mountpoint
+        command = [sys.executable, "-S", "-E", "-c", PROGRAM]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def list(self, path: str = "") -> set[str]:
+        """The names in a directory."""
+        return set(self._ask("list", path))
+
+    def list_in_thread(self, path: str = "") -> set[str]:
+        """The same, by a new thread."""
+        return set(self._ask("list_in_thread", path))
+
+    def read(self, path: str) -> int:
+        """Open and read a file; returns its length. Raises OSError."""
+        return int(self._ask("read", path))
+
+    def lines(self, path: str) -> set[str]:
+        """The lines of a text file."""
+        return set(self._ask("lines", path))
+
+    def forked_read(self, path: str) -> None:
+        """Have a child read a file."""
+        self._ask("forked_read", path)
+
+    def forked_list_and_read(self, path: str = "") -> None:
+        """Have a child list a directory, and read its first file."""
+        self._ask("forked_list_and_read", path)
+
+    def spawned_read(self, path: str) -> None:
+        """Have a grandchild, which is another program, read a file."""
+        self._ask("spawned_read", path)
+
+    def _ask(self, verb: str, path: str) -> Any:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps([verb, str(self._mountpoint / path)]) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        if "errno" in answer:
+            raise OSError(answer["errno"], path)
+        return answer["result"]

@@ -1,0 +1,140 @@
+"""The set of directories is complete from the first moment, and directories may be large."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Growfs, make_tree, until
+
+BLOCK = 4096
+MANY = 3000
+
+
+def imagefolder(remote: Path, directories: int) -> None:
+    """Class folders with a README, three pictures, and an odd file that sorts first."""
+    for directory in range(directories):
+        folder = remote / f"class{directory:03}"
+        folder.mkdir(parents=True)
+        for name in ("0.json", "README.md", *(f"{number}.jpg" for number in range(3))):
+            (folder / name).write_bytes(b"x" * BLOCK)
+
+
+def kinds(folder: Path) -> dict[str, set[str]]:
+    """The extensions in each listed class folder."""
+    return {name: {Path(file).suffix for file in os.listdir(folder / name)} for name in os.listdir(folder)}
+
+
+def test_every_directory_has_its_commonest_kind_before_mount_returns(growfs: Growfs, tmp_path: Path) -> None:
+    imagefolder(tmp_path / "remote", 30)
+    growfs.mount(tmp_path / "remote", "--cache-size", 62 * BLOCK)
+    shown = kinds(growfs.mountpoint)
+    assert sorted(shown) == sorted(os.listdir(tmp_path / "remote"))
+    assert all(".jpg" in found for found in shown.values())
+    assert growfs.status()["unpromised"] is None
+
+
+def test_eviction_leaves_one_of_each_kind(growfs: Growfs, tmp_path: Path) -> None:
+    imagefolder(tmp_path / "remote", 5)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("evict", growfs.mountpoint, "*")
+    shown = kinds(growfs.mountpoint)
+    assert shown == {name: {".json", ".md", ".jpg"} for name in os.listdir(tmp_path / "remote")}
+    assert growfs.status()["cache"]["files"] == 5 * 3
+
+
+def test_the_seeds_are_the_same_whatever_fits(growfs: Growfs, tmp_path: Path) -> None:
+    imagefolder(tmp_path / "remote", 8)
+    growfs.mount(tmp_path / "remote", "--cache-size", 17 * BLOCK)
+    small = (growfs.mountpoint / ".growfs/files").read_text().splitlines()[:8]
+    growfs.umount()
+    shutil.rmtree(growfs.cache_dir)
+    growfs.mount(tmp_path / "remote", "--workers", 1)
+    assert (growfs.mountpoint / ".growfs/files").read_text().splitlines()[:8] == small
+
+
+def test_too_large_seeds_are_not_promised(growfs: Growfs, tmp_path: Path) -> None:
+    imagefolder(tmp_path / "remote", 8)
+    said = growfs.mount(tmp_path / "remote", "--cache-size", 6 * BLOCK).stdout
+    assert "not every directory has a file yet" in said
+    assert growfs.status()["unpromised"]
+    assert "not every directory" in (growfs.mountpoint / ".growfs/status").read_text()
+
+
+def test_empty_directories_of_the_remote_are_not_listed(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2)
+    (tmp_path / "remote" / "empty" / "below").mkdir(parents=True)
+    growfs.mount(tmp_path / "remote")
+    assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
+
+
+def test_a_directory_that_a_refresh_discovers_comes_with_the_next_generation(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2)
+    growfs.mount(tmp_path / "remote")
+    assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
+    make_tree(tmp_path / "remote", directories=3)
+    growfs.run("set", growfs.mountpoint, "refresh=0.1")
+    until(lambda: growfs.status()["cache"]["files"] == 15)
+    assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
+    growfs.run("set", growfs.mountpoint, "settle=0")
+    assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1", "class2"}
+    assert len(os.listdir(growfs.mountpoint / "class2")) == 5
+
+
+@pytest.fixture
+def large(growfs: Growfs, tmp_path: Path) -> Path:
+    """A mounted directory of many files."""
+    folder = tmp_path / "remote" / "many"
+    folder.mkdir(parents=True)
+    for number in range(MANY):
+        (folder / f"{number:05}").touch()
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    return growfs.mountpoint / "many"
+
+
+def test_a_directory_of_many_files(growfs: Growfs, large: Path) -> None:
+    expected = [f"{number:05}" for number in range(MANY)]
+    assert sorted(os.listdir(large)) == expected
+    with os.scandir(large) as entries:
+        assert sorted(entry.name for entry in entries if entry.is_file() and entry.stat().st_size == 0) == expected
+    fd = os.open(large, os.O_RDONLY)  # the same handle twice, from the start
+    try:
+        assert sorted(os.listdir(fd)) == sorted(os.listdir(fd)) == expected
+    finally:
+        os.close(fd)
+    with os.scandir(large) as one, os.scandir(large) as two:
+        names = [(first.name, second.name) for first, second in zip(one, two, strict=True)]
+    assert all(first == second for first, second in names)
+    assert len(names) == MANY
+    found = subprocess.run(["find", large, "-type", "f"], check=True, capture_output=True, text=True, timeout=60)
+    assert sorted(line.rpartition("/")[2] for line in found.stdout.splitlines()) == expected
+
+
+def test_eviction_in_the_middle_of_a_listing(growfs: Growfs, large: Path) -> None:
+    with os.scandir(large) as entries:
+        names = [next(entries).name for _ in range(10)]
+        growfs.run("pause", growfs.mountpoint)
+        growfs.run("evict", growfs.mountpoint, "*")
+        names += [entry.name for entry in entries]
+    assert len(set(names)) == len(names)
+    assert all((large / name).exists() for name in names)
+
+
+def test_directories_within_directories(growfs: Growfs, tmp_path: Path) -> None:
+    paths = {f"a{x}/b{y}/c/file{x}{y}" for x in range(3) for y in range(4)} | {"a0/file", "file"}
+    for path in paths:
+        (tmp_path / "remote" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "remote" / path).write_text(path)
+    growfs.mount(tmp_path / "remote")
+    assert growfs.names() == paths
+    assert (growfs.mountpoint / "a0/b0/c/../../file").read_text() == "a0/file"
+    assert {
+        Path(root).name for root, folders, files in os.walk(growfs.mountpoint) if not folders and not files
+    } == set()

@@ -1,0 +1,253 @@
+"""A file in the mount is the remote's file, however it is read, and nothing in the mount can be changed."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.conftest import Library
+from tests.harness import files_below
+
+LARGE = "sizes/large.bin"
+
+
+def test_content(library: Library) -> None:
+    assert files_below(library.path) == set(library.tree)
+    assert {path: (library.path / path).read_bytes() for path in library.tree} == library.tree
+
+
+def test_size_and_mtime_are_the_remotes(library: Library) -> None:
+    for path, content in library.tree.items():
+        found, remote = (library.path / path).stat(), (library.remote / path).stat()
+        assert (found.st_size, found.st_mtime_ns) == (len(content), remote.st_mtime_ns)
+        assert stat.S_IMODE(found.st_mode) == 0o444
+        assert stat.S_ISREG(found.st_mode)
+
+
+def test_directories_can_be_read_and_entered(library: Library) -> None:
+    found = (library.path / "deep/a").stat()
+    assert stat.S_ISDIR(found.st_mode)
+    assert stat.S_IMODE(found.st_mode) == 0o555
+
+
+def test_inodes_are_unlike(library: Library) -> None:
+    assert len({(library.path / path).stat().st_ino for path in library.tree}) == len(library.tree)
+
+
+def test_a_name_that_the_remote_does_not_have(library: Library) -> None:
+    for path in ("nothing", "sizes/nothing", "deep/a/b/c/d/nothing", os.fsdecode(b"\xff\xfe"), "x" * 256):
+        with pytest.raises(FileNotFoundError):
+            (library.path / path).stat()
+    with pytest.raises(NotADirectoryError):
+        (library.path / "sizes/one.bin/below").stat()
+
+
+def test_reading_at_odd_offsets_and_past_the_end(library: Library) -> None:
+    content = library.tree[LARGE]
+    end = len(content)
+    fd = os.open(library.path / LARGE, os.O_RDONLY)
+    try:
+        for offset in (0, 1, 4095, 4097, 131_071, 1_000_003, end - 1, end, end + 1, end + 10_000):
+            for size in (0, 1, 4097, 200_003):
+                assert os.pread(fd, size, offset) == content[offset : offset + size]
+        assert os.lseek(fd, 0, os.SEEK_END) == end
+        assert os.read(fd, 1) == b""
+    finally:
+        os.close(fd)
+
+
+def test_many_readers_of_one_file(library: Library) -> None:
+    files = [(library.path / LARGE).open("rb") for _ in range(20)]
+    try:
+        for place, file in enumerate(files):
+            file.seek(place * 100_003)
+            assert file.read(10) == library.tree[LARGE][place * 100_003 :][:10]
+    finally:
+        for file in files:
+            file.close()
+
+
+def test_mmap(library: Library) -> None:
+    content = library.tree[LARGE]
+    with (library.path / LARGE).open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    assert mapped[2_000_001:2_100_001] == content[2_000_001:2_100_001]
+    assert mapped[:] == content
+    mapped.close()
+
+
+def test_sendfile(library: Library, tmp_path: Path) -> None:
+    content = library.tree[LARGE]
+    with (library.path / LARGE).open("rb") as source, (tmp_path / "copy").open("wb") as target:
+        offset = 0
+        while sent := os.sendfile(target.fileno(), source.fileno(), offset, len(content)):
+            offset += sent
+    assert (tmp_path / "copy").read_bytes() == content
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (library.path / "sizes/odd.bin").open("rb") as source:
+        ours.sendfile(source)
+        assert theirs.recv(1 << 20, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == library.tree["sizes/odd.bin"]
+
+
+def test_copy_file_range(library: Library, tmp_path: Path) -> None:
+    with (library.path / LARGE).open("rb") as source, (tmp_path / "copy").open("wb") as target:
+        shutil.copyfileobj(source, target)
+        target.flush()
+        assert (tmp_path / "copy").read_bytes() == library.tree[LARGE]
+    subprocess.run(["cp", "--reflink=auto", library.path / LARGE, tmp_path / "again"], check=True, timeout=30)
+    assert (tmp_path / "again").read_bytes() == library.tree[LARGE]
+
+
+def test_direct_io(library: Library) -> None:
+    content = library.tree[LARGE]
+    fd = os.open(library.path / LARGE, os.O_RDONLY | os.O_DIRECT)
+    buffer = mmap.mmap(-1, 1 << 20)  # aligned, as O_DIRECT asks for
+    try:
+        assert os.preadv(fd, [buffer], 1 << 20) == 1 << 20
+        assert buffer[:] == content[1 << 20 : 2 << 20]
+        assert os.preadv(fd, [buffer], 2 << 20) == len(content) - (2 << 20)
+        assert buffer[: len(content) - (2 << 20)] == content[2 << 20 :]
+    finally:
+        os.close(fd)
+        buffer.close()
+
+
+@pytest.mark.parametrize("command", [["cp", "-r"], ["rsync", "-a"], ["cp", "-a"]], ids=" ".join)
+def test_copies_of_the_tree(library: Library, tmp_path: Path, command: list[str]) -> None:
+    if not shutil.which(command[0]):
+        pytest.skip(f"{command[0]} is not installed")
+    target = tmp_path / "copy"
+    subprocess.run([*command, f"{library.path}/", target], check=True, timeout=60)
+    assert {path: (target / path).read_bytes() for path in files_below(target)} == library.tree
+    subprocess.run(["chmod", "-R", "u+w", target], check=True, timeout=60)  # so that pytest can remove it
+
+
+def test_tar(library: Library, tmp_path: Path) -> None:
+    archive = tmp_path / "archive.tar"
+    subprocess.run(["tar", "-cf", archive, "-C", library.path, "."], check=True, timeout=60)
+    with tarfile.open(archive) as members:
+        found = {
+            member.name[2:]: (member.size, int(member.mtime)) for member in members.getmembers() if member.isfile()
+        }
+    assert found == {
+        path: (len(content), (library.remote / path).stat().st_mtime_ns // 10**9)
+        for path, content in library.tree.items()
+    }
+
+
+def test_find_and_du(library: Library) -> None:
+    found = subprocess.run(
+        ["find", library.path, "-type", "f", "-printf", r"%s %P\0"], check=True, capture_output=True, timeout=60
+    )
+    entries = [entry.decode().split(" ", 1) for entry in found.stdout.split(b"\0")[:-1]]
+    assert {path: int(size) for size, path in entries} == {path: len(file) for path, file in library.tree.items()}
+    total = subprocess.run(["du", "-sb", "--apparent-size", library.path], check=True, capture_output=True, timeout=60)
+    assert int(total.stdout.split()[0]) == sum(map(len, library.tree.values()))
+
+
+def _write(file: Path) -> None:
+    with file.open("r+b"):
+        pass
+
+
+def _append(file: Path) -> None:
+    with file.open("ab"):
+        pass
+
+
+def _create(file: Path) -> None:
+    with (file.parent / "new").open("xb"):
+        pass
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "write": _write,
+    "append": _append,
+    "create": _create,
+    "unlink": lambda file: file.unlink(),
+    "rename": lambda file: file.rename(file.parent / "new"),
+    "mkdir": lambda file: (file.parent / "new").mkdir(),
+    "rmdir": lambda file: file.parent.rmdir(),
+    "symlink": lambda file: (file.parent / "new").symlink_to(file),
+    "link": lambda file: (file.parent / "new").hardlink_to(file),
+    "mkfifo": lambda file: os.mkfifo(file.parent / "new"),
+    "chmod": lambda file: file.chmod(0o600),
+    "chown": lambda file: os.chown(file, 0, 0),
+    "utime": os.utime,
+    "truncate": lambda file: os.truncate(file, 0),
+    "setxattr": lambda file: os.setxattr(file, "user.note", b""),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("path", ["sizes/one.bin", ".growfs/status"])
+def test_read_only(library: Library, change: str, path: str) -> None:
+    with pytest.raises(OSError, match=r".") as refused:
+        CHANGES[change](library.path / path)
+    assert refused.value.errno == errno.EROFS
+
+
+def test_statfs_and_df(library: Library) -> None:
+    stat = os.statvfs(library.path)
+    status = library.growfs.status()["cache"]
+    assert stat.f_blocks * stat.f_frsize == status["limit_bytes"] // 4096 * 4096
+    assert (stat.f_blocks - stat.f_bfree) * stat.f_frsize == status["bytes"]
+    assert stat.f_bavail == stat.f_bfree
+    assert stat.f_files == len(library.tree)
+    assert stat.f_flag & os.ST_RDONLY
+    assert stat.f_namemax == 255
+    used = subprocess.run(
+        ["df", "--output=used", "-B1", library.path], check=True, capture_output=True, text=True, timeout=30
+    )
+    assert int(used.stdout.split()[1]) == status["bytes"]
+
+
+class _Entry(ctypes.Structure):
+    """struct dirent of 64-bit Linux (readdir(3))."""
+
+    _fields_ = (
+        ("d_ino", ctypes.c_uint64),
+        ("d_off", ctypes.c_int64),
+        ("d_reclen", ctypes.c_uint16),
+        ("d_type", ctypes.c_uint8),
+        ("d_name", ctypes.c_char * 256),
+    )
+
+
+def test_a_directory_can_be_read_from_any_place(library: Library) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.opendir.restype = ctypes.c_void_p
+    libc.readdir.restype = ctypes.POINTER(_Entry)
+    libc.telldir.restype = ctypes.c_long
+    stream = ctypes.c_void_p(libc.opendir(os.fsencode(library.path / "names")))
+
+    def rest() -> list[bytes]:
+        names = []
+        while entry := libc.readdir(stream):
+            names.append(entry.contents.d_name)
+        return names
+
+    places, names = [libc.telldir(stream)], []
+    while entry := libc.readdir(stream):
+        names.append(entry.contents.d_name)
+        places.append(libc.telldir(stream))
+    assert set(names) - {b".", b".."} == {
+        os.fsencode(path.partition("/")[2]) for path in library.tree if path.startswith("names/")
+    }
+    for number in (5, 0, len(names) - 1, 2, len(names)):
+        libc.seekdir(stream, ctypes.c_long(places[number]))
+        assert rest() == names[number:]
+    libc.rewinddir(stream)
+    assert rest() == names
+    libc.closedir(stream)

@@ -1,0 +1,201 @@
+"""How a mount ends: asked, busy, by a signal, killed; and what the next one finds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from growfs.fuse.mounting import mounted_at
+from tests.harness import Growfs, make_tree, until
+
+NAME = "class0/0000.bin"
+SIZE = 3_000_000
+
+
+def ended(pid: int) -> bool:
+    """Whether a daemon, which is nobody's child here, is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@contextmanager
+def cut_off(path: Path) -> Iterator[None]:
+    """Hold a file open while its daemon goes: then even close(2) says so."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.close(fd)
+
+
+def test_unmounting_leaves_nothing_but_the_cache(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+    growfs.umount()
+    until(lambda: ended(pid))
+    assert not mounted_at(growfs.mountpoint)
+    assert os.listdir(growfs.mountpoint) == []
+    assert {path.name for path in growfs.cache.iterdir()} == {"lock", "log", "catalog.sqlite", "files", "partial"}
+    assert list((growfs.cache / "partial").iterdir()) == []
+
+
+def test_plain_umount_ends_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+    subprocess.run(["umount", growfs.mountpoint], check=True, timeout=30)
+    until(lambda: ended(pid))
+    growfs.mount(tmp_path / "remote")
+    assert growfs.status()["fetch"]["files_total"] == 0
+
+
+def test_a_busy_mount_names_who_uses_it(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    for script in (f"f = open('{NAME}'); import os; os.chdir('/')", ""):
+        command = [sys.executable, "-S", "-c", f"{script}\nprint(flush=True)\ninput()"]
+        user = subprocess.Popen(
+            command, cwd=growfs.mountpoint, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert user.stdout
+        user.stdout.readline()
+        refused = growfs.run("umount", growfs.mountpoint, check=False)
+        user.communicate("\n", timeout=30)
+        assert refused.returncode == 1
+        assert refused.stderr.count("\n") == 1
+        assert f"({user.pid})" in refused.stderr
+        assert "--lazy" in refused.stderr
+        assert mounted_at(growfs.mountpoint)
+    growfs.umount()
+
+
+def test_lazily_readers_finish(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", files=2, size=SIZE)
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+    fd = os.open(growfs.mountpoint / NAME, os.O_RDONLY)
+    growfs.umount("--lazy")
+    assert os.listdir(growfs.mountpoint) == []
+    assert b"".join(os.pread(fd, 1 << 20, offset) for offset in range(0, SIZE, 1 << 20)) == tree[NAME]
+    assert not ended(pid)
+    os.close(fd)
+    until(lambda: ended(pid))
+    growfs.mount(tmp_path / "remote")
+    assert growfs.names() == set(tree)
+    assert growfs.status()["fetch"]["files_total"] == 0
+
+
+def test_sigterm_ends_it_in_order(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    pid = growfs.pid
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: ended(pid))
+    assert not mounted_at(growfs.mountpoint)
+    growfs.mount(tmp_path / "remote")
+    assert growfs.names() == set(tree)
+    assert growfs.status()["fetch"]["files_total"] == 0
+    assert "did not stop cleanly" not in growfs.log()
+
+
+def test_sigterm_while_files_are_open(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+    with cut_off(growfs.mountpoint / NAME):
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: ended(pid))
+    assert not mounted_at(growfs.mountpoint)
+
+
+def test_the_next_mount_takes_a_dead_one_off(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    with cut_off(growfs.mountpoint / NAME):
+        growfs.kill()
+        refused = growfs.run("status", growfs.mountpoint, check=False)
+        assert refused.returncode == 1
+        assert "its daemon is gone" in refused.stderr
+        growfs.mount(tmp_path / "remote")
+        assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree
+    assert "did not stop cleanly" in growfs.log()
+
+
+def test_umount_takes_a_dead_one_off(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    growfs.kill()
+    with pytest.raises(OSError, match="not connected"):
+        os.listdir(growfs.mountpoint)
+    said = growfs.run("umount", growfs.mountpoint).stdout
+    assert "its daemon was gone" in said
+    assert not mounted_at(growfs.mountpoint)
+    assert os.listdir(growfs.mountpoint) == []
+
+
+def test_workers_die_with_a_killed_daemon(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    pids = descendants(growfs.pid)
+    assert pids
+    growfs.kill()
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below a process."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in descendants(child)]
+
+
+def test_a_second_daemon_on_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    (tmp_path / "second").mkdir()
+    refused = growfs.run(
+        "mount", tmp_path / "remote", tmp_path / "second", "--cache-dir", growfs.cache_dir, check=False
+    )
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert f"pid {growfs.pid}, mounted on {growfs.mountpoint}" in refused.stderr
+    assert not mounted_at(tmp_path / "second")
+    assert growfs.status()["cache"]["files"] == 15
+
+
+def test_two_remotes_share_a_cache_directory(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    make_tree(tmp_path / "other", directories=1)
+    (tmp_path / "second").mkdir()
+    growfs.mount(tmp_path / "remote")
+    growfs.run("mount", tmp_path / "other", tmp_path / "second", "--cache-dir", growfs.cache_dir)
+    try:
+        assert os.listdir(tmp_path / "second") == ["class0"]
+        assert growfs.names() == set(tree)
+    finally:
+        growfs.run("umount", tmp_path / "second")
+
+
+def test_a_mountpoint_with_spaces_and_unicode(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    growfs.mountpoint = tmp_path / "mit Leerzeichen\tund Ümläuten"
+    growfs.cache_dir = tmp_path / "cäche, dir\\mit = allem"
+    growfs.mountpoint.mkdir()
+    growfs.mount(tmp_path / "remote")
+    assert growfs.names() == set(tree)
+    assert growfs.status()["mountpoint"] == str(growfs.mountpoint)
+    growfs.umount()

@@ -1,0 +1,195 @@
+"""What is open or mapped never changes, shrinks or goes away, whatever happens to the name meanwhile."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.reader import Reader
+from tests.harness import Growfs, make_tree, until
+
+NAME = "class0/0000.bin"
+OLD_SIZE = 300_000  # more than the kernel reads ahead of a first small read, so that later reads reach the daemon
+
+
+@contextmanager
+def opened_and_mapped(path: Path) -> Iterator[tuple[int, mmap.mmap]]:
+    """A descriptor, and a mapping that has none: neither has read more than a little so far."""
+    fd = os.open(path, os.O_RDONLY)
+    mapped_fd = os.open(path, os.O_RDONLY)
+    mapped = mmap.mmap(mapped_fd, 0, prot=mmap.PROT_READ)
+    os.close(mapped_fd)
+    try:
+        yield fd, mapped
+    finally:
+        mapped.close()
+        os.close(fd)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Another version of a remote file, with another time for certain."""
+    os.utime(path.parent)
+    path.with_suffix(".new").write_bytes(content)
+    later = path.stat().st_mtime_ns + 5 * 10**9 if path.exists() else time.time_ns()
+    os.utime(path.with_suffix(".new"), ns=(later, later))
+    path.with_suffix(".new").rename(path)
+
+
+def until_size(file: Path, size: int) -> None:
+    """Wait until a file has that size."""
+    until(lambda: file.stat().st_size == size)
+
+
+def relist(growfs: Growfs) -> None:
+    """Have the remote be listed again, over and over, until the test ends."""
+    growfs.run("set", growfs.mountpoint, "refresh=0.1")
+
+
+def test_an_open_file_survives_eviction(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", files=3, size=OLD_SIZE)
+    growfs.mount(tmp_path / "remote")
+    with opened_and_mapped(growfs.mountpoint / NAME) as (fd, mapped):
+        said = growfs.run("evict", growfs.mountpoint, "class0").stdout
+        assert said.startswith("2 files evicted")
+        assert "1 stay" in said
+        assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
+
+
+def test_evicted_names_leave_the_listing_and_stay_names(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=3)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("pause", growfs.mountpoint)
+    assert growfs.names() == set(tree)
+    growfs.run("evict", growfs.mountpoint, "*")
+    (left,) = growfs.names()
+    gone = growfs.mountpoint / min(set(tree) - {left})
+    assert gone.stat().st_size == len(tree[left])
+    fetched = growfs.status()["fetch"]["files_total"]
+    assert gone.read_bytes() == tree[str(gone.relative_to(growfs.mountpoint))]
+    assert growfs.status()["fetch"]["files_total"] == fetched + 1
+
+
+def test_an_open_file_survives_replacement(growfs: Growfs, tmp_path: Path) -> None:
+    old = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)[NAME]
+    new = b"new" * OLD_SIZE
+    growfs.mount(tmp_path / "remote")
+    file = growfs.mountpoint / NAME
+    before = file.stat()
+    with opened_and_mapped(file) as (fd, mapped):
+        replace(tmp_path / "remote" / NAME, new)
+        relist(growfs)
+        until_size(file, len(new))
+        assert file.read_bytes() == new
+        after = file.stat()
+        assert after.st_ino != before.st_ino
+        assert after.st_mtime_ns == (tmp_path / "remote" / NAME).stat().st_mtime_ns
+        assert os.pread(fd, len(new), 0) == mapped[:] == old
+        assert os.fstat(fd).st_ino == before.st_ino
+        assert os.fstat(fd).st_size == OLD_SIZE
+        assert growfs.status()["cache"]["orphan_bytes"] >= OLD_SIZE
+    until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)
+
+
+def test_an_open_file_survives_several_replacements(growfs: Growfs, tmp_path: Path) -> None:
+    versions = [make_tree(tmp_path / "remote", directories=1, files=1, size=OLD_SIZE)[NAME]]
+    growfs.mount(tmp_path / "remote")
+    relist(growfs)
+    file = growfs.mountpoint / NAME
+    fds = [os.open(file, os.O_RDONLY)]
+    for number in range(1, 4):
+        versions.append(bytes([number]) * (OLD_SIZE + number))
+        replace(tmp_path / "remote" / NAME, versions[-1])
+        until_size(file, OLD_SIZE + number)
+        fds.append(os.open(file, os.O_RDONLY))
+    assert [os.pread(fd, 2 * OLD_SIZE, 0) for fd in fds] == versions
+    assert len({os.fstat(fd).st_ino for fd in fds}) == len(fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def test_an_open_file_survives_deletion(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)
+    growfs.mount(tmp_path / "remote")
+    file = growfs.mountpoint / NAME
+    with opened_and_mapped(file) as (fd, mapped):
+        (tmp_path / "remote" / NAME).unlink()
+        relist(growfs)
+        until(lambda: not file.exists())
+        assert growfs.names() == set(tree) - {NAME}
+        assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
+        assert os.fstat(fd).st_size == OLD_SIZE
+    with pytest.raises(FileNotFoundError):
+        file.open("rb")
+
+
+def test_a_directory_goes_with_its_last_file_and_comes_again(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=1)
+    growfs.mount(tmp_path / "remote")
+    relist(growfs)
+    (tmp_path / "remote" / NAME).unlink()
+    until(lambda: set(os.listdir(growfs.mountpoint)) == {"class1"})
+    until(lambda: not (growfs.mountpoint / "class0").exists())
+    growfs.run("set", growfs.mountpoint, "settle=0")
+    replace(tmp_path / "remote" / NAME, b"again")
+    until(lambda: growfs.names() == set(tree))
+    assert (growfs.mountpoint / NAME).read_bytes() == b"again"
+
+
+def test_a_replaced_file_stays_listed(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=1)
+    growfs.mount(tmp_path / "remote", "--settle", "1h")
+    assert reader.list("class0") == {"0000.bin"}
+    replace(tmp_path / "remote" / NAME, b"new")
+    relist(growfs)
+    until_size(growfs.mountpoint / NAME, 3)
+    until(lambda: growfs.status()["cache"]["files"] == 2)
+    assert other.list("class0") == {"0000.bin"}  # a class folder must not be found empty
+
+
+def test_a_remount_shows_the_new_version(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", files=2)
+    growfs.mount(tmp_path / "remote")
+    file = growfs.mountpoint / NAME
+    before = file.stat()
+    growfs.umount()
+    replace(tmp_path / "remote" / NAME, b"changed while nothing was mounted")
+    growfs.mount(tmp_path / "remote")
+    until(lambda: file.read_bytes() == b"changed while nothing was mounted")
+    assert file.stat().st_ino != before.st_ino
+
+
+def test_what_a_fetch_finds_changed_is_taken_over(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=3)
+    growfs.mount(tmp_path / "remote", "--refresh", "0")
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("evict", growfs.mountpoint, "*")
+    (left,) = growfs.names()
+    for path in sorted({f"class0/{number:04}.bin" for number in range(3)} - {left}):
+        replace(tmp_path / "remote" / path, b"changed since it was listed")
+        assert (growfs.mountpoint / path).read_bytes() == b"changed since it was listed"
+        assert (growfs.mountpoint / path).stat().st_size == len(b"changed since it was listed")
+
+
+def test_a_file_whose_cached_copy_was_tampered_with_is_fetched_again(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=3)
+    growfs.mount(tmp_path / "remote")
+    (growfs.cache / "files" / "class0/0000.bin").unlink()
+    (growfs.cache / "files" / "class0/0001.bin").unlink()
+    (growfs.cache / "files" / "class0/0001.bin").write_bytes(b"forged")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+
+
+def test_a_file_of_unknown_size_is_listed_with_its_size(growfs: Growfs, tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "a.bin").write_bytes(b"12345")
+    (tmp_path / "list.txt").write_text("a.bin\n")
+    growfs.mount(tmp_path / "remote", "--manifest", tmp_path / "list.txt")
+    assert growfs.names() == {"a.bin"}
+    assert (growfs.mountpoint / "a.bin").stat().st_size == 5
+    assert (growfs.mountpoint / "a.bin").read_bytes() == b"12345"

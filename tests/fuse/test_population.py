@@ -1,0 +1,222 @@
+"""What comes by itself: in a reproducible order, within the quota at every moment, and again after a restart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.gated import Gated
+from tests.harness import Growfs, make_tree, until
+
+SIZE = 100_000
+
+
+def order(growfs: Growfs) -> list[str]:
+    """The files in the order of their admission, when all are local."""
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.run("set", growfs.mountpoint, "settle=0")
+    return (growfs.mountpoint / ".growfs/files").read_text().splitlines()
+
+
+def until_local(growfs: Growfs, files: int) -> None:
+    """Wait until just so many files are local."""
+    until(lambda: growfs.status()["cache"]["files"] == files)
+
+
+def on_disk(cache: Path) -> int:
+    """Allocated bytes of the cached files and of what is in flight, each file once, however it is renamed meanwhile."""
+    blocks = {}
+    for root, _, names in os.walk(cache):
+        for name in names:
+            if not root.startswith((str(cache / "files"), str(cache / "partial"))) or name == "order":
+                continue
+            with suppress(FileNotFoundError):
+                stat = os.lstat(os.path.join(root, name))
+                blocks[stat.st_ino] = stat.st_blocks
+    return 512 * sum(blocks.values())
+
+
+def test_the_order_does_not_depend_on_the_workers(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=4, files=25, size=100)
+    (tmp_path / "remote" / "class0/0000.bin").write_bytes(b"x" * 5_000_000)  # slower than all behind it
+    orders = []
+    for workers, seed in ((1, 0), (8, 0), (3, 0), (3, 1)):
+        growfs.mount(tmp_path / "remote", "--workers", workers, "--seed", seed)
+        orders.append(order(growfs))
+        growfs.umount()
+        shutil.rmtree(growfs.cache_dir)
+    assert orders[0] == orders[1] == orders[2] != orders[3]
+    assert set(orders[0]) == set(orders[3]) == set(tree)
+    assert len({path.partition("/")[0] for path in orders[0][:4]}) == 4
+
+
+def test_the_order_goes_on_after_restarts_and_kills(growfs: Growfs, gated: Gated) -> None:
+    gated.files = {f"{number:03}": b"%d" % number for number in range(60)}
+    growfs.mount(gated.manifest)
+    whole = order(growfs)
+    growfs.umount()
+    shutil.rmtree(growfs.cache_dir)
+    for stop_at, end in ((15, growfs.umount), (30, growfs.kill), (45, growfs.kill)):
+        gated.held = set(whole[stop_at:])
+        growfs.mount(gated.manifest, "--no-wait")
+        until_local(growfs, stop_at)
+        end()
+    gated.let_go()
+    growfs.mount(gated.manifest)
+    assert order(growfs) == whole
+
+
+def test_nothing_is_fetched_twice_after_a_restart(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    for end in (growfs.umount, growfs.kill):
+        growfs.mount(tmp_path / "remote")
+        growfs.run("wait", growfs.mountpoint, "--all")
+        end()
+    growfs.mount(tmp_path / "remote")
+    assert growfs.names() == set(tree)
+    assert growfs.status()["fetch"]["files_total"] == 0
+    assert growfs.status()["miss"]["files_total"] == 0
+
+
+def test_a_restart_needs_no_remote(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.umount()
+    (tmp_path / "remote").rename(tmp_path / "elsewhere")
+    growfs.mount(tmp_path / "remote")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree
+    until(lambda: growfs.status()["last_error"])
+    assert growfs.names() == set(tree)
+
+
+def test_a_restart_with_an_unreachable_server(growfs: Growfs, gated: Gated) -> None:
+    gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
+    growfs.mount(gated.manifest)
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.umount()
+    gated.refused = dict.fromkeys([*gated.files, "manifest.csv"], 403)
+    growfs.mount(gated.manifest)
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == gated.files
+    until(lambda: growfs.status()["last_error"])
+
+
+def test_a_remote_that_hangs_does_not_hold_up_a_restart(growfs: Growfs, gated: Gated) -> None:
+    gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
+    growfs.mount(gated.manifest)
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.umount()
+    gated.held = {"manifest.csv"}
+    growfs.mount(gated.manifest)
+    assert growfs.names() == set(gated.files)
+    assert growfs.status()["remote"]["listing"]
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_the_quota_holds_while_filling(growfs: Growfs, tmp_path: Path, workers: int) -> None:
+    make_tree(tmp_path / "remote", directories=3, files=30, size=SIZE)
+    limit = 40 * 1 << 10 << 6  # of the 9 MB that there are
+    growfs.mount(tmp_path / "remote", "--cache-size", limit, "--no-wait", "--workers", workers)
+    most = 0
+    while growfs.status()["state"] != "held":
+        for _ in range(20):
+            most = max(most, on_disk(growfs.cache))
+    assert 0.9 * limit < on_disk(growfs.cache) <= limit
+    assert most <= limit
+    status = growfs.status()["cache"]
+    assert status["bytes"] == on_disk(growfs.cache)
+
+
+def test_the_quota_holds_while_misses_replace_files(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    limit = 1 << 20
+    growfs.mount(tmp_path / "remote", "--cache-size", limit)
+    held = (growfs.mountpoint / "class0/0000.bin").open("rb")
+    for path in tree:
+        assert (growfs.mountpoint / path).read_bytes() == tree[path]
+        assert on_disk(growfs.cache) <= limit
+    assert held.read() == tree["class0/0000.bin"]
+    held.close()
+    cache = growfs.status()["cache"]
+    assert cache["bytes"] == on_disk(growfs.cache)
+    assert cache["in_flight_bytes"] == cache["orphan_bytes"] == 0
+
+
+def modified(folder: Path, names: Iterable[str]) -> list[int]:
+    """The modification times of files."""
+    return [(folder / name).stat().st_mtime_ns for name in names]
+
+
+def test_new_versions_wait_for_room_beside_open_ones(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
+    limit = 5 * (-(-SIZE // 4096) * 4096)
+    growfs.mount(tmp_path / "remote", "--cache-size", limit)
+    growfs.run("wait", growfs.mountpoint, "--all")
+    files = {path: (growfs.mountpoint / path).open("rb") for path in tree}
+    for path in tree:
+        later = (tmp_path / "remote" / path).stat().st_mtime_ns + 10**10
+        os.utime(tmp_path / "remote" / path, ns=(later, later))
+    growfs.run("set", growfs.mountpoint, "refresh=0.1")
+    until(lambda: "listed 5 files, 5 of them new, changed or gone" in growfs.log())
+    assert growfs.status()["cache"]["files"] == 5  # the old versions, for which there is no successor yet
+    assert all(file.read() == tree[path] for path, file in files.items())
+    assert on_disk(growfs.cache) <= limit
+    for file in files.values():
+        file.close()
+    until(lambda: modified(growfs.mountpoint, tree) == modified(tmp_path / "remote", tree))
+    until(lambda: growfs.status()["cache"]["files"] == 5)
+    assert on_disk(growfs.cache) <= limit
+
+
+def test_shrinking_evicts(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.run("set", growfs.mountpoint, "cache-size=1MiB")
+    assert on_disk(growfs.cache) <= 1 << 20
+    assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
+
+
+def test_growing_fills(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", "1MiB")
+    until(lambda: growfs.status()["state"] == "held")
+    growfs.run("set", growfs.mountpoint, "cache-size=10MiB")
+    growfs.run("wait", growfs.mountpoint, "--all")
+
+
+def test_growing_again_brings_back_what_shrinking_evicted(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.run("set", growfs.mountpoint, "cache-size=1MiB")
+    growfs.run("set", growfs.mountpoint, "cache-size=10MiB")
+    growfs.run("wait", growfs.mountpoint, "--all")
+
+
+def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, gated: Gated) -> None:
+    gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
+    gated.refused = {"007": 403}
+    growfs.mount(gated.manifest, "--wait-files", 19)
+    assert growfs.names() == set(gated.files) - {"007"}
+    assert growfs.status()["fetch"]["failed"] >= 1
+    assert "007" in growfs.status()["last_error"]
+
+
+def test_paused_nothing_comes(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=6, size=4096)
+    growfs.mount(tmp_path / "remote", "--cache-size", 2 * 4096)
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("set", growfs.mountpoint, "cache-size=1MB")
+    assert growfs.status()["state"] == "paused"
+    local = growfs.names()
+    (missing, *_) = sorted({f"class0/{number:04}.bin" for number in range(6)} - local)
+    assert (growfs.mountpoint / missing).read_bytes()
+    assert growfs.status()["cache"]["files"] == 3
+    growfs.run("resume", growfs.mountpoint)
+    growfs.run("wait", growfs.mountpoint, "--all")

@@ -1,0 +1,126 @@
+"""`.growfs/` opens by name and no listing shows it; each of its files tells what it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pandas
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from tests.fuse.conftest import Library
+from tests.harness import Growfs, make_tree, until
+
+NAMES = {"status", "status.json", "metrics", "files", "index.csv", "log"}
+
+
+def test_it_is_unlisted_and_opens_by_name(library: Library) -> None:
+    control = library.path / ".growfs"
+    assert ".growfs" not in os.listdir(library.path)
+    found = subprocess.run(["find", library.path], check=True, capture_output=True, timeout=60).stdout
+    assert b".growfs" not in found
+    assert control.is_dir()
+    assert set(os.listdir(control)) == NAMES
+    assert all((control / name).is_file() and (control / name).read_bytes() for name in NAMES)
+    with pytest.raises(FileNotFoundError):
+        (control / "nothing").open()
+    with pytest.raises(FileNotFoundError):
+        (library.path / "sizes" / ".growfs").stat()
+
+
+def test_a_remote_with_that_name_is_skipped_and_told(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1)
+    (tmp_path / "remote" / ".growfs").mkdir()
+    (tmp_path / "remote" / ".growfs" / "status").write_text("not ours")
+    growfs.mount(tmp_path / "remote")
+    assert "not ours" not in (growfs.mountpoint / ".growfs/status").read_text()
+    assert [skip["reason"] for skip in growfs.status()["skipped"]] == [".growfs is reserved"]
+
+
+def test_status_is_for_people(library: Library) -> None:
+    text = (library.path / ".growfs/status").read_text()
+    for word in (str(library.remote), str(library.path), f"{len(library.tree)} files", "complete", "libfuse"):
+        assert word in text
+
+
+def test_status_json_has_what_the_command_has(library: Library) -> None:
+    told = json.loads((library.path / ".growfs/status.json").read_text())
+    asked = library.growfs.status()
+    assert told.keys() == asked.keys()
+    for key in ("url", "mountpoint", "pid", "state", "remote", "cache", "seed"):
+        assert told[key] == asked[key]
+    assert told["remote"]["files"] == told["cache"]["files"] == len(library.tree)
+    assert told["remote"]["bytes"] == sum(map(len, library.tree.values()))
+
+
+def test_metrics_are_openmetrics(library: Library) -> None:
+    text = (library.path / ".growfs/metrics").read_text()
+    families = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    samples = {sample.name: sample.value for family in families for sample in family.samples}
+    assert samples["growfs_cache_files"] == len(library.tree)
+    assert samples["growfs_remote_bytes"] == sum(map(len, library.tree.values()))
+    assert samples["growfs_fetch_failed"] == 0
+
+
+def test_files_has_the_listed_paths(library: Library) -> None:
+    text = (library.path / ".growfs/files").read_text()
+    assert all(f"{path}\n" in text for path in library.tree)
+    assert len(text.encode()) == sum(len(path.encode()) + 1 for path in library.tree)
+
+
+def test_index_is_a_data_frame(library: Library) -> None:
+    frame = pandas.read_csv(library.path / ".growfs/index.csv", keep_default_na=False)
+    assert list(frame.columns) == ["path", "size", "directory", "opens"]
+    assert dict(zip(frame["path"], frame["size"], strict=True)) == {
+        path: len(content) for path, content in library.tree.items()
+    }
+    assert list(frame["directory"]) == [path.rpartition("/")[0] for path in frame["path"]]
+
+
+def test_index_counts_opens(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=3)
+    growfs.mount(tmp_path / "remote")
+    for path in tree:
+        for _ in range(int(path[-5]) + 1):
+            (growfs.mountpoint / path).read_bytes()
+
+    def opens() -> dict[str, int]:
+        frame = pandas.read_csv(growfs.mountpoint / ".growfs/index.csv")
+        return dict(zip(frame["path"], frame["opens"], strict=True))
+
+    until(lambda: opens() == {path: int(path[-5]) + 1 for path in tree})
+    until(lambda: growfs.status()["opens"]["max"] == 3)
+    assert growfs.status()["opens"]["mean"] == 2
+
+
+def test_log_has_what_happened(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    assert "listed 2 files" in (growfs.mountpoint / ".growfs/log").read_text()
+
+
+def test_each_open_is_rendered_anew_and_then_stays(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote", "--settle", "0")
+    control = growfs.mountpoint / ".growfs"
+    with (control / "status.json").open("rb") as file:
+        beginning = file.read(10)
+        (growfs.mountpoint / "class0/0000.bin").read_bytes()
+        os.listdir(growfs.mountpoint)
+        rest = file.read()
+        assert json.loads(beginning + rest)["generation"] == 0
+        file.seek(5)
+        assert file.read() == (beginning + rest)[5:]
+        assert os.pread(file.fileno(), 100, 1 << 20) == b""
+    assert json.loads((control / "status.json").read_text())["generation"] == 1
+
+
+@pytest.mark.parametrize("command", [["cat"], ["head", "-c", "1000000"], ["grep", ""]], ids=" ".join)
+def test_ordinary_programs_read_them(library: Library, command: list[str]) -> None:
+    told = subprocess.run(
+        [*command, library.path / ".growfs/files"], check=True, capture_output=True, timeout=60
+    ).stdout
+    assert told.splitlines() == (library.path / ".growfs/files").read_bytes().splitlines()

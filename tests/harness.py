@@ -1,0 +1,131 @@
+"""Mounts for tests: the real command, a real daemon, the real kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growfs.fuse.mounting import mounted_at, unmount
+
+COMMAND_S = 60.0
+GROWFS = [sys.executable, "-m", "growfs.cli"]
+
+
+class Growfs:
+    """The command, with a mountpoint and a cache directory of its own.
+
+    Its log must hold no traceback when the test ends, unless the test says `tolerate_log = True`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.mountpoint = folder / "mnt"
+        self.cache_dir = folder / "cache"
+        self.mountpoint.mkdir()
+        self.env = dict(os.environ)
+        self.tolerate_log = False
+
+    def run(
+        self, *arguments: object, check: bool = True, timeout_s: float = COMMAND_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a verb. With check, a failure fails the test and shows what was said."""
+        command = [*GROWFS, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.env, timeout=timeout_s, check=False)
+        if check and done.returncode:
+            pytest.fail(f"growfs {' '.join(map(str, arguments))}: {done.returncode}: {done.stderr}{self.log()}")
+        return done
+
+    def mount(self, url: object, *flags: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Mount with the default cache size of a test, 1 GB, unless flags say otherwise."""
+        size = [] if "--cache-size" in flags else ["--cache-size", "1GB"]
+        return self.run("mount", url, self.mountpoint, "--cache-dir", self.cache_dir, *size, *flags, check=check)
+
+    def umount(self, *flags: object) -> None:
+        """Take the mount off; returns when the daemon has ended."""
+        self.run("umount", *flags, self.mountpoint)
+
+    def status(self) -> dict[str, Any]:
+        """The status, through the control socket."""
+        return dict(json.loads(self.run("status", "--json", self.mountpoint).stdout))
+
+    @property
+    def cache(self) -> Path:
+        """The folder of the only cache."""
+        (cache,) = (path for path in self.cache_dir.iterdir() if path.is_dir())
+        return cache
+
+    def log(self) -> str:
+        """The daemons' logs."""
+        return "".join(path.read_text() for path in self.cache_dir.glob("*/log"))
+
+    @property
+    def pid(self) -> int:
+        """Of the daemon."""
+        return int(json.loads((self.cache / "daemon.json").read_text())["pid"])
+
+    def kill(self) -> None:
+        """SIGKILL the daemon, and return when it is gone."""
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        stat = Path(f"/proc/{pid}/stat")  # the state comes after the command, which may have spaces (proc(5))
+        until(lambda: not stat.exists() or stat.read_bytes().rpartition(b") ")[2].startswith(b"Z"))
+
+    def names(self) -> set[str]:
+        """The files that a walk of the mount lists now."""
+        return files_below(self.mountpoint)
+
+
+def files_below(folder: Path) -> set[str]:
+    """The relative paths of all files below a folder."""
+    return {str(Path(root, name).relative_to(folder)) for root, _, names in os.walk(folder) for name in names}
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    """Poll until condition is true, and return its value; fails the test when that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not so after {timeout_s:g} s")
+        time.sleep(0.02)
+    return value
+
+
+def make_tree(
+    folder: Path, directories: int = 3, files: int = 5, size: int = 10_000, suffix: str = ".bin"
+) -> dict[str, bytes]:
+    """Random files in class folders, the same each time; returns their content by relative path."""
+    generator = random.Random(7)
+    tree = {}
+    for directory in range(directories):
+        for number in range(files):
+            path = f"class{directory}/{number:04}{suffix}"
+            tree[path] = generator.randbytes(size)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(tree[path])
+    return tree
+
+
+@pytest.fixture
+def growfs(tmp_path: Path) -> Iterator[Growfs]:
+    """The command; what it mounted is taken off afterwards, and its log is looked at."""
+    command = Growfs(tmp_path)
+    yield command
+    if mounted_at(command.mountpoint):
+        command.run("umount", command.mountpoint, check=False)
+    if mounted_at(command.mountpoint):
+        with contextlib.suppress(Exception):
+            command.kill()
+        unmount(command.mountpoint, lazy=True)
+        pytest.fail("the mount could not be taken off")
+    if not command.tolerate_log:
+        assert "Traceback" not in command.log()

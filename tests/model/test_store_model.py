@@ -1,0 +1,257 @@
+"""Catalog and store against a plain dict, over any sequence of listings, arrivals, evictions, opens and restarts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from growfs import disk
+from growfs.disk import BLOCK
+from tests.unit.rooms import Rooms, file, open_rooms
+
+PATHS = ["a/1.x", "a/2.x", "a/3.x", "a/1.y", "b/1.x", "b/2.x", "a/c/1.x"]
+LIMIT_BLOCKS = 9
+T = TypeVar("T")
+
+
+def content_of(path: str, version: int) -> bytes:
+    """What the remote has under path: of a size that differs from file to file, and content from version to version."""
+    return f"{path}-{version};".encode() * (1 + 300 * (len(path) % 3 + version % 2))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """model: path to version, of what the remote holds; resident: the same, of what is local."""
+
+    opened = Bundle("opened")
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.model: dict[str, int] = {}
+        self.resident: dict[str, int] = {}
+        self.pinned: set[str] = set()
+        self.open: Counter[int] = Counter()
+        self.version = 0
+        self.rooms = self.run(self._open)
+        self.list(dict.fromkeys(PATHS, "put"))
+
+    async def _open(self) -> Rooms:
+        return open_rooms(self.folder, LIMIT_BLOCKS * BLOCK)
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        return trio.run(function, *args)
+
+    def id(self, path: str) -> int:
+        return self.rooms.node(path).id
+
+    # What the remote does.
+
+    @rule(changes=st.dictionaries(st.sampled_from(PATHS), st.sampled_from(["put", "delete"]), max_size=4))
+    def list(self, changes: dict[str, str]) -> None:
+        for path, change in changes.items():
+            if change == "put":
+                self.version += 1
+                self.model[path] = self.version
+            else:
+                self.model.pop(path, None)
+        listing = [file(path, len(content_of(path, v)), f"v{v}") for path, v in self.model.items()]
+        self.run(self.rooms.list, listing, 3)
+        self.resident = {path: v for path, v in self.resident.items() if self.model.get(path) == v}
+        self.pinned &= set(self.model)
+
+    # What arrives and leaves.
+
+    @precondition(lambda self: self.model.keys() - self.resident)
+    @rule(data=st.data(), evict=st.booleans())
+    def admit(self, data: st.DataObject, evict: bool) -> None:
+        path = data.draw(st.sampled_from(sorted(self.model.keys() - self.resident)))
+        content = content_of(path, self.model[path])
+        if evict:
+            reserved = self.run(self.rooms.store.reserve_by_eviction, len(content))
+            self.resident = {path: self.model[path] for path in self.rooms.resident()}
+            if reserved is None:
+                return
+            self.rooms.store.unreserve(reserved)
+        if self.rooms.store.used_bytes + disk.allocation(len(content)) > LIMIT_BLOCKS * BLOCK:
+            assert self.rooms.store.reserve(len(content)) is None
+            return
+
+        async def admit() -> None:
+            await self.rooms.admit(path, content=content)
+
+        self.run(admit)
+        self.resident[path] = self.model[path]
+
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        paths = data.draw(st.sets(st.sampled_from(sorted(self.resident)), min_size=1, max_size=2))
+        self.run(self.rooms.store.evict, [self.id(path) for path in paths])
+        self.resident = {path: v for path, v in self.resident.items() if path not in paths}
+
+    @rule(blocks=st.integers(1, LIMIT_BLOCKS))
+    def make_room(self, blocks: int) -> None:
+        """What is open, pinned or its directory's last of a kind survives any want of room."""
+        kinds = {(str(Path(path).parent), Path(path).suffix) for path in self.resident}
+        kept = {path for path in self.resident if path in self.pinned or self.rooms.store.opened(self.id(path))}
+        self.run(self.rooms.store.reserve_by_eviction, blocks * BLOCK)
+        self.rooms.store.unreserve(self.rooms.store.reserved_bytes)
+        left = self.rooms.resident()
+        assert kept <= left
+        assert {(str(Path(path).parent), Path(path).suffix) for path in left} == kinds
+        self.resident = {path: self.resident[path] for path in left}
+
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(sorted(self.resident)))
+        id = self.id(path)
+        self.rooms.database.write_now(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE id = ?", (id,)))
+        self.pinned.add(path)
+
+    @rule()
+    def list_for_a_reader(self) -> None:
+        async def begin() -> None:
+            self.rooms.store.begin_generation()
+
+        self.run(begin)
+
+    # Readers.
+
+    @precondition(lambda self: self.resident)
+    @rule(target=opened, data=st.data())
+    def open_file(self, data: st.DataObject) -> tuple[int, int, str, int]:
+        path = data.draw(st.sampled_from(sorted(self.resident)))
+        node = self.rooms.node(path)
+        handle = self.rooms.store.open(node)
+        assert handle
+        self.open[node.id] += 1
+        return node.id, handle.fd, path, self.model[path]
+
+    @rule(which=consumes(opened))
+    def close_file(self, which: tuple[int, int, str, int]) -> None:
+        id, fd, path, version = which
+        if self.open[id]:
+            assert os.pread(fd, 1 << 20, 0) == content_of(path, version)
+            self.rooms.store.close_file(id)
+            self.open[id] -= 1
+
+    # The end of a daemon.
+
+    @rule()
+    def restart(self) -> None:
+        self._close_all()
+        self.rooms.close()
+        self.rooms = self.run(self._open)
+
+    @rule(durable=st.booleans())
+    def crash(self, durable: bool) -> None:
+        """Files without a row, drafts, and no goodbye."""
+        if durable:
+            self.run(self.rooms.store.make_durable)
+        self._close_all()
+        (self.folder / "partial/draft").write_bytes(b"half")
+        stray = self.folder / "files/a/stray"
+        stray.parent.mkdir(exist_ok=True)
+        stray.write_bytes(b"of nobody")
+        self.rooms.database.close()
+        self.rooms = self.run(self._open)
+        assert list((self.folder / "partial").iterdir()) == []
+
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data())
+    def crash_and_lose(self, data: st.DataObject) -> None:
+        """As a crash, and a file that was damaged meanwhile does not count any more."""
+        path = data.draw(st.sampled_from(sorted(self.resident)))
+        self._close_all()
+        self.rooms.database.close()
+        cached = self.folder / "files" / path
+        cached.write_bytes(cached.read_bytes()[::-1])
+        self.rooms = self.run(self._open)
+        del self.resident[path]
+
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data())
+    def lose_power(self, data: st.DataObject) -> None:
+        """Only what a syncfs had covered is left."""
+        durable = data.draw(st.booleans())
+        if durable:
+            self.run(self.rooms.store.make_durable)
+        else:
+            self.rooms.database.write_now(lambda writer: writer.execute("UPDATE resident SET durable = 0"))
+            self.resident = {}
+        self.rooms.database.write_now(
+            lambda writer: writer.execute("UPDATE meta SET value = 'other' WHERE key = 'boot_id'")
+        )
+        self._close_all()
+        self.rooms.database.close()
+        self.rooms = self.run(self._open)
+
+    def _close_all(self) -> None:
+        for id, count in self.open.items():
+            for _ in range(count):
+                self.rooms.store.close_file(id)
+        self.open.clear()
+        assert self.rooms.store.orphan_bytes == 0
+
+    # What always holds.
+
+    @invariant()
+    def the_quota_holds(self) -> None:
+        if not hasattr(self, "rooms"):
+            return
+        store = self.rooms.store
+        assert 0 <= store.used_bytes <= store.limit_bytes
+        assert store.reserved_bytes == 0
+
+    @invariant()
+    def rows_files_and_model_agree(self) -> None:
+        if not hasattr(self, "rooms"):
+            return
+        assert self.rooms.resident() == set(self.resident)
+        assert self.rooms.cached() == {path: content_of(path, v) for path, v in self.resident.items()}
+        assert {file.path: file.version for file in self.rooms.known()} == {p: f"v{v}" for p, v in self.model.items()}
+
+    @invariant()
+    def totals_are_sums(self) -> None:
+        if not hasattr(self, "rooms"):
+            return
+        store, catalog = self.rooms.store, self.rooms.catalog
+        contents = [len(content_of(path, version)) for path, version in self.resident.items()]
+        assert store.resident_files == len(contents)
+        assert store.resident_content_bytes == sum(contents)
+        assert store.resident_bytes == sum(disk.allocated(s) for _, s in disk.walk_files(self.folder / "files"))
+        assert catalog.files == len(self.model)
+        assert catalog.bytes == sum(len(content_of(path, version)) for path, version in self.model.items())
+        folders = {path[:at] for path in self.model for at, letter in enumerate(path) if letter == "/"}
+        assert catalog.directories == 1 + len(folders)
+
+    @invariant()
+    def a_directory_is_resident_where_a_file_of_it_was(self) -> None:
+        """A listing of the root leads to every resident file."""
+        if not hasattr(self, "rooms"):
+            return
+        for path in self.resident:
+            folder = path.rpartition("/")[0]
+            assert self.rooms.node(folder).seq is not None
+            assert self.rooms.node(path).seq is not None
+
+    def teardown(self) -> None:
+        if hasattr(self, "rooms"):
+            self._close_all()
+            self.rooms.database.close()
+            shutil.rmtree(self.folder)
+
+
+TestStore = StoreMachine.TestCase
+TestStore.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

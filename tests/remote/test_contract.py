@@ -1,0 +1,210 @@
+"""growfs/remote/protocol.py is the contract; here every kind of remote is held to it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from growfs.errors import RemoteChanged, RemoteMissing
+from growfs.remote import open_remote, preload
+from growfs.remote.protocol import Page, Remote, RemoteFile, RemoteSpec
+from tests.remote.fake import FakeRemote
+
+FILES = {
+    "a.bin": os.urandom(300_000),
+    "zero": b"",
+    "train/cat/1.jpg": b"cat one",
+    "train/cat/2.jpg": b"cat two!",
+    "train/dog/1.jpg": b"dog",
+    "train-other/x": b"beside train",
+    "deep/er/and/deeper/file.tar": os.urandom(70_000),
+    "http.log": b"begins like a URL",
+    "odd/sp ace": b"1",
+    "odd/ünï/日本.txt": b"2",
+    "odd/100%.txt": b"3",
+    "odd/%41.txt": b"4",
+    "odd/has#hash": b"5",
+    "odd/what?.txt": b"6",
+    "odd/key?versionId=7": b"7",
+    "odd/star*[1-3]{a,b}.txt": b"8",
+    "odd/plus+and&amp;=:;,@!$'().txt": b"9",
+    "odd/back\\slash": b"10",
+    'odd/"quoted"': b"11",
+    "odd/~tilde": b"12",
+    "odd/a::b": b"13",
+    "odd/<tag>": b"14",
+}
+
+
+@dataclass
+class Place:
+    """A remote, and how to change what it holds behind its back."""
+
+    remote: Remote
+    put: Callable[[str, bytes], None]
+    delete: Callable[[str], None]
+    open_again: Callable[[str], Remote]  # at a folder below
+    sizes_listed: bool = True
+
+
+@pytest.fixture(params=["fake", "memory", "file", "rclone", "moto", "http"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    kind, name = request.param, uuid.uuid4().hex
+    if kind == "fake":
+        fake = FakeRemote(page_files=5)
+        return Place(fake, fake.put, fake.delete, lambda _: FakeRemote(missing=True))
+    if kind in ("rclone", "moto"):
+        server = request.getfixturevalue(f"{kind}_s3")
+        return Place(
+            open_remote(server.spec(name)),
+            lambda path, data: server.put(f"{name}/{path}", data),
+            lambda path: server.delete(f"{name}/{path}"),
+            lambda below: open_remote(server.spec(f"{name}/{below}")),
+        )
+    if kind == "memory":
+        import fsspec
+
+        store = fsspec.filesystem("memory")
+
+        return Place(
+            open_remote(RemoteSpec(f"memory://{name}")),
+            lambda path, data: store.pipe_file(f"/{name}/{path}", data),
+            lambda path: store.rm_file(f"/{name}/{path}"),
+            lambda below: open_remote(RemoteSpec(f"memory://{name}/{below}")),
+        )
+    folder = tmp_path if kind == "file" else request.getfixturevalue("http_folder").folder / name
+
+    def put(path: str, data: bytes) -> None:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        if kind == "http":  # its versions have whole seconds
+            os.utime(folder / path, (len(data), len(data)))
+
+    url = f"file://{folder}" if kind == "file" else request.getfixturevalue("http_folder").url + name
+    return Place(
+        open_remote(RemoteSpec(url)),
+        put,
+        lambda path: (folder / path).unlink(),
+        lambda below: open_remote(RemoteSpec(f"{url}/{quote(below)}")),
+        sizes_listed=kind == "file",
+    )
+
+
+@pytest.fixture
+def filled(place: Place) -> Place:
+    for path, data in FILES.items():
+        place.put(path, data)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.remote.fsspec_remote.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.s3.PAGE_FILES_MAX", 5)
+
+
+def listed(pages: list[Page]) -> dict[str, RemoteFile]:
+    files = [file for page in pages for file in page.files]
+    assert not [skipped for page in pages for skipped in page.skipped]
+    found = {file.path: file for file in files}
+    assert len(found) == len(files), "a path came twice"
+    return found
+
+
+def test_listing_is_complete_and_paged(filled: Place) -> None:
+    pages = list(filled.remote.pages())
+    assert set(listed(pages)) == set(FILES)
+    assert all(len(page.files) <= 5 for page in pages)
+
+
+def test_listing_goes_on_from_each_cursor(filled: Place) -> None:
+    pages = list(filled.remote.pages())
+    for done, page in enumerate(pages, 1):
+        rest = listed(list(filled.remote.pages(page.cursor)))
+        assert set(rest) == set(FILES) - {file.path for page in pages[:done] for file in page.files}
+
+
+def test_listing_tells_what_stat_tells(filled: Place) -> None:
+    for path, file in listed(list(filled.remote.pages())).items():
+        now = filled.remote.stat(path)
+        assert now.size == len(FILES[path])
+        assert now.version
+        assert now.mtime_ns is not None
+        if filled.sizes_listed:
+            assert file == now
+
+
+def test_fetch_brings_each_file_bit_for_bit(filled: Place, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    for path, file in listed(list(filled.remote.pages())).items():
+        target.write_bytes(b"what was here before" * 20_000)
+        told: list[int] = []
+        fetched = filled.remote.fetch(file, target, told.append)
+        assert target.read_bytes() == FILES[path], path
+        assert sum(told) == len(FILES[path])
+        assert fetched == filled.remote.stat(path)
+
+
+def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> None:
+    file = filled.remote.stat("a.bin")
+
+    def progress(_: int) -> None:
+        raise InterruptedError("enough")
+
+    with pytest.raises(InterruptedError, match="enough"):
+        filled.remote.fetch(file, tmp_path / "target", progress)
+
+
+def test_another_version_is_not_taken_for_the_listed_one(filled: Place, tmp_path: Path) -> None:
+    file = filled.remote.stat("train/cat/1.jpg")
+    filled.put("train/cat/1.jpg", b"quite another cat")
+    with pytest.raises(RemoteChanged):
+        filled.remote.fetch(file, tmp_path / "target", lambda _: None)
+    now = filled.remote.stat("train/cat/1.jpg")
+    assert now.version != file.version
+    filled.remote.fetch(now, tmp_path / "target", lambda _: None)
+    assert (tmp_path / "target").read_bytes() == b"quite another cat"
+
+
+def test_a_file_that_is_gone_is_missing(filled: Place, tmp_path: Path) -> None:
+    file = filled.remote.stat("a.bin")
+    filled.delete("a.bin")
+    with pytest.raises(RemoteMissing):
+        filled.remote.stat("a.bin")
+    with pytest.raises(RemoteMissing):
+        filled.remote.fetch(file, tmp_path / "target", lambda _: None)
+    assert "a.bin" not in listed(list(filled.remote.pages()))
+
+
+def test_a_listing_shows_what_was_added_since(filled: Place) -> None:
+    list(filled.remote.pages())
+    filled.put("train/new/1.jpg", b"new")
+    assert set(listed(list(filled.remote.pages()))) == {*FILES, "train/new/1.jpg"}
+
+
+def test_a_root_that_does_not_exist_is_missing(filled: Place) -> None:
+    with pytest.raises(RemoteMissing):
+        list(filled.open_again("no such folder").pages())
+
+
+def test_a_full_disk_is_no_error_of_the_remote(filled: Place) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        filled.remote.fetch(filled.remote.stat("a.bin"), Path("/dev/full"), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/x", "/tmp", "memory://x", "https://host/folder/", "https://host/list.txt"]
+)
+def test_preload_starts_nothing(url: str) -> None:
+    import threading
+
+    before = threading.enumerate()
+    preload(RemoteSpec(url))
+    open_remote(RemoteSpec(url))
+    assert threading.enumerate() == before

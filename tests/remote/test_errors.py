@@ -1,0 +1,266 @@
+"""What goes wrong out there, and the one line that people read about it."""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growfs.errors import (
+    GrowfsError,
+    RemoteBusy,
+    RemoteChanged,
+    RemoteDenied,
+    RemoteError,
+    RemoteMissing,
+    UsageError,
+)
+from growfs.remote import open_remote
+from growfs.remote.failures import explain
+from growfs.remote.fsspec_remote import FsspecRemote
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.retry import TRIES_MAX, Retrying
+from growfs.remote.s3 import S3Remote
+from tests.remote.fake import FakeRemote
+from tests.servers import S3Server, free_port, serving
+
+SECRET = "very/secret+value="
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_") and name != "AWS_CA_BUNDLE"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+
+def error_of(spec: RemoteSpec) -> GrowfsError:
+    with pytest.raises(GrowfsError) as caught:
+        list(S3Remote(spec).pages())
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", ["moto", "rclone"])
+def test_no_such_bucket(kind: str, request: pytest.FixtureRequest) -> None:
+    server: S3Server = request.getfixturevalue(f"{kind}_s3")
+    spec = RemoteSpec("s3://no-such-bucket/x", server.storage_options, server.endpoint_url)
+    error = error_of(spec)
+    assert isinstance(error, RemoteMissing)
+    assert "no such bucket; check the name and --endpoint-url" in str(error)
+
+
+def test_wrong_keys(rclone_s3: S3Server) -> None:
+    error = error_of(rclone_s3.spec(storage_options={"key": "growfs-access", "secret": SECRET}))
+    assert isinstance(error, RemoteDenied)
+    assert "credentials are wrong" in str(error)
+    assert isinstance(error_of(rclone_s3.spec(storage_options={"key": "nobody-known", "secret": SECRET})), RemoteDenied)
+
+
+def test_no_keys(rclone_s3: S3Server) -> None:
+    error = error_of(rclone_s3.spec(storage_options={}))
+    assert isinstance(error, RemoteDenied)
+    assert "no credentials found; set AWS_ACCESS_KEY_ID" in str(error)
+
+
+def test_access_denied(moto_s3: S3Server) -> None:
+    import boto3
+
+    keys = {"aws_access_key_id": moto_s3.access_key, "aws_secret_access_key": moto_s3.secret_key}
+    client = boto3.client("s3", endpoint_url=moto_s3.endpoint_url, region_name="us-east-1", **keys)
+    client.create_bucket(Bucket="private")
+    client.put_object(Bucket="private", Key="x", Body=b"", ACL="private")
+    client.close()
+    with pytest.raises(RemoteDenied, match="access denied"):
+        S3Remote(RemoteSpec("s3://private", {}, moto_s3.endpoint_url, anon=True)).stat("x")
+
+
+def test_unreachable(tmp_path: Path) -> None:
+    port = free_port()
+    options = {"key": "growfs-access", "secret": SECRET}
+    assert isinstance(error_of(RemoteSpec("s3://b", options, f"http://127.0.0.1:{port}")), RemoteBusy)
+    with pytest.raises(RemoteBusy, match="cannot reach"):
+        open_once(RemoteSpec(f"http://me:{port}@127.0.0.1:{port}/")).stat("x")
+
+
+def open_once(spec: RemoteSpec) -> Any:
+    from growfs.remote import _open_store
+
+    return _open_store(spec)
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "message"),
+    [
+        ("nope://x", {}, "no store that fsspec knows; examples: s3://"),
+        ("/tmp", {"anon": True}, "--anon makes no sense for file://"),
+        ("https://h/", {"endpoint_url": "http://x"}, "--endpoint-url makes no sense for http://"),
+        ("memory://h/", {"endpoint_url": "http://x"}, "--endpoint-url makes no sense for memory://"),
+    ],
+)
+def test_usage(url: str, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_remote(RemoteSpec(url, **more))
+
+
+@pytest.mark.parametrize(
+    ("url", "package"), [("gs://b", "gcsfs"), ("abfs://c", "adlfs"), ("hf://d", "huggingface_hub")]
+)
+def test_missing_package(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=f"pip install {package}"):
+        open_remote(RemoteSpec(url))
+
+
+def test_options_reach_each_store() -> None:
+    url = "https://store.example"
+
+    def options(spec: RemoteSpec) -> dict[str, Any]:
+        return {key: value for key, value in FsspecRemote(spec)._options.items() if key != "config_kwargs"}
+
+    assert options(RemoteSpec("s3://b", {}, url, True)) == {"client_kwargs": {"endpoint_url": url}, "anon": True}
+    assert options(RemoteSpec("gs://b", {}, url, True)) == {"endpoint_url": url, "token": "anon"}
+    assert options(RemoteSpec("abfs://b", {}, url, True)) == {"account_host": "store.example", "anon": True}
+    assert options(RemoteSpec("hf://b", {}, url, True)) == {"endpoint": url, "token": False}
+    with pytest.raises(UsageError, match="begins with https"):
+        options(RemoteSpec("az://b", {}, "http://store.example"))
+
+
+def test_an_unknown_storage_option(rclone_s3: S3Server) -> None:
+    spec = rclone_s3.spec(storage_options={**rclone_s3.storage_options, "no_such": SECRET})
+    assert "no_such" in str(error_of(spec))
+
+
+class Faulty(http.server.BaseHTTPRequestHandler):
+    """Answers with what is next in `answers`: a status, or a body; then with an empty listing."""
+
+    answers: list[tuple[int, bytes]] = []  # noqa: RUF012
+    seen: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self.seen.append(self.path)
+        status, body = self.answers.pop(0) if self.answers else (200, b"<ListBucketResult/>")
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"e"')
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def faulty() -> Iterator[RemoteSpec]:
+    Faulty.answers.clear()
+    Faulty.seen.clear()
+    with serving(Faulty) as url:
+        yield RemoteSpec("s3://bucket", {"key": "growfs-access", "secret": SECRET}, url)
+
+
+def xml(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>Slow {SECRET} down</Message></Error>".encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "SlowDown", RemoteBusy),
+        (429, "TooManyRequests", RemoteBusy),
+        (500, "InternalError", RemoteBusy),
+        (502, "", RemoteBusy),
+        (400, "RequestTimeout", RemoteBusy),
+        (400, "ExpiredToken", RemoteDenied),
+        (403, "AccessDenied", RemoteDenied),
+        (404, "NoSuchBucket", RemoteMissing),
+        (501, "NotImplemented", RemoteError),
+        (400, "Odd", RemoteError),
+    ],
+)
+def test_s3_answers(faulty: RemoteSpec, status: int, code: str, kind: type[GrowfsError]) -> None:
+    Faulty.answers[:] = [(status, xml(code))]
+    assert type(error_of(faulty)) is kind
+    assert len(Faulty.seen) == 1, "s3fs or botocore tried again on its own"
+
+
+def test_retrying_until_it_works(faulty: RemoteSpec, caplog: pytest.LogCaptureFixture) -> None:
+    Faulty.answers[:] = [(503, xml("SlowDown")), (429, xml("TooManyRequests"))]
+    delays: list[float] = []
+    with caplog.at_level(logging.WARNING):
+        assert list(Retrying(S3Remote(faulty), delays.append).pages()) == []
+    assert len(delays) == len(caplog.records) == 2
+    assert 0.2 <= delays[0] <= 0.4 <= delays[1] <= 0.6
+    assert SECRET not in caplog.text
+
+
+def test_cut_short(faulty: RemoteSpec, tmp_path: Path) -> None:
+    class Short(Faulty):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"x" * 10)
+            self.close_connection = True
+
+    with serving(Short) as url, pytest.raises(RemoteBusy):
+        S3Remote(RemoteSpec("s3://bucket", faulty.storage_options, url)).fetch(
+            RemoteFile("x", None, None, ""), tmp_path / "target", lambda _: None
+        )
+
+
+def test_retrying_gives_up_and_lets_other_errors_pass(tmp_path: Path) -> None:
+    fake = FakeRemote()
+    fake.put("a", b"x")
+    remote = Retrying(fake, lambda _: None)
+    fake.fail("stat", *[RemoteBusy("busy")] * TRIES_MAX)
+    with pytest.raises(RemoteBusy):
+        remote.stat("a")
+    fake.fail("stat", RemoteDenied("no"))
+    with pytest.raises(RemoteDenied):
+        remote.stat("a")
+    assert len(fake.calls) == TRIES_MAX + 1
+
+
+def test_a_listing_goes_on_where_it_was(tmp_path: Path) -> None:
+    fake = FakeRemote(page_files=1)
+    for name in "abc":
+        fake.put(name, b"x")
+    busy = [RemoteBusy("busy")] * (TRIES_MAX - 1)
+    fake.fail("pages", *busy, None, *busy, None, *busy)
+    pages = list(Retrying(fake, lambda _: None).pages())
+    assert [file.path for page in pages for file in page.files] == ["a", "b", "c"]
+
+
+def test_progress_counts_no_byte_twice(tmp_path: Path) -> None:
+    fake = FakeRemote(chunk_bytes=10)
+    fake.put("a", bytes(95))
+    fake.fail("chunk", None, None, None, RemoteBusy("cut"), None, RemoteBusy("cut"))
+    told: list[int] = []
+    Retrying(fake, lambda _: None).fetch(fake.stat("a"), tmp_path / "target", told.append)
+    assert sum(told) == 95
+    assert (tmp_path / "target").stat().st_size == 95
+
+
+def test_client_messages_are_scrubbed() -> None:
+    cause = ConnectionResetError(f"GET https://me:{SECRET}@h/x?X-Amz-Signature=abc with {SECRET}\nand more")
+    message = str(explain(cause, f"https://me:{SECRET}@h/x", "http", {SECRET}))
+    assert "abc" not in message
+    assert "secret" not in message
+    assert message.startswith("https://h/x: cannot reach the server (GET https://h/x?X-Amz-Signature=*** with ***")
+
+
+def test_a_precondition_that_failed_is_a_change() -> None:
+    error = OSError("x")
+    error.response = {"ResponseMetadata": {"HTTPStatusCode": 412}}  # type: ignore[attr-defined]
+    assert type(explain(error, "s3://b/x", "s3")) is RemoteChanged

@@ -1,0 +1,139 @@
+"""What only one kind of remote can meet: links and devices, keys that are no paths, pages of links."""
+
+from __future__ import annotations
+
+import http.server
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from growfs.errors import RemoteError, RemoteMissing, UsageError
+from growfs.remote import open_remote
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+from tests.servers import S3Server, serving
+
+
+def told(spec: RemoteSpec) -> tuple[set[str], dict[str, str]]:
+    pages = list(open_remote(spec).pages())
+    files = {file.path for page in pages for file in page.files}
+    return files, {skipped.path: skipped.reason for page in pages for skipped in page.skipped}
+
+
+def test_local_links_and_devices(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub/file").write_bytes(b"data")
+    (tmp_path / "outside").write_bytes(b"secret")
+    (root / "inside-link").symlink_to("sub/file")
+    (root / "outside-link").symlink_to(tmp_path / "outside")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "folder-link").symlink_to("sub")
+    os.mkfifo(root / "fifo")
+    os.mkdir(os.fsencode(root) + b"/\xff")
+    files, skipped = told(RemoteSpec(str(root)))
+    assert files == {"sub/file", "inside-link"}
+    assert skipped == {
+        "outside-link": "link that leads outside",
+        "dangling": "dangling link",
+        "folder-link": "link to a folder",
+        "fifo": "not a regular file",
+        "\udcff": "name is not UTF-8",
+    }
+    remote = open_remote(RemoteSpec(f"file://{root}"))
+    file = remote.stat("inside-link")
+    assert file == RemoteFile("inside-link", 4, os.stat(root / "sub/file").st_mtime_ns, file.version)
+    for path in ("outside-link", "fifo", "sub"):
+        with pytest.raises(RemoteMissing):
+            remote.fetch(RemoteFile(path, None, None, ""), tmp_path / "target", lambda _: None)
+    with pytest.raises(RemoteError, match="is a file; give the URL of its folder"):
+        told(RemoteSpec(str(root / "sub/file")))
+
+
+def test_keys_that_are_no_paths(moto_s3: S3Server) -> None:
+    good = {"bad/a", "bad/a/b"}
+    keys = ["bad/x//y", "bad//lead", "bad/folder/", "bad/.growfs/x", "bad/" + "n" * 300, "bad/data/"]
+    keys += ["bad/../up", "bad/./dot", "bad/nul\0x"]
+    for key in (*good, *keys):
+        moto_s3.put(key, b"" if key == "bad/folder/" else b"data")
+    files, skipped = told(moto_s3.spec("bad"))
+    assert files == {key[4:] for key in good}
+    assert skipped == {
+        "x//y": "empty path component",
+        "/lead": "empty path component",
+        "data/": "empty path component",
+        ".growfs/x": ".growfs is reserved",
+        "../up": "'.' or '..' in path",
+        "./dot": "'.' or '..' in path",
+        "nul\0x": "NUL in path",
+        "n" * 300: "path component over 255 bytes",
+    }
+
+
+def test_more_than_a_page_of_keys(rclone_s3: S3Server) -> None:
+    for number in range(1003):
+        rclone_s3.put(f"many/{number:04}", b"")
+    remote = open_remote(rclone_s3.spec("many"))
+    first, second = remote.pages()
+    assert (len(first.files), len(second.files)) == (1000, 3)
+    (rest,) = remote.pages(first.cursor)
+    assert rest.files == second.files
+
+
+def test_filters(moto_s3: S3Server) -> None:
+    for key in ("filter/a.jpg", "filter/b.txt", "filter/skip/c.jpg", "filter/d//e.jpg"):
+        moto_s3.put(key, b"x")
+    files, skipped = told(moto_s3.spec("filter", include=("*.jpg",), exclude=("skip/",)))
+    assert files == {"a.jpg"}
+    assert set(skipped) == {"d//e.jpg"}
+
+
+PAGE = """<html><body><a href="?C=N;O=D">Name</a> <a href="../">up</a> <a name="x">no link</a>
+<a href="./plain.txt">x</a> <A HREF='/root/absolute.txt'>x</A> <a href="deep/er/file.tar">x</a>
+<a href="..%2F..%2Fetc%2Fpasswd">x</a> <a href="https://elsewhere/root/x">x</a> <a href="//elsewhere/y">x</a>
+<a href="a&amp;b.txt">x</a> <a href="http.log">x</a> <a href="latin%E9.txt">x</a> <a href="plain.txt#top">x</a>
+<a href="sub/">x</a> <a href="sub/one.txt">x</a> <a href="/other/z">x</a> <a href="./">x</a> <a href="plain.txt">x</a>
+</body></html>"""
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    pages = {  # noqa: RUF012
+        "/root/": PAGE.encode(),
+        "/root/sub/": b'<a href="one.txt">1</a><a href="../plain.txt">2</a><a href="/root/sub/">3</a>',
+        "/bin/": b"<a href='x'>" + b"\0" * 100,
+    }
+
+    def do_GET(self) -> None:
+        body = self.pages.get(self.path)
+        self.send_response(200 if body is not None else 404)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body or b"")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with serving(Pages) as url:
+        yield url
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_links_of_a_page(site: str, slash: str) -> None:
+    files, skipped = told(RemoteSpec(f"{site}root{slash}"))
+    good = {"plain.txt", "absolute.txt", "deep/er/file.tar", "a&b.txt", "http.log", "sub/one.txt"}
+    assert files == good
+    assert skipped == {"../../etc/passwd": "'.' or '..' in path", "latin\udce9.txt": "name is not UTF-8"}
+
+
+def test_no_page_of_links(site: str) -> None:
+    with pytest.raises(RemoteError, match="is no page of links"):
+        told(RemoteSpec(f"{site}bin"))
+    with pytest.raises(UsageError, match="without \\? and #"):
+        open_remote(RemoteSpec(f"{site}root/?list=1"))

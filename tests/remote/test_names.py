@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growfs.errors import UsageError
+from growfs.remote.filter import PathFilter
+from growfs.remote.fsspec_remote import to_ns
+from growfs.remote.names import reason_to_skip, redact
+
+awkward = st.lists(
+    st.sampled_from(["..", ".", "", "a", ".growfs", "\0", "x" * 300, "\\", "\udc80", "..a", " "]) | st.text(max_size=6),
+    max_size=5,
+).map("/".join)
+
+
+@given(awkward | st.text())
+def test_an_accepted_path_stays_below_its_base(path: str) -> None:
+    if reason_to_skip(path) is not None:
+        return
+    joined = os.path.normpath(os.path.join("/base/folder", path))
+    assert joined.startswith("/base/folder/")
+    assert joined == "/base/folder/" + path, "another spelling of some other path"
+    assert not joined.startswith("/base/folder/.growfs/")
+    assert joined != "/base/folder/.growfs"
+    assert b"\0" not in os.fsencode(joined)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("", "empty path component"),
+        ("/a", "empty path component"),
+        ("a//b", "empty path component"),
+        ("a/", "empty path component"),
+        ("a/../b", "'.' or '..' in path"),
+        ("./b", "'.' or '..' in path"),
+        ("a\0b", "NUL in path"),
+        ("é" * 128, "path component over 255 bytes"),
+        ("/".join(["x" * 200] * 20), "path over 4000 bytes"),
+        ("a\udcff", "name is not UTF-8"),
+        (".growfs/status", ".growfs is reserved"),
+        ("a/.growfs", None),
+        ("...", None),
+        ("é" * 127, None),
+    ],
+)
+def test_reasons(path: str, reason: str | None) -> None:
+    assert reason_to_skip(path) == reason
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:pass@host/a", "https://host/a"),
+        ("https://me:p@ss@host/a@b", "https://host/a@b"),
+        ("get https://token@host failed", "get https://host failed"),
+        ("https://h/a?X-Amz-Signature=abc&part=1&X-Amz-Credential=k%2F", None),
+        ("https://h/a?sv=2024&sig=abc%3D", "https://h/a?sv=2024&sig=***"),
+        ("abfs://container@account.dfs.core.windows.net/a", "abfs://container@account.dfs.core.windows.net/a"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+    ],
+)
+def test_redact(url: str, shown: str | None) -> None:
+    assert redact(url) == (shown or "https://h/a?X-Amz-Signature=***&part=1&X-Amz-Credential=***")
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["2024-01-02T03:04:05Z", "2024-01-02 03:04:05+00:00", "Tue, 02 Jan 2024 03:04:05 GMT", 1704164645, "1704164645.0"],
+)
+def test_times(when: str | int) -> None:
+    assert to_ns(when) == 1704164645 * 10**9
+
+
+def test_times_with_fractions_and_none() -> None:
+    assert to_ns("2024-01-02T03:04:05.1Z") == to_ns(1704164645.1) == 1704164645_100_000_000
+    assert to_ns("2024-01-02T03:04:05.123456789Z") == 1704164645_123_456_000
+    assert to_ns("yesterday") is to_ns(None) is to_ns("") is to_ns("nan") is None
+
+
+def test_filter() -> None:
+    paths = PathFilter(["*.jpg", "/top/"], ["**/bad/**", "!bad/good.jpg"])
+    assert paths.matches("a/b.jpg")
+    assert paths.matches("top/x.txt")
+    assert not paths.matches("a/top/x.txt")
+    assert not paths.matches("a/bad/b.jpg")
+    assert not paths.matches("a.png")
+    assert PathFilter().matches("anything/at all")
+    assert not PathFilter(exclude=["*.tmp"]).matches("a/b.tmp")
+    with pytest.raises(UsageError, match="not a pattern"):
+        PathFilter(["!"])

@@ -1,0 +1,227 @@
+"""A mount of a bucket on real S3 servers: all of it, bit for bit, however it is asked for."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.harness import Growfs, until
+from tests.s3.proxy import before
+from tests.servers import S3Server, WebFolder
+
+ODD = "odd names/ä ü+&=%20#?.bin"
+
+
+@pytest.fixture(params=["rclone", "moto"])
+def server(request: pytest.FixtureRequest, growfs: Growfs) -> S3Server:
+    """Each of the servers, with its keys in the environment."""
+    server: S3Server = request.getfixturevalue(f"{request.param}_s3")
+    growfs.env.update(server.env)
+    return server
+
+
+@pytest.fixture
+def moto(moto_s3: S3Server, growfs: Growfs) -> S3Server:
+    growfs.env.update(moto_s3.env)
+    return moto_s3
+
+
+def put_tree(server: S3Server, files: int = 3) -> tuple[str, dict[str, bytes]]:
+    """(the URL of a fresh prefix, what is below it)."""
+    prefix = f"tree-{uuid4().hex[:8]}"
+    generator = random.Random(prefix)
+    tree = {f"{folder}/{number}.bin": generator.randbytes(2000) for folder in "ab" for number in range(files)}
+    for path, content in tree.items():
+        server.put(f"{prefix}/{path}", content)
+    return f"s3://{server.bucket}/{prefix}", tree
+
+
+def content(growfs: Growfs) -> dict[str, bytes]:
+    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
+
+
+def test_bit_for_bit(growfs: Growfs, server: S3Server) -> None:
+    url, tree = put_tree(server)
+    generator = random.Random(1)
+    more = {ODD: b"odd", "empty": b"", "deep/er/and/deeper": b"deep", "large": generator.randbytes(20_000_000)}
+    for path, data in more.items():
+        server.put(f"{url.split('/')[3]}/{path}", data)
+    growfs.mount(url)
+    growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
+    growfs.umount()
+    growfs.mount(url)
+    assert content(growfs) == {**tree, **more}
+
+
+def test_a_whole_bucket(growfs: Growfs, moto: S3Server) -> None:
+    boto3 = pytest.importorskip("boto3")
+    keys = {"aws_access_key_id": moto.access_key, "aws_secret_access_key": moto.secret_key}
+    client = boto3.client("s3", endpoint_url=moto.endpoint_url, region_name="us-east-1", **keys)
+    bucket = f"whole-{uuid4().hex[:8]}"
+    client.create_bucket(Bucket=bucket)
+    client.put_object(Bucket=bucket, Key="x/y", Body=b"xy")
+    client.close()
+    growfs.mount(f"s3://{bucket}")
+    assert content(growfs) == {"x/y": b"xy"}
+
+
+def test_size_and_time_are_the_remotes(growfs: Growfs, server: S3Server) -> None:
+    url, tree = put_tree(server, files=1)
+    growfs.mount(url)
+    for path in tree:
+        found = (growfs.mountpoint / path).stat()
+        assert found.st_size == 2000
+        assert 0 <= time.time() - found.st_mtime < 300
+
+
+def test_a_mount_with_the_server_down_starts_from_what_is_saved(growfs: Growfs, moto: S3Server) -> None:
+    url, tree = put_tree(moto)
+    with before(moto.endpoint_url) as proxy:
+        flags = ("--endpoint-url", proxy.url)
+        growfs.mount(url, *flags)
+        until(lambda: growfs.status()["state"] == "complete")
+        growfs.umount()
+    growfs.mount(url, *flags)
+    assert content(growfs) == tree
+    error = until(lambda: growfs.status()["last_error"], timeout_s=60)
+    assert "cannot reach the server" in error
+
+
+def test_a_mount_with_the_server_down_starts_with_the_part_that_is_local(growfs: Growfs, moto: S3Server) -> None:
+    url, tree = put_tree(moto)
+    with before(moto.endpoint_url) as proxy:
+        flags = ("--endpoint-url", proxy.url)
+        growfs.mount(url, *flags, "--cache-size", "18kB")
+        until(lambda: growfs.status()["state"] == "held")
+        growfs.umount()
+    growfs.mount(url, *flags, "--cache-size", "18kB")
+    found = content(growfs)
+    assert len(found) == 4
+    assert found.items() <= tree.items()
+
+
+def test_a_second_mount_fetches_nothing_anew(growfs: Growfs, moto: S3Server) -> None:
+    url, tree = put_tree(moto)
+    with before(moto.endpoint_url) as proxy:
+        growfs.mount(url, "--endpoint-url", proxy.url)
+        until(lambda: growfs.status()["state"] == "complete")
+        growfs.umount()
+        proxy.asked.clear()
+        growfs.mount(url, "--endpoint-url", proxy.url)
+        until(lambda: any(asked.is_listing for asked in proxy.asked))
+        until(lambda: not growfs.status()["remote"]["listing"])
+        assert content(growfs) == tree
+        assert not [asked for asked in proxy.asked if asked.is_fetch]
+
+
+def test_each_object_is_asked_for_once(growfs: Growfs, moto: S3Server) -> None:
+    url, tree = put_tree(moto)
+    with before(moto.endpoint_url) as proxy:
+        growfs.mount(url, "--endpoint-url", proxy.url)
+        until(lambda: growfs.status()["state"] == "complete")
+        assert content(growfs) == tree
+        targets = sorted(asked.target.split("?")[0] for asked in proxy.asked if not asked.is_listing)
+        assert targets == sorted(f"/{url.removeprefix('s3://')}/{path}" for path in tree)
+
+
+def test_without_credentials(growfs: Growfs, moto_s3: S3Server) -> None:
+    boto3 = pytest.importorskip("boto3")
+    bucket = f"public-{uuid4().hex[:8]}"
+    keys = {"aws_access_key_id": moto_s3.access_key, "aws_secret_access_key": moto_s3.secret_key}
+    client = boto3.client("s3", endpoint_url=moto_s3.endpoint_url, region_name="us-east-1", **keys)
+    client.create_bucket(Bucket=bucket, ACL="public-read")
+    client.put_object(Bucket=bucket, Key="x", Body=b"for all", ACL="public-read")
+    client.close()
+    growfs.env.update(moto_s3.env)  # which --anon leaves alone
+    with before(moto_s3.endpoint_url) as proxy:
+        growfs.mount(f"s3://{bucket}", "--anon", "--endpoint-url", proxy.url)
+        assert content(growfs) == {"x": b"for all"}
+        assert proxy.asked
+        assert not [asked for asked in proxy.asked if asked.headers["Authorization"]]
+
+
+@pytest.mark.parametrize("where", ["local", "bucket"])
+def test_a_manifest(growfs: Growfs, server: S3Server, tmp_path: Path, where: str) -> None:
+    url, tree = put_tree(server)
+    text = f"# the good ones\na/0.bin\n\n./b/1.bin\n{url}/b/2.bin\n"
+    if where == "local":
+        manifest = str(tmp_path / "list.txt")
+        Path(manifest).write_text(text)
+    else:
+        server.put("lists/good.txt", text.encode())
+        manifest = f"s3://{server.bucket}/lists/good.txt"
+    growfs.mount(url, "--manifest", manifest)
+    assert content(growfs) == {path: tree[path] for path in ("a/0.bin", "b/1.bin", "b/2.bin")}
+
+
+def test_a_table_as_manifest(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
+    url, tree = put_tree(moto)
+    (tmp_path / "list.csv").write_text("label,path,size\ncat,a/0.bin,2000\ndog,b/1.bin,\n")
+    growfs.mount(url, "--manifest", tmp_path / "list.csv")
+    assert content(growfs) == {path: tree[path] for path in ("a/0.bin", "b/1.bin")}
+
+
+def test_a_manifest_with_a_file_that_is_not_there(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
+    url, tree = put_tree(moto)
+    (tmp_path / "list.txt").write_text("a/0.bin\na/gone.bin\n")
+    growfs.mount(url, "--manifest", tmp_path / "list.txt", "--wait-files", "1")
+    error = until(lambda: growfs.status()["last_error"])
+    assert "a/gone.bin: no such file" in error
+    assert content(growfs) == {"a/0.bin": tree["a/0.bin"]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (("--include", "a/"), {"a/0.bin", "a/1.bin", "a/2.bin"}),
+        (("--include", "0.bin", "--include", "b/2.*"), {"a/0.bin", "b/0.bin", "b/2.bin"}),
+        (("--exclude", "*.bin", "--exclude", "nothing"), None),
+        (("--include", "a/", "--exclude", "1.bin"), {"a/0.bin", "a/2.bin"}),
+    ],
+)
+def test_include_and_exclude(growfs: Growfs, moto: S3Server, flags: tuple[str, ...], shown: set[str] | None) -> None:
+    url, _ = put_tree(moto)
+    done = growfs.mount(url, *flags, check=False)
+    if shown is None:
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert f"{url}: there are no files" in done.stderr
+    else:
+        assert growfs.names() == shown
+
+
+def test_storage_options_nest(growfs: Growfs, moto_s3: S3Server) -> None:
+    url, tree = put_tree(moto_s3)
+    options = {
+        "key": moto_s3.access_key,
+        "secret": moto_s3.secret_key,
+        "client_kwargs.endpoint_url": moto_s3.endpoint_url,
+        "client_kwargs.region_name": "eu-west-1",
+    }
+    growfs.env = {name: value for name, value in growfs.env.items() if not name.startswith("AWS_")}
+    growfs.mount(url, *(word for name, value in options.items() for word in ("--storage-option", f"{name}={value}")))
+    assert content(growfs) == tree
+
+
+def test_an_http_listing(growfs: Growfs, http_folder: WebFolder) -> None:
+    tree = {"listing/a/0.bin": b"0", "listing/a/1 2.bin": b"12", "listing/b/ä.bin": b"x" * 5000, "listing/top": b""}
+    for path, data in tree.items():
+        (http_folder.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (http_folder.folder / path).write_bytes(data)
+    growfs.mount(f"{http_folder.url}listing/")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.umount()
+    growfs.mount(f"{http_folder.url}listing/")
+    assert content(growfs) == {path.removeprefix("listing/"): data for path, data in tree.items()}
+
+
+def test_an_http_manifest_as_the_url(growfs: Growfs, http_folder: WebFolder) -> None:
+    (http_folder.folder / "data").mkdir()
+    for name in ("x.bin", "y.bin", "z.bin"):
+        (http_folder.folder / "data" / name).write_text(name)
+    (http_folder.folder / "data" / "list.txt").write_text("x.bin\nz.bin\n")
+    growfs.mount(f"{http_folder.url}data/list.txt")
+    assert content(growfs) == {"x.bin": b"x.bin", "z.bin": b"z.bin"}

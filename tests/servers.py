@@ -1,0 +1,183 @@
+"""Real servers on loopback, as session fixtures: two S3 servers that differ in what they check, and a web server.
+
+rclone_s3 answers like a plain store: no ETags, seconds in HEAD where a listing has milliseconds. moto_s3 answers
+like AWS: ETags, and its error codes.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from socket import create_connection, socket
+from typing import Any
+
+import pytest
+
+from growfs.remote.protocol import RemoteSpec
+
+ACCESS_KEY = "growfs-access"  # rclone refuses keys of two or three letters
+SECRET_KEY = "growfs-secret-0123456789"
+START_S_MAX = 20
+
+
+@dataclass
+class S3Server:
+    """One bucket of a real S3 server. put and delete change it behind growfs's back."""
+
+    endpoint_url: str
+    bucket: str
+    put: Callable[[str, bytes], None]
+    delete: Callable[[str], None]
+    access_key: str = ACCESS_KEY
+    secret_key: str = field(default=SECRET_KEY, repr=False)
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        return {"key": self.access_key, "secret": self.secret_key}
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a process needs in its environment to reach the server without options."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+        }
+
+    def spec(self, prefix: str = "", **more: Any) -> RemoteSpec:
+        more = {"storage_options": self.storage_options, "endpoint_url": self.endpoint_url, **more}
+        return RemoteSpec(f"s3://{self.bucket}/{prefix}".rstrip("/"), **more)
+
+
+@dataclass
+class WebFolder:
+    """A folder that http.server shows at url."""
+
+    url: str
+    folder: Path
+
+
+@pytest.fixture(scope="session")
+def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """`rclone serve s3` over a folder, with empty ETags; put and delete write to that folder."""
+    binary = shutil.which("rclone") or str(Path(sys.executable).with_name("rclone"))
+    if not os.access(binary, os.X_OK):
+        pytest.skip("rclone is not installed")
+    folder = tmp_path_factory.mktemp("rclone")
+    bucket = folder / "growfs-test"
+    bucket.mkdir()
+
+    def put(key: str, data: bytes) -> None:
+        path = bucket / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    port = free_port()
+    options = ["--config", os.devnull, "--etag-hash", "", "--dir-cache-time", "0s", "--addr", f"127.0.0.1:{port}"]
+    keys = {**os.environ, "RCLONE_AUTH_KEY": f'"{ACCESS_KEY},{SECRET_KEY}"'}
+    with running([binary, "serve", "s3", *options, str(folder)], port, keys):
+        yield S3Server(f"http://127.0.0.1:{port}", bucket.name, put, lambda key: (bucket / key).unlink())
+
+
+@pytest.fixture(scope="session")
+def moto_s3() -> Iterator[S3Server]:
+    """moto's S3 server, in a process of its own: in this one it would patch botocore."""
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("moto.server")
+    port = free_port()
+    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with running(command, port, {**os.environ, "MOTO_ALLOW_NONEXISTENT_REGION": "1"}):
+        url = f"http://127.0.0.1:{port}"
+        keys = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY, "region_name": "us-east-1"}
+        client = boto3.client("s3", endpoint_url=url, **keys)
+        client.create_bucket(Bucket="growfs-test")
+        yield S3Server(
+            url,
+            "growfs-test",
+            lambda key, data: client.put_object(Bucket="growfs-test", Key=key, Body=data) and None,
+            lambda key: client.delete_object(Bucket="growfs-test", Key=key) and None,
+        )
+        client.close()
+
+
+@pytest.fixture(scope="session")
+def http_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebFolder]:
+    folder = tmp_path_factory.mktemp("web")
+    with serving(partial(_QuietFiles, directory=str(folder))) as url:
+        yield WebFolder(url, folder)
+
+
+class _QuietServer(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that hangs up early is a test's intention."""
+
+
+class _QuietFiles(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class serving:  # noqa: N801 used as a function
+    """A threaded web server on loopback for as long as the block lasts; gives its URL, with a slash at the end."""
+
+    def __init__(self, handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> None:
+        self._server = _QuietServer(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class running:  # noqa: N801 used as a function
+    """A server process for as long as the block lasts; it listens when the block begins."""
+
+    def __init__(self, command: list[str], port: int, env: dict[str, str]) -> None:
+        self._command, self._port, self._env = command, port, env
+
+    def __enter__(self) -> None:
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(self._command, env=self._env, stdin=quiet, stdout=quiet, stderr=quiet)
+        give_up = time.monotonic() + START_S_MAX
+        while not listens(self._port):
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                self._process.kill()
+                self._process.wait()
+                raise RuntimeError(f"{self._command[0]} did not start")
+            time.sleep(0.05)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def listens(port: int) -> bool:
+    try:
+        create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,116 @@
+"""The lower rooms without a daemon: database, catalog and store in a folder, and files as a worker makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from growfs import disk
+from growfs.catalog import Catalog, Changes, Listed, Node
+from growfs.database import ROOT, Database, read_only
+from growfs.listing import Comparison
+from growfs.publish import Draft
+from growfs.recovery import digest, recover
+from growfs.remote.protocol import Fetched, RemoteFile, Skipped
+from growfs.store import Store
+
+
+@dataclass
+class Rooms:
+    """A cache folder with its rooms open."""
+
+    folder: Path
+    database: Database
+    catalog: Catalog
+    store: Store
+
+    async def list(self, files: list[RemoteFile], page: int = 1000, skipped: list[Skipped] | None = None) -> int:
+        """Take over a listing of the remote as the worker and the refresher do; returns how many files differed."""
+        connection = read_only(self.database.path)
+        comparison = Comparison(connection)
+        number = self.catalog.listing + 1
+        differing = 0
+        parts = [files[start : start + page] for start in range(0, len(files), page)] or [[]]
+        for part in parts:
+            new, changed = comparison.compare(part)
+            differing += len(new) + len(changed)
+            await self.apply(Listed(number, new=new, changed=changed, skipped=skipped or []))
+        gone = list(comparison.gone())
+        await self.apply(Listed(number, gone=gone, new=comparison.late))
+        connection.close()
+        await self.catalog.finish(number)
+        return differing + len(gone) + len(comparison.late)
+
+    async def apply(self, part: Listed) -> Changes:
+        """As the refresher does."""
+        changes = await self.catalog.apply(part, self.store.discard_files)
+        self.store.discarded(changes)
+        return changes
+
+    def node(self, path: str) -> Node:
+        """The node at path, which is there."""
+        node = self.find(path)
+        assert node, path
+        return node
+
+    def find(self, path: str) -> Node | None:
+        """The node at path."""
+        id, node = ROOT, None
+        for name in path.split("/"):
+            node = self.catalog.find(id, name)
+            if node is None:
+                return None
+            id = node.id
+        return node
+
+    def draft(self, path: str, content: bytes) -> Draft:
+        """What a worker that fetched path leaves behind; its room is reserved."""
+        node = self.node(path)
+        file = self.folder / "partial" / str(node.id)
+        file.write_bytes(content)
+        reserved = self.store.reserve(len(content))
+        assert reserved is not None, "no room"
+        fetched = RemoteFile(path, len(content), node.mtime_ns, node.version)
+        return Draft(node, path, file, Fetched(fetched, len(content), digest(file)), reserved)
+
+    async def admit(self, *paths: str, content: bytes = b"x" * 100) -> None:
+        """Have files be resident."""
+        for path in paths:
+            assert await self.store.admit([self.draft(path, content)], self.catalog.pass_number)
+
+    def resident(self) -> set[str]:
+        """The paths of the resident files."""
+        ids = self.database.rows("SELECT r.id FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0")
+        nodes = [self.catalog.node(id) for (id,) in ids]
+        return {self.catalog.path(node) for node in nodes if node}
+
+    def cached(self) -> dict[str, bytes]:
+        """What lies in files/."""
+        files = self.folder / "files"
+        return {str(path.relative_to(files)): path.read_bytes() for path, _ in disk.walk_files(files)}
+
+    def known(self) -> set[RemoteFile]:
+        """What the catalog says that the remote holds."""
+        rows = self.database.rows("SELECT id FROM node WHERE is_dir = 0")
+        nodes = [node for (id,) in rows if (node := self.catalog.node(id))]
+        return {RemoteFile(self.catalog.path(node), node.size, node.mtime_ns, node.version) for node in nodes}
+
+    def close(self) -> None:
+        """Stop cleanly."""
+        self.store.stop()
+        self.database.close()
+
+
+def open_rooms(folder: Path, limit_bytes: int = 1 << 30) -> Rooms:
+    """As the daemon does at its start."""
+    database = Database(folder / "catalog.sqlite")
+    recover(database, folder)
+    catalog = Catalog(database)
+    store = Store(folder, database, catalog, min_free=0)
+    store.limit_bytes = limit_bytes
+    return Rooms(folder, database, catalog, store)
+
+
+def file(path: str, size: int | None = 100, version: str = "v1") -> RemoteFile:
+    """A file of the remote."""
+    return RemoteFile(path, size, 1_700_000_000 * 10**9, version)

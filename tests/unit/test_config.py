@@ -1,0 +1,266 @@
+"""The table of options: each row reads its default, what people write, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from growfs import cli, launch
+from growfs.config import (
+    CacheSize,
+    Options,
+    absolute,
+    cache_size,
+    count,
+    flag_name,
+    fraction_of,
+    nested,
+    parse_value,
+    positive,
+    read_file,
+    seconds,
+    size,
+    storage_option,
+)
+from growfs.errors import GrowfsError, UsageError
+
+ROWS = {row.name: row for row in fields(Options)}
+WRITTEN: dict[str, tuple[Any, Any]] = {
+    "cache_dir": ("/x", Path("/x")),
+    "cache_size": ("20GiB", CacheSize(bytes=20 << 30)),
+    "min_free": ("0", 0),
+    "seed": ("7", 7),
+    "workers": ("16", 16),
+    "include": (["*.jpg", "a/"], ("*.jpg", "a/")),
+    "exclude": (["*.txt"], ("*.txt",)),
+    "manifest": ("/lists/list.csv", "/lists/list.csv"),
+    "refresh": ("0", 0.0),
+    "list_timeout": ("5m", 300.0),
+    "wait_files": ("3", 3),
+    "wait_bytes": ("1GB", 10**9),
+    "no_wait": (True, True),
+    "on_miss": ("error", "error"),
+    "miss_timeout": ("90", 90.0),
+    "settle": ("500ms", 0.5),
+    "storage_option": (["key=A", "retries=3"], (("key", "A"), ("retries", 3))),
+    "endpoint_url": ("http://x:1", "http://x:1"),
+    "anon": (True, True),
+    "allow_other": (True, True),
+}
+WRONG: dict[str, list[Any]] = {
+    "cache_size": ["much", "0", "-5GB", "101%", "0%", ""],
+    "min_free": ["-1", "5XB"],
+    "seed": ["-1", "1.5", "x", ""],
+    "workers": ["0", "many"],
+    "refresh": ["-5", "5 parsecs", "nan", "inf"],
+    "wait_files": ["-1", "²"],
+    "on_miss": ["maybe"],
+    "storage_option": [["key"], ["=value"]],
+}
+
+
+def test_all_defaults_are_read() -> None:
+    options = Options.parse({})
+    assert options.cache_size == CacheSize(share=0.8)
+    assert (options.min_free, options.seed, options.workers) == (1 << 30, 0, 4)
+    assert (options.refresh, options.settle, options.miss_timeout) == (3600.0, 60.0, 300.0)
+    assert (options.include, options.storage_option, options.wait_files, options.anon) == ((), (), None, False)
+
+
+def test_every_row_is_tried() -> None:
+    assert set(WRITTEN) == set(ROWS)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_people_write_is_read(name: str) -> None:
+    written, meant = WRITTEN[name]
+    assert getattr(Options.parse({name: written}), name) == meant
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
+def test_nonsense_is_refused_by_the_name_of_its_flag(name: str, text: object) -> None:
+    with pytest.raises(UsageError, match=f"^{flag_name(name)}: ") as told:
+        parse_value(ROWS[name], text)
+    assert "\n" not in str(told.value)
+
+
+def test_waiting_and_not_waiting_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match="contradicts"):
+        Options.parse({"no_wait": True, "wait_files": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes"), [("500GB", 500 * 10**9), ("20GiB", 20 << 30), ("1.5 MB", 1_500_000), ("4096", 4096)]
+)
+def test_sizes(text: str, bytes: int) -> None:
+    assert size(text) == bytes
+    assert cache_size(text) == CacheSize(bytes=bytes)
+
+
+@pytest.mark.parametrize(("text", "share"), [("80%", 0.8), (" 12.5 % ", 0.125), ("100%", 1.0)])
+def test_a_share_of_the_disk(text: str, share: float) -> None:
+    assert cache_size(text) == CacheSize(share=share)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90", 90), ("90s", 90), ("5m", 300), ("1h", 3600), ("0", 0), ("1d", 86400)]
+)
+def test_times(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("50%", 0.5), ("1", 1.0), ("100%", 1.0)])
+def test_fractions(text: str, value: float) -> None:
+    assert fraction_of(text) == value
+
+
+@pytest.mark.parametrize("text", ["0", "1.1", "-0.5", "half", "nan", "nan%", "%", "101%", ""])
+def test_no_fractions(text: str) -> None:
+    with pytest.raises(UsageError):
+        fraction_of(text)
+
+
+def test_numbers() -> None:
+    assert (count("0"), count("12"), positive("1")) == (0, 12, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("key=A", ("key", "A")),
+        ("n=3", ("n", 3)),
+        ("yes=true", ("yes", True)),
+        ("a.b={}", ("a.b", {})),
+        ("secret=a=b", ("secret", "a=b")),
+        ("empty=", ("empty", "")),
+    ],
+)
+def test_storage_options(text: str, pair: tuple[str, object]) -> None:
+    assert storage_option(text) == pair
+
+
+def test_dots_nest() -> None:
+    assert nested((("a.b.c", 1), ("a.d", 2), ("e", 3))) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
+
+
+def test_an_option_that_is_a_value_has_nothing_in_it() -> None:
+    with pytest.raises(UsageError):
+        nested((("a", 1), ("a.b", 2)))
+
+
+def test_a_local_path_is_made_absolute() -> None:
+    assert absolute("data") == str(Path.cwd() / "data")
+    assert absolute("~/data") == str(Path.home() / "data")
+    assert absolute("s3://bucket/x") == "s3://bucket/x"
+    assert absolute("zip::s3://bucket/x") == "zip::s3://bucket/x"
+    assert Options.parse({"manifest": "list.txt"}).remote("data").manifest == str(Path.cwd() / "list.txt")
+
+
+# The file.
+
+
+def in_file(folder: Path, text: str) -> Options:
+    path = folder / "growfs.toml"
+    path.write_text(text)
+    return Options.parse(read_file(path))
+
+
+def test_a_file_of_options(tmp_path: Path) -> None:
+    options = in_file(
+        tmp_path,
+        'cache-size = "20GiB"\nworkers = 8\nrefresh = 0\nno-wait = true\ninclude = ["*.jpg", "*.png"]\n'
+        "[storage-option]\nkey = 'A'\nretries = 3\nclient_kwargs = {region_name = 'eu-west-1'}\n",
+    )
+    assert options.cache_size == CacheSize(bytes=20 << 30)
+    assert (options.workers, options.refresh, options.no_wait) == (8, 0.0, True)
+    assert options.include == ("*.jpg", "*.png")
+    assert options.remote("s3://b").storage_options == {
+        "key": "A",
+        "retries": 3,
+        "client_kwargs": {"region_name": "eu-west-1"},
+    }
+
+
+def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    assert in_file(tmp_path, 'include = "*.jpg"').include == ("*.jpg",)
+    assert Options.parse({"exclude": "*.txt"}).exclude == ("*.txt",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cache-sise = '1GB'",
+        "cache-size = 'much'",
+        "cache-size",
+        "storage-option = 5",
+        "no-wait = 'false'",
+        "workers = true",
+        "workers = 0",
+        "cache-size = []",
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as told:
+        in_file(tmp_path, text)
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "none", tmp_path, tmp_path / "binary"):
+        with pytest.raises(UsageError, match=f"--config {path}: "):
+            read_file(path)
+
+
+# A flag wins over the environment, the environment over the file.
+
+
+@pytest.fixture
+def mount(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """What the command would mount with."""
+    asked: list[Options] = []
+
+    def start(url: str, mountpoint: Path, options: Options, told: object) -> None:
+        asked.append(options)
+        raise GrowfsError("only asked")
+
+    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(cli, "_hide_secrets", lambda: None)
+    return asked
+
+
+def test_who_wins(tmp_path: Path, mount: list[Options]) -> None:
+    path = tmp_path / "growfs.toml"
+    path.write_text("seed = 1\nworkers = 1\ncache-size = '1GB'\nanon = true\nexclude = ['file']\n")
+    env = {"GROWFS_SEED": "2", "GROWFS_WORKERS": "2", "GROWFS_ANON": "0", "GROWFS_EXCLUDE": "from env"}
+    told = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--config", str(path), "--seed", "3"], env=env)
+    assert "only asked" in told.output
+    (options,) = mount
+    assert (options.seed, options.workers, options.cache_size) == (3, 2, CacheSize(bytes=10**9))
+    assert options.exclude == ("from", "env")
+    assert not options.anon
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in ("wait_files", "wait_bytes", "no_wait")])
+def test_every_row_is_a_flag_and_a_variable(name: str, mount: list[Options]) -> None:
+    written, meant = WRITTEN[name]
+    texts = written if isinstance(written, list) else [str(written)]
+    given = [flag_name(name)] if written is True else [part for text in texts for part in (flag_name(name), text)]
+    CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", *given])
+    CliRunner().invoke(cli.main, ["mount", "/data", "/mnt"], env={f"GROWFS_{name.upper()}": " ".join(texts)})
+    assert [getattr(options, name) for options in mount] == [meant, meant]
+
+
+def test_wrong_usage_ends_with_2(mount: list[Options]) -> None:
+    told = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--workers", "0"])
+    assert (told.exit_code, mount) == (2, [])
+    assert told.stderr == "growfs: --workers: 0 is too few; write 1 or more\n"
+
+
+def test_the_environment_of_the_tests_is_clean() -> None:
+    assert not [name for name in os.environ if name.startswith("GROWFS_")]

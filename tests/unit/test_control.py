@@ -1,0 +1,177 @@
+"""Asking and answering over a real socket: progress, results, errors, and callers that misbehave."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from growfs.control import SOCKET, Control, Verb, ask
+from growfs.errors import GrowfsError, UsageError
+
+
+async def count(to: int) -> AsyncIterator[Any]:
+    for number in range(1, to + 1):
+        yield {"n": number}
+
+
+async def fail() -> AsyncIterator[Any]:
+    yield "begun"
+    raise GrowfsError("x: did not work; do this")
+
+
+async def refuse() -> AsyncIterator[Any]:
+    for _ in ():
+        yield
+    raise UsageError("wrong usage")
+
+
+async def break_disk() -> AsyncIterator[Any]:
+    for _ in ():
+        yield
+    raise OSError(5, "Input/output error")
+
+
+VERBS: dict[str, Verb] = {"count": count, "fail": fail, "refuse": refuse, "break_disk": break_disk}
+
+
+async def asked(folder: Path, verb: str, **request: Any) -> tuple[Any, list[Any]]:
+    """(result, progress) of a verb, from a daemon's end in this process."""
+    heard: list[Any] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Control(folder, VERBS).run)
+        try:
+            result = await trio.to_thread.run_sync(lambda: ask(folder, verb, heard.append, **request))
+        except GrowfsError as error:
+            result = error
+        nursery.cancel_scope.cancel()
+    return result, heard
+
+
+async def test_progress_and_a_result(tmp_path: Path) -> None:
+    assert await asked(tmp_path, "count", to=3) == ({"n": 3}, [{"n": 1}, {"n": 2}, {"n": 3}])
+
+
+async def test_a_verb_that_says_nothing(tmp_path: Path) -> None:
+    assert await asked(tmp_path, "count", to=0) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "text"),
+    [
+        ("fail", GrowfsError, "x: did not work; do this"),
+        ("refuse", UsageError, "wrong usage"),
+        ("break_disk", GrowfsError, "Input/output error"),
+        ("none", UsageError, "no such verb; there are count, fail, refuse, break_disk"),
+        ("count", UsageError, "does not understand"),
+    ],
+)
+async def test_errors(tmp_path: Path, verb: str, kind: type[GrowfsError], text: str) -> None:
+    error, _ = await asked(tmp_path, verb)
+    assert type(error) is kind
+    assert text in str(error)
+    assert "\n" not in str(error)
+
+
+async def test_a_folder_deeper_than_a_socket_may_be(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    folder.mkdir(parents=True)
+    assert (await asked(folder, "count", to=1))[0] == {"n": 1}
+
+
+async def test_only_the_owner_may_use_the_socket(tmp_path: Path) -> None:
+    control = Control(tmp_path, VERBS)
+    assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(control.run)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / SOCKET).write_text("left")
+    assert (await asked(tmp_path, "count", to=1))[0] == {"n": 1}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_another_user_is_not_heard(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom growfs.control import ask\n"
+        "folder = os.open(sys.argv[1], os.O_PATH)\nos.setuid(65534)\n"
+        "try: ask(Path(f'/proc/self/fd/{folder}'), 'count', to=1)\n"
+        "except Exception as error: sys.exit(str(error))\n"
+    )
+    folder = tmp_path / "open"
+    folder.mkdir(mode=0o755)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Control(folder, VERBS).run)
+        for mode in (0o600, 0o666):  # even where the socket lets them in
+            (folder / SOCKET).chmod(mode)
+            done = await trio.run_process([sys.executable, "-c", script, str(folder)], check=False, capture_stderr=True)
+            assert done.returncode == 1
+            assert b"belongs to another user" in (done.stderr or b"")
+        nursery.cancel_scope.cancel()
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with pytest.raises(GrowfsError, match="does not answer") as told:
+        ask(tmp_path, "status")
+    assert str(tmp_path / "log") in str(told.value)
+
+
+async def test_a_daemon_that_hangs_up(tmp_path: Path) -> None:
+    listener = trio.socket.socket(trio.socket.AF_UNIX)
+    await listener.bind(os.path.relpath(tmp_path / SOCKET))
+    listener.listen()
+
+    async def hang_up() -> None:
+        line, _ = await listener.accept()
+        await line.recv(100)
+        line.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hang_up)
+        with pytest.raises(GrowfsError, match="hung up"):
+            await trio.to_thread.run_sync(lambda: ask(tmp_path, "status"))
+    listener.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"no json\n", b'{"verb": ', b"\xff\xfe\n", b"5\n", b"[]\n", b"null\n"])
+async def test_a_caller_that_makes_no_sense_is_told_so_and_others_are_served(tmp_path: Path, said: bytes) -> None:
+    control = Control(tmp_path, VERBS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(control.run)
+        async with await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET)) as line:
+            await line.send_all(said)
+            await line.send_eof()
+            answer = b"".join([part async for part in line])
+        assert b'"error"' in answer
+        assert await trio.to_thread.run_sync(lambda: ask(tmp_path, "count", to=1)) == {"n": 1}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_caller_that_leaves_does_not_harm_the_others(tmp_path: Path) -> None:
+    ended = trio.Event()
+
+    async def long() -> AsyncIterator[Any]:
+        async with trio.open_nursery() as nursery:  # as the verbs that fetch several files do
+            nursery.start_soon(trio.sleep, 0)
+            for _ in range(100):
+                await trio.lowlevel.checkpoint()
+                yield "x" * 10_000
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Control(tmp_path, {**VERBS, "long": long}).run)
+        line = await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET))
+        await line.send_all(b'{"verb": "long"}\n')
+        await line.receive_some(1)
+        await line.aclose()
+        await ended.wait()
+        assert await trio.to_thread.run_sync(lambda: ask(tmp_path, "count", to=1)) == {"n": 1}
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,128 @@
+"""The status in words, for people and for collectors."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from growfs.populate import State
+from growfs.text import brief, openmetrics, render, state_text
+
+STATUS: dict[str, Any] = {
+    "version": "1",
+    "url": "s3://bucket/train",
+    "mountpoint": "/mnt/train",
+    "cache_dir": "/cache/x",
+    "pid": 4711,
+    "engine": "libfuse",
+    "engine_reason": "works",
+    "state": "filling",
+    "seed": 0,
+    "partition": None,
+    "generation": 3,
+    "remote": {"files": 1000, "bytes": 10**10, "directories": 4, "listed": True, "listing": False},
+    "cache": {
+        "files": 250,
+        "bytes": 3 * 10**9,
+        "content_bytes": 2 * 10**9,
+        "limit_bytes": 5 * 10**9,
+        "in_flight_bytes": 0,
+        "orphan_bytes": 0,
+        "left_out_bytes": 0,
+    },
+    "listed": {"files": 200, "bytes": 10**9},
+    "fetch": {"files_total": 250, "bytes_total": 2 * 10**9, "bytes_per_s": 1e8, "eta_s": 90.0, "failed": 0},
+    "evict": {"files_total": 0, "bytes_total": 0},
+    "miss": {"files_total": 2, "wait_s_total": 1.25},
+    "coverage": {"files_seen": 250, "pass": 1},
+    "opens": {"min": 0, "max": 4, "mean": 1.5, "dispersion": 0.2, "per_fetch": 1.5},
+    "readers": [],
+    "skipped": [],
+    "unpromised": None,
+    "last_error": None,
+}
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    """A status; a__b stands for the field b of a."""
+    changed = copy.deepcopy(STATUS)
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        if key:
+            changed[section][key] = value
+        else:
+            changed[section] = value
+    return changed
+
+
+def lines(**changes: Any) -> dict[str, str]:
+    """The page, by the label of each line."""
+    return {line[:11].strip(): line[11:] for line in render(status(**changes)).splitlines()}
+
+
+def test_the_page() -> None:
+    page = lines()
+    assert page["remote"].startswith("s3://bucket/train: 1,000 files, 10 GB")
+    assert page["local"] == "250 files (25.0% of the remote's), 3 GB of 5 GB"
+    assert page["listed"] == "200 files in generation 3"
+    assert page["misses"].startswith("2, waited 1.2 s")
+    assert set(page) & {"skipped", "note", "last error", "reader"} == set()
+
+
+def test_a_page_of_nothing() -> None:
+    page = lines(remote__files=0, remote__listed=False, cache__files=0, fetch__eta_s=None, state="listing")
+    assert page["remote"].endswith(" so far")
+    assert page["local"].startswith("0 files (0.0%")
+    assert page["state"] == "listing the remote"
+
+
+def test_a_page_of_troubles() -> None:
+    page = lines(
+        skipped=[{"reason": "NUL in path", "files": 1, "example": "a\0b"}],
+        unpromised="too many",
+        last_error="x: denied",
+        fetch__failed=3,
+        readers=[{"command": "python", "pid": 9, "files_shown": 5, "files_opened": 2, "advice": "lists once"}],
+    )
+    assert page["skipped"] == "1 file: NUL in path, such as 'a\\x00b'"
+    assert page["note"].endswith("too many")
+    assert page["last error"] == "x: denied"
+    assert page["fetched"].endswith("3 failed")
+    assert page["reader"] == "python 9: shown 5, opened 2; lists once"
+
+
+def test_no_name_of_the_remote_breaks_a_line() -> None:
+    skipped = [{"reason": "bad", "files": 1, "example": "a\nstate      complete"}]
+    assert len(render(status(skipped=skipped)).splitlines()) == len(render(status()).splitlines()) + 1
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_every_state_has_its_words(state: State) -> None:
+    assert state_text(status(state=state.value))
+
+
+def test_the_time_that_is_left() -> None:
+    assert state_text(status()).endswith("1 minute and 30 seconds left")
+    assert "left" not in state_text(status(fetch__eta_s=None))
+
+
+def test_in_a_line() -> None:
+    assert brief(status()) == "250 of 1,000 files local, 2 GB of 10 GB"
+    assert brief(status(remote__files=1, remote__listed=False, cache__files=0)).startswith("0 of 1 file listed so far")
+
+
+def test_metrics_are_what_the_status_says() -> None:
+    parsed = text_string_to_metric_families(openmetrics(STATUS).decode())  # type: ignore[no-untyped-call]
+    figures = {family.name: family.samples[0].value for family in parsed}
+    assert figures["growfs_generation"] == 3
+    assert figures["growfs_remote_listed"] == 1
+    for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "opens"):
+        for name, value in STATUS[section].items():
+            assert figures[f"growfs_{section}_{name.removesuffix('_total')}"] == value
+
+
+def test_a_figure_that_is_not_known_is_left_out() -> None:
+    assert b"eta_s" not in openmetrics(status(fetch__eta_s=None))

@@ -1,0 +1,97 @@
+"""What the daemon and its workers say arrives as it was said."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growfs import errors, wire
+from growfs.catalog import Listed
+from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
+from growfs.wire import Closed, Done, Failed, Fetch, List, Order, Progress, Stat, TooMuch
+from growfs.workers import Line, WorkerLost
+
+FILE = RemoteFile("a/ü.jpg", 5, None, "v1")
+MESSAGES = [
+    List(Path("/x"), 3),
+    Order(Path("/x"), 1, 2, Path("/y")),
+    Stat("a"),
+    Fetch(FILE, Path("/y"), 5),
+    Progress(5),
+    Done(Fetched(FILE, 5, "abc")),
+    Listed(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
+    RemoteSpec("s3://b", {"key": "A"}),
+]
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(a == b and type(a) is type(b))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_each_message_arrives(message: Any) -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        wire.send(a, message)
+        assert same(wire.receive(b), message)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)] + [TooMuch],
+)
+def test_each_error_arrives_as_what_it_is(kind: type[errors.GrowfsError]) -> None:
+    packed = wire.pack(Failed(kind("what, to what, what to do")))
+    error = wire.unpack(packed[wire.length.size :]).error
+    assert (type(error), str(error), error.errno) == (kind, "what, to what, what to do", kind.errno)
+
+
+@given(st.lists(st.binary(max_size=100_000), max_size=4))
+def test_messages_keep_their_order_and_bounds(messages: list[bytes]) -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        sender = threading.Thread(target=a.sendall, args=(b"".join(map(wire.pack, messages)),))
+        sender.start()
+        assert [wire.receive(b) for _ in messages] == messages
+        sender.join()
+
+
+def test_the_length_is_as_documented() -> None:
+    packed = wire.pack(b"x")
+    assert int.from_bytes(packed[:4], "big") == len(packed) - 4
+
+
+@pytest.mark.parametrize("cut", [0, 2, 10])
+def test_a_message_that_is_cut_short_is_none(cut: int) -> None:
+    a, b = socket.socketpair()
+    with b:
+        with a:
+            a.sendall(wire.pack("a whole message")[:cut])
+        with pytest.raises(Closed):
+            wire.receive(b)
+
+
+async def test_a_line_hears_progress_and_the_result() -> None:
+    ours, theirs = socket.socketpair()
+    line, heard = Line(ours), []
+    for message in (Progress(1), Progress(2), Done("result"), Failed(errors.RemoteMissing("none")), Progress(3)):
+        wire.send(theirs, message)
+
+    async def hear(message: Progress) -> None:
+        heard.append(message.bytes)
+
+    assert await line.ask(Stat("a"), hear) == "result"
+    with pytest.raises(errors.RemoteMissing, match="none"):
+        await line.ask(Stat("b"))
+    assert [wire.receive(theirs), wire.receive(theirs)] == [Stat("a"), Stat("b")]
+    theirs.close()
+    with pytest.raises(WorkerLost):
+        await line.ask(Stat("c"), hear)
+    await line.aclose()
+    assert heard[:2] == [1, 2]

@@ -1,0 +1,118 @@
+"""Measures growfs on this machine, beside the plain files, and says which targets are met. Start it as tools/bench.
+
+Each figure is a median over rounds in which growfs and what it is compared with take turns. A mount is a fresh one in
+each round, so that "first" means that the kernel has nothing of the mount in its caches; the cached file's own pages
+are in memory, because a disk's speed is not growfs's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+import growfs
+from tools.benchmarks import catalog, reads, small_files, start
+from tools.benchmarks.measure import BenchError, Figure, Setting, temporary_folder
+
+BENCHMARKS = {"reads": reads, "small-files": small_files, "catalog": catalog, "start": start}
+PEERS = ("rclone",)
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": model[0].partition(":")[2].strip() if model else os.uname().machine,
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "kernel": os.uname().release,
+        "python": sys.version.split()[0],
+        "user": "root" if os.geteuid() == 0 else "not root",
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def table_of(title: str, figures: list[Figure]) -> Table:
+    """Figures for people."""
+    table = Table(title=title, title_justify="left")
+    for name in ("figure", "median", "rounds", "target", ""):
+        table.add_column(name, justify="left" if name in ("figure", "target", "") else "right")
+    for figure in figures:
+        verdict = "" if figure.met is None else "[green]met[/]" if figure.met else "[red]missed[/]"
+        table.add_row(
+            figure.name,
+            f"{shown(figure.measured)} {figure.unit}",
+            " ".join(map(shown, figure.rounds)) if len(figure.rounds) > 1 else "",
+            figure.target or "",
+            verdict,
+        )
+    return table
+
+
+def shown(value: float) -> str:
+    """Three digits, or all of a large number."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def stop(signum: int, frame: object) -> NoReturn:
+    """End in order: what is mounted is taken off."""
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(128 + signum)
+
+
+def main() -> int:
+    """Run the benchmarks that were named, or all."""
+    parser = argparse.ArgumentParser(prog="tools/bench", description="Measure growfs on this machine.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: does it work at all?")
+    parser.add_argument("--rounds", type=int, help="how often each figure is taken")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--peer", action="append", default=[], choices=PEERS, help="measure this one on the same data")
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(BENCHMARKS):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if given.rounds is not None and given.rounds < 1:
+        parser.error("--rounds is at least 1")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+
+    about = machine()
+    console.print(f"growfs {growfs.__version__}; " + ", ".join(f"{name} {value}" for name, value in about.items()))
+    if given.quick:
+        console.print("[yellow]--quick: the targets are about larger sizes; only look whether it runs[/]")
+    results = []
+    try:
+        for name in given.names or BENCHMARKS:
+            with temporary_folder() as folder:
+                setting = Setting(folder, given.quick, given.rounds or (2 if given.quick else 5), tuple(given.peer))
+                began = time.monotonic()
+                with console.status(f"{name} ..."):
+                    title, figures = BENCHMARKS[name].measure(setting)
+            console.print(table_of(f"{name}: {title} ({time.monotonic() - began:.0f} s)", figures))
+            results += [{"benchmark": name, **asdict(figure)} for figure in figures]
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+    if given.json:
+        whole = {"growfs": growfs.__version__, "machine": about, "quick": given.quick, "figures": results}
+        given.json.write_text(json.dumps(whole, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""A catalog of a million keys: how long it takes to list, what it costs in memory, and how soon it is there again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from tools.benchmarks.formula_s3 import PER_DIRECTORY
+from tools.benchmarks.measure import (
+    READER,
+    BenchError,
+    Figure,
+    Mount,
+    Setting,
+    environment,
+    figure,
+    formula_server,
+    memory_mb,
+    mounted,
+    until,
+)
+
+MEMORY_MB = 300
+READY_S = 3.0
+SIZE = 1000
+CACHE_SIZE = "16MiB"  # holds four times as many files as there are directories; a million would be about something else
+
+
+def measure(setting: Setting) -> tuple[str, list[Figure]]:
+    """One listing into an empty cache, whatever the number of rounds; then as many mounts as there are rounds."""
+    keys = 20_000 if setting.quick else 1_000_000
+    ready: list[float] = []
+    ready_one: list[float] = []
+    with formula_server(keys, SIZE, setting.folder / "server.log") as endpoint:
+        flags = ["--endpoint-url", endpoint, "--cache-size", CACHE_SIZE]
+        began = time.monotonic()
+        with mounted("s3://formula", setting.folder, "--wait-files", 1, *flags) as mount:
+            first_s = mount.returned_s
+            latency = probed(mount)
+            listed_s = time.monotonic() - began
+            rss, peak = memory_mb(mount.pid, "VmRSS"), memory_mb(mount.pid, "VmHWM")
+            until(lambda: mount.status()["state"] == "held", "filling the cache", every_s=0.5)
+            settled_s = time.monotonic() - began
+            peak_settled = memory_mb(mount.pid, "VmHWM")
+            status = mount.status()
+            if status["remote"]["files"] != keys:
+                raise BenchError(f"{status['remote']['files']} of {keys} keys were listed")
+        for _ in range(setting.rounds):
+            with mounted("s3://formula", setting.folder, *flags) as mount:
+                ready.append(mount.returned_s)
+            with mounted("s3://formula", setting.folder, "--wait-files", 1, *flags) as mount:
+                ready_one.append(mount.returned_s)
+        with mounted("s3://formula", setting.folder, *flags) as mount:
+            again = time.monotonic()
+            until(lambda: not mount.status()["remote"]["listing"], "listing again", every_s=0.5)
+            relisted_s = time.monotonic() - again + mount.returned_s
+            peak_again = memory_mb(mount.pid, "VmHWM")
+
+    def fits(memory: float) -> bool:
+        return memory <= MEMORY_MB
+
+    found = [
+        figure("first mount returns, --wait-files 1", [first_s], "s"),
+        figure("listing complete after", [listed_s], "s"),
+        figure("keys listed per second", [keys / listed_s], "keys/s"),
+        figure("order computed and cache filled after", [settled_s], "s"),
+        figure("daemon's memory after the listing", [rss], "MB"),
+        figure("its peak, listing", [peak], "MB", f"{MEMORY_MB} MB", fits),
+        figure("its peak, order computed and cache filled", [peak_settled], "MB", f"{MEMORY_MB} MB", fits),
+        figure("its peak, listing again", [peak_again], "MB", f"{MEMORY_MB} MB", fits),
+        figure("second mount returns", ready, "s", f"{READY_S:g} s", lambda seconds: seconds <= READY_S),
+        figure("second mount returns, --wait-files 1", ready_one, "s"),
+        figure("listing again, behind it, complete after", [relisted_s], "s"),
+    ]
+    for what, times in latency.items():
+        found += [
+            figure(f"{what} during the listing, {which}", [times[f"{which}_ms"]], "ms")
+            for which in ("p50", "p99", "max")
+        ]
+    return f"{keys:,} keys in directories of {PER_DIRECTORY:,}", found
+
+
+def probed(mount: Mount) -> dict[str, Any]:
+    """Wait for the end of the listing; what a reader has to wait for names meanwhile."""
+    known = max(PER_DIRECTORY, mount.status()["remote"]["files"])
+    command = [sys.executable, str(READER), "probe", str(mount.mountpoint), str(known), str(PER_DIRECTORY)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as reader:
+        try:
+            until(lambda: mount.status()["remote"]["listed"], "listing", every_s=0.5)
+            said = reader.communicate(timeout=30)[0]
+            return dict(json.loads(said)) if said else {}
+        finally:
+            reader.kill()

@@ -1,0 +1,29 @@
+"""The download that a start is held against: the remote's own fetch, alone in a fresh process.
+
+`python -m tools.benchmarks.download URL ENDPOINT PATH TARGET` prints its seconds as JSON: `fetch_s` from the first
+request on, imports not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from growfs.remote import open_remote, preload
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+
+
+def main() -> None:
+    """Fetch one file."""
+    url, endpoint, path, target = sys.argv[1:]
+    spec = RemoteSpec(url, endpoint_url=endpoint)
+    preload(spec)
+    began = time.perf_counter()
+    open_remote(spec).fetch(RemoteFile(path, None, None, ""), Path(target), lambda count: None)
+    print(json.dumps({"fetch_s": time.perf_counter() - began}))
+
+
+if __name__ == "__main__":
+    main()

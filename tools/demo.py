@@ -1,0 +1,305 @@
+"""Shows growfs at work on this machine alone: a model trains on a data set that is larger than the cache.
+
+It makes the data set, serves it with a real S3 server (rclone) at the speed of a slow line, mounts it, trains with
+TensorFlow's own reader, and takes everything away again, also when interrupted. Start it as tools/demo, which installs
+what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+# Before the first import of tensorflow, which otherwise tells a page about this machine's CPU.
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+
+from rich.console import Console
+
+SHARDS = 64
+RECORDS_PER_SHARD = 128
+BATCH = 16  # records; it divides a shard's
+PADDING_BYTES = 32_000  # stands for an image: read from the disk, not looked at by the model
+CLASSES = 10
+FEATURES = 64
+NOISE = 2.0  # standard deviation around a class's centre; the centres' own is 1
+
+CACHE_SIZE_MB = 96
+LINE_MIB_PER_S = 10  # slow enough that the growth can be watched
+DISK_NEEDED_MB = 500
+ACCESS_KEY, SECRET_KEY = "demo", "demo-secret"
+
+SERVER_START_S_MAX = 20
+MOUNT_S_MAX = 120
+COMMAND_S_MAX = 30
+
+# Keras's remarks on any data set whose length is not known beforehand, which is every TFRecordDataset.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"keras\.")
+
+console = Console(highlight=False, soft_wrap=True)
+bin_dir = Path(sys.executable).parent
+
+
+class DemoError(Exception):
+    """The demonstration cannot go on; `str(error)` is the whole line."""
+
+
+# --- the training: nothing of growfs from here ...
+
+
+@dataclass(frozen=True)
+class Epoch:
+    shards: int
+    records: int
+    read_bytes: int
+    seconds: float
+    loss: float
+    accuracy: float  # on records that are not in the data set
+
+
+def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoch]:
+    """Train on every TFRecord file that `folder` lists, listing it again before each epoch."""
+    import tensorflow as tf
+
+    def parse(record: Any) -> Any:
+        example = tf.io.parse_single_example(
+            record, {"x": tf.io.FixedLenFeature([FEATURES], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)}
+        )
+        return example["x"], example["label"]
+
+    dense = tf.keras.layers.Dense
+    model = tf.keras.Sequential([dense(1024, "relu"), dense(1024, "relu"), dense(CLASSES)])
+    model.compile(
+        optimizer=tf.keras.optimizers.Adam(5e-5),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    steps: list[int] = []
+    count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    for _ in range(epochs):
+        started = time.perf_counter()
+        files = tf.io.gfile.glob(str(folder / "*.tfrecord"))
+        records = tf.data.TFRecordDataset(files, num_parallel_reads=4)
+        steps.clear()
+        history = model.fit(
+            records.map(parse).shuffle(2048).batch(BATCH).prefetch(4),
+            callbacks=[count],
+            verbose=0,
+        )
+        seconds = time.perf_counter() - started
+        yield Epoch(
+            shards=len(files),
+            records=len(steps) * BATCH,
+            read_bytes=sum(os.stat(file).st_size for file in files),
+            seconds=seconds,
+            loss=history.history["loss"][-1],
+            accuracy=model.evaluate(*held_out, verbose=0)[1],
+        )
+
+
+# --- ... to here
+
+
+def make_data(folder: Path) -> tuple[Any, Any]:
+    """Write the shards; return features and labels of records that are in none of them."""
+    import numpy as np
+    import tensorflow as tf
+
+    rng = np.random.default_rng(1)
+    centres = rng.normal(size=(CLASSES, FEATURES))
+    noise = rng.bytes(PADDING_BYTES + 100_000)
+
+    def draw(count: int) -> tuple[Any, Any]:
+        labels = rng.integers(CLASSES, size=count)
+        return (centres[labels] + NOISE * rng.normal(size=(count, FEATURES))).astype("float32"), labels
+
+    def feature(**kind: Any) -> Any:
+        return tf.train.Feature(**kind)
+
+    folder.mkdir(parents=True)
+    for shard in range(SHARDS):
+        with tf.io.TFRecordWriter(str(folder / f"train-{shard:05d}-of-{SHARDS:05d}.tfrecord")) as writer:
+            for x, label in zip(*draw(RECORDS_PER_SHARD), strict=True):
+                start = int(rng.integers(100_000))
+                fields = {
+                    "x": feature(float_list=tf.train.FloatList(value=x)),
+                    "label": feature(int64_list=tf.train.Int64List(value=[label])),
+                    "image": feature(bytes_list=tf.train.BytesList(value=[noise[start : start + PADDING_BYTES]])),
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=fields)).SerializeToString())
+    return draw(2000)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, unless something is still mounted in it."""
+    folder = Path(tempfile.mkdtemp(prefix="growfs-demo-"))
+    try:
+        free_mb = shutil.disk_usage(folder).free // 10**6
+        if free_mb < DISK_NEEDED_MB:
+            raise DemoError(
+                f"{folder.parent} has {free_mb} MB free, and {DISK_NEEDED_MB} are needed; "
+                "name another folder: TMPDIR=/somewhere tools/demo"
+            )
+        yield folder
+    finally:
+        if is_mounted(folder / "mnt"):
+            console.print(f"[red]{folder / 'mnt'} is still mounted[/]; unmount it and remove {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path, log: Path) -> Iterator[str]:
+    """Serve the folders in `folder` as buckets; yield the endpoint's URL."""
+    command = ["rclone", "serve", "s3", "--addr", "127.0.0.1:0", "--bwlimit", f"{LINE_MIB_PER_S}M"]
+    # With ETags it would read every file once to answer the first listing.
+    command += ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(folder)]
+    # In a session of its own: Ctrl-C must reach it after the mount is gone, not before.
+    with log.open("wb") as output:
+        server = subprocess.Popen([bin_dir / command[0], *command[1:]], stderr=output, start_new_session=True)
+    try:
+        deadline = time.monotonic() + SERVER_START_S_MAX
+        while not (found := re.search(r"server on \[(http://[^/\]]+)", log.read_text())):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"the S3 server did not start; it said: {log.read_text().strip() or 'nothing'}")
+            time.sleep(0.05)
+        yield found[1]
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def is_mounted(folder: Path) -> bool:
+    # Not os.path.ismount: it asks the file system itself, which hangs when that does.
+    name = str(folder).replace(" ", r"\040")
+    return any(line.split(" ")[1] == name for line in Path("/proc/self/mounts").read_text().splitlines())
+
+
+def show(command: str, short: dict[str, str]) -> None:
+    """Print the command as it would be typed, its paths shortened as `short` says."""
+    for long, name in short.items():
+        command = command.replace(long, name)
+    console.print(f"[bold green]$[/] [bold]{command}[/]")
+
+
+@contextlib.contextmanager
+def mounted(url: str, mnt: Path, cache: Path, endpoint: str, short: dict[str, str]) -> Iterator[None]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    environ |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "no_proxy": "127.0.0.1"}
+    arguments = [url, str(mnt), "--cache-dir", str(cache), "--cache-size", f"{CACHE_SIZE_MB}MB"]
+    arguments += ["--endpoint-url", endpoint, "--seed", "1"]
+    mnt.mkdir()
+    show(shlex.join(["growfs", "mount", *arguments]), short)
+    try:
+        mount = subprocess.run([bin_dir / "growfs", "mount", *arguments], env=environ, timeout=MOUNT_S_MAX, check=False)
+        if mount.returncode:
+            raise DemoError("growfs mount failed; its message is above, and `growfs doctor` may know more")
+        yield
+        console.print()
+        show(shlex.join(["growfs", "umount", str(mnt)]), short)
+    finally:
+        if is_mounted(mnt):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run([bin_dir / "growfs", "umount", str(mnt)], timeout=COMMAND_S_MAX, check=False)
+        if is_mounted(mnt):
+            subprocess.run(["fusermount3", "-u", "-z", str(mnt)], timeout=COMMAND_S_MAX, check=False)
+
+
+def print_epochs(epochs: Iterator[Epoch]) -> list[Epoch]:
+    done = []
+    console.print("[dim]epoch      files listed   records  seconds   MB/s   loss  accuracy[/]")
+    for number, epoch in enumerate(epochs, 1):
+        bar = "█" * round(epoch.shards / SHARDS * 16)
+        console.print(
+            f"{number:5}  [cyan]{bar:░<16}[/] {epoch.shards:2} of {SHARDS} {epoch.records:6}"
+            f" {epoch.seconds:8.1f} {epoch.read_bytes / epoch.seconds / 1e6:6.0f}"
+            f" {epoch.loss:6.2f} {epoch.accuracy:8.0%}"
+        )
+        done.append(epoch)
+    return done
+
+
+def demonstrate(epochs: int) -> None:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder())
+        mnt, cache = folder / "mnt", folder / "cache"
+        with console.status("making a data set ..."):
+            data = folder / "remote" / "demo" / "train"
+            held_out = make_data(data)
+            data_mb = sum(file.stat().st_size for file in data.iterdir()) // 10**6
+        endpoint = stack.enter_context(s3_server(folder / "remote", folder / "server.log"))
+        console.print(
+            f"A bucket holds {SHARDS} TFRecord files, {data_mb} MB, behind a line of {LINE_MIB_PER_S} MiB/s. "
+            f"The cache may take {CACHE_SIZE_MB} MB.\n"
+        )
+        stack.enter_context(mounted("s3://demo/train", mnt, cache, endpoint, {f"{folder}/": ""}))
+        # First of all at the end: a second Ctrl-C must not stop the taking away.
+        stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+        console.print(
+            "\nNow a Keras model trains on what the mount lists, with TFRecordDataset and nothing else.\n"
+            "Listed is only what is whole on the local disk; each epoch lists again and finds what has arrived.\n"
+        )
+        done = print_epochs(train(mnt, epochs, held_out))
+
+        console.print()
+        show("cat mnt/.growfs/status", {})
+        print((mnt / ".growfs" / "status").read_text().rstrip())
+        console.print()
+        last = done[-1]
+        stood_still = len(done) > 1 and done[-2].shards == last.shards
+        if stood_still and last.read_bytes > 0.8 * CACHE_SIZE_MB * 10**6:
+            console.print(
+                f"The cache is full: {last.shards} of {SHARDS} files. This version fills the cache and then holds what "
+                "it has;\nmaking room for files that were never seen comes in a later one."
+            )
+        else:
+            console.print(f"{last.shards} of {SHARDS} files had arrived when the last epoch began.")
+
+
+def stop(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)  # once is enough; a second must not stop the taking away
+    sys.exit(128 + signum)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools/demo", description="Watch a mount grow while a model trains on it.")
+    parser.add_argument("--epochs", type=int, default=10, help="how many epochs to train (default: %(default)s)")
+    epochs = parser.parse_args().epochs
+    if epochs < 1:
+        parser.error("--epochs is at least 1")
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
+    try:
+        demonstrate(epochs)
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; everything is taken away again")
+        return 130
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
