@@ -178,6 +178,7 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     readers = Readers(store, options.settle)
     ledger = Ledger(database)
     store.admitted.tell(ledger.admitted)
+    store.to_draw_again.tell(population.draw_again)
     rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
     vfs = Vfs(catalog, store, fetcher, readers, ledger, rows, folder.partial, options.on_miss == "wait")
     engine = LibfuseEngine(vfs, store)

@@ -61,6 +61,7 @@ CREATE TABLE resident (
     durable INTEGER NOT NULL DEFAULT 0     -- was on the medium when a syncfs succeeded
 );
 CREATE INDEX resident_by_parent ON resident (parent, seq);
+CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
 
 -- Names of the remote that cannot be files here. listing: the number of the last listing that met it.
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;

@@ -5,13 +5,10 @@ A file that was evicted or replaced stays on the disk until its last close: it i
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 
 from growfs.catalog import Node
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -42,20 +39,18 @@ class OpenFiles:
         """The open file with that node id."""
         return self._files.get(id)
 
-    def open(self, node: Node, path: str, ino: int) -> OpenFile | None:
-        """Open a cached file that is not open; None where it is gone, or not the one that was admitted.
+    def open(self, node: Node, path: str, admitted: tuple[int, int]) -> OpenFile | None:
+        """Open a cached file that is not open; None where it is gone, or perhaps not the one that was admitted.
 
-        ino: the inode number of the file that was admitted.
+        admitted: that one's inode number and change time, in ns.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            log.warning("%s: the cached file cannot be opened (%s); it is fetched again", path, error.strerror)
+        except OSError:
             return None
         stat = os.fstat(fd)
-        if (stat.st_ino, stat.st_size) != (ino, node.size):
+        if (stat.st_ino, stat.st_ctime_ns) != admitted or stat.st_size != node.size:
             os.close(fd)
-            log.warning("%s: the cached file is not the one that was admitted; it is fetched again", path)
             return None
         opened = self._files[node.id] = OpenFile(node, fd, stat.st_size)
         return opened

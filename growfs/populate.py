@@ -1,7 +1,6 @@
 """What is fetched without being asked for, and in which order; and when a training run can start.
 
-The order of a pass is computed by a worker and read from a file, so it costs the daemon no memory and no time. What is
-drawn is marked in the database as it is admitted: after a restart the pass goes on with the files that are not.
+What is drawn is marked in the database as it is admitted: after a restart the pass goes on with the files that are not.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import enum
 import logging
 import math
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +20,13 @@ from growfs.catalog import Catalog, Node
 from growfs.errors import GrowfsError, NoRoom, RemoteError
 from growfs.fetcher import Fetcher
 from growfs.flight import Flight
+from growfs.order import ordered
 from growfs.pulse import Pulse
 from growfs.refresh import Refresher
 from growfs.sampling import SEED_DIRECTORIES_MAX, draw_key
 from growfs.store import Store
 from growfs.wire import Order
-from growfs.workers import WorkerLost, Workers
+from growfs.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +98,7 @@ class Population:
         self._ask = ask
         self._began_at = trio.current_time()
         self._stale = False
+        self._evicted = False
         self._wake = Pulse[[]]()
         self._seeds: set[int] | None = None
         self._failed: list[int] = []
@@ -115,9 +115,9 @@ class Population:
             if self._catalog.unseeded() == 0:
                 self._seeds = set()  # known at once, where the order of a large catalog takes seconds
             while True:
-                self._stale = False
+                self._stale = self._evicted = False
                 await self._pass()
-                while not self._stale:
+                while not (self._stale or self._evicted):
                     await self._wake.wait()
 
     @property
@@ -133,6 +133,11 @@ class Population:
     def nudge(self) -> None:
         """Look again: there may be more to draw, or more room."""
         self._stale = True
+        self._wake()
+
+    def draw_again(self) -> None:
+        """Once the pass is through, draw what was evicted meanwhile: its order has gone past that."""
+        self._evicted = True
         self._wake()
 
     # Whether training can start.
@@ -225,7 +230,8 @@ class Population:
         return sorted(fitting, key=lambda node: draw_key(self.seed, number, self._catalog.path(node)))
 
     async def _pass(self) -> None:
-        seeds, rest = await self._order()
+        request = Order(self._catalog.file, self.seed, self._catalog.pass_number, self._partial / "order")
+        seeds, rest = await ordered(self._workers, request)
         self._failed.clear()
         self.oversized.clear()
         self._begin_seeds(seeds)
@@ -236,7 +242,8 @@ class Population:
         while await self._landed() and self._failed:
             self._state = State.ERROR
             with trio.move_on_after(pause_s):
-                await self._wake.wait()
+                while not self._stale:
+                    await self._wake.wait()
             pause_s = min(2 * pause_s, RETRY_S[1])
             retry, self._failed = self._failed, []
             self._state = State.FILLING
@@ -251,26 +258,6 @@ class Population:
         while not self._fetcher.idle and not self._stale:
             await self._fetcher.moved.wait()
         return not self._stale
-
-    async def _order(self) -> tuple[Sequence[int], Sequence[int]]:
-        """(one file for each directory, all others), as ids in the order in which they are to be drawn."""
-        target = self._partial / "order"
-        request = Order(self._catalog.file, self.seed, self._catalog.pass_number, target)
-        while True:
-            line = self._workers.hire()
-            try:
-                seeds = await line.ask(request)
-                break
-            except (WorkerLost, GrowfsError) as error:
-                log.warning("the order of the pass could not be computed (%s); trying again", error)
-                await trio.sleep(RETRY_S[0])
-            finally:
-                await line.aclose()
-        with target.open("rb") as file:
-            empty = target.stat().st_size == 0
-            ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
-        disk.unlink("ORDER_MAPPED", target)
-        return ids[:seeds], ids[seeds:]
 
     def _begin_seeds(self, seeds: Sequence[int]) -> None:
         self._seeds = set(seeds)

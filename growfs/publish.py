@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,13 +192,9 @@ class Publisher:
             log.warning("%s: cannot be removed: %s", path, error)
 
 
-def mark_durable(after_seq: int, last_seq: int) -> Callable[[sqlite3.Connection], None]:
-    """Note that the medium holds what was admitted after one number and up to another."""
-
-    def write(writer: sqlite3.Connection) -> None:
-        writer.execute("UPDATE resident SET durable = 1 WHERE seq > ? AND seq <= ?", (after_seq, last_seq))
-
-    return write
+def mark_durable(writer: sqlite3.Connection) -> None:
+    """Note that the medium holds all that is resident."""
+    writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0")
 
 
 def _admit_folders(writer: sqlite3.Connection, id: int, seq: int) -> int:

@@ -11,7 +11,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 
 import xxhash
 
@@ -32,6 +32,21 @@ def digest(path: Path) -> str:
         while count := file.readinto(buffer):
             state.update(buffer[:count])
     return state.hexdigest()
+
+
+def identity(path: Path, expected: str) -> tuple[int, int] | None:
+    """(inode number, change time in ns) of a file with that digest; None where there is no such file."""
+    try:
+        stat = path.lstat()
+        whole = S_ISREG(stat.st_mode) and digest(path) == expected
+    except OSError:
+        return None
+    return (stat.st_ino, stat.st_ctime_ns) if whole else None
+
+
+def set_identity(writer: sqlite3.Connection, id: int, ino: int, ctime_ns: int) -> None:
+    """Note which file on the disk is the resident one."""
+    writer.execute("UPDATE resident SET ino = ?, ctime_ns = ? WHERE id = ?", (ino, ctime_ns, id))
 
 
 def boot_id() -> str:
@@ -92,10 +107,10 @@ def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> I
         if (durable_only and not durable) or (stat.st_ino, stat.st_size) != (ino, size):
             yield id
         elif stat.st_ctime_ns != ctime_ns:
-            if digest(path) != expected:
-                yield id
+            if now := identity(path, expected):
+                set_identity(writer, id, *now)
             else:
-                writer.execute("UPDATE resident SET ctime_ns = ? WHERE id = ?", (stat.st_ctime_ns, id))
+                yield id
 
 
 def _has_row(database: Database, path: Path) -> bool:

@@ -18,8 +18,9 @@ from growfs.database import Database, set_meta
 from growfs.openfiles import OpenFile, OpenFiles
 from growfs.publish import Draft, Moved, Publisher, mark_durable
 from growfs.pulse import Pulse
+from growfs.recovery import identity, set_identity
 from growfs.rotation import Victim, eviction
-from growfs.sampling import extension
+from growfs.victims import evictable, victims
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ class Store:
 
     Always: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered under what
     cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
-    `room` pulses when bytes are freed, `admitted` when files have become resident; `renewed` tells which versions gave
-    way to newer ones.
+    `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
+    go that the pass may have once more; `renewed` tells which versions gave way to newer ones.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -55,6 +56,7 @@ class Store:
         self.room = Pulse[[]]()
         self.admitted = Pulse[[]]()
         self.renewed = Pulse[[list[Removed]]]()
+        self.to_draw_again = Pulse[[]]()
         self._db = database
         self._catalog = catalog
         self._files = folder / "files"
@@ -70,9 +72,7 @@ class Store:
             " FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0"
         )
         self.last_seq: int = database.row("SELECT coalesce(max(seq), 0) FROM resident")[0]
-        self._durable_seq: int = database.row(
-            "SELECT coalesce(min(seq) - 1, ?) FROM resident WHERE durable = 0", self.last_seq
-        )[0]
+        self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
         self.generation: Generation | None = None
 
     # The quota.
@@ -151,40 +151,11 @@ class Store:
                 return
 
     def _victims(self, most: int) -> tuple[list[Victim], list[Victim]]:
-        listed_seq = self.generation.last_seq if self.generation else 0
-        query = (
-            "SELECT r.id, r.parent, n.name, r.bytes FROM resident r JOIN node n USING (id)"
-            " WHERE n.is_dir = 0 AND n.pinned = 0 AND r.seq {} ? ORDER BY r.seq {} LIMIT ?"
-        )
-        unlisted = self._db.rows(query.format(">", "DESC"), listed_seq, most)
-        listed = self._db.rows(query.format("<=", "ASC"), listed_seq, most)
-        allowed = self.evictable([row[:3] for row in (*unlisted, *listed)])
-        return (
-            [Victim(row[0], row[3]) for row in unlisted if row[0] in allowed],
-            [Victim(row[0], row[3]) for row in listed if row[0] in allowed],
-        )
+        return victims(self._db, self._open, self.generation.last_seq if self.generation else 0, most)
 
     def evictable(self, files: list[tuple[int, int, str]]) -> set[int]:
         """Which of these (id, parent, name) may all go: none is open, each directory keeps one of each extension."""
-        left: dict[tuple[int, str], int] = {}
-        allowed = set()
-        for id, parent, name in files:
-            kind = (parent, extension(name))
-            if kind not in left:
-                left[kind] = self._count(*kind, 2 * len(files))
-            if id not in self._open and left[kind] > 1:
-                left[kind] -= 1
-                allowed.add(id)
-        return allowed
-
-    def _count(self, parent: int, suffix: str, most: int) -> int:
-        """How many resident files of that extension a directory has, among the first `most`."""
-        names = self._db.rows(
-            "SELECT n.name FROM resident r JOIN node n USING (id) WHERE r.parent = ? AND n.is_dir = 0 LIMIT ?",
-            parent,
-            most,
-        )
-        return sum(extension(name) == suffix for (name,) in names)
+        return evictable(self._db, self._open, files)
 
     # Coming and going.
 
@@ -205,6 +176,7 @@ class Store:
             raise
         finally:
             self.reserved_bytes -= sum(draft.reserved for draft in drafts)
+        self._durable = False
         self.last_seq = done.last_seq
         for old in done.renewed:
             self._catalog.bytes -= old.size
@@ -237,6 +209,8 @@ class Store:
         freed = sum(gone.bytes for gone in withdrawn)
         self.evicted_files += len(withdrawn)
         self.evicted_bytes += freed
+        if draw_again:
+            self.to_draw_again()
         return freed
 
     def discard_files(self, changes: Changes) -> None:
@@ -291,13 +265,32 @@ class Store:
         """The open file with that node id."""
         return self._open.get(id)
 
-    def open(self, node: Node) -> OpenFile | None:
-        """Open a resident file once more; None where the cached file is gone, or not the one that was admitted."""
-        if opened := self._open.get(node.id):
+    def open(self, id: int) -> OpenFile | None:
+        """Open a resident file once more; None where it is not resident, or `recheck` has to look at it first."""
+        if opened := self._open.get(id):
             opened.opens += 1
             return opened
-        row = self._db.row("SELECT ino FROM resident WHERE id = ?", node.id)
-        return row and self._open.open(node, f"{self._files}/{self._catalog.path(node)}", row[0])
+        row = self._db.row(
+            f"SELECT {NODE}, r.ino, r.ctime_ns FROM resident r JOIN node n USING (id) WHERE id = ? AND n.is_dir = 0", id
+        )
+        if row is None:
+            return None
+        node = Node(*row[:-2])
+        return self._open.open(node, f"{self._files}/{self._catalog.path(node)}", row[-2:])
+
+    async def recheck(self, id: int) -> None:
+        """Look at a resident file that `open` did not take: the digest decides whether it goes."""
+        await self._db.in_writer(lambda: None)  # what was renamed a moment ago has its row then
+        row = self._db.row(f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
+        if row is None or id in self._open:
+            return
+        path = self._files / self._catalog.path(Node(*row[:-1]))
+        now = await trio.to_thread.run_sync(identity, path, row[-1])
+        if now:
+            await self._db.write(lambda writer: set_identity(writer, id, *now))
+        else:
+            log.warning("%s: the cached file is not the one that was admitted; it is fetched again", path)
+            await self.evict([id])
 
     def close_file(self, id: int) -> None:
         """Close once; the last one gives back the room of a file that is no longer resident."""
@@ -308,19 +301,26 @@ class Store:
 
     async def make_durable(self) -> None:
         """Have the medium hold what is resident now, and note that: it then counts even after a power loss."""
-        last_seq = self.last_seq
-        if last_seq == self._durable_seq:
+        if self._durable:
             return
-        await self._db.in_writer(lambda: disk.syncfs("SYNC", self.folder))
-        await self._db.write(mark_durable(self._durable_seq, last_seq))
-        self._durable_seq = last_seq
+        self._durable = True  # what is admitted from here on is for the next time
+
+        def sync() -> None:
+            disk.syncfs("SYNC", self.folder)
+            self._db.write_now(mark_durable)  # in the same turn of the writer: nothing is admitted in between
+
+        try:
+            await self._db.in_writer(sync)
+        except BaseException:
+            self._durable = False
+            raise
 
     def stop(self) -> None:
         """Note that all is well; the last thing that a daemon does."""
         disk.syncfs("SYNC_STOP", self.folder)
 
         def write(writer: sqlite3.Connection) -> None:
-            mark_durable(self._durable_seq, self.last_seq)(writer)
+            mark_durable(writer)
             if self.generation:
                 set_meta(writer, "generation", self.generation.number)
             set_meta(writer, "clean", int(not self._publisher.left_behind))

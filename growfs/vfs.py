@@ -204,36 +204,35 @@ class Vfs:
 
     # Files.
 
+    def open_now(self, id: int, tid: int) -> int | None:
+        """As `open`, for a resident file; None where it would have to wait."""
+        if self._store.open(id) is None:
+            return None
+        self._readers.opened(tid)
+        self._ledger.opened(id)
+        return id
+
     async def open(self, id: int, tid: int) -> int:
         """A handle for a file, opened by a thread. Waits where it has to be fetched first."""
         if id in self._virtual:
             return await self._open_virtual(self._virtual[id], tid)
-        self._readers.opened(tid)
         waited_from: float | None = None
-        while True:
+        while (handle := self.open_now(id, tid)) is None:
             node = self._catalog.node(id)
             if node is None:
-                opened = self._store.opened(id)
-                if opened is None:
-                    raise Stale(str(id))
-                node = opened.node
-            if self._store.opened(id) or node.seq is not None:
-                if self._store.open(node):
-                    break
-                await self._store.evict([id])  # the cached file is not what was admitted
+                raise Stale(str(id))
+            if node.seq is not None:
+                await self._store.recheck(id)
                 continue
             if not self._wait_for_misses:
                 raise NotHere(node.name)
-            waited_from = waited_from or self._missed(node)
+            if waited_from is None:
+                waited_from = trio.current_time()
+                self.misses.files += 1
             await self._fetch(node)
-        if waited_from:
+        if waited_from is not None:
             self.misses.wait_s += trio.current_time() - waited_from
-        self._ledger.opened(id)
-        return id
-
-    def _missed(self, node: Node) -> float:
-        self.misses.files += 1
-        return trio.current_time()
+        return handle
 
     async def _fetch(self, node: Node) -> None:
         path = self._catalog.path(node)

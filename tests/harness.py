@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -74,11 +75,12 @@ class Growfs:
         return int(json.loads((self.cache / "daemon.json").read_text())["pid"])
 
     def kill(self) -> None:
-        """SIGKILL the daemon, and return when it is gone."""
-        pid = self.pid
-        os.kill(pid, signal.SIGKILL)
-        stat = Path(f"/proc/{pid}/stat")  # the state comes after the command, which may have spaces (proc(5))
-        until(lambda: not stat.exists() or stat.read_bytes().rpartition(b") ")[2].startswith(b"Z"))
+        """SIGKILL the daemon, and return when it is gone with all of its threads: then the kernel knows it, too."""
+        process = os.pidfd_open(self.pid)
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        ended, _, _ = select.select([process], [], [], COMMAND_S)
+        os.close(process)
+        assert ended, "SIGKILL did not end the daemon"
 
     def names(self) -> set[str]:
         """The files that a walk of the mount lists now."""

@@ -26,12 +26,20 @@ RANKS = [
     # what exists, what is local
     ["growfs.database"],
     ["growfs.catalog", "growfs.cachefolder"],
-    ["growfs.listing", "growfs.openfiles", "growfs.publish", "growfs.recovery", "growfs.ledger", "growfs.wire"],
+    [
+        "growfs.listing",
+        "growfs.openfiles",
+        "growfs.publish",
+        "growfs.recovery",
+        "growfs.ledger",
+        "growfs.wire",
+    ],
+    ["growfs.victims"],
     ["growfs.store"],
     # the worker processes, and the daemon's side of them
     ["growfs.worker", "growfs.workers"],
     # what is in flight, when the remote is listed
-    ["growfs.flight"],
+    ["growfs.flight", "growfs.order"],
     ["growfs.fetcher", "growfs.refresh"],
     # the plan; who reads
     ["growfs.populate", "growfs.readers"],

@@ -139,11 +139,10 @@ def test_after_an_unclean_stop_a_file_that_was_tampered_with_is_fetched_again(
     assert fetched_again(scene) == 1
 
 
-@pytest.mark.parametrize("tamper", [tamper for tamper in TAMPERINGS if tamper is not overwritten])
+@pytest.mark.parametrize("tamper", TAMPERINGS)
 def test_after_a_clean_stop_a_file_that_was_tampered_with_is_fetched_again_by_its_open(
     growfs: Growfs, scene: Scene, tamper: Callable[[Path], None]
 ) -> None:
-    """Content that was overwritten in place is not looked for then: that would mean to read the whole cache."""
     growfs.umount()
     tamper(growfs.cache / "files" / next(iter(scene.tree)))
     scene.mount()

@@ -173,6 +173,20 @@ def test_new_versions_wait_for_room_beside_open_ones(growfs: Growfs, tmp_path: P
     assert on_disk(growfs.cache) <= limit
 
 
+def test_what_had_to_go_for_a_miss_comes_back_when_there_is_room(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", 5 * (-(-SIZE // 4096) * 4096))
+    until(lambda: growfs.status()["cache"]["files"] == 5)
+    path = next(iter(growfs.names()))
+    growfs.run("evict", growfs.mountpoint, path)
+    until(lambda: growfs.status()["fetch"]["files_total"] == 6)  # the pass is through, and path is not local
+    assert (growfs.mountpoint / path).read_bytes() == tree[path]
+    assert growfs.status()["evict"]["files_total"] == 2
+    growfs.run("evict", growfs.mountpoint, path)
+    until(lambda: growfs.status()["fetch"]["files_total"] == 8)
+    assert growfs.status()["cache"]["files"] == 5
+
+
 def test_shrinking_evicts(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
     growfs.mount(tmp_path / "remote")

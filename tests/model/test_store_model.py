@@ -133,7 +133,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open_file(self, data: st.DataObject) -> tuple[int, int, str, int]:
         path = data.draw(st.sampled_from(sorted(self.resident)))
         node = self.rooms.node(path)
-        handle = self.rooms.store.open(node)
+        handle = self.rooms.store.open(node.id)
         assert handle
         self.open[node.id] += 1
         return node.id, handle.fd, path, self.model[path]

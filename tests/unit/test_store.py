@@ -22,7 +22,7 @@ async def pin(rooms: Rooms, path: str) -> None:
 
 
 def opened(rooms: Rooms, path: str) -> OpenFile:
-    found = rooms.store.open(rooms.node(path))
+    found = rooms.store.open(rooms.node(path).id)
     assert found
     return found
 
@@ -301,8 +301,26 @@ async def test_a_cached_file_that_is_not_what_was_admitted_is_not_opened(rooms: 
     await listed(rooms, "a/1")
     await rooms.admit("a/1")
     tamper(rooms.folder / "files/a/1")  # type: ignore[operator]
-    assert rooms.store.open(rooms.node("a/1")) is None
+    assert rooms.store.open(rooms.node("a/1").id) is None
     assert rooms.store.opened(rooms.node("a/1").id) is None
+    await rooms.store.recheck(rooms.node("a/1").id)
+    assert rooms.resident() == set()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_the_digest_decides_of_a_cached_file_that_only_changed_its_time(rooms: Rooms, whole: bool) -> None:
+    await listed(rooms, "a/1")
+    await rooms.admit("a/1")
+    path = rooms.folder / "files/a/1"
+    if whole:
+        os.link(path, rooms.folder / "copy")
+    else:
+        path.write_bytes(bytes(100))
+    id = rooms.node("a/1").id
+    assert rooms.store.open(id) is None
+    await rooms.store.recheck(id)
+    assert (rooms.store.open(id) is not None) == whole
+    assert ("a/1" in rooms.resident()) == whole
 
 
 async def test_the_books_are_the_same_after_a_restart(tmp_path: Path) -> None:
@@ -330,6 +348,29 @@ async def test_what_was_there_at_a_sync_is_durable(rooms: Rooms) -> None:
     assert rooms.database.rows(query) == [("1",)]
     await rooms.store.make_durable()
     assert len(rooms.database.rows(query)) == 2
+
+
+async def test_a_new_version_in_an_old_place_is_durable_after_the_next_sync_alone(rooms: Rooms) -> None:
+    await listed(rooms, "a/1", "a/2")
+    await rooms.admit("a/1")
+    await rooms.admit("a/2")
+    await rooms.store.make_durable()
+    draft = rooms.draft("a/1", b"y" * 100)
+    await rooms.store.admit([replace(draft, node=replace(draft.node, version="v2"), renews=True)], 1)
+    query = "SELECT n.name FROM resident r JOIN node n USING (id) WHERE r.durable = 0"
+    assert rooms.database.rows(query) == [("1",)]
+    await rooms.store.make_durable()
+    assert rooms.database.rows(query) == []
+
+
+async def test_what_is_admitted_during_a_sync_is_durable_after_the_next(rooms: Rooms) -> None:
+    await listed(rooms, "a/1", "a/2")
+    await rooms.admit("a/1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rooms.store.make_durable)
+        nursery.start_soon(rooms.admit, "a/2")
+    await rooms.store.make_durable()
+    assert rooms.database.row("SELECT count(*) FROM resident WHERE durable = 0") == (0,)
 
 
 async def test_after_a_sync_that_failed_nothing_counts_as_durable(

@@ -1,0 +1,37 @@
+"""The order of a pass: computed by a worker and read from a file, so it costs the daemon no memory and no time."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Sequence
+
+import trio
+
+from growfs import disk
+from growfs.errors import GrowfsError
+from growfs.wire import Order
+from growfs.workers import WorkerLost, Workers
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+
+
+async def ordered(workers: Workers, request: Order) -> tuple[Sequence[int], Sequence[int]]:
+    """(one file for each directory, all others), as ids in the order in which they are to be drawn."""
+    while True:
+        line = workers.hire()
+        try:
+            seeds = await line.ask(request)
+            break
+        except (WorkerLost, GrowfsError) as error:
+            log.warning("the order of the pass could not be computed (%s); trying again", error)
+            await trio.sleep(RETRY_S)
+        finally:
+            await line.aclose()
+    with request.target.open("rb") as file:
+        empty = request.target.stat().st_size == 0
+        ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
+    disk.unlink("ORDER_MAPPED", request.target)
+    return ids[:seeds], ids[seeds:]
