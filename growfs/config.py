@@ -98,6 +98,13 @@ def on_miss(text: str) -> str:
     return text
 
 
+def engine(text: str) -> str:
+    """What carries the mount to the kernel."""
+    if text not in ("auto", "passthrough", "libfuse"):
+        raise UsageError(f"{text!r}: write 'passthrough', 'libfuse', or 'auto' (the faster one that works here)")
+    return text
+
+
 def folder(text: str) -> Path:
     """An absolute path, because the daemon's folder is /."""
     return Path(text).expanduser().absolute()
@@ -166,6 +173,12 @@ class Options:
     wait_files: int | None = option(None, count, "N", "Return as soon as N files are local.")
     wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as this much is local.")
     no_wait: bool = flag("Return at once, with whatever is local.")
+    engine: str = option(
+        "auto",
+        engine,
+        "auto|passthrough|libfuse",
+        "Who reads the cached files: the kernel (Linux 6.9, root), or the daemon.",
+    )
     on_miss: str = option("wait", on_miss, "wait|error", "What an open of a file does that is not local.")
     miss_timeout: float = option("300s", seconds, "TIME", "Longest wait of an open for its file.", live=True)
     settle: float = option(

@@ -31,7 +31,7 @@ from growfs.control import Control
 from growfs.database import Database
 from growfs.errors import GrowfsError
 from growfs.fetcher import Fetcher
-from growfs.fuse.libfuse import LibfuseEngine
+from growfs.fuse.choice import Choice, Engine
 from growfs.fuse.mounting import Mounting, check_fuse, check_mountpoint, raise_read_ahead
 from growfs.ledger import Ledger
 from growfs.populate import Ask, Population
@@ -160,7 +160,7 @@ class Rooms:
     ledger: Ledger
     status: Status
     control: Control
-    engine: LibfuseEngine
+    engine: Engine
 
 
 def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, recent: RecentLog) -> Rooms:
@@ -181,11 +181,12 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     store.to_draw_again.tell(population.draw_again)
     rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
     vfs = Vfs(catalog, store, fetcher, readers, ledger, rows, folder.partial, options.on_miss == "wait")
-    engine = LibfuseEngine(vfs, store)
+    choice = Choice(options.engine, folder.partial)
+    engine = choice.engine(vfs)
     refresher.removed.tell(engine.forget_names)
     store.renewed.tell(engine.forget_names)
-    described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, engine.reason)
-    status = Status(described, catalog, store, fetcher, refresher, population, readers, vfs, ledger)
+    described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
+    status = Status(described, catalog, store, fetcher, refresher, population, readers, vfs, ledger, engine.requests)
     verbs = Verbs(database, catalog, store, fetcher, population, refresher, readers, status.snapshot)
     control = Control(folder.path, verbs.table())
     return Rooms(database, catalog, store, refresher, fetcher, population, ledger, status, control, engine)
@@ -221,7 +222,7 @@ async def _progress_until(rooms: Rooms, launcher: Launcher, done: Callable[[], b
         await trio.sleep(PROGRESS_EVERY_S)
 
 
-async def _serve(engine: LibfuseEngine, whole: trio.CancelScope) -> None:
+async def _serve(engine: Engine, whole: trio.CancelScope) -> None:
     await engine.serve()
     log.info("the mount was taken off")
     whole.cancel()

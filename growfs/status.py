@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ class Status:
         readers: Readers,
         vfs: Vfs,
         ledger: Ledger,
+        requests: Mapping[str, int],
     ) -> None:
         self._mount = mount
         self._catalog = catalog
@@ -58,6 +60,7 @@ class Status:
         self._readers = readers
         self._vfs = vfs
         self._ledger = ledger
+        self._requests = requests
 
     def snapshot(self) -> dict[str, Any]:
         """All figures, of one moment. Sizes in bytes, times in seconds."""
@@ -107,6 +110,7 @@ class Status:
                 "dispersion": summary.dispersion,
                 "per_fetch": summary.opens_per_fetch,
             },
+            "requests": dict(self._requests),
             "readers": [self._reader(reader) for reader in self._readers.living()],
             "skipped": self._skipped(),
             "unpromised": self._population.unpromised,

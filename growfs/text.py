@@ -96,5 +96,8 @@ def openmetrics(status: dict[str, Any]) -> bytes:
             if value is not None:
                 metric = f"growfs_{section}_{name.removesuffix('_total')}"
                 Gauge(metric, f"status.json: {section}.{name}", registry=registry).set(float(value))
+    requests = Gauge("growfs_requests", "status.json: requests", ["opcode"], registry=registry)
+    for opcode, count in status["requests"].items():
+        requests.labels(opcode).set(count)
     Gauge("growfs_generation", "status.json: generation", registry=registry).set(status["generation"])
     return bytes(generate_latest(registry))  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import stat
+import os
 import tempfile
 import time
 from collections import deque
@@ -20,8 +20,10 @@ from typing import IO
 
 import trio
 
+from growfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity
 from growfs.catalog import Catalog, Node
 from growfs.database import ROOT
+from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fetcher import Fetcher
 from growfs.ledger import Ledger
@@ -33,27 +35,9 @@ log = logging.getLogger(__name__)
 CONTROL = ".growfs"
 CONTROL_ID = 2
 VIRTUAL_HANDLES_FROM = 1 << 48
-FILE_TIMEOUT_S = 86_400.0
-"""How long the kernel may keep a file's name and attributes. They change only with the node id, of which it is told."""
-DIRECTORY_TIMEOUT_S = 1.0
-"""How long the kernel may keep a directory's. Each path is checked against them, so 0 would ask at every open."""
+NAME_MAX = 255
+"""Bytes of the longest name: a Linux file system's limit (limits.h), which the cache's files are under as well."""
 READ_AHEAD_ENTRIES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """What stat(2) tells. mtime_ns: since the epoch. timeout_s: how long that holds."""
-
-    id: int
-    is_dir: bool
-    size: int
-    mtime_ns: int
-    timeout_s: float
-
-    @property
-    def mode(self) -> int:
-        """Type and permissions: everybody may read."""
-        return stat.S_IFDIR | 0o555 if self.is_dir else stat.S_IFREG | 0o444
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +75,22 @@ class NoSuchName(GrowfsError):
     errno = errno.ENOENT
 
 
+class NameTooLong(GrowfsError):
+    """No file system of this machine has such names."""
+
+    errno = errno.ENAMETOOLONG
+
+
 class Stale(GrowfsError):
     """The node has a newer version, or is gone; the kernel looks the name up again (open(2), ESTALE)."""
 
     errno = errno.ESTALE
+
+
+class Unreadable(GrowfsError):
+    """The cache's disk does not give back what was written to it."""
+
+    errno = errno.EIO
 
 
 class NotHere(GrowfsError):
@@ -133,8 +129,16 @@ class Vfs:
 
     # Names.
 
-    def lookup(self, parent: int, name: str) -> Attributes:
+    def lookup(self, parent: int, name: bytes) -> Attributes:
         """The attributes of a name in a directory. Every name of the catalog is there, resident or not."""
+        if len(name) > NAME_MAX:
+            raise NameTooLong(f"a name of {len(name)} bytes; {NAME_MAX} are the most")
+        try:
+            return self._lookup(parent, name.decode())
+        except UnicodeDecodeError:  # all names of the catalog are UTF-8
+            raise NoSuchName(repr(name)) from None
+
+    def _lookup(self, parent: int, name: str) -> Attributes:
         if parent == CONTROL_ID:
             for id, file in self._virtual.items():
                 if file.name == name:
@@ -267,9 +271,38 @@ class Vfs:
         assert opened
         return opened.fd, opened.size
 
-    def close(self, handle: int) -> None:
-        """Let go of a file once."""
+    def read_now(self, handle: int, offset: int, buffer: memoryview) -> int | None:
+        """Fill buffer from offset on, or up to the end: the bytes read, or None where the disk has to be waited for."""
+        fd, end = self.content(handle)
+        size = max(0, min(len(buffer), end - offset))
+        try:
+            if os.preadv(fd, [buffer[:size]], offset, os.RWF_NOWAIT) == size:
+                return size
+        except OSError:  # EAGAIN: nothing of it is in the page cache; EOPNOTSUPP: a file system that cannot tell
+            pass
+        return None
+
+    async def read(self, handle: int, offset: int, size: int) -> bytes:
+        """As `read_now`, on a thread, so that a slow disk delays no other reader."""
+        fd, end = self.content(handle)
+        try:
+            return await trio.to_thread.run_sync(os.pread, fd, max(0, min(size, end - offset)), offset)
+        except OSError as error:
+            log.error("the cache's disk cannot be read: %s", error)
+            raise Unreadable(str(error)) from error
+
+    def close(self, handle: int) -> bool:
+        """Let go of a file once; True where nobody has it open any more."""
         if self.is_virtual(handle):
             self._rendered.pop(handle).close()
-        else:
-            self._store.close_file(handle)
+            return True
+        self._store.close_file(handle)
+        return self._store.opened(handle) is None
+
+    # The whole.
+
+    def capacity(self) -> Capacity:
+        """How large the cache may be, and what of it is taken."""
+        store = self._store
+        free = max(0, store.limit_bytes - store.used_bytes) // BLOCK
+        return Capacity(store.limit_bytes // BLOCK, free, store.resident_files)

@@ -44,6 +44,7 @@ RANKS = [
     # the plan; who reads
     ["growfs.populate", "growfs.readers"],
     # what a reader sees
+    ["growfs.attributes"],
     ["growfs.vfs"],
     # what it is told
     ["growfs.text", "growfs.status"],

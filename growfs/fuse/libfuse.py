@@ -8,42 +8,37 @@ interrupted here: pyfuse3 does not tell of interrupts. It ends at --miss-timeout
 from __future__ import annotations
 
 import errno
-import logging
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import NoReturn
 
 import pyfuse3
-import trio
 
+from growfs.attributes import Attributes
 from growfs.catalog import Removed
-from growfs.database import NODES_FROM
+from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import Mounting, captured_stderr
-from growfs.store import Store
-from growfs.vfs import Attributes, Vfs
-
-log = logging.getLogger(__name__)
+from growfs.vfs import NAME_MAX, Vfs
 
 TASKS_MAX = 10_000
 """Requests in work at one time. Each waiting open takes one, and with none left the mount stands still."""
 READ_MAX = 1 << 20
 """Bytes of the largest READ that the kernel sends (fuse.h: FUSE_MAX_MAX_PAGES of 4 KiB)."""
-BLOCK = 4096
 
 
 class LibfuseEngine(pyfuse3.Operations):
     """Owns the session with the kernel. pyfuse3 keeps it in module globals: one for each process."""
 
     name = "libfuse"
-    reason = "works on any kernel, for any user"
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, vfs: Vfs, store: Store) -> None:
+    def __init__(self, vfs: Vfs) -> None:
         super().__init__()
+        self.requests: Counter[str] = Counter()  # pyfuse3 does not tell of all
         self._vfs = vfs
-        self._store = store
         self._buffer = memoryview(bytearray(READ_MAX))
         self._mounted = False
 
@@ -77,9 +72,7 @@ class LibfuseEngine(pyfuse3.Operations):
         self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         try:
-            return _entry(self._vfs.lookup(parent_inode, name.decode()))
-        except UnicodeDecodeError:
-            raise pyfuse3.FUSEError(errno.ENOENT) from None
+            return _entry(self._vfs.lookup(parent_inode, name))
         except GrowfsError as error:
             _refuse(error)
 
@@ -114,18 +107,13 @@ class LibfuseEngine(pyfuse3.Operations):
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> memoryview | bytes:
-        fd, end = self._vfs.content(fh)
-        size = max(0, min(size, end - off))
+        count = self._vfs.read_now(fh, off, self._buffer[:size])
+        if count is not None:
+            return self._buffer[:count]  # pyfuse3 copies it into the reply before anything else runs
         try:
-            if os.preadv(fd, [self._buffer[:size]], off, os.RWF_NOWAIT) == size:
-                return self._buffer[:size]  # pyfuse3 copies it into the reply before anything else runs
-        except OSError:  # EAGAIN: nothing of it is in the page cache; EOPNOTSUPP: a file system that cannot tell
-            pass
-        try:
-            return await trio.to_thread.run_sync(os.pread, fd, size, off)
-        except OSError as error:
-            log.error("the cache's disk cannot be read: %s", error)
-            raise pyfuse3.FUSEError(errno.EIO) from error
+            return await self._vfs.read(fh, off, size)
+        except GrowfsError as error:
+            _refuse(error)
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         raise pyfuse3.FUSEError(errno.ENOSYS)  # once: the kernel then asks no more at a close
@@ -134,12 +122,12 @@ class LibfuseEngine(pyfuse3.Operations):
         self._vfs.close(fh)
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        store, data = self._store, pyfuse3.StatvfsData()
+        capacity, data = self._vfs.capacity(), pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = BLOCK
-        data.f_blocks = store.limit_bytes // BLOCK
-        data.f_bfree = data.f_bavail = max(0, store.limit_bytes - store.used_bytes) // BLOCK
-        data.f_files = store.resident_files
-        data.f_namemax = 255
+        data.f_blocks = capacity.blocks
+        data.f_bfree = data.f_bavail = capacity.free
+        data.f_files = capacity.files
+        data.f_namemax = NAME_MAX
         return data
 
 
@@ -151,13 +139,13 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(attributes.id)
     entry.st_mode = pyfuse3.ModeT(attributes.mode)
-    entry.st_nlink = 2 if attributes.is_dir else 1
+    entry.st_nlink = attributes.links
     entry.st_uid, entry.st_gid = _owner
     entry.st_size = attributes.size
-    entry.st_blocks = -(-attributes.size // 512)
+    entry.st_blocks = attributes.blocks
     entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.mtime_ns
     entry.attr_timeout = attributes.timeout_s
-    entry.entry_timeout = attributes.timeout_s if attributes.id >= NODES_FROM or attributes.is_dir else 0.0
+    entry.entry_timeout = attributes.name_timeout_s
     return entry
 
 

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,9 @@ TYPE = "fuse.growfs"
 DEVICE = Path("/dev/fuse")
 READ_AHEAD_KIB = 4096
 """The kernel asks for so much ahead of a sequential reader. Its default of 128 halves the throughput and more."""
-MNT_DETACH = 2
+MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
+MNT_FORCE, MNT_DETACH = 1, 2
+"""Of mount(2) and umount(2), as in sys/mount.h. Force: requests that are under way fail, and nobody waits for them."""
 CAP_SYS_ADMIN = 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,10 +42,51 @@ class Mounting:
     allow_other: bool
 
     def options(self) -> set[str]:
-        """Mount options for libfuse (mount.fuse3(8))."""
-        device = quote(str(self.cache), safe="/")
-        options = {f"fsname={device}", "subtype=growfs", "ro", "default_permissions"}
-        return options | {"allow_other"} if self.allow_other else options
+        """Mount options for libfuse and fusermount3 (mount.fuse3(8))."""
+        return {f"fsname={self._device}", f"subtype={TYPE.removeprefix('fuse.')}", "ro", *self._permissions}
+
+    @property
+    def _device(self) -> str:
+        return quote(str(self.cache), safe="/")
+
+    @property
+    def _permissions(self) -> set[str]:
+        return {"default_permissions", "allow_other"} if self.allow_other else {"default_permissions"}
+
+    def attach(self) -> int:
+        """Mount; returns the descriptor of /dev/fuse that speaks for it. Raises GrowfsError.
+
+        Root mounts by mount(2). Others go through fusermount3, even with the capability to mount themselves: it keeps
+        the machine's rules (fuse.conf), and lets them take the mount off again.
+        """
+        return self._attach_as_root() if os.geteuid() == 0 else self._attach_by_fusermount()
+
+    def _attach_as_root(self) -> int:
+        device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        data = [f"fd={device}", "rootmode=40000", "user_id=0", "group_id=0", *self._permissions]
+        flags = MS_RDONLY | MS_NOSUID | MS_NODEV
+        strings = (self._device, os.fspath(self.mountpoint), TYPE)
+        if _libc.mount(*map(os.fsencode, strings), flags, ",".join(data).encode()) != 0:
+            os.close(device)
+            raise GrowfsError(f"{self.mountpoint}: the kernel refuses the mount: {os.strerror(ctypes.get_errno())}")
+        return device
+
+    def _attach_by_fusermount(self) -> int:
+        ours, theirs = socket.socketpair()  # over which it hands the descriptor back (fusermount3's _FUSE_COMMFD)
+        with ours, theirs:
+            done = subprocess.run(
+                ["fusermount3", "-o", ",".join(self.options()), "--", str(self.mountpoint)],
+                env=os.environ | {"_FUSE_COMMFD": str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise GrowfsError(f"{self.mountpoint}: {done.stderr.strip()}")
+            _, (device,), _, _ = socket.recv_fds(ours, 1, 1)
+        os.set_inheritable(device, False)
+        return device
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +226,16 @@ def users_of(mountpoint: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def abandon(mounted: Mounted) -> None:
+    """Take a mount of this process off although it is in use; nothing happens where it is off already."""
+    now = mounted_at(mounted.mountpoint)
+    if now is None or now.device != mounted.device:
+        return
+    if _libc.umount2(os.fsencode(mounted.mountpoint), MNT_FORCE | MNT_DETACH) != 0:
+        with suppress(GrowfsError):  # with no capability for it, or gone a moment ago
+            unmount(mounted.mountpoint, lazy=True)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_a_remote_with_that_name_is_skipped_and_told(growfs: Growfs, tmp_path: P
 
 def test_status_is_for_people(library: Library) -> None:
     text = (library.path / ".growfs/status").read_text()
-    for word in (str(library.remote), str(library.path), f"{len(library.tree)} files", "complete", "libfuse"):
+    for word in (str(library.remote), str(library.path), f"{len(library.tree)} files", "complete", "engine"):
         assert word in text
 
 

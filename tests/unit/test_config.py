@@ -44,6 +44,7 @@ WRITTEN: dict[str, tuple[Any, Any]] = {
     "wait_files": ("3", 3),
     "wait_bytes": ("1GB", 10**9),
     "no_wait": (True, True),
+    "engine": ("libfuse", "libfuse"),
     "on_miss": ("error", "error"),
     "miss_timeout": ("90", 90.0),
     "settle": ("500ms", 0.5),
@@ -59,6 +60,7 @@ WRONG: dict[str, list[Any]] = {
     "workers": ["0", "many"],
     "refresh": ["-5", "5 parsecs", "nan", "inf"],
     "wait_files": ["-1", "²"],
+    "engine": ["fast"],
     "on_miss": ["maybe"],
     "storage_option": [["key"], ["=value"]],
 }

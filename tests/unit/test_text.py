@@ -39,6 +39,7 @@ STATUS: dict[str, Any] = {
     "miss": {"files_total": 2, "wait_s_total": 1.25},
     "coverage": {"files_seen": 250, "pass": 1},
     "opens": {"min": 0, "max": 4, "mean": 1.5, "dispersion": 0.2, "per_fetch": 1.5},
+    "requests": {},
     "readers": [],
     "skipped": [],
     "unpromised": None,

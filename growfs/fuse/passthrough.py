@@ -1,0 +1,350 @@
+"""The passthrough engine: carries the vfs to the kernel by speaking its protocol, so that reads need no daemon.
+
+A resident file is opened with a backing id (FOPEN_PASSTHROUGH): from then on reads, splices and maps of it go from the
+kernel straight to the cached file. What is answered from memory is answered at once; only what has to wait is a task.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from growfs.attributes import Attributes
+from growfs.catalog import Removed
+from growfs.disk import BLOCK
+from growfs.errors import GrowfsError
+from growfs.fuse import structs, wire
+from growfs.fuse.mounting import Mounted, Mounting, abandon, mounted_at
+from growfs.fuse.probe import close_backing, open_backing
+from growfs.fuse.session import Session
+from growfs.fuse.signals import is_ending
+from growfs.fuse.wire import Opcode, OpenFlag, Request
+from growfs.vfs import NAME_MAX, Vfs
+
+log = logging.getLogger(__name__)
+
+SIGNALS_EVERY_S = 0.1
+"""How often the signals of an interrupted reader are looked at: the kernel tells of the first one only."""
+NO_BACKING = 0
+READ_ONLY = (
+    *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
+    *(Opcode.RENAME2, Opcode.LINK, Opcode.WRITE, Opcode.CREATE, Opcode.FALLOCATE, Opcode.SETXATTR),
+    *(Opcode.REMOVEXATTR, Opcode.TMPFILE),
+)
+
+_PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
+_owner = (os.getuid(), os.getgid())
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request that is not answered yet."""
+
+    tid: int
+    scope: trio.CancelScope
+
+
+class PassthroughEngine:
+    """Owns the session with the kernel and the backing ids: one for each inode, from its first open to its last close.
+
+    requests: how many of each kind the kernel has sent.
+    """
+
+    name = "passthrough"
+
+    def __init__(self, vfs: Vfs) -> None:
+        self.requests: Counter[str] = Counter()
+        self._vfs = vfs
+        self._session: Session
+        self._mounted: Mounted | None = None
+        self._nursery: trio.Nursery
+        self._backings: dict[int, int] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._buffer = memoryview(bytearray(wire.REPLY_MAX))
+        self._handlers: dict[int, tuple[str, Callable[[Request], None]]] = {
+            opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
+        }
+        for opcode, handler in self._table().items():
+            self._handlers[opcode] = (opcode.name, handler)
+
+    def _table(self) -> dict[Opcode, Callable[[Request], None]]:
+        """What is not in it is answered with ENOSYS."""
+        table: dict[Opcode, Callable[[Request], None]] = {
+            Opcode.LOOKUP: self._lookup,
+            Opcode.FORGET: self._forget,
+            Opcode.BATCH_FORGET: self._forget,
+            Opcode.GETATTR: self._getattr,
+            Opcode.STATX: self._statx,
+            Opcode.OPEN: self._open,
+            Opcode.READ: self._read,
+            Opcode.RELEASE: self._release,
+            Opcode.OPENDIR: self._opendir,
+            Opcode.READDIR: partial(self._readdir, plus=False),
+            Opcode.READDIRPLUS: partial(self._readdir, plus=True),
+            Opcode.RELEASEDIR: self._releasedir,
+            Opcode.STATFS: self._statfs,
+            Opcode.INTERRUPT: self._interrupt,
+            Opcode.DESTROY: self._destroy,
+        }
+        return table | dict.fromkeys(READ_ONLY, self._refuse_change)
+
+    # The engine.
+
+    def mount(self, mounting: Mounting) -> None:
+        """Attach to the mountpoint and begin the session. Raises GrowfsError."""
+        self._session = Session(mounting.attach())
+        self._mounted = mounted_at(mounting.mountpoint)
+        self._session.shake_hands()
+
+    async def serve(self) -> None:
+        """Answer the kernel until the mount is gone."""
+        async with trio.open_nursery() as self._nursery:
+            await self._session.serve(self._answer)
+            self._nursery.cancel_scope.cancel()
+
+    def unmount(self) -> None:
+        """Detach, also while files are open; nothing happens where nothing is mounted."""
+        if self._mounted:
+            abandon(self._mounted)
+            self._mounted = None
+            self._session.close()
+
+    def forget_names(self, removed: Iterable[Removed]) -> None:
+        """Have the kernel look these names up again."""
+        for gone in removed if self._mounted else ():
+            self._session.notify(wire.inval_entry(gone.parent, gone.name.encode()))
+
+    # Requests.
+
+    def _answer(self, message: bytes) -> None:
+        """Answer a message, whatever it is: none ends the daemon."""
+        try:
+            request = wire.request(message)
+        except structs.Malformed as error:
+            log.error("the kernel's request cannot be read: %s", error)
+            return
+        header = request.header
+        name, handler = self._handlers.get(header.opcode) or (f"number {header.opcode}", self._refuse_unknown)
+        self.requests[name] += 1
+        try:
+            handler(request)
+        except GrowfsError as error:
+            self._refuse(header, error.errno)
+        except structs.Malformed as error:
+            log.error("the kernel's request %s cannot be read: %s", name, error)
+            self._refuse(header, errno.EIO)
+        except Exception:
+            log.exception("a bug in growfs, met by request %s", name)
+            self._refuse(header, errno.EIO)
+
+    def _reply(self, header: structs.InHeader, body: bytes = b"") -> bool:
+        return self._session.send(wire.reply(header.unique, body))
+
+    def _refuse(self, header: structs.InHeader, code: int) -> None:
+        self._session.send(wire.refusal(header.unique, code))
+
+    def _later(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
+        """Answer a request by a task, which an interrupt may end."""
+        self._nursery.start_soon(self._wait, request.header, work)
+
+    async def _wait(self, header: structs.InHeader, work: Callable[[], Awaitable[None]]) -> None:
+        waiting = self._waiting[header.unique] = Waiting(header.pid, trio.CancelScope())
+        try:
+            with waiting.scope:
+                await work()
+                return
+            self._refuse(header, errno.EINTR)
+        except GrowfsError as error:
+            self._refuse(header, error.errno)
+        except Exception:
+            log.exception("a bug in growfs, met by a request that waited")
+            self._refuse(header, errno.EIO)
+        finally:
+            del self._waiting[header.unique]
+
+    def _interrupt(self, request: Request) -> None:
+        unique = structs.InterruptIn.unpack(request.body).unique
+        if waiting := self._waiting.get(unique):
+            self._nursery.start_soon(self._watch_signals, unique, waiting)
+
+    async def _watch_signals(self, unique: int, waiting: Waiting) -> None:
+        """End the wait of a thread whose process is ending; one that gets SIGCHLD or the like goes on waiting."""
+        while self._waiting.get(unique) is waiting:
+            if is_ending(waiting.tid):
+                waiting.scope.cancel()
+                return
+            await trio.sleep(SIGNALS_EVERY_S)
+
+    def _refuse_unknown(self, request: Request) -> None:
+        """ENOSYS: the kernel does without, and for most requests asks no more (FLUSH, LSEEK, GETXATTR, ...).
+
+        ACCESS is one: with default_permissions the kernel checks permissions itself.
+        """
+        self._refuse(request.header, errno.ENOSYS)
+
+    def _refuse_change(self, request: Request) -> None:
+        self._refuse(request.header, errno.EROFS)
+
+    def _forget(self, request: Request) -> None:
+        """Node ids are rows of the database: there is nothing to let go of, and the kernel waits for no answer."""
+
+    def _destroy(self, request: Request) -> None:
+        self._reply(request.header)
+
+    # Names and attributes.
+
+    def _lookup(self, request: Request) -> None:
+        attributes = self._vfs.lookup(request.header.nodeid, wire.name(request.body))
+        self._reply(request.header, _entry(attributes))
+
+    def _getattr(self, request: Request) -> None:
+        attributes = self._vfs.attributes(request.header.nodeid)
+        head = structs.AttrOut(*_duration(attributes.timeout_s))
+        self._reply(request.header, head.pack() + _attr(attributes))
+
+    def _statx(self, request: Request) -> None:
+        attributes = self._vfs.attributes(request.header.nodeid)
+        seconds, ns = divmod(attributes.mtime_ns, 10**9)
+        head = structs.StatxOut(
+            *_duration(attributes.timeout_s),
+            mask=int(wire.StatxMask.BASIC_STATS),
+            blksize=BLOCK,
+            attributes=0,
+            nlink=attributes.links,
+            uid=_owner[0],
+            gid=_owner[1],
+            mode=attributes.mode,
+            ino=attributes.id,
+            size=attributes.size,
+            blocks=attributes.blocks,
+            attributes_mask=0,
+        )
+        times = structs.StatxTimes(seconds, ns, 0, 0, seconds, ns, seconds, ns)
+        self._reply(request.header, head.pack() + times.pack())
+
+    def _statfs(self, request: Request) -> None:
+        capacity = self._vfs.capacity()
+        free = capacity.free
+        self._reply(
+            request.header,
+            structs.StatfsOut(capacity.blocks, free, free, capacity.files, 0, BLOCK, NAME_MAX, BLOCK).pack(),
+        )
+
+    # Directories.
+
+    def _opendir(self, request: Request) -> None:
+        handle = self._vfs.open_directory(request.header.nodeid, request.header.pid)
+        if not self._reply(request.header, structs.OpenOut(handle, 0, 0).pack()):
+            self._vfs.close_directory(handle)
+
+    def _readdir(self, request: Request, plus: bool) -> None:
+        asked = structs.ReadIn.unpack(request.body)
+        entries = bytearray()
+        for name, attributes, position in self._vfs.entries(asked.fh, asked.offset):
+            encoded = name.encode()
+            entry = structs.Dirent(attributes.id, position, len(encoded), attributes.mode >> 12)
+            packed = wire.dirent(entry, encoded, _entry(attributes) if plus else b"")
+            if len(entries) + len(packed) > asked.size:
+                break
+            entries += packed
+        self._reply(request.header, bytes(entries))
+
+    def _releasedir(self, request: Request) -> None:
+        self._vfs.close_directory(structs.ReleaseIn.unpack(request.body).fh)
+        self._reply(request.header)
+
+    # Files.
+
+    def _open(self, request: Request) -> None:
+        header = request.header
+        handle = self._vfs.open_now(header.nodeid, header.pid)
+        if handle is None:
+            self._later(request, partial(self._open_later, header))
+        else:
+            self._opened(header, handle)
+
+    async def _open_later(self, header: structs.InHeader) -> None:
+        self._opened(header, await self._vfs.open(header.nodeid, header.pid))
+
+    def _opened(self, header: structs.InHeader, handle: int) -> None:
+        if self._vfs.is_virtual(handle):
+            answer = structs.OpenOut(handle, int(OpenFlag.DIRECT_IO), 0)
+        elif backing := self._backing(handle):
+            answer = structs.OpenOut(handle, _PASSTHROUGH, backing)
+        else:
+            answer = structs.OpenOut(handle, int(OpenFlag.KEEP_CACHE), 0)
+        if not self._reply(header, answer.pack()):
+            self._close(handle)
+
+    def _backing(self, handle: int) -> int:
+        """The backing id of an open file; NO_BACKING, up to its last close, where the kernel refuses it one."""
+        backing = self._backings.get(handle)
+        if backing is None:
+            try:
+                backing = open_backing(self._session.fd, self._vfs.content(handle)[0])
+            except OSError as error:
+                log.warning("a file is read through the daemon, because the kernel refuses passthrough: %s", error)
+                backing = NO_BACKING
+            self._backings[handle] = backing
+        return backing
+
+    def _release(self, request: Request) -> None:
+        self._close(structs.ReleaseIn.unpack(request.body).fh)
+        self._reply(request.header)
+
+    def _close(self, handle: int) -> None:
+        last = self._vfs.close(handle)
+        if last and (backing := self._backings.pop(handle, NO_BACKING)) != NO_BACKING:
+            close_backing(self._session.fd, backing)
+
+    def _read(self, request: Request) -> None:
+        """Of a virtual file, or one without a backing id."""
+        asked = structs.ReadIn.unpack(request.body)
+        buffer = self._buffer[: asked.size]
+        count = self._vfs.read_now(asked.fh, asked.offset, buffer)
+        if count is None:
+            self._later(request, partial(self._read_later, request.header, asked))
+        else:
+            self._reply(request.header, bytes(buffer[:count]))
+
+    async def _read_later(self, header: structs.InHeader, asked: structs.ReadIn) -> None:
+        self._reply(header, await self._vfs.read(asked.fh, asked.offset, asked.size))
+
+
+def _duration(seconds: float) -> tuple[int, int]:
+    return int(seconds), int(seconds % 1 * 1e9)
+
+
+def _entry(attributes: Attributes) -> bytes:
+    name_s, name_ns = _duration(attributes.name_timeout_s)
+    attr_s, attr_ns = _duration(attributes.timeout_s)
+    return structs.EntryOut(attributes.id, 0, name_s, attr_s, name_ns, attr_ns).pack() + _attr(attributes)
+
+
+def _attr(attributes: Attributes) -> bytes:
+    seconds, ns = divmod(attributes.mtime_ns, 10**9)
+    return structs.Attr(
+        ino=attributes.id,
+        size=attributes.size,
+        blocks=attributes.blocks,
+        atime=seconds,
+        mtime=seconds,
+        ctime=seconds,
+        atimensec=ns,
+        mtimensec=ns,
+        ctimensec=ns,
+        mode=attributes.mode,
+        nlink=attributes.links,
+        uid=_owner[0],
+        gid=_owner[1],
+        rdev=0,
+        blksize=BLOCK,
+        flags=0,
+    ).pack()

@@ -1,0 +1,91 @@
+"""Whether this machine can do passthrough for files of a certain folder: found out by doing it.
+
+A FUSE superblock is made with the kernel's mount API, but mounted nowhere (fsopen(2), fsconfig(2)): nobody can see it
+or wait for it, and it is gone with its descriptor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from growfs.errors import GrowfsError
+from growfs.fuse import structs, wire
+from growfs.fuse.mounting import DEVICE
+from growfs.fuse.session import Session
+
+SYS_FSOPEN, SYS_FSCONFIG = 430, 431
+"""The same on every architecture (include/uapi/asm-generic/unistd.h)."""
+FSOPEN_CLOEXEC = 1
+FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
+"""enum fsconfig_command (include/uapi/linux/mount.h)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def why_not_passthrough(folder: Path) -> str | None:
+    """What stands in the way of passthrough for files in folder; None where nothing does."""
+    with ExitStack() as stack:
+        try:
+            device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, device)
+            superblock = _create(device)
+            stack.callback(os.close, superblock)
+            session = Session(device)
+            session.shake_hands()
+        except (wire.TooOld, GrowfsError) as error:
+            return f"Linux {platform.release()} has no passthrough ({error}); it came with Linux 6.9"
+        except OSError as error:
+            return _reason(error, "FUSE cannot be mounted")
+        with tempfile.TemporaryFile(dir=folder) as file:
+            try:
+                close_backing(device, open_backing(device, file.fileno()))
+            except OSError as error:
+                return _reason(error, f"{folder}: its file system refuses passthrough")
+    return None
+
+
+def open_backing(device: int, fd: int) -> int:
+    """Have the kernel know a file that it may read itself; returns its backing id. Raises OSError."""
+    # From a mutable buffer the kernel's return value comes back, from bytes a copy of them (fcntl.ioctl).
+    return int(fcntl.ioctl(device, wire.BACKING_OPEN, bytearray(structs.BackingMap(fd, 0).pack())))
+
+
+def close_backing(device: int, id: int) -> None:
+    """Let go of a backing id. Files that are open keep what they have."""
+    fcntl.ioctl(device, wire.BACKING_CLOSE, bytearray(id.to_bytes(4, sys.byteorder)))
+
+
+def _reason(error: OSError, what: str) -> str:
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return "needs CAP_SYS_ADMIN outside of any user namespace; mount as root"
+    return f"{what} ({error.strerror})"
+
+
+def _create(device: int) -> int:
+    """A FUSE superblock behind device; the descriptor that holds it."""
+    context = _call(SYS_FSOPEN, b"fuse", FSOPEN_CLOEXEC)
+    settings = {"source": "growfs", "fd": str(device), "rootmode": "40000", "user_id": "0", "group_id": "0"}
+    try:
+        for key, value in settings.items():
+            _call(SYS_FSCONFIG, context, FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
+        _call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+    except OSError:
+        os.close(context)
+        raise
+    return context
+
+
+def _call(*arguments: object) -> int:
+    result: int = _libc.syscall(*arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

@@ -1,0 +1,125 @@
+"""A session with the kernel's FUSE: the device, the handshake, the loop that reads requests, and notifications.
+
+Owns /dev/fuse and the thread that notifies. What a request means is its caller's business.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable
+
+import trio
+
+from growfs.errors import GrowfsError
+from growfs.fuse import structs, wire
+
+log = logging.getLogger(__name__)
+
+SPIN_TRIES = 50
+"""How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
+FAIR_REQUESTS = 64
+"""After so many requests in a row the other tasks of the daemon have a turn."""
+HANDSHAKE_S = 10.0
+BACKGROUND_MAX = 64
+"""READs ahead that the kernel sends at one time."""
+FLAGS = (
+    wire.InitFlag.ASYNC_READ
+    | wire.InitFlag.DO_READDIRPLUS
+    | wire.InitFlag.PARALLEL_DIROPS
+    | wire.InitFlag.ABORT_ERROR
+    | wire.InitFlag.MAX_PAGES
+    | wire.InitFlag.INIT_EXT
+    | wire.InitFlag.PASSTHROUGH
+)
+"""READDIRPLUS always, and not only where the kernel guesses that attributes are wanted: it stops after the first page
+of a directory, and each file of the others then costs a LOOKUP before it can be opened."""
+
+
+class Session:
+    """Owns the device. Replies may be sent from the thread that serves only."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        os.set_blocking(fd, False)
+        self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._notifier = threading.Thread(target=self._notify, name="notifier", daemon=True)
+
+    def shake_hands(self) -> None:
+        """Answer INIT. Raises wire.TooOld or GrowfsError; call it once the file system is mounted or created."""
+        ready = select.poll()
+        ready.register(self.fd, select.POLLIN)
+        if not ready.poll(HANDSHAKE_S * 1000):
+            raise GrowfsError("the kernel's FUSE does not begin the session; look at its log (dmesg)")
+        header, body = wire.request(os.read(self.fd, wire.MIN_READ_BUFFER))
+        if header.opcode != wire.Opcode.INIT:
+            raise GrowfsError(f"the kernel's FUSE begins the session with request {header.opcode}")
+        try:
+            answer = wire.negotiate(structs.InitIn.unpack(body), FLAGS, BACKGROUND_MAX)
+        except wire.TooOld:
+            self.send(wire.refusal(header.unique, errno.EPROTO))
+            raise
+        self.send(wire.reply(header.unique, answer.pack()))
+
+    async def serve(self, answer: Callable[[bytes], None]) -> None:
+        """Give each message to answer, until the file system is taken off."""
+        self._notifier.start()
+        fd, read, size = self.fd, os.read, wire.MIN_READ_BUFFER
+        in_a_row = 0
+        while True:
+            tries = SPIN_TRIES
+            while tries:
+                try:
+                    message = read(fd, size)
+                except BlockingIOError:
+                    tries -= 1
+                    continue
+                except OSError as error:
+                    if error.errno in (errno.ENOENT, errno.EINTR):  # that request was given up while it was read
+                        continue
+                    if error.errno not in (errno.ENODEV, errno.ECONNABORTED):
+                        raise
+                    return
+                answer(message)
+                tries = SPIN_TRIES
+                in_a_row += 1
+                if in_a_row == FAIR_REQUESTS:
+                    in_a_row = 0
+                    await trio.lowlevel.checkpoint()
+            in_a_row = 0
+            await trio.lowlevel.wait_readable(fd)
+
+    def send(self, message: bytes) -> bool:
+        """Answer a request; False where nobody waits for the answer any more."""
+        try:
+            os.write(self.fd, message)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ECONNABORTED):
+                raise
+            return False
+        return True
+
+    def notify(self, message: bytes) -> None:
+        """Have a notification written. The kernel may hold it up until requests are answered: so not on this thread."""
+        self._notices.put(message)
+
+    def _notify(self) -> None:
+        while (message := self._notices.get()) is not None:
+            try:
+                os.write(self.fd, message)
+            except OSError as error:
+                if error.errno in (errno.ENODEV, errno.EBADF, errno.ECONNABORTED):
+                    return
+                if error.errno != errno.ENOENT:  # ENOENT: the kernel does not know that name
+                    log.warning("the kernel refuses a notification: %s", error)
+
+    def close(self) -> None:
+        """Let go of the device; the file system is detached or aborted by then."""
+        self._notices.put(None)
+        if self._notifier.is_alive():
+            self._notifier.join()
+        os.close(self.fd)

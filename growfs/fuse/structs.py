@@ -1,0 +1,323 @@
+"""The C structures of the kernel's FUSE protocol as dataclasses, both ways. No I/O.
+
+A class names its struct of include/uapi/linux/fuse.h in the kernel's source; members have their names there. Byte order
+is the machine's own. What the header calls padding, unused, dummy, reserved or spare is zero when it is written, and
+skipped when it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct, error
+from typing import ClassVar, TypeVar
+
+Bytes = bytes | memoryview
+T = TypeVar("T", bound="Structure")
+
+INIT_EXT = 1 << 30
+"""FUSE_INIT_EXT: flags2 has a meaning, too."""
+
+
+class Malformed(ValueError):
+    """A message is shorter than its structure, or lacks the end of a name."""
+
+
+class Structure:
+    """A C struct. A subclass is a dataclass whose fields are the members, in order, as `layout` has them."""
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+    layout: ClassVar[Struct]
+
+    @classmethod
+    def unpack(cls: type[T], message: Bytes, offset: int = 0) -> T:
+        """Read one from a message. Raises Malformed where that ends too early."""
+        try:
+            return cls(*cls.layout.unpack_from(message, offset))
+        except error:
+            raise Malformed(f"{cls.__name__} wants {cls.layout.size} bytes of {len(message)} from {offset}") from None
+
+    def pack(self) -> bytes:
+        """The bytes of it."""
+        return self.layout.pack(*[getattr(self, member) for member in self.__slots__])
+
+
+# Every message begins with one of these.
+
+
+@dataclass(slots=True)
+class InHeader(Structure):
+    """fuse_in_header. pid: the id of the thread that asks, 0 in another pid namespace. Its extensions are left off."""
+
+    layout = Struct("=IIQQIII4x")
+    len: int
+    opcode: int
+    unique: int
+    nodeid: int
+    uid: int
+    gid: int
+    pid: int
+
+
+@dataclass(slots=True)
+class OutHeader(Structure):
+    """fuse_out_header. error: 0, or a negative errno; with unique 0 the code of a notification."""
+
+    layout = Struct("=IiQ")
+    len: int
+    error: int
+    unique: int
+
+
+# What the kernel sends after its header.
+
+
+@dataclass(slots=True)
+class InitIn(Structure):
+    """fuse_init_in."""
+
+    layout = Struct("=IIIII44x")
+    major: int
+    minor: int
+    max_readahead: int
+    flags: int
+    flags2: int
+
+    @property
+    def all_flags(self) -> int:
+        """Both halves."""
+        return self.flags | (self.flags2 << 32 if self.flags & INIT_EXT else 0)
+
+
+@dataclass(slots=True)
+class ForgetIn(Structure):
+    """fuse_forget_in."""
+
+    layout = Struct("=Q")
+    nlookup: int
+
+
+@dataclass(slots=True)
+class BatchForgetIn(Structure):
+    """fuse_batch_forget_in; so many fuse_forget_one follow."""
+
+    layout = Struct("=I4x")
+    count: int
+
+
+@dataclass(slots=True)
+class GetattrIn(Structure):
+    """fuse_getattr_in."""
+
+    layout = Struct("=I4xQ")
+    getattr_flags: int
+    fh: int
+
+
+@dataclass(slots=True)
+class StatxIn(Structure):
+    """fuse_statx_in."""
+
+    layout = Struct("=I4xQII")
+    getattr_flags: int
+    fh: int
+    sx_flags: int
+    sx_mask: int
+
+
+@dataclass(slots=True)
+class OpenIn(Structure):
+    """fuse_open_in."""
+
+    layout = Struct("=II")
+    flags: int
+    open_flags: int
+
+
+@dataclass(slots=True)
+class ReadIn(Structure):
+    """fuse_read_in; of READ, READDIR and READDIRPLUS."""
+
+    layout = Struct("=QQIIQI4x")
+    fh: int
+    offset: int
+    size: int
+    read_flags: int
+    lock_owner: int
+    flags: int
+
+
+@dataclass(slots=True)
+class ReleaseIn(Structure):
+    """fuse_release_in; of RELEASE and RELEASEDIR."""
+
+    layout = Struct("=QIIQ")
+    fh: int
+    flags: int
+    release_flags: int
+    lock_owner: int
+
+
+@dataclass(slots=True)
+class InterruptIn(Structure):
+    """fuse_interrupt_in. unique: of the request that is interrupted."""
+
+    layout = Struct("=Q")
+    unique: int
+
+
+# What it is answered after the header.
+
+
+@dataclass(slots=True)
+class InitOut(Structure):
+    """fuse_init_out."""
+
+    layout = Struct("=IIIIHHIIHHIIH22x")
+    major: int
+    minor: int
+    max_readahead: int
+    flags: int
+    max_background: int
+    congestion_threshold: int
+    max_write: int
+    time_gran: int
+    max_pages: int
+    map_alignment: int
+    flags2: int
+    max_stack_depth: int
+    request_timeout: int
+
+
+@dataclass(slots=True)
+class Attr(Structure):
+    """fuse_attr. blocks: of 512 bytes, whatever blksize is."""
+
+    layout = Struct("=QQQQQQIIIIIIIIII")
+    ino: int
+    size: int
+    blocks: int
+    atime: int
+    mtime: int
+    ctime: int
+    atimensec: int
+    mtimensec: int
+    ctimensec: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    blksize: int
+    flags: int
+
+
+@dataclass(slots=True)
+class AttrOut(Structure):
+    """fuse_attr_out, before its fuse_attr."""
+
+    layout = Struct("=QI4x")
+    attr_valid: int
+    attr_valid_nsec: int
+
+
+@dataclass(slots=True)
+class EntryOut(Structure):
+    """fuse_entry_out, before its fuse_attr."""
+
+    layout = Struct("=QQQQII")
+    nodeid: int
+    generation: int
+    entry_valid: int
+    attr_valid: int
+    entry_valid_nsec: int
+    attr_valid_nsec: int
+
+
+@dataclass(slots=True)
+class StatxOut(Structure):
+    """fuse_statx_out with its fuse_statx, up to the times."""
+
+    layout = Struct("=QI4x16xIIQIIIH2xQQQQ")
+    attr_valid: int
+    attr_valid_nsec: int
+    mask: int
+    blksize: int
+    attributes: int
+    nlink: int
+    uid: int
+    gid: int
+    mode: int
+    ino: int
+    size: int
+    blocks: int
+    attributes_mask: int
+
+
+@dataclass(slots=True)
+class StatxTimes(Structure):
+    """The rest of fuse_statx: fuse_sx_time of each, and device numbers (none)."""
+
+    layout = Struct("=qI4xqI4xqI4xqI4x16x112x")
+    atime: int
+    atime_nsec: int
+    btime: int
+    btime_nsec: int
+    ctime: int
+    ctime_nsec: int
+    mtime: int
+    mtime_nsec: int
+
+
+@dataclass(slots=True)
+class OpenOut(Structure):
+    """fuse_open_out; of OPEN and OPENDIR."""
+
+    layout = Struct("=QIi")
+    fh: int
+    open_flags: int
+    backing_id: int
+
+
+@dataclass(slots=True)
+class StatfsOut(Structure):
+    """fuse_statfs_out, with its fuse_kstatfs."""
+
+    layout = Struct("=QQQQQIII4x24x")
+    blocks: int
+    bfree: int
+    bavail: int
+    files: int
+    ffree: int
+    bsize: int
+    namelen: int
+    frsize: int
+
+
+@dataclass(slots=True)
+class Dirent(Structure):
+    """fuse_dirent, before its name. type: the file type's bits of st_mode, shifted (readdir(3): d_type)."""
+
+    layout = Struct("=QQII")
+    ino: int
+    off: int
+    namelen: int
+    type: int
+
+
+@dataclass(slots=True)
+class InvalEntryOut(Structure):
+    """fuse_notify_inval_entry_out, before its name."""
+
+    layout = Struct("=QII")
+    parent: int
+    namelen: int
+    flags: int
+
+
+@dataclass(slots=True)
+class BackingMap(Structure):
+    """fuse_backing_map: the argument of BACKING_OPEN."""
+
+    layout = Struct("=iI8x")
+    fd: int
+    flags: int

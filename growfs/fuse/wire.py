@@ -1,0 +1,224 @@
+"""The kernel's FUSE protocol: its numbers, its messages, and how the two sides agree on a version. No I/O.
+
+Each name is that of include/uapi/linux/fuse.h in the kernel's source, without its prefix.
+
+Spoken here: 7.40 (Linux 6.9, the first with passthrough) to 7.45. A kernel with a later minor number speaks ours, as
+the header's "Version negotiation" has it; an older one is refused (`TooOld`).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from growfs.fuse.structs import (
+    INIT_EXT,
+    BackingMap,
+    Bytes,
+    Dirent,
+    InHeader,
+    InitIn,
+    InitOut,
+    InvalEntryOut,
+    Malformed,
+    OutHeader,
+)
+
+MAJOR = 7
+"""FUSE_KERNEL_VERSION."""
+MINOR_MIN, MINOR_MAX = 40, 45
+"""FUSE_KERNEL_MINOR_VERSION of the first kernel with FOPEN_PASSTHROUGH, and the last one looked at."""
+MIN_READ_BUFFER = 8192
+"""FUSE_MIN_READ_BUFFER: bytes that a read(2) of /dev/fuse must have room for."""
+NAME_MAX = 1024
+"""FUSE_NAME_MAX (fs/fuse/fuse_i.h): bytes of the longest name that the kernel passes on."""
+PAGES_MAX = 256
+"""Pages of one READ (FUSE_MAX_MAX_PAGES, fs/fuse/fuse_i.h)."""
+PAGE = 4096
+REPLY_MAX = PAGES_MAX * PAGE
+
+DIRENT_ALIGNMENT = 8
+"""FUSE_DIRENT_ALIGN."""
+
+
+class Opcode(enum.IntEnum):
+    """enum fuse_opcode."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    GETLK = 31
+    SETLK = 32
+    SETLKW = 33
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    BMAP = 37
+    DESTROY = 38
+    IOCTL = 39
+    POLL = 40
+    NOTIFY_REPLY = 41
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    SETUPMAPPING = 48
+    REMOVEMAPPING = 49
+    SYNCFS = 50
+    TMPFILE = 51
+    STATX = 52
+
+
+class Notify(enum.IntEnum):
+    """enum fuse_notify_code."""
+
+    INVAL_INODE = 2
+    INVAL_ENTRY = 3
+    DELETE = 6
+
+
+class InitFlag(enum.IntFlag):
+    """INIT request/reply flags; those from bit 32 on travel in flags2."""
+
+    ASYNC_READ = 1 << 0
+    DO_READDIRPLUS = 1 << 13
+    READDIRPLUS_AUTO = 1 << 14
+    PARALLEL_DIROPS = 1 << 18
+    ABORT_ERROR = 1 << 21
+    MAX_PAGES = 1 << 22
+    INIT_EXT = INIT_EXT
+    PASSTHROUGH = 1 << 37
+
+
+class OpenFlag(enum.IntFlag):
+    """Flags returned by the OPEN request (FOPEN_)."""
+
+    DIRECT_IO = 1 << 0
+    KEEP_CACHE = 1 << 1
+    PASSTHROUGH = 1 << 7
+
+
+class StatxMask(enum.IntFlag):
+    """What a statx has (linux/stat.h: STATX_)."""
+
+    BASIC_STATS = 0x7FF
+
+
+class TooOld(ValueError):
+    """The kernel's protocol has no passthrough."""
+
+
+IOC_MAGIC = 229
+"""FUSE_DEV_IOC_MAGIC."""
+
+
+def _iow(number: int, size: int) -> int:
+    """_IOW of asm-generic/ioctl.h: direction, size of the argument, magic, number."""
+    return 1 << 30 | size << 16 | IOC_MAGIC << 8 | number
+
+
+BACKING_OPEN = _iow(1, BackingMap.layout.size)
+"""FUSE_DEV_IOC_BACKING_OPEN; what ioctl(2) returns is the backing id."""
+BACKING_CLOSE = _iow(2, 4)
+"""FUSE_DEV_IOC_BACKING_CLOSE; its argument is a pointer to the backing id."""
+
+
+# Messages.
+
+HEADER = InHeader.layout.size
+
+
+class Request(NamedTuple):
+    """A message of the kernel: who asks what, and the bytes after the header."""
+
+    header: InHeader
+    body: Bytes
+
+
+def request(message: bytes) -> Request:
+    """Take a message apart. Raises Malformed where it is not as long as it says."""
+    header = InHeader.unpack(message)
+    if header.len != len(message):
+        raise Malformed(f"a message of {len(message)} bytes says that it has {header.len}")
+    return Request(header, message[HEADER:])
+
+
+def name(body: Bytes) -> bytes:
+    """The name that a message consists of (LOOKUP). Raises Malformed where its end is missing."""
+    text, end, rest = bytes(body).partition(b"\0")
+    if not end or rest:
+        raise Malformed("a name does not end where its message does")
+    return text
+
+
+def reply(unique: int, body: bytes = b"") -> bytes:
+    """The answer to a request."""
+    return OutHeader(OutHeader.layout.size + len(body), 0, unique).pack() + body
+
+
+def refusal(unique: int, errno: int) -> bytes:
+    """The answer that a request gets an errno."""
+    return OutHeader(OutHeader.layout.size, -errno, unique).pack()
+
+
+def dirent(entry: Dirent, name: bytes, plus: bytes = b"") -> bytes:
+    """One entry of READDIR; of READDIRPLUS with plus, the entry's EntryOut and Attr."""
+    return plus + entry.pack() + name + bytes(-len(name) % DIRENT_ALIGNMENT)
+
+
+def inval_entry(parent: int, name: bytes) -> bytes:
+    """The notification that a name in a directory has to be looked up again."""
+    body = InvalEntryOut(parent, len(name), 0).pack() + name + b"\0"
+    return OutHeader(OutHeader.layout.size + len(body), Notify.INVAL_ENTRY, 0).pack() + body
+
+
+def negotiate(offer: InitIn, wanted: InitFlag, max_background: int) -> InitOut:
+    """What to answer to INIT, with those flags wanted. Raises TooOld where that kernel has no passthrough.
+
+    max_stack_depth 2: a cache on overlayfs (a container's root) is one file system on another, and needs it.
+    """
+    if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or not offer.all_flags & InitFlag.PASSTHROUGH:
+        raise TooOld(f"FUSE {offer.major}.{offer.minor}")
+    flags = wanted & offer.all_flags
+    return InitOut(
+        major=MAJOR,
+        minor=min(offer.minor, MINOR_MAX),
+        max_readahead=offer.max_readahead,
+        flags=flags & 0xFFFFFFFF,
+        max_background=max_background,
+        congestion_threshold=max_background * 3 // 4,
+        max_write=PAGE,
+        time_gran=1,
+        max_pages=PAGES_MAX,
+        map_alignment=0,
+        flags2=flags >> 32,
+        max_stack_depth=2,
+        request_timeout=0,
+    )
