@@ -118,7 +118,11 @@ class Catalog:
 
     def path(self, node: Node) -> str:
         """Where the node is, relative to the root."""
-        return join(directory_path(self._db.row, node.parent, self.paths), node.name)
+        return self.path_of(node.parent, node.name)
+
+    def path_of(self, parent: int, name: str) -> str:
+        """Where a name in a directory is, relative to the root."""
+        return join(directory_path(self._db.row, parent, self.paths), name)
 
     def unseeded(self) -> int:
         """How many directories have files, and none that is resident."""

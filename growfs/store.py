@@ -43,7 +43,8 @@ class Store:
     Always: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered under what
     cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
     `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
-    go that the pass may have once more; `renewed` tells which versions gave way to newer ones.
+    go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
+    the descriptor was closed.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -57,12 +58,13 @@ class Store:
         self.admitted = Pulse[[]]()
         self.renewed = Pulse[[list[Removed]]]()
         self.to_draw_again = Pulse[[]]()
+        self._open = OpenFiles()
+        self.dropped = self._open.dropped
         self._db = database
         self._catalog = catalog
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
         self._publisher = Publisher(self._files, catalog.paths)
-        self._open = OpenFiles()
         self._making_room = trio.Lock()
         self.resident_files: int
         self.resident_bytes: int
@@ -267,16 +269,19 @@ class Store:
 
     def open(self, id: int) -> OpenFile | None:
         """Open a resident file once more; None where it is not resident, or `recheck` has to look at it first."""
-        if opened := self._open.get(id):
-            opened.opens += 1
+        if opened := self._open.again(id):
             return opened
         row = self._db.row(
-            f"SELECT {NODE}, r.ino, r.ctime_ns FROM resident r JOIN node n USING (id) WHERE id = ? AND n.is_dir = 0", id
+            "SELECT n.parent, n.name, n.size, n.mtime_ns, r.ino, r.ctime_ns FROM resident r JOIN node n USING (id)"
+            " WHERE id = ? AND n.is_dir = 0",
+            id,
         )
         if row is None:
             return None
-        node = Node(*row[:-2])
-        return self._open.open(node, f"{self._files}/{self._catalog.path(node)}", row[-2:])
+        parent, name, size, mtime_ns, *admitted = row
+        return self._open.open(
+            id, f"{self._files}/{self._catalog.path_of(parent, name)}", size, mtime_ns, tuple(admitted)
+        )
 
     async def recheck(self, id: int) -> None:
         """Look at a resident file that `open` did not take: the digest decides whether it goes."""

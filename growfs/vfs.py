@@ -100,7 +100,10 @@ class NotHere(GrowfsError):
 
 
 class Vfs:
-    """Owns the handles. Methods raise GrowfsError with the errno for the reader."""
+    """Owns the handles. Methods raise GrowfsError with the errno for the reader.
+
+    `dropped` tells of each file whose descriptor was closed; that may be long after its last close by a reader.
+    """
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class Vfs:
         wait_for_misses: bool,
     ) -> None:
         self.misses = Misses()
+        self.dropped = store.dropped
         self._catalog = catalog
         self._store = store
         self._fetcher = fetcher
@@ -158,14 +162,18 @@ class Vfs:
         if node := self._catalog.node(id):
             return self._of(node)
         if opened := self._store.opened(id):
-            return self._of(opened.node)
+            return self._file(id, opened.size, opened.mtime_ns)
         raise Stale(str(id))
 
     def _of(self, node: Node) -> Attributes:
-        mtime_ns = self._started_ns if node.mtime_ns is None else node.mtime_ns
         if node.is_dir:
+            mtime_ns = self._started_ns if node.mtime_ns is None else node.mtime_ns
             return Attributes(node.id, True, 0, mtime_ns, DIRECTORY_TIMEOUT_S)
-        return Attributes(node.id, False, node.size or 0, mtime_ns, 0.0 if node.size is None else FILE_TIMEOUT_S)
+        return self._file(node.id, node.size, node.mtime_ns)
+
+    def _file(self, id: int, size: int | None, mtime_ns: int | None) -> Attributes:
+        mtime_ns = self._started_ns if mtime_ns is None else mtime_ns
+        return Attributes(id, False, size or 0, mtime_ns, 0.0 if size is None else FILE_TIMEOUT_S)
 
     # Listings.
 
@@ -291,13 +299,12 @@ class Vfs:
             log.error("the cache's disk cannot be read: %s", error)
             raise Unreadable(str(error)) from error
 
-    def close(self, handle: int) -> bool:
-        """Let go of a file once; True where nobody has it open any more."""
+    def close(self, handle: int) -> None:
+        """Let go of a file once."""
         if self.is_virtual(handle):
             self._rendered.pop(handle).close()
-            return True
-        self._store.close_file(handle)
-        return self._store.opened(handle) is None
+        else:
+            self._store.close_file(handle)
 
     # The whole.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -16,17 +15,15 @@ from functools import partial
 
 import trio
 
-from growfs.attributes import Attributes
 from growfs.catalog import Removed
-from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
-from growfs.fuse import structs, wire
+from growfs.fuse import packing, structs, wire
 from growfs.fuse.mounting import Mounted, Mounting, abandon, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.session import Session
 from growfs.fuse.signals import is_ending
 from growfs.fuse.wire import Opcode, OpenFlag, Request
-from growfs.vfs import NAME_MAX, Vfs
+from growfs.vfs import Vfs
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +37,6 @@ READ_ONLY = (
 )
 
 _PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
-_owner = (os.getuid(), os.getgid())
 
 
 @dataclass(slots=True)
@@ -68,6 +64,7 @@ class PassthroughEngine:
         self._backings: dict[int, int] = {}
         self._waiting: dict[int, Waiting] = {}
         self._buffer = memoryview(bytearray(wire.REPLY_MAX))
+        vfs.dropped.tell(self._drop_backing)
         self._handlers: dict[int, tuple[str, Callable[[Request], None]]] = {
             opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
         }
@@ -202,40 +199,18 @@ class PassthroughEngine:
 
     def _lookup(self, request: Request) -> None:
         attributes = self._vfs.lookup(request.header.nodeid, wire.name(request.body))
-        self._reply(request.header, _entry(attributes))
+        self._reply(request.header, packing.entry_out(attributes))
 
     def _getattr(self, request: Request) -> None:
         attributes = self._vfs.attributes(request.header.nodeid)
-        head = structs.AttrOut(*_duration(attributes.timeout_s))
-        self._reply(request.header, head.pack() + _attr(attributes))
+        self._reply(request.header, packing.attr_out(attributes))
 
     def _statx(self, request: Request) -> None:
         attributes = self._vfs.attributes(request.header.nodeid)
-        seconds, ns = divmod(attributes.mtime_ns, 10**9)
-        head = structs.StatxOut(
-            *_duration(attributes.timeout_s),
-            mask=int(wire.StatxMask.BASIC_STATS),
-            blksize=BLOCK,
-            attributes=0,
-            nlink=attributes.links,
-            uid=_owner[0],
-            gid=_owner[1],
-            mode=attributes.mode,
-            ino=attributes.id,
-            size=attributes.size,
-            blocks=attributes.blocks,
-            attributes_mask=0,
-        )
-        times = structs.StatxTimes(seconds, ns, 0, 0, seconds, ns, seconds, ns)
-        self._reply(request.header, head.pack() + times.pack())
+        self._reply(request.header, packing.statx_out(attributes))
 
     def _statfs(self, request: Request) -> None:
-        capacity = self._vfs.capacity()
-        free = capacity.free
-        self._reply(
-            request.header,
-            structs.StatfsOut(capacity.blocks, free, free, capacity.files, 0, BLOCK, NAME_MAX, BLOCK).pack(),
-        )
+        self._reply(request.header, packing.statfs_out(self._vfs.capacity()))
 
     # Directories.
 
@@ -250,7 +225,7 @@ class PassthroughEngine:
         for name, attributes, position in self._vfs.entries(asked.fh, asked.offset):
             encoded = name.encode()
             entry = structs.Dirent(attributes.id, position, len(encoded), attributes.mode >> 12)
-            packed = wire.dirent(entry, encoded, _entry(attributes) if plus else b"")
+            packed = wire.dirent(entry, encoded, packing.entry_out(attributes) if plus else b"")
             if len(entries) + len(packed) > asked.size:
                 break
             entries += packed
@@ -275,13 +250,13 @@ class PassthroughEngine:
 
     def _opened(self, header: structs.InHeader, handle: int) -> None:
         if self._vfs.is_virtual(handle):
-            answer = structs.OpenOut(handle, int(OpenFlag.DIRECT_IO), 0)
+            answer = wire.opened(header.unique, handle, OpenFlag.DIRECT_IO)
         elif backing := self._backing(handle):
-            answer = structs.OpenOut(handle, _PASSTHROUGH, backing)
+            answer = wire.opened(header.unique, handle, _PASSTHROUGH, backing)
         else:
-            answer = structs.OpenOut(handle, int(OpenFlag.KEEP_CACHE), 0)
-        if not self._reply(header, answer.pack()):
-            self._close(handle)
+            answer = wire.opened(header.unique, handle, OpenFlag.KEEP_CACHE)
+        if not self._session.send(answer):
+            self._vfs.close(handle)
 
     def _backing(self, handle: int) -> int:
         """The backing id of an open file; NO_BACKING, up to its last close, where the kernel refuses it one."""
@@ -296,12 +271,17 @@ class PassthroughEngine:
         return backing
 
     def _release(self, request: Request) -> None:
-        self._close(structs.ReleaseIn.unpack(request.body).fh)
-        self._reply(request.header)
+        """Nobody waits for the answer, and a reader of small files waits for its next open."""
+        handle = structs.ReleaseIn.unpack(request.body).fh
+        self._session.defer(partial(self._released, request.header.unique, handle))
 
-    def _close(self, handle: int) -> None:
-        last = self._vfs.close(handle)
-        if last and (backing := self._backings.pop(handle, NO_BACKING)) != NO_BACKING:
+    def _released(self, unique: int, handle: int) -> None:
+        self._vfs.close(handle)
+        self._session.send(wire.reply(unique))
+
+    def _drop_backing(self, id: int) -> None:
+        """Let go of an inode's backing id: its descriptor was closed."""
+        if (backing := self._backings.pop(id, NO_BACKING)) != NO_BACKING:
             close_backing(self._session.fd, backing)
 
     def _read(self, request: Request) -> None:
@@ -316,35 +296,3 @@ class PassthroughEngine:
 
     async def _read_later(self, header: structs.InHeader, asked: structs.ReadIn) -> None:
         self._reply(header, await self._vfs.read(asked.fh, asked.offset, asked.size))
-
-
-def _duration(seconds: float) -> tuple[int, int]:
-    return int(seconds), int(seconds % 1 * 1e9)
-
-
-def _entry(attributes: Attributes) -> bytes:
-    name_s, name_ns = _duration(attributes.name_timeout_s)
-    attr_s, attr_ns = _duration(attributes.timeout_s)
-    return structs.EntryOut(attributes.id, 0, name_s, attr_s, name_ns, attr_ns).pack() + _attr(attributes)
-
-
-def _attr(attributes: Attributes) -> bytes:
-    seconds, ns = divmod(attributes.mtime_ns, 10**9)
-    return structs.Attr(
-        ino=attributes.id,
-        size=attributes.size,
-        blocks=attributes.blocks,
-        atime=seconds,
-        mtime=seconds,
-        ctime=seconds,
-        atimensec=ns,
-        mtimensec=ns,
-        ctimensec=ns,
-        mode=attributes.mode,
-        nlink=attributes.links,
-        uid=_owner[0],
-        gid=_owner[1],
-        rdev=0,
-        blksize=BLOCK,
-        flags=0,
-    ).pack()

@@ -11,6 +11,7 @@ import os
 import queue
 import select
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import trio
@@ -46,6 +47,7 @@ class Session:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         os.set_blocking(fd, False)
+        self._deferred: deque[Callable[[], object]] = deque()
         self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._notify, name="notifier", daemon=True)
 
@@ -76,7 +78,10 @@ class Session:
                 try:
                     message = read(fd, size)
                 except BlockingIOError:
-                    tries -= 1
+                    if self._deferred:
+                        self._deferred.popleft()()
+                    else:
+                        tries -= 1
                     continue
                 except OSError as error:
                     if error.errno in (errno.ENOENT, errno.EINTR):  # that request was given up while it was read
@@ -89,9 +94,15 @@ class Session:
                 in_a_row += 1
                 if in_a_row == FAIR_REQUESTS:
                     in_a_row = 0
+                    while self._deferred:  # others may want to know whether a file is open
+                        self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
             in_a_row = 0
             await trio.lowlevel.wait_readable(fd)
+
+    def defer(self, work: Callable[[], object]) -> None:
+        """Have work done when no request waits, and before any other task runs."""
+        self._deferred.append(work)
 
     def send(self, message: bytes) -> bool:
         """Answer a request; False where nobody waits for the answer any more."""

@@ -129,7 +129,7 @@ async def test_a_file_that_was_replaced_while_it_is_open_keeps_its_content(rooms
     await listed(rooms, "a/1")
     await rooms.admit("a/1", content=b"old" * 10)
     handle = opened(rooms, "a/1")
-    old = handle.node.id
+    old = handle.id
     await rooms.list([file("a/1", version="v2")])
     await rooms.admit("a/1", content=b"new" * 10)
     assert os.pread(handle.fd, 100, 0) == b"old" * 10

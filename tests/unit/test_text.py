@@ -117,12 +117,18 @@ def test_in_a_line() -> None:
 
 def test_metrics_are_what_the_status_says() -> None:
     parsed = text_string_to_metric_families(openmetrics(STATUS).decode())  # type: ignore[no-untyped-call]
-    figures = {family.name: family.samples[0].value for family in parsed}
+    figures = {family.name: family.samples[0].value for family in parsed if family.samples}
     assert figures["growfs_generation"] == 3
     assert figures["growfs_remote_listed"] == 1
     for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "opens"):
         for name, value in STATUS[section].items():
             assert figures[f"growfs_{section}_{name.removesuffix('_total')}"] == value
+
+
+def test_metrics_count_the_kernels_requests_by_kind() -> None:
+    text = openmetrics(status(requests={"OPEN": 3, "READ": 0})).decode()
+    assert 'growfs_requests{opcode="OPEN"} 3.0' in text
+    assert 'growfs_requests{opcode="READ"} 0.0' in text
 
 
 def test_a_figure_that_is_not_known_is_left_out() -> None:
