@@ -1,0 +1,191 @@
+"""The kernel's protocol, byte for byte: recorded from Linux 6.18 (7.45), and there and back for every structure."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import fields, is_dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growfs.attributes import Attributes, Capacity
+from growfs.fuse import packing, structs, wire
+from growfs.fuse.session import FLAGS
+from growfs.fuse.structs import Malformed, Structure
+from growfs.fuse.wire import InitFlag, Opcode
+
+INIT = bytes.fromhex(
+    "680000001a000000020000000000000000000000000000000000000000000000000000000000000007000000"
+    "2d00000000000200fbffff73fd05000000000000000000000000000000000000000000000000000000000000"
+    "00000000000000000000000000000000"
+)
+LOOKUP = bytes.fromhex("2a0000000100000008000000000000000100000000000000000000000000000009420000000000006100")
+OPEN = bytes.fromhex("300000000e0000001400000000000000020400000000000000000000000000000a420000000000000080000000000000")
+OPENED = bytes.fromhex("2000000000000000140000000000000002040000000000008000000001000000")
+READ = bytes.fromhex(
+    "500000000f0000002600000000000000080000000000000000000000000000000c42000000000000"
+    "01000000000001004c0000000000000000000200020000002f885f71967655fb0080000000000000"
+)
+RELEASE = bytes.fromhex(
+    "4000000012000000180000000000000002040000000000000000000000000000000000000000000002040000000000000080000000000000"
+    "0000000000000000"
+)
+ENTRY = bytes.fromhex(
+    "020400000000000000000000000000008051010000000000805101000000000000000000000000000204000000000000e093040000000000"
+    "4a02000000000000cf64006b00000000cf64006b00000000cf64006b00000000a94f6d02a94f6d02a94f6d02248100000100000000000000"
+    "00000000000000000010000000000000"
+)
+DIRENT = bytes.fromhex("0204000000000000030000000000000002000000080000006631000000000000")
+FILE = Attributes(1026, False, 300_000, 0x6B0064CF * 10**9 + 0x026D4FA9, 86_400.0)
+
+STRUCTURES = [kind for kind in vars(structs).values() if isinstance(kind, type) and is_dataclass(kind)]
+SIZES = {  # sizeof, of the header's 64-bit layouts
+    "InHeader": 40, "OutHeader": 16, "InitIn": 64, "InitOut": 64, "ForgetIn": 8, "BatchForgetIn": 8, "GetattrIn": 16,
+    "OpenIn": 8, "OpenOut": 16, "ReadIn": 40, "ReleaseIn": 24, "InterruptIn": 8, "Attr": 88, "AttrOut": 16,
+    "EntryOut": 40, "StatfsOut": 80, "Dirent": 24, "InvalEntryOut": 16, "BackingMap": 16, "StatxIn": 24,
+}  # fmt: skip
+
+
+def test_the_kernels_offer() -> None:
+    header, body = wire.request(INIT)
+    assert (header.opcode, header.unique) == (Opcode.INIT, 2)
+    offer = structs.InitIn.unpack(body)
+    assert (offer.major, offer.minor, offer.max_readahead) == (7, 45, 131_072)
+    assert FLAGS & offer.all_flags == FLAGS
+
+
+def test_the_answer_to_the_offer() -> None:
+    offer = structs.InitIn.unpack(wire.request(INIT).body)
+    answer = wire.negotiate(offer, FLAGS, max_background=64)
+    assert (answer.major, answer.minor, answer.max_stack_depth) == (7, 45, 2)
+    assert answer.flags | answer.flags2 << 32 == FLAGS
+    assert structs.InitOut.unpack(answer.pack()) == answer
+
+
+@pytest.mark.parametrize(("minor", "spoken"), [(40, 40), (44, 44), (45, 45), (46, 45), (99, 45)])
+def test_the_lower_of_two_minor_versions_is_spoken(minor: int, spoken: int) -> None:
+    assert wire.negotiate(offered(minor=minor), FLAGS, 1).minor == spoken
+
+
+@pytest.mark.parametrize(("major", "minor"), [(7, 39), (7, 12), (6, 45)])
+def test_a_kernel_without_passthrough_is_refused(major: int, minor: int) -> None:
+    with pytest.raises(wire.TooOld, match=f"FUSE {major}.{minor}"):
+        wire.negotiate(offered(major=major, minor=minor), FLAGS, 1)
+
+
+@pytest.mark.parametrize("missing", [InitFlag.PASSTHROUGH, InitFlag.INIT_EXT])
+def test_a_kernel_that_was_built_without_passthrough_is_refused(missing: InitFlag) -> None:
+    with pytest.raises(wire.TooOld):
+        wire.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1)
+
+
+def test_nothing_is_asked_for_that_the_kernel_does_not_offer() -> None:
+    offer = offered(flags=int(InitFlag.PASSTHROUGH | InitFlag.INIT_EXT))
+    answer = wire.negotiate(offer, FLAGS, 1)
+    assert answer.flags | answer.flags2 << 32 == offer.all_flags
+
+
+def offered(major: int = 7, minor: int = 45, flags: int = int(FLAGS)) -> structs.InitIn:
+    return structs.InitIn(major, minor, 131_072, flags & 0xFFFFFFFF, flags >> 32)
+
+
+def test_a_lookup() -> None:
+    header, body = wire.request(LOOKUP)
+    assert (header.opcode, header.nodeid, header.pid, wire.name(body)) == (Opcode.LOOKUP, 1, 16_905, b"a")
+
+
+def test_an_open_and_its_answer() -> None:
+    header, body = wire.request(OPEN)
+    assert (header.opcode, header.nodeid, structs.OpenIn.unpack(body).flags) == (Opcode.OPEN, 1026, 0x8000)
+    assert wire.opened(header.unique, 1026, wire.OpenFlag.PASSTHROUGH, 1) == OPENED
+    assert wire.reply(header.unique, structs.OpenOut(1026, int(wire.OpenFlag.PASSTHROUGH), 1).pack()) == OPENED
+
+
+def test_a_read_and_a_release() -> None:
+    asked = structs.ReadIn.unpack(wire.request(READ).body)
+    assert (asked.fh, asked.offset, asked.size) == ((1 << 48) + 1, 76, 131_072)
+    assert structs.ReleaseIn.unpack(wire.request(RELEASE).body).fh == 1026
+
+
+def test_an_entry_of_a_directory() -> None:
+    entry = structs.Dirent(1026, 3, 2, 8)
+    assert packing.entry_out(FILE) == ENTRY
+    assert wire.dirent(entry, b"f1") == DIRENT
+    assert wire.dirent(entry, b"f1", ENTRY) == ENTRY + DIRENT
+
+
+def test_a_refusal() -> None:
+    assert wire.refusal(22, 38) == bytes.fromhex("10000000daffffff1600000000000000")
+
+
+def test_a_notification() -> None:
+    message = wire.inval_entry(7, b"name")
+    header = structs.OutHeader.unpack(message)
+    assert (header.len, header.error, header.unique) == (len(message), wire.Notify.INVAL_ENTRY, 0)
+    assert structs.InvalEntryOut.unpack(message, 16) == structs.InvalEntryOut(7, 4, 0)
+    assert message[32:] == b"name\0"
+
+
+def test_statx_tells_what_getattr_tells() -> None:
+    answer = packing.statx_out(FILE)
+    head = structs.StatxOut.unpack(answer)
+    times = structs.StatxTimes.unpack(answer, structs.StatxOut.layout.size)
+    attr = structs.Attr.unpack(packing.attr_out(FILE), structs.AttrOut.layout.size)
+    assert len(answer) == 288  # fuse_statx_out: 32, and statx(2)'s 256
+    assert (head.ino, head.size, head.blocks, head.mode, head.nlink) == (
+        attr.ino, attr.size, attr.blocks, attr.mode, attr.nlink,
+    )  # fmt: skip
+    assert (times.mtime, times.mtime_nsec) == (attr.mtime, attr.mtimensec)
+
+
+def test_statfs() -> None:
+    told = structs.StatfsOut.unpack(packing.statfs_out(Capacity(blocks=10, free=4, files=3)))
+    assert (told.blocks, told.bfree, told.bavail, told.files, told.bsize, told.namelen) == (10, 4, 4, 3, 4096, 255)
+
+
+def test_ioctl_numbers() -> None:
+    assert (wire.BACKING_OPEN, wire.BACKING_CLOSE) == (0x4010E501, 0x4004E502)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_the_kernels(name: str) -> None:
+    assert getattr(structs, name).layout.size == SIZES[name]
+
+
+def values(kind: type[Structure]) -> st.SearchStrategy[Structure]:
+    """Any structure of a kind: each member over its whole range."""
+    codes = [code for code in kind.layout.format.lstrip("=") if code.isalpha() and code != "x"]
+    ranges = {"Q": (0, 2**64 - 1), "q": (-(2**63), 2**63 - 1), "I": (0, 2**32 - 1), "i": (-(2**31), 2**31 - 1)}
+    members = [st.integers(*ranges.get(code, (0, 2**16 - 1))) for code in codes]
+    assert len(members) == len(fields(kind))  # type: ignore[arg-type]
+    return st.tuples(*members).map(lambda drawn: kind(*drawn))
+
+
+@pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_there_and_back(kind: type[Structure], data: st.DataObject) -> None:
+    value = data.draw(values(kind))
+    packed = value.pack()
+    assert len(packed) == kind.layout.size
+    assert kind.unpack(packed) == value
+    assert kind.unpack(b"before" + packed + b"after", 6) == value
+
+
+@pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)
+def test_a_structure_that_is_cut_short(kind: type[Structure]) -> None:
+    for length in range(kind.layout.size):
+        with pytest.raises(Malformed, match=kind.__name__):
+            kind.unpack(bytes(length))
+
+
+@pytest.mark.parametrize("message", [b"", INIT[:39], INIT[:-1], INIT + b"x", struct.pack("=I", 4)])
+def test_a_message_that_is_not_as_long_as_it_says(message: bytes) -> None:
+    with pytest.raises(Malformed):
+        wire.request(message)
+
+
+@pytest.mark.parametrize("body", [b"", b"name", b"two\0names\0", b"name\0rest"])
+def test_a_name_that_does_not_end_where_its_message_does(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        wire.name(body)
