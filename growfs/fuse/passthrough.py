@@ -96,9 +96,14 @@ class PassthroughEngine:
 
     def mount(self, mounting: Mounting) -> None:
         """Attach to the mountpoint and begin the session. Raises GrowfsError."""
-        self._session = Session(mounting.attach())
+        session = Session(mounting.attach())
+        self.begin(session)
         self._mounted = mounted_at(mounting.mountpoint)
-        self._session.shake_hands()
+        session.shake_hands()
+
+    def begin(self, session: Session) -> None:
+        """Have requests come from a session."""
+        self._session = session
 
     async def serve(self) -> None:
         """Answer the kernel until the mount is gone."""
@@ -127,19 +132,22 @@ class PassthroughEngine:
         except structs.Malformed as error:
             log.error("the kernel's request cannot be read: %s", error)
             return
-        header = request.header
-        name, handler = self._handlers.get(header.opcode) or (f"number {header.opcode}", self._refuse_unknown)
+        opcode = request.header.opcode
+        name, handler = self._handlers.get(opcode) or (f"number {opcode}", self._refuse_unknown)
         self.requests[name] += 1
+        self._handle(request, handler)
+
+    def _handle(self, request: Request, handler: Callable[[Request], None]) -> None:
         try:
             handler(request)
         except GrowfsError as error:
-            self._refuse(header, error.errno)
+            self._refuse(request.header, error.errno)
         except structs.Malformed as error:
-            log.error("the kernel's request %s cannot be read: %s", name, error)
-            self._refuse(header, errno.EIO)
+            log.error("the kernel's request %d cannot be read: %s", request.header.opcode, error)
+            self._refuse(request.header, errno.EIO)
         except Exception:
-            log.exception("a bug in growfs, met by request %s", name)
-            self._refuse(header, errno.EIO)
+            log.exception("a bug in growfs, met by request %d", request.header.opcode)
+            self._refuse(request.header, errno.EIO)
 
     def _reply(self, header: structs.InHeader, body: bytes = b"") -> bool:
         return self._session.send(wire.reply(header.unique, body))
@@ -272,12 +280,11 @@ class PassthroughEngine:
 
     def _release(self, request: Request) -> None:
         """Nobody waits for the answer, and a reader of small files waits for its next open."""
-        handle = structs.ReleaseIn.unpack(request.body).fh
-        self._session.defer(partial(self._released, request.header.unique, handle))
+        self._session.defer(partial(self._handle, request, self._released))
 
-    def _released(self, unique: int, handle: int) -> None:
-        self._vfs.close(handle)
-        self._session.send(wire.reply(unique))
+    def _released(self, request: Request) -> None:
+        self._vfs.close(structs.ReleaseIn.unpack(request.body).fh)
+        self._reply(request.header)
 
     def _drop_backing(self, id: int) -> None:
         """Let go of an inode's backing id: its descriptor was closed."""

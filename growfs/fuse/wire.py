@@ -32,8 +32,6 @@ MINOR_MIN, MINOR_MAX = 40, 45
 """FUSE_KERNEL_MINOR_VERSION of the first kernel with FOPEN_PASSTHROUGH, and the last one looked at."""
 MIN_READ_BUFFER = 8192
 """FUSE_MIN_READ_BUFFER: bytes that a read(2) of /dev/fuse must have room for."""
-NAME_MAX = 1024
-"""FUSE_NAME_MAX (fs/fuse/fuse_i.h): bytes of the longest name that the kernel passes on."""
 PAGES_MAX = 256
 """Pages of one READ (FUSE_MAX_MAX_PAGES, fs/fuse/fuse_i.h)."""
 PAGE = 4096

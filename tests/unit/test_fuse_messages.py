@@ -1,0 +1,159 @@
+"""The passthrough engine and whatever a kernel may send: no message ends it, and each gets one answer at most.
+
+The other end of the device is a socket here, since no kernel can be made to send such messages.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from growfs.database import ROOT
+from growfs.errors import GrowfsError
+from growfs.fuse import structs, wire
+from growfs.fuse.passthrough import READ_ONLY, PassthroughEngine
+from growfs.fuse.session import FLAGS, Session
+from growfs.fuse.wire import Opcode
+from growfs.ledger import Ledger
+from growfs.readers import Readers
+from growfs.vfs import Vfs
+from tests.unit.rooms import Rooms, file
+
+NO_ANSWER = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
+WITH_BODY = [Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS, Opcode.RELEASE, Opcode.RELEASEDIR]
+
+
+class Kernel:
+    """The other end."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = trio.socket.from_stdlib_socket(end)
+
+    async def send(self, opcode: int, body: bytes = b"", nodeid: int = ROOT, unique: int = 4) -> None:
+        header = structs.InHeader(wire.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
+        await self.end.send(header.pack() + body)
+
+    async def answer(self) -> tuple[structs.OutHeader, bytes]:
+        with trio.fail_after(5):
+            message = await self.end.recv(1 << 20)
+        return structs.OutHeader.unpack(message), message[structs.OutHeader.layout.size :]
+
+    async def ask(self, opcode: int, body: bytes = b"", nodeid: int = ROOT) -> int:
+        """The errno of the answer."""
+        await self.send(opcode, body, nodeid)
+        return -(await self.answer())[0].error
+
+    async def assert_alive(self) -> None:
+        await self.send(Opcode.STATFS, unique=1 << 40)
+        header, _ = await self.answer()
+        assert (header.unique, header.error) == (1 << 40, 0)
+
+
+@pytest.fixture
+async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
+    """An engine over a cache with one resident file, past the handshake."""
+    await rooms.list([file("a/1", 100)])
+    await rooms.admit("a/1")
+    vfs = Vfs(
+        rooms.catalog, rooms.store, None, Readers(rooms.store, 60), Ledger(rooms.database), [], Path("/"), False  # type: ignore[arg-type]
+    )  # fmt: skip
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    engine, session = PassthroughEngine(vfs), Session(ours.detach())
+    engine.begin(session)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.serve)
+        kernel = Kernel(theirs)
+        yield kernel
+        await kernel.assert_alive()
+        nursery.cancel_scope.cancel()
+    session.close()
+    theirs.close()
+
+
+async def test_a_name(kernel: Kernel) -> None:
+    await kernel.send(Opcode.LOOKUP, b"a\0")
+    header, body = await kernel.answer()
+    assert header.error == 0
+    assert structs.Attr.unpack(body, structs.EntryOut.layout.size).mode & 0o777 == 0o555
+    assert await kernel.ask(Opcode.LOOKUP, b"b\0") == errno.ENOENT
+    assert await kernel.ask(Opcode.LOOKUP, b"\xff\0") == errno.ENOENT
+    assert await kernel.ask(Opcode.LOOKUP, b"x" * 256 + b"\0") == errno.ENAMETOOLONG
+
+
+async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemon(kernel: Kernel, rooms: Rooms) -> None:
+    """The socket takes no ioctl, as a file system may not."""
+    id = rooms.node("a/1").id
+    await kernel.send(Opcode.OPEN, structs.OpenIn(0, 0).pack(), id)
+    header, body = await kernel.answer()
+    assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, wire.OpenFlag.KEEP_CACHE)
+    await kernel.send(Opcode.READ, structs.ReadIn(id, 90, 4096, 0, 0, 0).pack(), id)
+    assert (await kernel.answer())[1] == b"x" * 10
+    assert rooms.store.opened(id)
+    assert await kernel.ask(Opcode.RELEASE, structs.ReleaseIn(id, 0, 0, 0).pack(), id) == 0
+    assert rooms.store.opened(id) is None
+
+
+@pytest.mark.parametrize("opcode", READ_ONLY, ids=lambda opcode: opcode.name)
+async def test_a_change_is_refused(kernel: Kernel, opcode: Opcode) -> None:
+    assert await kernel.ask(opcode, bytes(64)) == errno.EROFS
+
+
+@pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.GETXATTR, Opcode.LSEEK, Opcode.ACCESS, 4095])
+async def test_what_is_not_spoken_here(kernel: Kernel, opcode: int) -> None:
+    assert await kernel.ask(opcode, bytes(64)) == errno.ENOSYS
+
+
+@pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
+async def test_a_body_that_is_cut_short(kernel: Kernel, opcode: Opcode) -> None:
+    assert await kernel.ask(opcode, bytes(7)) == errno.EIO
+
+
+@pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
+async def test_a_handle_that_was_never_given(kernel: Kernel, opcode: Opcode) -> None:
+    body = structs.ReadIn(9999, 0, 4096, 0, 0, 0).pack()
+    assert await kernel.ask(opcode, body, 9999) == errno.EIO
+
+
+@pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), structs.InHeader(99, 1, 1, 1, 0, 0, 0).pack()])
+async def test_a_message_that_cannot_be_told_apart_is_passed_over(kernel: Kernel, message: bytes) -> None:
+    await kernel.end.send(message)
+
+
+async def test_an_interrupt_of_nothing(kernel: Kernel) -> None:
+    await kernel.send(Opcode.INTERRUPT, structs.InterruptIn(12345).pack())
+
+
+async def test_any_message(kernel: Kernel) -> None:
+    generator = random.Random(11)
+    opcodes = [*(opcode for opcode in Opcode if opcode is not Opcode.DESTROY), 0, 5000, 2**32 - 1]
+    for unique in range(10, 5000, 2):
+        body = generator.randbytes(generator.randrange(100)) if generator.random() < 0.7 else bytes(96)
+        nodeid = generator.choice([0, ROOT, 1025, 1026, 2**64 - 1])
+        opcode = generator.choice(opcodes)
+        await kernel.send(opcode, bytes(8) if opcode == Opcode.INTERRUPT else body, nodeid, unique)
+        if opcode not in NO_ANSWER:
+            assert (await kernel.answer())[0].unique == unique
+
+
+async def test_the_handshake() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        offer = structs.InitIn(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32).pack()
+        theirs.send(structs.InHeader(wire.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0).pack() + offer)
+        Session(ours.fileno()).shake_hands()
+        assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.layout.size).major == 7
+
+
+async def test_a_handshake_with_something_else() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(structs.InHeader(wire.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0).pack())
+        with pytest.raises(GrowfsError, match="begins the session with request 17"):
+            Session(ours.fileno()).shake_hands()
