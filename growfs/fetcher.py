@@ -64,6 +64,7 @@ class Fetcher:
         self._urgent: deque[Flight] = deque()
         self._queue: deque[Flight] = deque()
         self._roomless: list[Flight] = []
+        self._roomless_came = Pulse[[]]()
         self._idle = trio.lowlevel.ParkingLot()
         self._idle_for_urgent = trio.lowlevel.ParkingLot()
         self._landed = trio.Event()
@@ -199,10 +200,13 @@ class Fetcher:
             self._fail(flight, no_room(flight.path, flight.need))
         else:
             self._roomless.append(flight)
+            self._roomless_came()
         return False
 
     async def _retry_roomless(self) -> None:
         while True:
+            while not self._roomless:
+                await self._roomless_came.wait()
             with trio.move_on_after(ROOM_POLL_S):
                 await self._store.room.wait()
             roomless, self._roomless = self._roomless, []

@@ -1,8 +1,9 @@
 """Measures growfs on this machine, beside the plain files, and says which targets are met. Start it as tools/bench.
 
-Each figure is a median over rounds in which growfs and what it is compared with take turns. A mount is a fresh one in
-each round, so that "first" means that the kernel has nothing of the mount in its caches; the cached file's own pages
-are in memory, because a disk's speed is not growfs's.
+Each figure is a median over rounds in which both engines, the plain files and the peers take turns: ratios are of
+neighbours in time. A mount is a fresh one in each round, so that "first" means that the kernel has nothing of the mount
+in its caches; unless a figure says "cold", the cached file's own pages are in memory, because a disk's speed is not
+growfs's. "noise" is the median's standard error.
 """
 
 from __future__ import annotations
@@ -18,14 +19,25 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import growfs
-from tools.benchmarks import catalog, reads, small_files, start
-from tools.benchmarks.measure import BenchError, Figure, Setting, temporary_folder
+from tools.benchmarks import catalog, frameworks, idle, page_cache, reads, small_files, start, walk
+from tools.benchmarks.measure import NOISE_MAX, BenchError, Figure, Setting, temporary_folder
+from tools.benchmarks.mounts import ENGINES, PEERS, engines_here
 
-BENCHMARKS = {"reads": reads, "small-files": small_files, "catalog": catalog, "start": start}
-PEERS = ("rclone",)
+BENCHMARKS = {
+    "reads": reads,
+    "small-files": small_files,
+    "walk": walk,
+    "frameworks": frameworks,
+    "page-cache": page_cache,
+    "idle": idle,
+    "catalog": catalog,
+    "start": start,
+}
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -47,14 +59,17 @@ def machine() -> dict[str, Any]:
 def table_of(title: str, figures: list[Figure]) -> Table:
     """Figures for people."""
     table = Table(title=title, title_justify="left")
-    for name in ("figure", "median", "rounds", "target", ""):
+    for name in ("figure", "median", "range", "noise", "target", ""):
         table.add_column(name, justify="left" if name in ("figure", "target", "") else "right")
     for figure in figures:
         verdict = "" if figure.met is None else "[green]met[/]" if figure.met else "[red]missed[/]"
+        noisy = figure.noise is not None and figure.noise > NOISE_MAX
+        verdict += " [yellow](noisy)[/]" if verdict and noisy else ""
         table.add_row(
             figure.name,
             f"{shown(figure.measured)} {figure.unit}",
-            " ".join(map(shown, figure.rounds)) if len(figure.rounds) > 1 else "",
+            f"{shown(min(figure.rounds))} - {shown(max(figure.rounds))}" if len(figure.rounds) > 1 else "",
+            "" if figure.noise is None else Text(f"{figure.noise:.1%}", "yellow" if noisy else ""),
             figure.target or "",
             verdict,
         )
@@ -64,6 +79,15 @@ def table_of(title: str, figures: list[Figure]) -> Table:
 def shown(value: float) -> str:
     """Three digits, or all of a large number."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def engines() -> tuple[str, ...]:
+    """All that work on this machine; it is told why the others do not."""
+    with temporary_folder() as folder:
+        found, others = engines_here(folder)
+    for line in others:
+        console.print(f"[yellow]{escape(line)}[/]")
+    return found
 
 
 def stop(signum: int, frame: object) -> NoReturn:
@@ -79,6 +103,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: does it work at all?")
     parser.add_argument("--rounds", type=int, help="how often each figure is taken")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="only this one (default: all that work)")
     parser.add_argument("--peer", action="append", default=[], choices=PEERS, help="measure this one on the same data")
     given = parser.parse_args()
     if unknown := set(given.names) - set(BENCHMARKS):
@@ -94,9 +119,10 @@ def main() -> int:
         console.print("[yellow]--quick: the targets are about larger sizes; only look whether it runs[/]")
     results = []
     try:
+        contenders = (*(given.engine or engines()), *given.peer)
         for name in given.names or BENCHMARKS:
             with temporary_folder() as folder:
-                setting = Setting(folder, given.quick, given.rounds or (2 if given.quick else 5), tuple(given.peer))
+                setting = Setting(folder, given.quick, given.rounds or (2 if given.quick else 5), contenders)
                 began = time.monotonic()
                 with console.status(f"{name} ..."):
                     title, figures = BENCHMARKS[name].measure(setting)

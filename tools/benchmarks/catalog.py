@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from typing import Any
 
 from tools.benchmarks.formula_s3 import PER_DIRECTORY
-from tools.benchmarks.measure import (
-    READER,
-    BenchError,
-    Figure,
-    Mount,
-    Setting,
-    environment,
-    figure,
-    formula_server,
-    memory_mb,
-    mounted,
-    until,
-)
+from tools.benchmarks.measure import BenchError, Figure, Setting, figure, memory_mb, until
+from tools.benchmarks.mounts import Mount, mounted
+from tools.benchmarks.readers import Reader
+from tools.benchmarks.servers import formula_server
 
 MEMORY_MB = 300
 READY_S = 3.0
@@ -86,13 +74,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
 def probed(mount: Mount) -> dict[str, Any]:
     """Wait for the end of the listing; what a reader has to wait for names meanwhile."""
     known = max(PER_DIRECTORY, mount.status()["remote"]["files"])
-    command = [sys.executable, str(READER), "probe", str(mount.mountpoint), str(known), str(PER_DIRECTORY)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
-    ) as reader:
-        try:
-            until(lambda: mount.status()["remote"]["listed"], "listing", every_s=0.5)
-            said = reader.communicate(timeout=30)[0]
-            return dict(json.loads(said)) if said else {}
-        finally:
-            reader.kill()
+    with Reader() as reader:
+        reader.ask("probe", mount.mountpoint, known, PER_DIRECTORY)
+        until(lambda: mount.status()["remote"]["listed"], "listing", every_s=0.5)
+        return dict(reader.do("enough"))

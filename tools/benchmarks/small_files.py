@@ -1,64 +1,101 @@
-"""Resident small files, in folders as image data sets are kept: listed once, then opened, read and closed at random."""
+"""Resident small files, in folders as image data sets are kept: listed once, then opened, read and closed at random.
+
+Also where the time goes: by system call in the reader's process, in the daemon, and how often the kernel asks it.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections import Counter, defaultdict
+from pathlib import Path
 
-from tools.benchmarks.measure import Figure, Setting, figure, mounted, need_space, rclone_mount, read
+from tools.benchmarks.measure import BenchError, Figure, Setting, at_least, figure, need_space
+from tools.benchmarks.mounts import Mount, all_resident
+from tools.benchmarks.readers import Reader
 
-FILES_PER_S = 3000
+TARGETS = {"passthrough": 0.40}
+PASSES = ("first", "later", "later")
 DIRECTORIES = 20
 SIZE = 100_000
+RARE = 0.01  # requests for each file, of which no more is said
+CALLS = ("open", "read", "close")
+
+Taken = dict[tuple[str, str, str], list[float]]
+"""Values by whose, pass, and what."""
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """A first and a later pass through a fresh mount, and both over the plain files."""
+    """A first pass through a fresh mount and later ones, each beside one over the plain files."""
     files = 500 if setting.quick else 10_000
-    need_space(setting.folder, (2 + len(setting.peers)) * files * SIZE)
-    remote = setting.folder / "remote"
-    for directory in range(DIRECTORIES):
-        (remote / f"class{directory:02}").mkdir(parents=True)
-        for number in range(files // DIRECTORIES):
-            (remote / f"class{directory:02}" / f"{number:06}.bin").write_bytes(os.urandom(SIZE))
-    taken: dict[str, list[dict[str, Any]]] = {"native": [], "growfs": [], "rclone": []}
-    cpu = []
-    for _ in range(setting.rounds):
-        with mounted(remote, setting.folder, "--wait-files", files, "--cache-size", "4GB", "--refresh", 0) as mount:
-            read("files", mount.files, 1)  # not timed: brings the cached files into memory
-            taken["native"].append(read("files", mount.files, 2))
-            before = mount.cpu_s()
-            taken["growfs"].append(read("files", mount.mountpoint, 2))
-            cpu.append((mount.cpu_s() - before) / (2 * files) * 1e6)
-        if "rclone" in setting.peers:
-            with rclone_mount(remote, setting.folder) as folder:  # not timed: fills its cache
-                read("files", folder, 1)
-            with rclone_mount(remote, setting.folder) as folder:
-                taken["rclone"].append(read("files", folder, 2))
-    for who, rounds in taken.items():
-        for one in rounds:
-            assert (one["files"], one["bytes"]) == (files, files * SIZE), (who, one)
+    need_space(setting.folder, 3 * files * SIZE)
+    remote, names = setting.folder / "remote", setting.folder / "names"
+    make(remote, files, names)
+    taken: Taken = defaultdict(list)
+    with Reader() as reader:
+        for number in range(setting.rounds):
+            for who in setting.contenders:
+                with all_resident(who, remote, setting.folder) as mount:
+                    reader.do("files", mount.files, names, 0)  # not timed: brings the cached files into memory
+                    taken[who, "", "listed"].append(reader.do("walk", mount.mountpoint, False)["os.walk"])
+                    for turn, which in enumerate(PASSES):
+                        compare(reader, mount, who, which, names, number * len(PASSES) + turn, files, taken)
+    title = f"{files:,} resident files of 100 kB, opened, read and closed in random order"
+    return title, figures(setting.contenders, taken)
 
-    def rates(who: str, number: int) -> list[float]:
-        return [one["files"] / one["passes_s"][number] for one in taken[who]]
 
-    def enough(rate: float) -> bool:
-        return rate >= FILES_PER_S
+def make(remote: Path, files: int, names: Path) -> None:
+    """The files, and a list of their paths."""
+    paths = [f"class{number % DIRECTORIES:02}/{number:06}.bin" for number in range(files)]
+    for path in paths:
+        (remote / path).parent.mkdir(parents=True, exist_ok=True)
+        (remote / path).write_bytes(os.urandom(SIZE))
+    names.write_text("".join(f"{path}\n" for path in paths))
 
-    ratio = [a / b for a, b in zip(rates("growfs", 0), rates("native", 0), strict=True)]
-    later_ratio = [a / b for a, b in zip(rates("growfs", 1), rates("native", 1), strict=True)]
-    found = [
-        figure("plain files, first pass", rates("native", 0), "files/s"),
-        figure("first pass", rates("growfs", 0), "files/s", f"{FILES_PER_S:,} files/s", enough),
-        figure("first pass, of plain", ratio, ""),
-        figure("later pass", rates("growfs", 1), "files/s", f"{FILES_PER_S:,} files/s", enough),
-        figure("later pass, of plain", later_ratio, ""),
-        figure("listing all of them", [one["listed_s"] for one in taken["growfs"]], "s"),
-        figure("daemon's CPU, both passes", cpu, "us/file"),
-    ]
-    if taken["rclone"]:
-        found += [
-            figure("rclone mount, first pass", rates("rclone", 0), "files/s"),
-            figure("rclone mount, later pass", rates("rclone", 1), "files/s"),
-        ]
-    return f"{files:,} resident files of 100 kB, opened, read and closed in random order", found
+
+def compare(
+    reader: Reader, mount: Mount, who: str, which: str, names: Path, order: int, files: int, taken: Taken
+) -> None:
+    """A pass over the plain files, and the same through the mount."""
+    plain = reader.do("files", mount.files, names, order)
+    asked = requests(mount, who)
+    before = mount.cpu_s()
+    through = reader.do("files", mount.mountpoint, names, order)
+    taken[who, which, "cpu"].append((mount.cpu_s() - before) / files)
+    for name, count in requests(mount, who).items():
+        taken[who, which, f"{name} requests"].append((count - asked[name]) / files)
+    for whose, pass_, times in (("native", "", plain), (who, which, through)):
+        if times["bytes"] != files * SIZE:
+            raise BenchError(f"{whose}: {times['bytes']:,} bytes read of {files * SIZE:,}")
+        taken[whose, pass_, "rate"].append(files / times["all"])
+        for call in CALLS:
+            taken[whose, pass_, call].append(times[call] / files)
+    taken[who, which, "ratio"].append(plain["all"] / through["all"])
+
+
+def requests(mount: Mount, who: str) -> Counter[str]:
+    """What the kernel asked the daemon so far, by opcode, where the engine counts it."""
+    return Counter() if who == "rclone" else Counter(mount.status().get("requests") or {})
+
+
+def figures(contenders: tuple[str, ...], taken: Taken) -> list[Figure]:
+    """Rates and ratios; then microseconds by system call and in the daemon; then requests."""
+
+    def us(name: str, values: list[float]) -> Figure:
+        return figure(name, [1e6 * seconds for seconds in values], "us/file")
+
+    found = [figure("plain files", taken["native", "", "rate"], "files/s")]
+    found += [us(f"plain files, {call}", taken["native", "", call]) for call in CALLS]
+    for who in contenders:
+        found.append(figure(f"{who}, listing all", taken[who, "", "listed"], "s"))
+        for which in dict.fromkeys(PASSES):
+            start = f"{who}, {which} pass"
+            found.append(figure(start, taken[who, which, "rate"], "files/s"))
+            found.append(at_least(f"{start}, of plain", taken[who, which, "ratio"], "", TARGETS.get(who)))
+            found += [us(f"{start}, {call}", taken[who, which, call]) for call in CALLS]
+            found.append(us(f"{start}, daemon's CPU", taken[who, which, "cpu"]))
+            found += [
+                figure(f"{start}, {what}", values, "per file")
+                for (whose, pass_, what), values in taken.items()
+                if (whose, pass_) == (who, which) and what.endswith(" requests") and max(values) >= RARE
+            ]
+    return found

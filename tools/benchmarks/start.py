@@ -9,19 +9,9 @@ import time
 from pathlib import Path
 
 from tools.benchmarks.formula_s3 import key
-from tools.benchmarks.measure import (
-    ACCESS_KEY,
-    SECRET_KEY,
-    Figure,
-    Setting,
-    figure,
-    formula_server,
-    mounted,
-    need_space,
-    rclone,
-    rclone_server,
-    run,
-)
+from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, Figure, Setting, figure, need_space, run
+from tools.benchmarks.mounts import mounted
+from tools.benchmarks.servers import formula_server, rclone, rclone_server
 
 FACTOR = 1.5
 MORE_S = 1.5

@@ -1,0 +1,130 @@
+"""What is measured: growfs with each of its engines, and peers that mount the same files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from growfs.fuse.mounting import mounted_at, unmount
+from tools.benchmarks.measure import BenchError, cpu_s, run, until
+from tools.benchmarks.servers import rclone, running
+
+GROWFS = [sys.executable, "-m", "growfs.cli"]
+ENGINES = ("passthrough", "libfuse")
+PEERS = ("rclone",)
+CACHE_SIZE = "8GB"
+
+
+@dataclass(slots=True)
+class Mount:
+    """A mount. files: the cached files themselves. returned_s: from the command's start to its end."""
+
+    mountpoint: Path
+    files: Path
+    pid: int = 0
+    engine: str = ""
+    returned_s: float = 0.0
+
+    def status(self) -> dict[str, Any]:
+        """growfs's, by the control socket."""
+        return dict(json.loads(run([*GROWFS, "status", "--json", self.mountpoint])))
+
+    def cpu_s(self) -> float:
+        """Of the daemon with its threads, without its workers."""
+        return cpu_s(self.pid)
+
+
+@contextlib.contextmanager
+def mounted(url: object, folder: Path, *flags: object) -> Iterator[Mount]:
+    """Mount with folder/mnt and folder/cache."""
+    mount = Mount(folder / "mnt", folder)
+    mount.mountpoint.mkdir(parents=True, exist_ok=True)
+    command = [*GROWFS, "mount", url, mount.mountpoint, "--cache-dir", folder / "cache", *flags]
+    try:
+        began = time.monotonic()
+        run(command)
+        mount.returned_s = time.monotonic() - began
+        status = mount.status()
+        mount.pid, mount.engine = status["pid"], status["engine"]
+        mount.files = Path(status["cache_dir"]) / "files"
+        yield mount
+        run([*GROWFS, "umount", mount.mountpoint])
+    finally:
+        if mounted_at(mount.mountpoint):
+            unmount(mount.mountpoint, lazy=True)
+
+
+@contextlib.contextmanager
+def all_resident(who: str, remote: Path, folder: Path) -> Iterator[Mount]:
+    """A fresh mount of a folder by an engine or a peer, with all of its files local. folder keeps the cache."""
+    if who == "rclone":
+        if not (folder / "rclone-cache").exists():
+            with rclone_mount(remote, folder) as mount:
+                for path in mount.mountpoint.rglob("*"):
+                    if path.is_file():
+                        path.read_bytes()
+        with rclone_mount(remote, folder) as mount:
+            yield mount
+    else:
+        with mounted(remote, folder, "--engine", who, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0) as mount:
+            if mount.engine != who:
+                raise BenchError(f"{mount.engine} was taken in its place")
+            run([*GROWFS, "wait", mount.mountpoint, "--all"])
+            yield mount
+
+
+def engines_here(folder: Path) -> tuple[tuple[str, ...], list[str]]:
+    """The engines that work on this machine, and a line about each of the others."""
+    remote = folder / "remote"
+    remote.mkdir()
+    (remote / "file").write_text("a file\n")
+    engines, others = [], []
+    for engine in ENGINES:
+        try:
+            with all_resident(engine, remote, folder):
+                engines.append(engine)
+        except BenchError as error:
+            others.append(f"the {engine} engine does not work here: {error}")
+    return tuple(engines), others
+
+
+# Peers.
+
+
+RCLONE_TUNED = {
+    "poll-interval": "0",
+    "dir-cache-time": "24h",
+    "attr-timeout": "1h",
+    "vfs-cache-mode": "full",
+    "vfs-cache-max-age": "72h",
+    "vfs-read-ahead": "256M",
+    "buffer-size": "32M",
+    "vfs-read-chunk-size": "16M",
+    "vfs-read-chunk-streams": "8",
+    "transfers": "8",
+    **dict.fromkeys(("read-only", "no-modtime", "vfs-fast-fingerprint", "no-checksum"), "true"),
+}
+
+
+@contextlib.contextmanager
+def rclone_mount(source: Path, folder: Path) -> Iterator[Mount]:
+    """The same files through `rclone mount`, with the flags that served it best. Its cache is kept in folder."""
+    mountpoint = folder / "rclone-mnt"
+    mountpoint.mkdir(exist_ok=True)
+    flags = ["--config", os.devnull, "--cache-dir", folder / "rclone-cache"]
+    flags += [f"--{name}={value}" for name, value in RCLONE_TUNED.items()]
+    try:
+        with running([rclone(), "mount", "-v", source, mountpoint, *flags], folder / "rclone.log", "()") as process:
+            until(lambda: os.path.ismount(mountpoint), "rclone mount")
+            yield Mount(mountpoint, Path(f"{folder}/rclone-cache/vfs/local{source}"), process.pid)
+    finally:
+        if os.path.ismount(mountpoint):
+            subprocess.run(["fusermount3", "-u", "-z", mountpoint], timeout=10, check=False)
