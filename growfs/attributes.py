@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from growfs.database import NODES_FROM
 
@@ -51,3 +52,20 @@ class Capacity:
     blocks: int
     free: int
     files: int
+
+
+class Entry(NamedTuple):
+    """A name in a listing, with what stat(2) tells of it. position: from which the listing goes on behind it."""
+
+    id: int
+    name: str
+    is_dir: int
+    size: int
+    mtime_ns: int
+    position: int
+
+    @property
+    def attributes(self) -> Attributes:
+        """The same, without name and place. What is listed is resident, so its size is known."""
+        timeout_s = DIRECTORY_TIMEOUT_S if self.is_dir else FILE_TIMEOUT_S
+        return Attributes(self.id, bool(self.is_dir), self.size, self.mtime_ns, timeout_s)

@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from growfs import disk
+from growfs.attributes import Entry
 from growfs.catalog import NODE, Catalog, Changes, Node, Removed
 from growfs.database import Database, set_meta
 from growfs.openfiles import OpenFile, OpenFiles
@@ -240,14 +241,18 @@ class Store:
         self.generation = Generation(number, self.last_seq, trio.current_time())
         return self.generation
 
-    def listed(self, parent: int, after_seq: int, last_seq: int, most: int) -> list[Node]:
-        """Resident entries of a directory, admitted after after_seq and up to last_seq, in the order of admission."""
+    def listed(self, parent: int, after_seq: int, last_seq: int, most: int, mtime_ns: int) -> list[Entry]:
+        """Resident entries of a directory, admitted after after_seq and up to last_seq, in the order of admission.
+
+        mtime_ns: of what the remote tells no time of.
+        """
         rows = self._db.rows(
-            f"SELECT {NODE} FROM resident r JOIN node n USING (id)"
+            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq"
+            " FROM resident r JOIN node n USING (id)"
             " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
-            parent, after_seq, last_seq, most,
+            mtime_ns, parent, after_seq, last_seq, most,
         )  # fmt: skip
-        return [Node(*row) for row in rows]
+        return [Entry._make(row) for row in rows]
 
     def listed_totals(self) -> tuple[int, int]:
         """(files, bytes) of the current generation."""

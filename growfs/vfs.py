@@ -12,15 +12,14 @@ import logging
 import os
 import tempfile
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import trio
 
-from growfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity
+from growfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.catalog import Catalog, Node
 from growfs.database import ROOT
 from growfs.disk import BLOCK
@@ -58,7 +57,7 @@ class Directory:
     reader: Reader | None = None
     last_seq: int = 0
     position: int = 0
-    ahead: deque[Node] = field(default_factory=deque)
+    ahead: list[Entry] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -183,32 +182,34 @@ class Vfs:
         self._directories[handle] = Directory(id, tid)
         return handle
 
-    def entries(self, handle: int, position: int) -> Iterator[tuple[str, Attributes, int]]:
-        """(name, attributes, position after it), from a position on; position 0 is a new listing.
+    def entries(self, handle: int, position: int) -> list[Entry]:
+        """What comes from a position on; position 0 is a new listing. None means that it is the end.
 
-        Not more than some hundreds at a time; none means that it is the end.
+        Not more than some hundreds at a time; `showed` tells how many of them the reader was given.
         """
         directory = self._directories[handle]
         if directory.id == CONTROL_ID:
-            for id, file in self._virtual.items():
-                if id > position:
-                    yield file.name, self.attributes(id), id
-            return
+            now_ns = time.time_ns()
+            return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._virtual.items() if id > position]
         if position == 0:
             directory.reader, generation = self._readers.listing(directory.tid, directory.id)
             directory.last_seq = generation.last_seq
-            directory.ahead.clear()
+            directory.ahead = []
         if position != directory.position or not directory.ahead:
-            directory.ahead = deque(self._store.listed(directory.id, position, directory.last_seq, READ_AHEAD_ENTRIES))
+            directory.ahead = self._store.listed(
+                directory.id, position, directory.last_seq, READ_AHEAD_ENTRIES, self._started_ns
+            )
         directory.position = position
-        while directory.ahead:
-            node = directory.ahead[0]
-            assert node.seq is not None
-            yield node.name, self._of(node), node.seq
-            directory.ahead.popleft()  # not reached for the entry that had no place in the kernel's buffer
-            directory.position = node.seq
-            if directory.reader and not node.is_dir:
-                directory.reader.shown[directory.id] += 1
+        return directory.ahead
+
+    def showed(self, handle: int, count: int) -> None:
+        """Note that so many of the last `entries` were given to the reader."""
+        directory = self._directories[handle]
+        given, directory.ahead = directory.ahead[:count], directory.ahead[count:]
+        if given:
+            directory.position = given[-1].position
+            if directory.reader:
+                directory.reader.shown[directory.id] += sum(not entry.is_dir for entry in given)
 
     def close_directory(self, handle: int) -> None:
         """Let go of a handle."""

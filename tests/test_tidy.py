@@ -34,7 +34,7 @@ RANKS = [
         "growfs.ledger",
         "growfs.wire",
     ],
-    ["growfs.victims"],
+    ["growfs.victims", "growfs.attributes"],
     ["growfs.store"],
     # the worker processes, and the daemon's side of them
     ["growfs.worker", "growfs.workers"],
@@ -44,7 +44,6 @@ RANKS = [
     # the plan; who reads
     ["growfs.populate", "growfs.readers"],
     # what a reader sees
-    ["growfs.attributes"],
     ["growfs.vfs"],
     # what it is told
     ["growfs.text", "growfs.status"],

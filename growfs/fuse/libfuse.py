@@ -89,9 +89,13 @@ class LibfuseEngine(pyfuse3.Operations):
         return pyfuse3.FileHandleT(self._vfs.open_directory(inode, ctx.pid))
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        for name, attributes, position in self._vfs.entries(fh, start_id):
-            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name.encode()), _entry(attributes), position):
-                return
+        count = 0
+        for entry in self._vfs.entries(fh, start_id):
+            name = pyfuse3.FileNameT(entry.name.encode())
+            if not pyfuse3.readdir_reply(token, name, _entry(entry.attributes), entry.position):
+                break
+            count += 1
+        self._vfs.showed(fh, count)
 
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close_directory(fh)

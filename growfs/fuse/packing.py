@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from struct import Struct
 
-from growfs.attributes import Attributes, Capacity
+from growfs.attributes import FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.disk import BLOCK
 from growfs.fuse import structs, wire
 from growfs.vfs import NAME_MAX
@@ -17,6 +18,35 @@ def entry_out(attributes: Attributes) -> bytes:
     name_s, name_ns = _duration(attributes.name_timeout_s)
     attr_s, attr_ns = _duration(attributes.timeout_s)
     return structs.EntryOut(attributes.id, 0, name_s, attr_s, name_ns, attr_ns).pack() + _attr(attributes)
+
+
+def dirent(entry: Entry) -> bytes:
+    """An entry of READDIR."""
+    name = entry.name.encode()
+    return wire.dirent(structs.Dirent(entry.id, entry.position, len(name), entry.attributes.mode >> 12), name)
+
+
+def direntplus(entry: Entry) -> bytes:
+    """An entry of READDIRPLUS: `entry_out` and `dirent`. A file's is packed in one step, as there may be a million."""
+    if entry.is_dir:
+        return entry_out(entry.attributes) + dirent(entry)
+    id, name, _, size, mtime_ns, position = entry
+    encoded = name.encode()
+    s, ns = divmod(mtime_ns, 10**9)
+    uid, gid = _owner
+    length = len(encoded)
+    timeout = int(FILE_TIMEOUT_S)
+    head = _FILE.pack(
+        *(id, timeout, timeout, id, size, -(-size // 512), s, s, s, ns, ns, ns),
+        *(_FILE_MODE, 1, uid, gid, BLOCK, id, position, length, _FILE_MODE >> 12),
+    )
+    return head + encoded + _PADDING[-length % wire.DIRENT_ALIGNMENT]
+
+
+_FILE = Struct("=Q8xQQ8xQQQQQQIIIIIII4xI4xQQII")
+"""structs.EntryOut, Attr and Dirent, without what is zero for files."""
+_FILE_MODE = Attributes(0, False, 0, 0, 0.0).mode
+_PADDING = [bytes(count) for count in range(wire.DIRENT_ALIGNMENT)]
 
 
 def attr_out(attributes: Attributes) -> bytes:

@@ -229,15 +229,17 @@ class PassthroughEngine:
 
     def _readdir(self, request: Request, plus: bool) -> None:
         asked = structs.ReadIn.unpack(request.body)
-        entries = bytearray()
-        for name, attributes, position in self._vfs.entries(asked.fh, asked.offset):
-            encoded = name.encode()
-            entry = structs.Dirent(attributes.id, position, len(encoded), attributes.mode >> 12)
-            packed = wire.dirent(entry, encoded, packing.entry_out(attributes) if plus else b"")
-            if len(entries) + len(packed) > asked.size:
+        pack = packing.direntplus if plus else packing.dirent
+        packed = bytearray()
+        count = 0
+        for entry in self._vfs.entries(asked.fh, asked.offset):
+            one = pack(entry)
+            if len(packed) + len(one) > asked.size:
                 break
-            entries += packed
-        self._reply(request.header, bytes(entries))
+            packed += one
+            count += 1
+        self._vfs.showed(asked.fh, count)
+        self._reply(request.header, bytes(packed))
 
     def _releasedir(self, request: Request) -> None:
         self._vfs.close_directory(structs.ReleaseIn.unpack(request.body).fh)

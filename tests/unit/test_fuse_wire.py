@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs.attributes import Attributes, Capacity
+from growfs.attributes import Attributes, Capacity, Entry
 from growfs.fuse import packing, structs, wire
 from growfs.fuse.session import FLAGS
 from growfs.fuse.structs import Malformed, Structure
@@ -113,6 +113,18 @@ def test_an_entry_of_a_directory() -> None:
     assert packing.entry_out(FILE) == ENTRY
     assert wire.dirent(entry, b"f1") == DIRENT
     assert wire.dirent(entry, b"f1", ENTRY) == ENTRY + DIRENT
+
+
+@pytest.mark.parametrize("name", ["f1", "x", "ü" * 20, "y" * 255, "12345678"])
+@pytest.mark.parametrize("is_dir", [0, 1])
+def test_an_entry_of_a_listing_is_packed_alike_in_one_step(name: str, is_dir: int) -> None:
+    entry = Entry(1026, name, is_dir, 0 if is_dir else FILE.size, FILE.mtime_ns, 3)
+    encoded = name.encode()
+    tail = structs.Dirent(1026, 3, len(encoded), 4 if is_dir else 8)
+    assert packing.dirent(entry) == wire.dirent(tail, encoded)
+    assert packing.direntplus(entry) == wire.dirent(tail, encoded, packing.entry_out(entry.attributes))
+    if not is_dir:
+        assert entry.attributes == FILE
 
 
 def test_a_refusal() -> None:

@@ -187,7 +187,7 @@ async def test_the_order_of_admission_is_kept(rooms: Rooms) -> None:
     paths = [f"a/{number}" for number in (3, 1, 2)]
     await listed(rooms, *paths)
     await rooms.store.admit([rooms.draft(path, b"x") for path in paths], 1)
-    assert [node.name for node in rooms.store.listed(rooms.node("a").id, 0, 1 << 40, 10)] == ["3", "1", "2"]
+    assert [node.name for node in rooms.store.listed(rooms.node("a").id, 0, 1 << 40, 10, 0)] == ["3", "1", "2"]
 
 
 async def test_a_generation_is_frozen(rooms: Rooms) -> None:
@@ -196,11 +196,11 @@ async def test_a_generation_is_frozen(rooms: Rooms) -> None:
     first = rooms.store.begin_generation()
     await rooms.admit("a/2", content=b"x" * 50)
     folder = rooms.node("a").id
-    assert [node.name for node in rooms.store.listed(folder, 0, first.last_seq, 10)] == ["1"]
+    assert [node.name for node in rooms.store.listed(folder, 0, first.last_seq, 10, 0)] == ["1"]
     assert rooms.store.listed_totals() == (1, 100)
     second = rooms.store.begin_generation()
     assert second.number == first.number + 1
-    assert [node.name for node in rooms.store.listed(folder, 0, second.last_seq, 10)] == ["1", "2"]
+    assert [node.name for node in rooms.store.listed(folder, 0, second.last_seq, 10, 0)] == ["1", "2"]
     assert rooms.store.listed_totals() == (2, 150)
 
 
