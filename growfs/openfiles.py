@@ -46,7 +46,7 @@ class OpenFiles:
         self.dropped = Pulse[[int]]()
         self._files: dict[int, OpenFile] = {}
         self._idle: dict[int, OpenFile] = {}
-        self._idle_max = min(IDLE_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._idle_max = min(IDLE_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     def __contains__(self, id: int) -> bool:
         return id in self._files

@@ -6,6 +6,7 @@ It is looked up while the kernel holds the asking thread in its call, so it cann
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,7 +109,7 @@ class Readers:
 
     def opened(self, tid: int) -> None:
         """Credit an open to the nearest of the process and its ancestors that listed, else to the process."""
-        now = trio.current_time()
+        now = time.monotonic()
         known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
         if reader is None or now - known_at >= FORGET_THREADS_S:
             reader = self._lister(tid)

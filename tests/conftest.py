@@ -1,6 +1,6 @@
 """Fixtures for all tests."""
 
-from tests.harness import growfs
+from tests.harness import engine, growfs
 from tests.servers import http_folder, moto_s3, rclone_s3
 
-__all__ = ["growfs", "http_folder", "moto_s3", "rclone_s3"]
+__all__ = ["engine", "growfs", "http_folder", "moto_s3", "rclone_s3"]

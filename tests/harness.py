@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from growfs.fuse.mounting import mounted_at, unmount
+from growfs.fuse.probe import why_not_passthrough
 
 COMMAND_S = 60.0
 GROWFS = [sys.executable, "-m", "growfs.cli"]
@@ -115,6 +116,15 @@ def make_tree(
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(tree[path])
     return tree
+
+
+@pytest.fixture(scope="module", params=["libfuse", "passthrough"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Each engine in turn: a test that asks for it runs once with each."""
+    engine = str(request.param)
+    if engine == "passthrough" and (reason := why_not_passthrough(tmp_path_factory.getbasetemp())):
+        pytest.skip(f"passthrough cannot run here: {reason}")
+    return engine
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from growfs.fuse.mounting import Mounted, Mounting, abandon, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.session import Session
 from growfs.fuse.signals import is_ending
-from growfs.fuse.wire import Opcode, OpenFlag, Request
+from growfs.fuse.wire import HEADER, Opcode, OpenFlag, Request
 from growfs.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class PassthroughEngine:
         except structs.Malformed as error:
             log.error("the kernel's request cannot be read: %s", error)
             return
-        opcode = request.header.opcode
+        opcode = request.opcode
         name, handler = self._handlers.get(opcode) or (f"number {opcode}", self._refuse_unknown)
         self.requests[name] += 1
         self._handle(request, handler)
@@ -141,41 +141,41 @@ class PassthroughEngine:
         try:
             handler(request)
         except GrowfsError as error:
-            self._refuse(request.header, error.errno)
+            self._refuse(request, error.errno)
         except structs.Malformed as error:
-            log.error("the kernel's request %d cannot be read: %s", request.header.opcode, error)
-            self._refuse(request.header, errno.EIO)
+            log.error("the kernel's request %d cannot be read: %s", request.opcode, error)
+            self._refuse(request, errno.EIO)
         except Exception:
-            log.exception("a bug in growfs, met by request %d", request.header.opcode)
-            self._refuse(request.header, errno.EIO)
+            log.exception("a bug in growfs, met by request %d", request.opcode)
+            self._refuse(request, errno.EIO)
 
-    def _reply(self, header: structs.InHeader, body: bytes = b"") -> bool:
-        return self._session.send(wire.reply(header.unique, body))
+    def _reply(self, request: Request, body: bytes = b"") -> bool:
+        return self._session.send(wire.reply(request.unique, body))
 
-    def _refuse(self, header: structs.InHeader, code: int) -> None:
-        self._session.send(wire.refusal(header.unique, code))
+    def _refuse(self, request: Request, code: int) -> None:
+        self._session.send(wire.refusal(request.unique, code))
 
     def _later(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
         """Answer a request by a task, which an interrupt may end."""
-        self._nursery.start_soon(self._wait, request.header, work)
+        self._nursery.start_soon(self._wait, request, work)
 
-    async def _wait(self, header: structs.InHeader, work: Callable[[], Awaitable[None]]) -> None:
-        waiting = self._waiting[header.unique] = Waiting(header.pid, trio.CancelScope())
+    async def _wait(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
+        waiting = self._waiting[request.unique] = Waiting(request.tid, trio.CancelScope())
         try:
             with waiting.scope:
                 await work()
                 return
-            self._refuse(header, errno.EINTR)
+            self._refuse(request, errno.EINTR)
         except GrowfsError as error:
-            self._refuse(header, error.errno)
+            self._refuse(request, error.errno)
         except Exception:
             log.exception("a bug in growfs, met by a request that waited")
-            self._refuse(header, errno.EIO)
+            self._refuse(request, errno.EIO)
         finally:
-            del self._waiting[header.unique]
+            del self._waiting[request.unique]
 
     def _interrupt(self, request: Request) -> None:
-        unique = structs.InterruptIn.unpack(request.body).unique
+        unique = structs.InterruptIn.unpack(request.message, HEADER).unique
         if waiting := self._waiting.get(unique):
             self._nursery.start_soon(self._watch_signals, unique, waiting)
 
@@ -192,43 +192,43 @@ class PassthroughEngine:
 
         ACCESS is one: with default_permissions the kernel checks permissions itself.
         """
-        self._refuse(request.header, errno.ENOSYS)
+        self._refuse(request, errno.ENOSYS)
 
     def _refuse_change(self, request: Request) -> None:
-        self._refuse(request.header, errno.EROFS)
+        self._refuse(request, errno.EROFS)
 
     def _forget(self, request: Request) -> None:
         """Node ids are rows of the database: there is nothing to let go of, and the kernel waits for no answer."""
 
     def _destroy(self, request: Request) -> None:
-        self._reply(request.header)
+        self._reply(request)
 
     # Names and attributes.
 
     def _lookup(self, request: Request) -> None:
-        attributes = self._vfs.lookup(request.header.nodeid, wire.name(request.body))
-        self._reply(request.header, packing.entry_out(attributes))
+        attributes = self._vfs.lookup(request.nodeid, wire.name(request))
+        self._reply(request, packing.entry_out(attributes))
 
     def _getattr(self, request: Request) -> None:
-        attributes = self._vfs.attributes(request.header.nodeid)
-        self._reply(request.header, packing.attr_out(attributes))
+        attributes = self._vfs.attributes(request.nodeid)
+        self._reply(request, packing.attr_out(attributes))
 
     def _statx(self, request: Request) -> None:
-        attributes = self._vfs.attributes(request.header.nodeid)
-        self._reply(request.header, packing.statx_out(attributes))
+        attributes = self._vfs.attributes(request.nodeid)
+        self._reply(request, packing.statx_out(attributes))
 
     def _statfs(self, request: Request) -> None:
-        self._reply(request.header, packing.statfs_out(self._vfs.capacity()))
+        self._reply(request, packing.statfs_out(self._vfs.capacity()))
 
     # Directories.
 
     def _opendir(self, request: Request) -> None:
-        handle = self._vfs.open_directory(request.header.nodeid, request.header.pid)
-        if not self._reply(request.header, structs.OpenOut(handle, 0, 0).pack()):
+        handle = self._vfs.open_directory(request.nodeid, request.tid)
+        if not self._reply(request, structs.OpenOut(handle, 0, 0).pack()):
             self._vfs.close_directory(handle)
 
     def _readdir(self, request: Request, plus: bool) -> None:
-        asked = structs.ReadIn.unpack(request.body)
+        asked = structs.ReadIn.unpack(request.message, HEADER)
         pack = packing.direntplus if plus else packing.dirent
         packed = bytearray()
         count = 0
@@ -239,32 +239,31 @@ class PassthroughEngine:
             packed += one
             count += 1
         self._vfs.showed(asked.fh, count)
-        self._reply(request.header, bytes(packed))
+        self._reply(request, bytes(packed))
 
     def _releasedir(self, request: Request) -> None:
-        self._vfs.close_directory(structs.ReleaseIn.unpack(request.body).fh)
-        self._reply(request.header)
+        self._vfs.close_directory(structs.ReleaseIn.unpack(request.message, HEADER).fh)
+        self._reply(request)
 
     # Files.
 
     def _open(self, request: Request) -> None:
-        header = request.header
-        handle = self._vfs.open_now(header.nodeid, header.pid)
+        handle = self._vfs.open_now(request.nodeid, request.tid)
         if handle is None:
-            self._later(request, partial(self._open_later, header))
+            self._later(request, partial(self._open_later, request))
         else:
-            self._opened(header, handle)
+            self._opened(request, handle)
 
-    async def _open_later(self, header: structs.InHeader) -> None:
-        self._opened(header, await self._vfs.open(header.nodeid, header.pid))
+    async def _open_later(self, request: Request) -> None:
+        self._opened(request, await self._vfs.open(request.nodeid, request.tid))
 
-    def _opened(self, header: structs.InHeader, handle: int) -> None:
+    def _opened(self, request: Request, handle: int) -> None:
         if self._vfs.is_virtual(handle):
-            answer = wire.opened(header.unique, handle, OpenFlag.DIRECT_IO)
+            answer = wire.opened(request.unique, handle, OpenFlag.DIRECT_IO)
         elif backing := self._backing(handle):
-            answer = wire.opened(header.unique, handle, _PASSTHROUGH, backing)
+            answer = wire.opened(request.unique, handle, _PASSTHROUGH, backing)
         else:
-            answer = wire.opened(header.unique, handle, OpenFlag.KEEP_CACHE)
+            answer = wire.opened(request.unique, handle, OpenFlag.KEEP_CACHE)
         if not self._session.send(answer):
             self._vfs.close(handle)
 
@@ -285,8 +284,8 @@ class PassthroughEngine:
         self._session.defer(partial(self._handle, request, self._released))
 
     def _released(self, request: Request) -> None:
-        self._vfs.close(structs.ReleaseIn.unpack(request.body).fh)
-        self._reply(request.header)
+        self._vfs.close(structs.ReleaseIn.unpack(request.message, HEADER).fh)
+        self._reply(request)
 
     def _drop_backing(self, id: int) -> None:
         """Let go of an inode's backing id: its descriptor was closed."""
@@ -295,13 +294,13 @@ class PassthroughEngine:
 
     def _read(self, request: Request) -> None:
         """Of a virtual file, or one without a backing id."""
-        asked = structs.ReadIn.unpack(request.body)
+        asked = structs.ReadIn.unpack(request.message, HEADER)
         buffer = self._buffer[: asked.size]
         count = self._vfs.read_now(asked.fh, asked.offset, buffer)
         if count is None:
-            self._later(request, partial(self._read_later, request.header, asked))
+            self._later(request, partial(self._read_later, request, asked))
         else:
-            self._reply(request.header, bytes(buffer[:count]))
+            self._reply(request, bytes(buffer[:count]))
 
-    async def _read_later(self, header: structs.InHeader, asked: structs.ReadIn) -> None:
-        self._reply(header, await self._vfs.read(asked.fh, asked.offset, asked.size))
+    async def _read_later(self, request: Request, asked: structs.ReadIn) -> None:
+        self._reply(request, await self._vfs.read(asked.fh, asked.offset, asked.size))

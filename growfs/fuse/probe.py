@@ -55,7 +55,7 @@ def why_not_passthrough(folder: Path) -> str | None:
 def open_backing(device: int, fd: int) -> int:
     """Have the kernel know a file that it may read itself; returns its backing id. Raises OSError."""
     # From a mutable buffer the kernel's return value comes back, from bytes a copy of them (fcntl.ioctl).
-    return int(fcntl.ioctl(device, wire.BACKING_OPEN, bytearray(structs.BackingMap(fd, 0).pack())))
+    return int(fcntl.ioctl(device, wire.BACKING_OPEN, bytearray(structs.BackingMap.layout.pack(fd, 0))))
 
 
 def close_backing(device: int, id: int) -> None:

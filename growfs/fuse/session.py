@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import queue
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -18,6 +20,7 @@ import trio
 
 from growfs.errors import GrowfsError
 from growfs.fuse import structs, wire
+from growfs.fuse.latency import Wakefulness
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,8 @@ SPIN_TRIES = 50
 """How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
 FAIR_REQUESTS = 64
 """After so many requests in a row the other tasks of the daemon have a turn."""
+BUSY_S = 0.02
+"""Where FAIR_REQUESTS come within this time, cores are kept awake, until so much time has passed without any."""
 HANDSHAKE_S = 10.0
 BACKGROUND_MAX = 64
 """READs ahead that the kernel sends at one time."""
@@ -48,6 +53,7 @@ class Session:
         self.fd = fd
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
+        self._wakefulness = Wakefulness()
         self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._notify, name="notifier", daemon=True)
 
@@ -57,21 +63,21 @@ class Session:
         ready.register(self.fd, select.POLLIN)
         if not ready.poll(HANDSHAKE_S * 1000):
             raise GrowfsError("the kernel's FUSE does not begin the session; look at its log (dmesg)")
-        header, body = wire.request(os.read(self.fd, wire.MIN_READ_BUFFER))
-        if header.opcode != wire.Opcode.INIT:
-            raise GrowfsError(f"the kernel's FUSE begins the session with request {header.opcode}")
+        request = wire.request(os.read(self.fd, wire.MIN_READ_BUFFER))
+        if request.opcode != wire.Opcode.INIT:
+            raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
-            answer = wire.negotiate(structs.InitIn.unpack(body), FLAGS, BACKGROUND_MAX)
+            answer = wire.negotiate(structs.InitIn.unpack(request.message, wire.HEADER), FLAGS, BACKGROUND_MAX)
         except wire.TooOld:
-            self.send(wire.refusal(header.unique, errno.EPROTO))
+            self.send(wire.refusal(request.unique, errno.EPROTO))
             raise
-        self.send(wire.reply(header.unique, answer.pack()))
+        self.send(wire.reply(request.unique, answer.pack()))
 
     async def serve(self, answer: Callable[[bytes], None]) -> None:
         """Give each message to answer, until the file system is taken off."""
         self._notifier.start()
         fd, read, size = self.fd, os.read, wire.MIN_READ_BUFFER
-        in_a_row = 0
+        served, before = 0, time.monotonic()
         while True:
             tries = SPIN_TRIES
             while tries:
@@ -91,14 +97,18 @@ class Session:
                     return
                 answer(message)
                 tries = SPIN_TRIES
-                in_a_row += 1
-                if in_a_row == FAIR_REQUESTS:
-                    in_a_row = 0
+                served += 1
+                if served % FAIR_REQUESTS == 0:
+                    since, before = time.monotonic() - before, time.monotonic()
+                    if since < BUSY_S:
+                        self._wakefulness.hold()
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
-            in_a_row = 0
-            await trio.lowlevel.wait_readable(fd)
+            with trio.move_on_after(BUSY_S if self._wakefulness.held else math.inf):
+                await trio.lowlevel.wait_readable(fd)
+                continue
+            self._wakefulness.release()
 
     def defer(self, work: Callable[[], object]) -> None:
         """Have work done when no request waits, and before any other task runs."""
@@ -130,6 +140,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of the device; the file system is detached or aborted by then."""
+        self._wakefulness.release()
         self._notices.put(None)
         if self._notifier.is_alive():
             self._notifier.join()

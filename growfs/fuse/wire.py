@@ -15,7 +15,6 @@ from typing import NamedTuple
 from growfs.fuse.structs import (
     INIT_EXT,
     BackingMap,
-    Bytes,
     Dirent,
     InHeader,
     InitIn,
@@ -156,23 +155,31 @@ HEADER = InHeader.layout.size
 
 
 class Request(NamedTuple):
-    """A message of the kernel: who asks what, and the bytes after the header."""
+    """A message of the kernel, and what of its fuse_in_header is of use. tid: of the thread that asks.
 
-    header: InHeader
-    body: Bytes
+    The body begins at HEADER.
+    """
+
+    opcode: int
+    unique: int
+    nodeid: int
+    tid: int
+    message: bytes
 
 
 def request(message: bytes) -> Request:
     """Take a message apart. Raises Malformed where it is not as long as it says."""
-    header = InHeader.unpack(message)
-    if header.len != len(message):
-        raise Malformed(f"a message of {len(message)} bytes says that it has {header.len}")
-    return Request(header, message[HEADER:])
+    if len(message) < HEADER:
+        raise Malformed(f"a message of {len(message)} bytes")
+    length, opcode, unique, nodeid, _, _, tid = InHeader.layout.unpack_from(message)
+    if length != len(message):
+        raise Malformed(f"a message of {len(message)} bytes says that it has {length}")
+    return Request(opcode, unique, nodeid, tid, message)
 
 
-def name(body: Bytes) -> bytes:
+def name(request: Request) -> bytes:
     """The name that a message consists of (LOOKUP). Raises Malformed where its end is missing."""
-    text, end, rest = bytes(body).partition(b"\0")
+    text, end, rest = request.message[HEADER:].partition(b"\0")
     if not end or rest:
         raise Malformed("a name does not end where its message does")
     return text
@@ -180,7 +187,7 @@ def name(body: Bytes) -> bytes:
 
 def reply(unique: int, body: bytes = b"") -> bytes:
     """The answer to a request."""
-    return OutHeader(OutHeader.layout.size + len(body), 0, unique).pack() + body
+    return OutHeader.layout.pack(OutHeader.layout.size + len(body), 0, unique) + body
 
 
 _OPENED = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])

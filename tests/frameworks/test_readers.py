@@ -41,8 +41,9 @@ def need(*modules: str) -> None:
             pytest.skip(f"{module} is not installed")
 
 
-def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server) -> None:
+def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
     need("tensorflow")
+    growfs.env["GROWFS_ENGINE"] = engine
     with Program("tfrecord_epochs.py", growfs.mountpoint) as training:
         generator = random.Random(11)
         shards = {}
@@ -83,8 +84,9 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
         assert growfs.status()["miss"]["files_total"] == 0
 
 
-def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
+def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     need("torch", "torchvision")
+    growfs.env["GROWFS_ENGINE"] = engine
     with Program("imagefolder_loader.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=6, each=5)
         growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h")

@@ -1,7 +1,6 @@
 """Fixtures of the tests that go through the kernel.
 
-Nothing here or in the tests beside it knows which engine carries a mount. A second one becomes a parameter of the
-fixtures that make a mount: `growfs` (tests/harness.py) and `library`, with its flag as a default of `Growfs.mount`.
+All of them run once with each engine, which promise the same. A test of one alone says so with `only(engine)`.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,26 +47,56 @@ class Library:
     growfs: Growfs
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
-    """Files of all sizes and names, all of them local."""
-    folder = tmp_path_factory.mktemp("library")
-    generator = random.Random(3)
-    sizes = {"empty": 0, "one": 1, "page": 4096, "odd": 12_345, "large": 3_000_017}
-    tree = {f"sizes/{name}.bin": generator.randbytes(size) for name, size in sizes.items()}
-    tree |= {f"names/{name}": name.encode() for name in ODD_NAMES}
-    tree |= {"deep/a/b/c/d/file.txt": b"deep", "at the root.txt": b"root"}
+def only(engine: str) -> pytest.MarkDecorator:
+    """For a test of what one engine alone does."""
+    return pytest.mark.parametrize("engine", [engine], indirect=True)
+
+
+@pytest.fixture
+def growfs(growfs: Growfs, engine: str) -> Growfs:
+    """The command, as everywhere, mounting with one engine and then with the other."""
+    growfs.env["GROWFS_ENGINE"] = engine
+    return growfs
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor, for as long as the block lasts; a close that fails with the mount is not looked at."""
+    fd = os.open(path, flags)
+    try:
+        yield fd
+    finally:
+        with suppress(OSError):
+            os.close(fd)
+
+
+@contextmanager
+def shared(folder: Path, tree: dict[str, bytes], engine: str) -> Iterator[Library]:
+    """A mount of these files, all of them local, for a fixture of a module."""
     remote = folder / "remote"
     for number, (path, content) in enumerate(tree.items()):
         (remote / path).parent.mkdir(parents=True, exist_ok=True)
         (remote / path).write_bytes(content)
         os.utime(remote / path, ns=(0, 1_600_000_000_123_456_000 + number * 10**9))
     command = Growfs(folder)
+    command.env["GROWFS_ENGINE"] = engine
     command.mount(remote)
     command.run("wait", command.mountpoint, "--all")
     yield Library(command.mountpoint, tree, remote, command)
     command.umount()
     assert "Traceback" not in command.log()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Library]:
+    """Files of all sizes and names."""
+    generator = random.Random(3)
+    sizes = {"empty": 0, "one": 1, "page": 4096, "odd": 12_345, "large": 3_000_017}
+    tree = {f"sizes/{name}.bin": generator.randbytes(size) for name, size in sizes.items()}
+    tree |= {f"names/{name}": name.encode() for name in ODD_NAMES}
+    tree |= {"deep/a/b/c/d/file.txt": b"deep", "at the root.txt": b"root"}
+    with shared(tmp_path_factory.mktemp("library"), tree, engine) as library:
+        yield library
 
 
 @pytest.fixture

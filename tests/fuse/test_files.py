@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -125,7 +124,7 @@ def test_direct_io(library: Library) -> None:
         buffer.close()
 
 
-@pytest.mark.parametrize("command", [["cp", "-r"], ["rsync", "-a"], ["cp", "-a"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["cp", "-r", "--reflink=auto"], ["rsync", "-a"], ["cp", "-a"]], ids=" ".join)
 def test_copies_of_the_tree(library: Library, tmp_path: Path, command: list[str]) -> None:
     if not shutil.which(command[0]):
         pytest.skip(f"{command[0]} is not installed")
@@ -173,22 +172,42 @@ def _create(file: Path) -> None:
         pass
 
 
+def _truncate_at_open(file: Path) -> None:
+    os.close(os.open(file, os.O_RDONLY | os.O_TRUNC))
+
+
+def _open_unnamed(file: Path) -> None:
+    os.close(os.open(file.parent, os.O_TMPFILE | os.O_RDWR))
+
+
+def _chmod_open(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fchmod(opened.fileno(), 0o600)
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "write": _write,
     "append": _append,
     "create": _create,
+    "truncate at open": _truncate_at_open,
+    "open unnamed": _open_unnamed,
     "unlink": lambda file: file.unlink(),
     "rename": lambda file: file.rename(file.parent / "new"),
+    "rename a folder": lambda file: file.parent.rename(file.parent.parent / "new"),
+    "replace": lambda file: file.replace(file.parent.parent / "at the root.txt"),
     "mkdir": lambda file: (file.parent / "new").mkdir(),
     "rmdir": lambda file: file.parent.rmdir(),
     "symlink": lambda file: (file.parent / "new").symlink_to(file),
     "link": lambda file: (file.parent / "new").hardlink_to(file),
     "mkfifo": lambda file: os.mkfifo(file.parent / "new"),
+    "mknod": lambda file: os.mknod(file.parent / "new"),
     "chmod": lambda file: file.chmod(0o600),
+    "chmod what is open": _chmod_open,
     "chown": lambda file: os.chown(file, 0, 0),
     "utime": os.utime,
     "truncate": lambda file: os.truncate(file, 0),
     "setxattr": lambda file: os.setxattr(file, "user.note", b""),
+    "removexattr": lambda file: os.removexattr(file, "user.note"),
 }
 
 
@@ -213,43 +232,3 @@ def test_statfs_and_df(library: Library) -> None:
         ["df", "--output=used", "-B1", library.path], check=True, capture_output=True, text=True, timeout=30
     )
     assert int(used.stdout.split()[1]) == status["bytes"]
-
-
-class _Entry(ctypes.Structure):
-    """struct dirent of 64-bit Linux (readdir(3))."""
-
-    _fields_ = (
-        ("d_ino", ctypes.c_uint64),
-        ("d_off", ctypes.c_int64),
-        ("d_reclen", ctypes.c_uint16),
-        ("d_type", ctypes.c_uint8),
-        ("d_name", ctypes.c_char * 256),
-    )
-
-
-def test_a_directory_can_be_read_from_any_place(library: Library) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.opendir.restype = ctypes.c_void_p
-    libc.readdir.restype = ctypes.POINTER(_Entry)
-    libc.telldir.restype = ctypes.c_long
-    stream = ctypes.c_void_p(libc.opendir(os.fsencode(library.path / "names")))
-
-    def rest() -> list[bytes]:
-        names = []
-        while entry := libc.readdir(stream):
-            names.append(entry.contents.d_name)
-        return names
-
-    places, names = [libc.telldir(stream)], []
-    while entry := libc.readdir(stream):
-        names.append(entry.contents.d_name)
-        places.append(libc.telldir(stream))
-    assert set(names) - {b".", b".."} == {
-        os.fsencode(path.partition("/")[2]) for path in library.tree if path.startswith("names/")
-    }
-    for number in (5, 0, len(names) - 1, 2, len(names)):
-        libc.seekdir(stream, ctypes.c_long(places[number]))
-        assert rest() == names[number:]
-    libc.rewinddir(stream)
-    assert rest() == names
-    libc.closedir(stream)

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from tests.fuse.conftest import opened
 from tests.harness import Growfs, make_tree, until
 
 NAME = "class0/0000.bin"
@@ -25,17 +24,6 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-@contextmanager
-def cut_off(path: Path) -> Iterator[None]:
-    """Hold a file open while its daemon goes: then even close(2) says so."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.close(fd)
 
 
 def test_unmounting_leaves_nothing_but_the_cache(growfs: Growfs, tmp_path: Path) -> None:
@@ -114,7 +102,7 @@ def test_sigterm_while_files_are_open(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     pid = growfs.pid
-    with cut_off(growfs.mountpoint / NAME):
+    with opened(growfs.mountpoint / NAME):
         os.kill(pid, signal.SIGTERM)
         until(lambda: ended(pid))
     assert not mounted_at(growfs.mountpoint)
@@ -124,7 +112,7 @@ def test_the_next_mount_takes_a_dead_one_off(growfs: Growfs, tmp_path: Path) -> 
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
-    with cut_off(growfs.mountpoint / NAME):
+    with opened(growfs.mountpoint / NAME):
         growfs.kill()
         refused = growfs.run("status", growfs.mountpoint, check=False)
         assert refused.returncode == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuse.conftest import only
 from tests.fuse.gated import Gated
 from tests.harness import Growfs, make_tree, until
 
@@ -189,6 +190,7 @@ def test_a_miss_makes_room_and_never_takes_a_directorys_last(growfs: Growfs, tmp
     assert {path.parent.name for path in (growfs.cache / "files").rglob("*.bin")} == {"class0", "class1", "class2"}
 
 
+@only("libfuse")
 def test_a_waiting_opener_that_is_killed_leaves_when_the_wait_ends(growfs: Growfs, gated: Gated) -> None:
     """Documented: this engine is not told of signals. What matters is that the mount goes on."""
     path, other = held_back(gated, 2, growfs, "--miss-timeout", "1")

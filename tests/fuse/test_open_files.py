@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -94,6 +96,69 @@ def test_an_open_file_survives_replacement(growfs: Growfs, tmp_path: Path) -> No
         assert os.fstat(fd).st_size == OLD_SIZE
         assert growfs.status()["cache"]["orphan_bytes"] >= OLD_SIZE
     until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)
+
+
+def test_the_old_version_is_read_again_after_its_pages_were_dropped(growfs: Growfs, tmp_path: Path) -> None:
+    old = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)[NAME]
+    growfs.mount(tmp_path / "remote")
+    with opened_and_mapped(growfs.mountpoint / NAME) as (fd, mapped):
+        assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == old
+        replace(tmp_path / "remote" / NAME, b"new")
+        relist(growfs)
+        until_size(growfs.mountpoint / NAME, 3)
+        mapped.madvise(mmap.MADV_DONTNEED)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert mapped[:] == os.pread(fd, OLD_SIZE, 0) == old
+
+
+def test_an_old_version_can_be_opened_again_by_its_descriptor(growfs: Growfs, tmp_path: Path) -> None:
+    old = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)[NAME]
+    growfs.mount(tmp_path / "remote")
+    with (growfs.mountpoint / NAME).open("rb") as file:
+        replace(tmp_path / "remote" / NAME, b"new")
+        relist(growfs)
+        until_size(growfs.mountpoint / NAME, 3)
+        assert Path(f"/proc/self/fd/{file.fileno()}").read_bytes() == old
+        assert file.read() == old
+        assert (growfs.mountpoint / NAME).read_bytes() == b"new"
+
+
+def test_an_open_file_whose_cached_copy_was_deleted_opens_again(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=2, size=OLD_SIZE)
+    growfs.mount(tmp_path / "remote")
+    with opened_and_mapped(growfs.mountpoint / NAME) as (fd, mapped):
+        (growfs.cache / "files" / NAME).unlink()
+        assert (growfs.mountpoint / NAME).read_bytes() == os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
+    assert (growfs.mountpoint / NAME).read_bytes() == tree[NAME]
+
+
+def test_who_opens_during_replacements_gets_one_whole_version(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    versions = [bytes([number]) * (100_000 + number) for number in range(6)]
+    replace(tmp_path / "remote" / NAME, versions[0])
+    growfs.mount(tmp_path / "remote")
+    relist(growfs)
+    file, done = growfs.mountpoint / NAME, threading.Event()
+
+    def contents() -> set[bytes]:
+        found = set()
+        while not done.is_set():
+            with file.open("rb") as opened:
+                found.add(opened.read())
+                assert os.fstat(opened.fileno()).st_size == opened.tell()
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        readers = [threads.submit(contents) for _ in range(4)]
+        try:
+            for version in versions[1:]:
+                replace(tmp_path / "remote" / NAME, version)
+                until_size(file, len(version))
+        finally:
+            done.set()
+        found = set.union(*(reader.result(30) for reader in readers))
+    assert found <= set(versions)
+    assert len(found) > 1
 
 
 def test_an_open_file_survives_several_replacements(growfs: Growfs, tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_a_remote_with_that_name_is_skipped_and_told(growfs: Growfs, tmp_path: P
     assert [skip["reason"] for skip in growfs.status()["skipped"]] == [".growfs is reserved"]
 
 
-def test_status_is_for_people(library: Library) -> None:
+def test_status_is_for_people(library: Library, engine: str) -> None:
     text = (library.path / ".growfs/status").read_text()
-    for word in (str(library.remote), str(library.path), f"{len(library.tree)} files", "complete", "engine"):
+    for word in (str(library.remote), str(library.path), f"{len(library.tree)} files", "complete", engine):
         assert word in text
 
 

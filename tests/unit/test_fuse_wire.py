@@ -13,7 +13,7 @@ from growfs.attributes import Attributes, Capacity, Entry
 from growfs.fuse import packing, structs, wire
 from growfs.fuse.session import FLAGS
 from growfs.fuse.structs import Malformed, Structure
-from growfs.fuse.wire import InitFlag, Opcode
+from growfs.fuse.wire import HEADER, InitFlag, Opcode
 
 INIT = bytes.fromhex(
     "680000001a000000020000000000000000000000000000000000000000000000000000000000000007000000"
@@ -48,15 +48,15 @@ SIZES = {  # sizeof, of the header's 64-bit layouts
 
 
 def test_the_kernels_offer() -> None:
-    header, body = wire.request(INIT)
-    assert (header.opcode, header.unique) == (Opcode.INIT, 2)
-    offer = structs.InitIn.unpack(body)
+    request = wire.request(INIT)
+    assert (request.opcode, request.unique) == (Opcode.INIT, 2)
+    offer = structs.InitIn.unpack(request.message, HEADER)
     assert (offer.major, offer.minor, offer.max_readahead) == (7, 45, 131_072)
     assert FLAGS & offer.all_flags == FLAGS
 
 
 def test_the_answer_to_the_offer() -> None:
-    offer = structs.InitIn.unpack(wire.request(INIT).body)
+    offer = structs.InitIn.unpack(INIT, HEADER)
     answer = wire.negotiate(offer, FLAGS, max_background=64)
     assert (answer.major, answer.minor, answer.max_stack_depth) == (7, 45, 2)
     assert answer.flags | answer.flags2 << 32 == FLAGS
@@ -91,21 +91,22 @@ def offered(major: int = 7, minor: int = 45, flags: int = int(FLAGS)) -> structs
 
 
 def test_a_lookup() -> None:
-    header, body = wire.request(LOOKUP)
-    assert (header.opcode, header.nodeid, header.pid, wire.name(body)) == (Opcode.LOOKUP, 1, 16_905, b"a")
+    request = wire.request(LOOKUP)
+    assert (request.opcode, request.nodeid, request.tid, wire.name(request)) == (Opcode.LOOKUP, 1, 16_905, b"a")
 
 
 def test_an_open_and_its_answer() -> None:
-    header, body = wire.request(OPEN)
-    assert (header.opcode, header.nodeid, structs.OpenIn.unpack(body).flags) == (Opcode.OPEN, 1026, 0x8000)
-    assert wire.opened(header.unique, 1026, wire.OpenFlag.PASSTHROUGH, 1) == OPENED
-    assert wire.reply(header.unique, structs.OpenOut(1026, int(wire.OpenFlag.PASSTHROUGH), 1).pack()) == OPENED
+    request = wire.request(OPEN)
+    assert (request.opcode, request.nodeid) == (Opcode.OPEN, 1026)
+    assert structs.OpenIn.unpack(OPEN, HEADER).flags == 0x8000
+    assert wire.opened(request.unique, 1026, wire.OpenFlag.PASSTHROUGH, 1) == OPENED
+    assert wire.reply(request.unique, structs.OpenOut(1026, int(wire.OpenFlag.PASSTHROUGH), 1).pack()) == OPENED
 
 
 def test_a_read_and_a_release() -> None:
-    asked = structs.ReadIn.unpack(wire.request(READ).body)
+    asked = structs.ReadIn.unpack(READ, HEADER)
     assert (asked.fh, asked.offset, asked.size) == ((1 << 48) + 1, 76, 131_072)
-    assert structs.ReleaseIn.unpack(wire.request(RELEASE).body).fh == 1026
+    assert structs.ReleaseIn.unpack(RELEASE, HEADER).fh == 1026
 
 
 def test_an_entry_of_a_directory() -> None:
@@ -200,4 +201,4 @@ def test_a_message_that_is_not_as_long_as_it_says(message: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", b"name", b"two\0names\0", b"name\0rest"])
 def test_a_name_that_does_not_end_where_its_message_does(body: bytes) -> None:
     with pytest.raises(Malformed):
-        wire.name(body)
+        wire.name(wire.Request(1, 2, 1, 0, bytes(HEADER) + body))

@@ -1,0 +1,183 @@
+"""A mount that ends while files are open and mapped: what goes on, and for how long, whoever ends it and how.
+
+With libfuse a file can be read as long as its daemon lives; with passthrough, what is open is the cached file itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from growfs.fuse.mounting import mounted_at
+from tests.fuse.conftest import opened
+from tests.fuse.test_lifecycle import ended
+from tests.harness import Growfs, make_tree, until
+
+NAME = "class0/0000.bin"
+SIZE = 300_000
+GONE = {errno.ENOTCONN, errno.ECONNABORTED}
+"""What an open gets without a daemon; the second where it was asked while the kernel cleared up."""
+
+HOLDER = """
+import errno, hashlib, mmap, os, sys
+
+path, *kept = sys.argv[1:]
+fd = os.open(path, os.O_RDONLY)
+mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+if "descriptor" not in kept:
+    os.close(fd)
+if "mapping" not in kept:
+    mapped.close()
+print("ready", flush=True)
+sys.stdin.readline()
+if "descriptor" in kept:
+    try:
+        print(hashlib.sha256(os.pread(fd, 1 << 30, 0)).hexdigest(), flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+if "mapping" in kept:
+    print(hashlib.sha256(mapped).hexdigest(), flush=True)
+"""
+
+
+class Holder:
+    """A process that keeps a file open, mapped or both, of which it has read nothing yet."""
+
+    def __init__(self, path: Path, *kept: str) -> None:
+        command = [sys.executable, "-S", "-c", HOLDER, str(path), *kept]
+        self._process = subprocess.Popen(
+            command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout
+        assert self._process.stdout.readline() == "ready\n"
+        self.pid = self._process.pid
+
+    def read(self) -> tuple[list[str], int]:
+        """Have it read all; returns (a digest or an errno for each that it keeps, its exit status)."""
+        told, _ = self._process.communicate("\n", timeout=30)
+        return told.split(), self._process.returncode
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def held(path: Path, *kept: str) -> Iterator[Holder]:
+    """A holder, for as long as the block lasts."""
+    holder = Holder(path, *kept)
+    try:
+        yield holder
+    finally:
+        holder.close()
+
+
+@pytest.fixture
+def digest(growfs: Growfs, tmp_path: Path) -> str:
+    """Of the content of NAME in a mount, all of which is local."""
+    tree = make_tree(tmp_path / "remote", directories=2, files=1, size=SIZE)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    return hashlib.sha256(tree[NAME]).hexdigest()
+
+
+def left_open(engine: str, digest: str) -> tuple[list[str], int]:
+    """What a holder of a descriptor and a mapping reads when the daemon is gone."""
+    return ([digest, digest], 0) if engine == "passthrough" else (["ENOTCONN"], -signal.SIGBUS)
+
+
+@pytest.mark.parametrize("kept", ["descriptor", "mapping"])
+def test_a_busy_mount_is_not_taken_off_and_goes_on(growfs: Growfs, digest: str, kept: str) -> None:
+    with held(growfs.mountpoint / NAME, kept) as holder:
+        refused = growfs.run("umount", growfs.mountpoint, check=False)
+        assert refused.returncode == 1
+        assert f"({holder.pid})" in refused.stderr
+        assert len((growfs.mountpoint / "class1/0000.bin").read_bytes()) == SIZE
+        assert holder.read() == ([digest], 0)
+    growfs.umount()
+
+
+def test_taken_off_lazily_what_is_open_and_mapped_can_be_read_to_the_end(growfs: Growfs, digest: str) -> None:
+    pid = growfs.pid
+    with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
+        growfs.umount("--lazy")
+        assert not mounted_at(growfs.mountpoint)
+        assert not ended(pid)
+        assert holder.read() == ([digest, digest], 0)
+    until(lambda: ended(pid))
+
+
+def test_taken_off_lazily_a_mapping_alone_keeps_the_daemon(growfs: Growfs, digest: str) -> None:
+    pid = growfs.pid
+    with held(growfs.mountpoint / NAME, "mapping") as holder:
+        growfs.umount("--lazy")
+        assert not ended(pid)
+        assert holder.read() == ([digest], 0)
+    until(lambda: ended(pid))
+
+
+def test_taken_off_lazily_an_open_folder_still_leads_to_its_files(growfs: Growfs, digest: str) -> None:
+    with opened(growfs.mountpoint / "class0") as folder:
+        growfs.umount("--lazy")
+        assert set(os.listdir(folder)) == {"0000.bin"}
+        with open("0000.bin", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder)) as file:
+            assert hashlib.sha256(file.read()).hexdigest() == digest
+
+
+def test_after_sigterm_the_mount_is_gone_and_what_was_open_is_left(growfs: Growfs, digest: str, engine: str) -> None:
+    pid = growfs.pid
+    with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: ended(pid))
+        assert not mounted_at(growfs.mountpoint)
+        assert os.listdir(growfs.mountpoint) == []
+        assert holder.read() == left_open(engine, digest)
+
+
+def test_sigterm_with_files_open_is_a_clean_stop(growfs: Growfs, digest: str, tmp_path: Path) -> None:
+    pid = growfs.pid
+    with held(growfs.mountpoint / NAME, "descriptor", "mapping"):
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: ended(pid))
+        growfs.mount(tmp_path / "remote")
+        assert hashlib.sha256((growfs.mountpoint / NAME).read_bytes()).hexdigest() == digest
+        assert growfs.status()["fetch"]["files_total"] == 0
+    assert "did not stop cleanly" not in growfs.log()
+
+
+def test_after_sigkill_nothing_opens_and_what_was_open_is_left(growfs: Growfs, digest: str, engine: str) -> None:
+    (growfs.mountpoint / "class1/0000.bin").stat()
+    with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
+        growfs.kill()
+        for path in (NAME, "class1/0000.bin", "class1", ".growfs/status", "nothing"):
+            with pytest.raises(OSError, match=r".") as refused:
+                os.open(growfs.mountpoint / path, os.O_RDONLY)
+            assert refused.value.errno in GONE
+        assert holder.read() == left_open(engine, digest)
+
+
+def test_after_sigkill_what_was_open_outlives_the_next_mount(
+    growfs: Growfs, digest: str, engine: str, tmp_path: Path
+) -> None:
+    with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
+        growfs.kill()
+        growfs.mount(tmp_path / "remote")
+        assert hashlib.sha256((growfs.mountpoint / NAME).read_bytes()).hexdigest() == digest
+        assert holder.read() == left_open(engine, digest)
+
+
+def test_what_the_page_cache_has_is_left_whatever_happens(growfs: Growfs, digest: str) -> None:
+    with opened(growfs.mountpoint / NAME) as fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
+        first = mapped[:4096]
+        growfs.kill()
+        assert mapped[:4096] == first == os.pread(fd, 4096, 0)

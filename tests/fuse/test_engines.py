@@ -1,0 +1,101 @@
+"""Which engine carries a mount; and that with passthrough the daemon sees no read of a file that is local."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.conftest import Library, only, opened
+from tests.harness import Growfs, make_tree, until
+
+READERS = {
+    "cat": 'cat "$1"',
+    "dd": 'dd if="$1" bs=128K status=none',
+    "dd of blocks": 'dd if="$1" bs=4K skip=100 count=50 status=none',
+    "cp": 'cp "$1" "$2/copy"',
+    "tail": 'tail -c 5000 "$1"',
+    "md5sum": 'md5sum "$1"',
+    "tar": 'tar -cf "$2/copy.tar" "$1" 2>/dev/null',
+    "cmp": 'cmp "$1" "$1"; cat "$1"',
+    "direct": 'dd if="$1" iflag=direct bs=64K status=none || cat "$1"',
+}
+CALLS = {
+    "mmap": "sum(mmap.mmap(fd, 0, prot=mmap.PROT_READ)[::4096])",
+    "private mmap": "sum(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)[::4096])",
+    "sendfile": "os.sendfile(os.open(sys.argv[2] + '/sent', os.O_CREAT | os.O_WRONLY), fd, 0, 1 << 20)",
+    "splice": "os.splice(fd, os.pipe()[1], 1 << 15)",
+    "preadv": "os.preadv(fd, [bytearray(1000), bytearray(100_000)], 12_345)",
+    "pread": "[os.pread(fd, 10_000, offset) for offset in range(0, 3_000_000, 100_003)]",
+    "sequential": "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL); os.read(fd, 1 << 20)",
+    "after dropping": "os.read(fd, 1 << 20); os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED); os.pread(fd, 9999, 0)",
+}
+PROGRAM = "import mmap, os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); {}"
+COMMANDS = {name: ["sh", "-c", script, "sh"] for name, script in READERS.items()} | {
+    name: [sys.executable, "-S", "-c", PROGRAM.format(call)] for name, call in CALLS.items()
+}
+
+
+def requests(growfs: Growfs, kind: str) -> int:
+    """How many requests of a kind the daemon has seen; asked through its socket, which causes none."""
+    return int(growfs.status()["requests"].get(kind, 0))
+
+
+def test_the_engine_that_was_asked_for_carries_the_mount(library: Library, engine: str) -> None:
+    status = library.growfs.status()
+    assert status["engine"] == engine
+    assert status["engine_reason"]
+
+
+@only("passthrough")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_local_is_read_without_the_daemon(library: Library, tmp_path: Path, name: str) -> None:
+    file = library.path / "sizes/large.bin"
+    with opened(file) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # so that no page of the mount's own could spare a READ
+    reads, opens = (requests(library.growfs, kind) for kind in ("READ", "OPEN"))
+    subprocess.run([*COMMANDS[name], file, tmp_path], stdout=subprocess.DEVNULL, check=True, timeout=60)
+    assert requests(library.growfs, "READ") == reads
+    assert requests(library.growfs, "OPEN") > opens
+
+
+@only("passthrough")
+def test_what_was_fetched_for_an_open_is_read_without_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=3)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("evict", growfs.mountpoint, "*")
+    reads = requests(growfs, "READ")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+    assert growfs.status()["miss"]["files_total"] == 2
+    assert requests(growfs, "READ") == reads
+
+
+def test_advice_to_read_ahead_reaches_the_cached_file(library: Library) -> None:
+    path = "sizes/large.bin"
+    with opened(library.growfs.cache / "files" / path) as cached, opened(library.path / path) as fd:
+
+        def is_in_memory() -> bool:
+            try:
+                return os.preadv(cached, [bytearray(100_000)], 1_000_000, os.RWF_NOWAIT) == 100_000
+            except BlockingIOError:
+                return False
+
+        os.fsync(cached)  # what is not on the disk yet is not dropped
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(cached, 0, 0, os.POSIX_FADV_DONTNEED)
+        if is_in_memory():
+            pytest.skip("the cache's file system lives in memory")
+        os.posix_fadvise(fd, 1_000_000, 200_000, os.POSIX_FADV_WILLNEED)
+        until(is_in_memory)
+        assert os.pread(fd, 200_000, 1_000_000) == library.tree[path][1_000_000:1_200_000]
+
+
+@only("passthrough")
+def test_virtual_files_are_read_through_the_daemon(library: Library) -> None:
+    reads = requests(library.growfs, "READ")
+    assert (library.path / ".growfs/status").read_text()
+    assert requests(library.growfs, "READ") > reads

@@ -1,0 +1,203 @@
+"""Directories and names as programs walk them: thousands of entries, from any place; deep trees, long names."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.conftest import Library, opened, shared
+
+MANY = 3000
+DEEP = "/".join(f"level{number}" for number in range(150))
+LONG = "/".join(["x" * 250] * 14)
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Entry(ctypes.Structure):
+    """struct dirent of 64-bit Linux (readdir(3))."""
+
+    _fields_ = (
+        ("d_ino", ctypes.c_uint64),
+        ("d_off", ctypes.c_int64),
+        ("d_reclen", ctypes.c_uint16),
+        ("d_type", ctypes.c_uint8),
+        ("d_name", ctypes.c_char * 256),
+    )
+
+
+libc.opendir.restype = ctypes.c_void_p
+libc.readdir.restype = ctypes.POINTER(Entry)
+libc.telldir.restype = ctypes.c_long
+
+
+class Stream:
+    """A directory stream, with what os.scandir does not have: telldir(3), seekdir(3), rewinddir(3)."""
+
+    def __init__(self, folder: Path) -> None:
+        stream = libc.opendir(os.fsencode(folder))
+        assert stream
+        self._stream = ctypes.c_void_p(stream)
+
+    def close(self) -> None:
+        libc.closedir(self._stream)
+
+    def next(self) -> str | None:
+        """The next name; None at the end."""
+        entry = libc.readdir(self._stream)
+        return os.fsdecode(entry.contents.d_name) if entry else None
+
+    def rest(self) -> list[str]:
+        """The names that are left."""
+        return list(iter(self.next, None))
+
+    def tell(self) -> int:
+        return int(libc.telldir(self._stream))
+
+    def seek(self, place: int) -> None:
+        libc.seekdir(self._stream, ctypes.c_long(place))
+
+    def rewind(self) -> None:
+        libc.rewinddir(self._stream)
+
+
+@pytest.fixture(scope="module")
+def forest(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Library]:
+    """A directory of thousands of files, each with its name as content, and paths that are deep and long."""
+    tree = {f"many/{number:05}": b"%05d" % number for number in range(MANY)}
+    tree |= {f"{DEEP}/deep.bin": b"deep", f"{LONG}/long.bin": b"long"}
+    with shared(tmp_path_factory.mktemp("forest"), tree, engine) as forest:
+        yield forest
+
+
+@pytest.fixture
+def stream(forest: Library) -> Iterator[Stream]:
+    """The large directory, open at its start."""
+    with closing(Stream(forest.path / "many")) as stream:
+        yield stream
+
+
+def test_a_walk_finds_each_file_once(forest: Library) -> None:
+    found = [f"{root}/{name}" for root, _, names in os.walk(forest.path) for name in names]
+    assert sorted(found) == sorted(f"{forest.path}/{path}" for path in forest.tree)
+
+
+def test_every_saved_place_continues_as_before(stream: Stream) -> None:
+    places, names = [stream.tell()], []
+    while name := stream.next():
+        names.append(name)
+        places.append(stream.tell())
+    assert sorted({*names} - {".", ".."}) == [f"{number:05}" for number in range(MANY)]
+    for number in (5, 0, len(names) - 1, 2, len(names), 1000, 999, 2500):
+        stream.seek(places[number])
+        assert stream.rest() == names[number:]
+
+
+def test_a_directory_can_be_rewound(stream: Stream) -> None:
+    names = stream.rest()
+    assert len(names) >= MANY
+    assert stream.rest() == []
+    stream.rewind()
+    assert stream.rest() == names
+
+
+def test_two_streams_do_not_disturb_each_other(stream: Stream, forest: Library) -> None:
+    with closing(Stream(forest.path / "many")) as other:
+        first = [stream.next() for _ in range(1500)]
+        assert [other.next() for _ in range(1500)] == first
+        assert stream.rest() == other.rest()
+
+
+@pytest.mark.parametrize("room", [280, 4096, 1 << 20])
+def test_entries_come_whole_whatever_the_buffer(forest: Library, room: int) -> None:
+    buffer = ctypes.create_string_buffer(room)
+    names = []
+    with opened(forest.path / "many") as fd:
+        while (size := libc.getdents64(fd, buffer, ctypes.c_size_t(room))) > 0:
+            at = 0
+            while at < size:
+                (length,) = struct.unpack_from("H", buffer, at + 16)
+                names.append(buffer.raw[at + 19 : at + length].partition(b"\0")[0])
+                at += length
+    assert size == 0
+    assert sorted({*names} - {b".", b".."}) == [b"%05d" % number for number in range(MANY)]
+    assert len(names) == len({*names})
+
+
+def test_entries_tell_what_stat_tells(forest: Library) -> None:
+    with os.scandir(forest.path / "many") as entries:
+        for entry in entries:
+            found = os.stat(entry)
+            assert (entry.inode(), entry.is_file(), found.st_size) == (found.st_ino, True, 5)
+    with os.scandir(forest.path) as entries:
+        assert {entry.name for entry in entries if entry.is_dir()} == {"many", "level0", "x" * 250}
+
+
+def test_hundreds_of_files_open_at_once(forest: Library) -> None:
+    names = [f"{number:05}" for number in range(800)]
+    with ExitStack() as stack:
+        fds = [stack.enter_context(opened(forest.path / "many" / name)) for name in names]
+        assert [os.pread(fd, 100, 0).decode() for fd in fds] == names
+
+
+@pytest.mark.parametrize("path", [f"{DEEP}/deep.bin", f"{LONG}/long.bin"], ids=["deep", "long"])
+def test_deep_and_long_paths(forest: Library, path: str) -> None:
+    assert (forest.path / path).read_bytes() == forest.tree[path]
+
+
+def test_one_directory_after_the_other(forest: Library) -> None:
+    """As fts(3) walks, for which a path may have any length."""
+    with opened(forest.path) as folder:
+
+        def go(name: str) -> None:
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
+            os.dup2(below, folder)
+            os.close(below)
+
+        for name in DEEP.split("/"):
+            go(name)
+        assert os.listdir(folder) == ["deep.bin"]
+        for _ in DEEP.split("/"):
+            go("..")
+        assert os.fstat(folder).st_ino == forest.path.stat().st_ino
+
+
+def test_the_way_up_leads_out_of_the_mount(forest: Library) -> None:
+    assert os.path.samefile(forest.path / "many/..", forest.path)
+    assert os.path.samefile(forest.path / "many/../..", forest.path.parent)
+
+
+@pytest.mark.parametrize("folder", ["", "many", ".growfs"])
+@pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "x" * 4000], ids=["256", "256 in UTF-8", "4000"])
+def test_a_name_over_255_bytes(forest: Library, folder: str, name: str) -> None:
+    with opened(forest.path / folder) as fd:  # so that the path itself is not too long
+        with pytest.raises(OSError, match=r".") as refused:
+            os.stat(name, dir_fd=fd)
+        assert refused.value.errno == errno.ENAMETOOLONG
+        with pytest.raises(OSError, match=r".") as refused:
+            os.open(name, os.O_RDONLY, dir_fd=fd)
+        assert refused.value.errno == errno.ENAMETOOLONG
+
+
+def test_a_path_over_4096_bytes(forest: Library) -> None:
+    with pytest.raises(OSError, match=r".") as refused:
+        os.stat(f"{forest.path}/many{'/../many' * 1000}")
+    assert refused.value.errno == errno.ENAMETOOLONG
+
+
+def test_a_directory_is_no_file_and_a_file_no_directory(forest: Library) -> None:
+    with pytest.raises(IsADirectoryError):
+        (forest.path / "many").read_bytes()
+    with pytest.raises(NotADirectoryError):
+        os.open(forest.path / "many/00000", os.O_RDONLY | os.O_DIRECTORY)
+    with pytest.raises(NotADirectoryError):
+        os.stat(f"{forest.path}/many/00000/")
+    with pytest.raises(OSError, match="Invalid argument"):
+        (forest.path / "many/00000").readlink()
