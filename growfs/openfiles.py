@@ -55,6 +55,10 @@ class OpenFiles:
         """The file with that node id, if a reader has it open."""
         return self._files.get(id)
 
+    def wants(self, id: int) -> bool:
+        """Whether a file may be opened ahead of its reader: it is not open, and no other would have to go for it."""
+        return len(self._idle) < self._idle_max and id not in self._idle and id not in self._files
+
     def again(self, id: int) -> OpenFile | None:
         """Open a file once more that is open, or was lately."""
         if opened := self._files.get(id):

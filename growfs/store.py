@@ -288,6 +288,10 @@ class Store:
             id, f"{self._files}/{self._catalog.path_of(parent, name)}", size, mtime_ns, tuple(admitted)
         )
 
+    def open_ahead(self, id: int) -> bool:
+        """Open a resident file for a reader who may come; False where that is of no use."""
+        return self._open.wants(id) and self.open(id) is not None
+
     async def recheck(self, id: int) -> None:
         """Look at a resident file that `open` did not take: the digest decides whether it goes."""
         await self._db.in_writer(lambda: None)  # what was renamed a moment ago has its row then

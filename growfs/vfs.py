@@ -202,14 +202,15 @@ class Vfs:
         directory.position = position
         return directory.ahead
 
-    def showed(self, handle: int, count: int) -> None:
-        """Note that so many of the last `entries` were given to the reader."""
+    def showed(self, handle: int, count: int) -> list[Entry]:
+        """Note that so many of the last `entries` were given to the reader; returns them."""
         directory = self._directories[handle]
         given, directory.ahead = directory.ahead[:count], directory.ahead[count:]
         if given:
             directory.position = given[-1].position
             if directory.reader:
                 directory.reader.shown[directory.id] += sum(not entry.is_dir for entry in given)
+        return given
 
     def close_directory(self, handle: int) -> None:
         """Let go of a handle."""
@@ -224,6 +225,10 @@ class Vfs:
         self._readers.opened(tid)
         self._ledger.opened(id)
         return id
+
+    def open_ahead(self, id: int) -> bool:
+        """Open a file that was listed, for who may come to read it; False where that is of no use. Counts nowhere."""
+        return self._store.open_ahead(id)
 
     async def open(self, id: int, tid: int) -> int:
         """A handle for a file, opened by a thread. Waits where it has to be fetched first."""

@@ -238,8 +238,16 @@ class PassthroughEngine:
                 break
             packed += one
             count += 1
-        self._vfs.showed(asked.fh, count)
         self._reply(request, bytes(packed))
+        for entry in self._vfs.showed(asked.fh, count):
+            if not entry.is_dir:
+                self._session.in_spare_time(partial(self._open_ahead, entry.id))
+
+    def _open_ahead(self, id: int) -> None:
+        """Have a file ready that was listed: who lists a directory often reads what is in it."""
+        if self._vfs.open_ahead(id):
+            self._backing(id)
+            self._vfs.close(id)
 
     def _releasedir(self, request: Request) -> None:
         self._vfs.close_directory(structs.ReleaseIn.unpack(request.message, HEADER).fh)

@@ -30,6 +30,7 @@ FAIR_REQUESTS = 64
 """After so many requests in a row the other tasks of the daemon have a turn."""
 BUSY_S = 0.02
 """Where FAIR_REQUESTS come within this time, cores are kept awake, until so much time has passed without any."""
+SPARE_TIME_MAX = 16_384
 HANDSHAKE_S = 10.0
 BACKGROUND_MAX = 64
 """READs ahead that the kernel sends at one time."""
@@ -53,6 +54,7 @@ class Session:
         self.fd = fd
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
+        self._spare_time: deque[Callable[[], object]] = deque(maxlen=SPARE_TIME_MAX)
         self._wakefulness = Wakefulness()
         self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._notify, name="notifier", daemon=True)
@@ -86,6 +88,11 @@ class Session:
                 except BlockingIOError:
                     if self._deferred:
                         self._deferred.popleft()()
+                    elif self._spare_time:
+                        self._spare_time.popleft()()
+                        served += 1
+                        if served % FAIR_REQUESTS == 0:
+                            await trio.lowlevel.checkpoint()
                     else:
                         tries -= 1
                     continue
@@ -113,6 +120,10 @@ class Session:
     def defer(self, work: Callable[[], object]) -> None:
         """Have work done when no request waits, and before any other task runs."""
         self._deferred.append(work)
+
+    def in_spare_time(self, work: Callable[[], object]) -> None:
+        """Have work done when there is nothing else to do. Of too much, the first is left undone."""
+        self._spare_time.append(work)
 
     def send(self, message: bytes) -> bool:
         """Answer a request; False where nobody waits for the answer any more."""
