@@ -15,7 +15,7 @@ import click
 
 import growfs
 from growfs.errors import GrowfsError, UsageError
-from growfs.text import brief, moving, state_text
+from growfs.text import brief, engine, moving, state_text
 
 MOUNTPOINT = click.Path(path_type=Path)
 POLL_S = 0.2
@@ -88,6 +88,7 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     with Bar("mounting") as bar:
         daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)))
     click.echo(f"{status['mountpoint']}: {brief(status)}")
+    click.echo(f"{status['mountpoint']}: {engine(status)}")
     if status["unpromised"]:
         click.echo(f"note: not every directory has a file yet: {status['unpromised']}")
     if foreground:

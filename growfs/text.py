@@ -16,7 +16,7 @@ def render(status: dict[str, Any]) -> str:
         ("remote", f"{status['url']}: {_files(remote['files'])}, {_size(remote['bytes'])}{known}"),
         (
             "mounted",
-            f"{status['mountpoint']} by pid {status['pid']}, {status['engine']} engine ({status['engine_reason']})",
+            f"{status['mountpoint']} by pid {status['pid']}, {engine(status)}",
         ),
         ("state", state_text(status)),
         (
@@ -75,6 +75,11 @@ def brief(status: dict[str, Any]) -> str:
         f"{cache['files']:,} of {_files(remote['files'])}{known} local, "
         f"{_size(cache['content_bytes'])} of {_size(remote['bytes'])}"
     )
+
+
+def engine(status: dict[str, Any]) -> str:
+    """Which engine runs, and why."""
+    return f"{status['engine']} engine ({status['engine_reason']})"
 
 
 def _files(count: int) -> str:

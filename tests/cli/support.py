@@ -105,7 +105,7 @@ def tmpfs(at: Path, *options: str) -> Iterator[Path]:
 class OtherUser:
     """Runs growfs as nobody, in a folder of nobody's."""
 
-    prefix = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--")
+    prefix: tuple[str, ...] = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,6 +129,10 @@ class OtherUser:
 
     def run(self, *arguments: object) -> Done:
         return self._in_place(*self.prefix, self.python, "-m", "growfs.cli", *map(str, arguments))
+
+    def runs(self, *command: object) -> Done:
+        """Another program, as nobody."""
+        return self._in_place(*self.prefix, *map(str, command))
 
     def root_runs(self, *command: object) -> Done:
         """In the same place; sys.executable is root's."""

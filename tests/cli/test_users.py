@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, namespace, other_user
 from tests.harness import GROWFS, Growfs, make_tree
 
@@ -154,3 +155,29 @@ def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> 
             line.sendall(nonsense)
             assert says in line.makefile("rb").read(), nonsense
     assert growfs.status()["state"] == "complete"
+
+
+def test_a_user_without_the_capability_gets_libfuse_and_hears_why(allowed: OtherUser) -> None:
+    refused = allowed.run(*mount(allowed, "--engine", "passthrough"))
+    assert_refused(refused, "--engine passthrough: needs CAP_SYS_ADMIN", "mount as root", "--engine auto")
+    assert allowed.run(*mount(allowed)).returncode == 0
+    status = json.loads(allowed.run("status", "--json", allowed.folder / "mnt").stdout)
+    assert status["engine"] == "libfuse"
+    assert status["engine_reason"].startswith("no passthrough: needs CAP_SYS_ADMIN")
+    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
+
+
+def test_a_user_with_the_capability_gets_passthrough(allowed: OtherUser) -> None:
+    """Mounted by fusermount3, which lets that user take the mount off again."""
+    if why_not := why_not_passthrough(allowed.folder):
+        pytest.skip(why_not)
+    allowed.prefix = (*allowed.prefix[:-1], "--inh-caps=+sys_admin", "--ambient-caps=+sys_admin", "--")
+    done = allowed.run(*mount(allowed, "--engine", "passthrough"))
+    assert (done.returncode, done.stderr) == (0, "")
+    read = "import pathlib, sys; print(len(pathlib.Path(sys.argv[1]).read_bytes()))"
+    path = allowed.folder / "mnt/class0/0000.bin"
+    assert allowed.runs(allowed.python, "-c", read, path).stdout == "10000\n"
+    status = json.loads(allowed.run("status", "--json", allowed.folder / "mnt").stdout)
+    assert (status["engine"], status["requests"].get("READ", 0)) == ("passthrough", 0)
+    assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
+    assert list((allowed.folder / "mnt").iterdir()) == []

@@ -1,0 +1,122 @@
+"""Which engine a mount takes, what it says of that, and what it says where passthrough cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from growfs.fuse import wire
+from growfs.fuse.probe import why_not_passthrough
+from tests.cli.support import assert_refused, left_over, mark, needs_root
+from tests.harness import Growfs, make_tree
+
+TOO_DEEP = "overlay file systems lie too deep upon each other"
+
+
+@pytest.fixture
+def passthrough(tmp_path: Path) -> None:
+    if why_not := why_not_passthrough(tmp_path):
+        pytest.skip(why_not)
+
+
+def take_off(folder: Path) -> None:
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextmanager
+def overlay(lower: Path, folder: Path, depth: int) -> Iterator[Path]:
+    """A folder on so many overlay file systems; a container's root is one."""
+    needs_root()
+    with ExitStack() as stack:
+        for number in range(depth):
+            upper, work, merged = (folder / f"{name}{number}" for name in ("upper", "work", "merged"))
+            for path in (upper, work, merged):
+                path.mkdir(parents=True)
+            options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+            subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", merged], check=True)
+            stack.callback(take_off, merged)
+            lower = merged
+        yield lower
+
+
+@pytest.mark.usefixtures("passthrough")
+def test_auto_takes_passthrough_where_it_works_and_says_so(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    said = growfs.mount(tmp_path / "remote").stdout
+    assert f"{growfs.mountpoint}: passthrough engine (the kernel reads the cached files itself)\n" in said
+    assert growfs.status()["engine"] == "passthrough"
+
+
+def test_libfuse_on_request(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    said = growfs.mount(tmp_path / "remote", "--engine", "libfuse").stdout
+    assert f"{growfs.mountpoint}: libfuse engine (asked for)\n" in said
+    assert growfs.status()["engine"] == "libfuse"
+
+
+@pytest.mark.usefixtures("passthrough")
+def test_a_cache_on_a_containers_root(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    (tmp_path / "lower").mkdir()
+    with overlay(tmp_path / "lower", tmp_path / "overlays", depth=1) as growfs.cache_dir:
+        growfs.mount(tmp_path / "remote", "--engine", "passthrough")
+        growfs.run("wait", growfs.mountpoint, "--all")
+        assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+        assert growfs.status()["requests"].get("READ", 0) == 0
+        growfs.umount()
+
+
+@pytest.mark.usefixtures("passthrough")
+def test_a_cache_where_passthrough_cannot_be(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote")
+    (tmp_path / "lower").mkdir()
+    with overlay(tmp_path / "lower", tmp_path / "overlays", depth=2) as growfs.cache_dir:
+        refused = growfs.mount(tmp_path / "remote", "--engine", "passthrough", check=False)
+        assert_refused(refused, "--engine passthrough: ", TOO_DEEP, "another --cache-dir", "--engine auto")
+        assert left_over(mark(growfs)) == []
+        growfs.mount(tmp_path / "remote")
+        status = growfs.status()
+        assert status["engine"] == "libfuse"
+        assert TOO_DEEP in status["engine_reason"]
+        assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+        growfs.umount()
+
+
+@pytest.mark.usefixtures("passthrough")
+def test_a_single_file_that_cannot_be_passed_through_is_read_through_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.umount()
+    with ExitStack() as stack:
+        folder = growfs.cache / "files/class1"
+        deep = stack.enter_context(overlay(folder, tmp_path / "overlays", depth=2))
+        subprocess.run(["mount", "--bind", deep, folder], check=True)
+        stack.callback(take_off, folder)
+        growfs.mount(tmp_path / "remote", "--engine", "passthrough")
+        stack.callback(growfs.umount)
+        reads: list[int] = []
+        for directory in ("class0", "class1"):
+            for path in (path for path in tree if path.startswith(directory)):
+                with (growfs.mountpoint / path).open("rb") as first, (growfs.mountpoint / path).open("rb") as second:
+                    assert first.read() == second.read() == tree[path]
+            reads.append(growfs.status()["requests"].get("READ", 0))
+        assert growfs.status()["miss"]["files_total"] == 0
+    assert reads[0] == 0
+    assert reads[1] > 0
+    assert "the kernel refuses passthrough" in growfs.log()
+
+
+def test_a_kernel_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No such kernel is at hand, so the protocol says of this one what it would of that."""
+    needs_root()
+    monkeypatch.setattr(wire, "MINOR_MIN", 99)
+    why_not = why_not_passthrough(tmp_path)
+    assert why_not
+    assert os.uname().release in why_not
+    assert "came with Linux 6.9" in why_not
