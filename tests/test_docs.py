@@ -21,8 +21,8 @@ def option_rows() -> Iterator[str]:
         meta = row.metadata
         value = f" {meta['metavar']}" if "metavar" in meta else ""
         default = f"`{meta['default']}`" if meta.get("default") else ""
-        text = meta["help"].replace("|", "\\|")
-        yield f"| `{flag_name(row.name)}{value}` | {default} | {text} |".replace("wait|error", "wait\\|error")
+        cells = (f"`{flag_name(row.name)}{value}`", default, meta["help"])
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def test_every_option_is_in_the_readme_as_in_its_help() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 SIGNALS_EVERY_S = 0.1
 """How often the signals of an interrupted reader are looked at: the kernel tells of the first one only."""
+OPEN_AHEAD_MAX = 16_384
+"""Files that were listed and are not opened ahead yet; of more, the first are left out."""
 NO_BACKING = 0
 READ_ONLY = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
@@ -62,6 +64,7 @@ class PassthroughEngine:
         self._mounted: Mounted | None = None
         self._nursery: trio.Nursery
         self._backings: dict[int, int] = {}
+        self._listed: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._waiting: dict[int, Waiting] = {}
         self._buffer = memoryview(bytearray(wire.REPLY_MAX))
         vfs.dropped.tell(self._drop_backing)
@@ -108,7 +111,7 @@ class PassthroughEngine:
     async def serve(self) -> None:
         """Answer the kernel until the mount is gone."""
         async with trio.open_nursery() as self._nursery:
-            await self._session.serve(self._answer)
+            await self._session.serve(self._answer, self._open_ahead)
             self._nursery.cancel_scope.cancel()
 
     def unmount(self) -> None:
@@ -239,15 +242,20 @@ class PassthroughEngine:
             packed += one
             count += 1
         self._reply(request, bytes(packed))
-        for entry in self._vfs.showed(asked.fh, count):
-            if not entry.is_dir:
-                self._session.in_spare_time(partial(self._open_ahead, entry.id))
+        self._listed.extend([entry.id for entry in self._vfs.showed(asked.fh, count) if not entry.is_dir])
 
-    def _open_ahead(self, id: int) -> None:
+    def _open_ahead(self) -> bool:
         """Have a file ready that was listed: who lists a directory often reads what is in it."""
-        if self._vfs.open_ahead(id):
-            self._backing(id)
-            self._vfs.close(id)
+        if not self._listed:
+            return False
+        id = self._listed.popleft()
+        try:
+            if self._vfs.open_ahead(id):
+                self._backing(id)
+                self._vfs.close(id)
+        except Exception:
+            log.exception("a bug in growfs, met by opening a file ahead")
+        return True
 
     def _releasedir(self, request: Request) -> None:
         self._vfs.close_directory(structs.ReleaseIn.unpack(request.message, HEADER).fh)
@@ -308,7 +316,7 @@ class PassthroughEngine:
         if count is None:
             self._later(request, partial(self._read_later, request, asked))
         else:
-            self._reply(request, bytes(buffer[:count]))
+            self._session.send(wire.reply_head(request.unique, count), buffer[:count])
 
     async def _read_later(self, request: Request, asked: structs.ReadIn) -> None:
         self._reply(request, await self._vfs.read(asked.fh, asked.offset, asked.size))

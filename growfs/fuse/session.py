@@ -30,7 +30,6 @@ FAIR_REQUESTS = 64
 """After so many requests in a row the other tasks of the daemon have a turn."""
 BUSY_S = 0.02
 """Where FAIR_REQUESTS come within this time, cores are kept awake, until so much time has passed without any."""
-SPARE_TIME_MAX = 16_384
 HANDSHAKE_S = 10.0
 BACKGROUND_MAX = 64
 """READs ahead that the kernel sends at one time."""
@@ -54,7 +53,6 @@ class Session:
         self.fd = fd
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
-        self._spare_time: deque[Callable[[], object]] = deque(maxlen=SPARE_TIME_MAX)
         self._wakefulness = Wakefulness()
         self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._notify, name="notifier", daemon=True)
@@ -75,8 +73,11 @@ class Session:
             raise
         self.send(wire.reply(request.unique, answer.pack()))
 
-    async def serve(self, answer: Callable[[bytes], None]) -> None:
-        """Give each message to answer, until the file system is taken off."""
+    async def serve(self, answer: Callable[[bytes], None], spare_time: Callable[[], bool]) -> None:
+        """Give each message to answer, until the file system is taken off.
+
+        spare_time: called when there is nothing else to do; does a little, and says whether there was anything to do.
+        """
         self._notifier.start()
         fd, read, size = self.fd, os.read, wire.MIN_READ_BUFFER
         served, before = 0, time.monotonic()
@@ -88,8 +89,7 @@ class Session:
                 except BlockingIOError:
                     if self._deferred:
                         self._deferred.popleft()()
-                    elif self._spare_time:
-                        self._spare_time.popleft()()
+                    elif spare_time():
                         served += 1
                         if served % FAIR_REQUESTS == 0:
                             await trio.lowlevel.checkpoint()
@@ -121,14 +121,16 @@ class Session:
         """Have work done when no request waits, and before any other task runs."""
         self._deferred.append(work)
 
-    def in_spare_time(self, work: Callable[[], object]) -> None:
-        """Have work done when there is nothing else to do. Of too much, the first is left undone."""
-        self._spare_time.append(work)
+    def send(self, message: bytes, content: memoryview | None = None) -> bool:
+        """Answer a request; False where nobody waits for the answer any more.
 
-    def send(self, message: bytes) -> bool:
-        """Answer a request; False where nobody waits for the answer any more."""
+        content: what follows the message, for what is too large to be copied.
+        """
         try:
-            os.write(self.fd, message)
+            if content is None:
+                os.write(self.fd, message)
+            else:
+                os.writev(self.fd, (message, content))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ECONNABORTED):
                 raise

@@ -187,7 +187,12 @@ def name(request: Request) -> bytes:
 
 def reply(unique: int, body: bytes = b"") -> bytes:
     """The answer to a request."""
-    return OutHeader.layout.pack(OutHeader.layout.size + len(body), 0, unique) + body
+    return reply_head(unique, len(body)) + body
+
+
+def reply_head(unique: int, size: int) -> bytes:
+    """What comes before an answer of so many bytes."""
+    return OutHeader.layout.pack(OutHeader.layout.size + size, 0, unique)
 
 
 _OPENED = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])
