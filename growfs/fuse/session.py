@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 SPIN_TRIES = 50
 """How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
-FAIR_REQUESTS = 64
+FAIR_REQUESTS = 256
 """After so many requests in a row the other tasks of the daemon have a turn."""
-BUSY_S = 0.02
+BUSY_S = 0.08
 """Where FAIR_REQUESTS come within this time, cores are kept awake, until so much time has passed without any."""
 HANDSHAKE_S = 10.0
 BACKGROUND_MAX = 64

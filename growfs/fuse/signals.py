@@ -16,7 +16,12 @@ NO_END_BY_DEFAULT = (
 
 
 def is_ending(tid: int) -> bool:
-    """Whether a thread is gone, or has a signal pending that ends its process or is meant to."""
+    """Whether a thread is gone, or has a signal pending that ends its process or is meant to.
+
+    Of one in another pid namespace (0) nobody can tell; it goes on waiting, for most signals are harmless.
+    """
+    if tid == 0:
+        return False
     try:
         status = Path(f"/proc/{tid}/status").read_text()
     except OSError:

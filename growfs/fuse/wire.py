@@ -96,19 +96,16 @@ class Opcode(enum.IntEnum):
 
 
 class Notify(enum.IntEnum):
-    """enum fuse_notify_code."""
+    """enum fuse_notify_code, as far as it is sent from here."""
 
-    INVAL_INODE = 2
     INVAL_ENTRY = 3
-    DELETE = 6
 
 
 class InitFlag(enum.IntFlag):
-    """INIT request/reply flags; those from bit 32 on travel in flags2."""
+    """INIT request/reply flags, as far as they are asked for; those from bit 32 on travel in flags2."""
 
     ASYNC_READ = 1 << 0
     DO_READDIRPLUS = 1 << 13
-    READDIRPLUS_AUTO = 1 << 14
     PARALLEL_DIROPS = 1 << 18
     ABORT_ERROR = 1 << 21
     MAX_PAGES = 1 << 22

@@ -1,0 +1,87 @@
+"""Which pending signals end a process: those of a stopped one stay pending (signal(7))."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from growfs.fuse.signals import is_ending
+
+SLEEPER = """
+import signal, sys
+
+for name, how in zip(sys.argv[1::2], sys.argv[2::2]):
+    number = getattr(signal, name)
+    if how == "blocked":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    else:
+        signal.signal(number, signal.SIG_IGN if how == "ignored" else lambda *_: None)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def stopped(*handling: str) -> Iterator[int]:
+    """A process that deals with signals so, and is stopped; its id."""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", SLEEPER, *handling], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("name", "handling", "ends"),
+    [
+        ("SIGTERM", "", True),
+        ("SIGINT", "", True),  # Python's own handler, which raises KeyboardInterrupt
+        ("SIGINT", "handled", True),
+        ("SIGHUP", "handled", True),
+        ("SIGUSR1", "", True),
+        ("SIGALRM", "", True),
+        ("SIGUSR1", "handled", False),
+        ("SIGALRM", "handled", False),
+        ("SIGTERM", "ignored", False),
+        ("SIGTERM", "blocked", False),
+        ("SIGCHLD", "", False),
+        ("SIGCHLD", "handled", False),
+        ("SIGWINCH", "", False),
+        ("SIGURG", "", False),
+        ("SIGTSTP", "", False),
+    ],
+)
+def test_a_pending_signal(name: str, handling: str, ends: bool) -> None:
+    with stopped(*((name, handling) if handling else ())) as pid:
+        assert not is_ending(pid)
+        os.kill(pid, getattr(signal, name))
+        assert is_ending(pid) == ends
+
+
+def test_a_harmless_signal_does_not_hide_another() -> None:
+    with stopped("SIGCHLD", "handled") as pid:
+        os.kill(pid, signal.SIGCHLD)
+        os.kill(pid, signal.SIGTERM)
+        assert is_ending(pid)
+
+
+def test_a_thread_that_is_gone() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert is_ending(process.pid)
+
+
+def test_a_thread_of_another_pid_namespace() -> None:
+    assert not is_ending(0)
