@@ -50,7 +50,7 @@ class Waiting:
 
 
 class PassthroughEngine:
-    """Owns the session with the kernel and the backing ids: one for each inode, from its first open to its last close.
+    """Owns the session with the kernel and the backing ids: one for each file whose descriptor is open.
 
     requests: how many of each kind the kernel has sent.
     """
@@ -284,7 +284,7 @@ class PassthroughEngine:
             self._vfs.close(handle)
 
     def _backing(self, handle: int) -> int:
-        """The backing id of an open file; NO_BACKING, up to its last close, where the kernel refuses it one."""
+        """The backing id of an open file; NO_BACKING, as long as its descriptor is open, where the kernel refuses it."""
         backing = self._backings.get(handle)
         if backing is None:
             try:

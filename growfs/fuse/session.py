@@ -29,8 +29,9 @@ SPIN_TRIES = 50
 FAIR_REQUESTS = 256
 """After so many requests in a row the other tasks of the daemon have a turn."""
 BUSY_S = 0.08
-"""Where FAIR_REQUESTS come within this time, cores are kept awake, until so much time has passed without any."""
+"""Where FAIR_REQUESTS come within this time, cores are kept awake; no longer where so many take longer."""
 HANDSHAKE_S = 10.0
+NOTIFIER_POLL_S = 0.01
 BACKGROUND_MAX = 64
 """READs ahead that the kernel sends at one time."""
 FLAGS = (
@@ -112,10 +113,10 @@ class Session:
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
+            if self._wakefulness.held and time.monotonic() - before > BUSY_S:
+                self._wakefulness.release()
             with trio.move_on_after(BUSY_S if self._wakefulness.held else math.inf):
                 await trio.lowlevel.wait_readable(fd)
-                continue
-            self._wakefulness.release()
 
     def defer(self, work: Callable[[], object]) -> None:
         """Have work done when no request waits, and before any other task runs."""
@@ -155,6 +156,15 @@ class Session:
         """Let go of the device; the file system is detached or aborted by then."""
         self._wakefulness.release()
         self._notices.put(None)
-        if self._notifier.is_alive():
-            self._notifier.join()
+        while self._notifier.is_alive():  # its last notice may wait for a look-up, which waits for an answer
+            self._refuse_all()
+            self._notifier.join(NOTIFIER_POLL_S)
         os.close(self.fd)
+
+    def _refuse_all(self) -> None:
+        try:
+            while True:
+                request = wire.request(os.read(self.fd, wire.MIN_READ_BUFFER))
+                self.send(wire.refusal(request.unique, errno.EIO))
+        except (OSError, structs.Malformed):  # EAGAIN: there is none; ENODEV: and there will be none
+            return
