@@ -284,7 +284,7 @@ class PassthroughEngine:
             self._vfs.close(handle)
 
     def _backing(self, handle: int) -> int:
-        """The backing id of an open file; NO_BACKING, as long as its descriptor is open, where the kernel refuses it."""
+        """The backing id of an open file; NO_BACKING, while its descriptor is open, where the kernel refuses it."""
         backing = self._backings.get(handle)
         if backing is None:
             try:
