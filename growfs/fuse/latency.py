@@ -8,13 +8,20 @@ process say what it can stand (Documentation/power/pm_qos_interface.rst); that h
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from struct import Struct
+
+import trio
+
+from growfs.pulse import Pulse
 
 DEVICE = "/dev/cpu_dma_latency"
 DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 LIGHT_SLEEP_US = 2
 """A core of a real machine wakes from its lightest sleep (C1) in this time; only the deeper ones are ruled out."""
+
+BUSY_REQUESTS, BUSY_S = 256, 0.08
 
 
 def tolerable_us() -> int:
@@ -26,28 +33,47 @@ def tolerable_us() -> int:
 
 
 class Wakefulness:
-    """Owns the request to the kernel."""
+    """Owns what is asked of the kernel: held from BUSY_REQUESTS within BUSY_S on, for as long as they come so fast."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
         self._allowed = os.access(DEVICE, os.W_OK)
+        self._held = Pulse[[]]()
+        self._count = 0
+        self._judge_at = BUSY_REQUESTS
+        self._judged = -BUSY_S
 
-    @property
-    def held(self) -> bool:
-        """Whether cores stay awake now."""
-        return self._fd is not None
+    def note(self, requests: int = 1) -> None:
+        """So many requests came."""
+        self._count += requests
+        if self._count >= self._judge_at:
+            now = time.monotonic()
+            if now - self._judged < BUSY_S and self._fd is None and self._allowed:
+                self._hold()
+            self._judged, self._judge_at = now, self._count + BUSY_REQUESTS
 
-    def hold(self) -> None:
-        """Ask for it, where that is possible."""
-        if self._fd is None and self._allowed:
-            try:
-                self._fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
-                os.write(self._fd, Struct("=i").pack(tolerable_us()))
-            except OSError:
-                self._allowed = False
+    async def run(self) -> None:
+        """Let cores sleep again when requests come slowly, and at the end; until cancelled."""
+        try:
+            while True:
+                if self._fd is None:
+                    await self._held.wait()
+                before = self._count
+                await trio.sleep(2 * BUSY_S)
+                if self._count - before < BUSY_REQUESTS:
+                    self._release()
+        finally:
+            self._release()
 
-    def release(self) -> None:
-        """Let cores sleep again."""
+    def _hold(self) -> None:
+        try:
+            self._fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
+            os.write(self._fd, Struct("=i").pack(tolerable_us()))
+            self._held()
+        except OSError:
+            self._allowed = False
+
+    def _release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 import pyfuse3
+import trio
 
 from growfs.attributes import Attributes
 from growfs.catalog import Removed
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
+from growfs.fuse.latency import Wakefulness
 from growfs.fuse.mounting import Mounting, captured_stderr
 from growfs.vfs import NAME_MAX, Vfs
 
@@ -39,6 +41,7 @@ class LibfuseEngine(pyfuse3.Operations):
         super().__init__()
         self.requests: Counter[str] = Counter()  # pyfuse3 does not tell of all
         self._vfs = vfs
+        self._wakefulness = Wakefulness()
         self._buffer = memoryview(bytearray(READ_MAX))
         self._mounted = False
 
@@ -53,7 +56,10 @@ class LibfuseEngine(pyfuse3.Operations):
 
     async def serve(self) -> None:
         """Answer the kernel until the mount is gone."""
-        await pyfuse3.main(min_tasks=2, max_tasks=TASKS_MAX)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wakefulness.run)
+            await pyfuse3.main(min_tasks=2, max_tasks=TASKS_MAX)
+            nursery.cancel_scope.cancel()
 
     def unmount(self) -> None:
         """Detach, also while files are open; nothing happens where nothing is mounted."""
@@ -101,6 +107,7 @@ class LibfuseEngine(pyfuse3.Operations):
         self._vfs.close_directory(fh)
 
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        self._wakefulness.note()
         try:
             handle = await self._vfs.open(inode, ctx.pid)
         except GrowfsError as error:
@@ -111,6 +118,7 @@ class LibfuseEngine(pyfuse3.Operations):
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> memoryview | bytes:
+        self._wakefulness.note()
         count = self._vfs.read_now(fh, off, self._buffer[:size])
         if count is not None:
             return self._buffer[:count]  # pyfuse3 copies it into the reply before anything else runs

@@ -111,6 +111,7 @@ class PassthroughEngine:
     async def serve(self) -> None:
         """Answer the kernel until the mount is gone."""
         async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._session.wakefulness.run)
             await self._session.serve(self._answer, self._open_ahead)
             self._nursery.cancel_scope.cancel()
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import queue
 import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -28,8 +26,6 @@ SPIN_TRIES = 50
 """How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
 FAIR_REQUESTS = 256
 """After so many requests in a row the other tasks of the daemon have a turn."""
-BUSY_S = 0.08
-"""Where FAIR_REQUESTS come within this time, cores are kept awake; no longer where so many take longer."""
 HANDSHAKE_S = 10.0
 NOTIFIER_POLL_S = 0.01
 BACKGROUND_MAX = 64
@@ -54,7 +50,7 @@ class Session:
         self.fd = fd
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
-        self._wakefulness = Wakefulness()
+        self.wakefulness = Wakefulness()
         self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._notify, name="notifier", daemon=True)
 
@@ -81,7 +77,7 @@ class Session:
         """
         self._notifier.start()
         fd, read, size = self.fd, os.read, wire.MIN_READ_BUFFER
-        served, before = 0, time.monotonic()
+        served = 0
         while True:
             tries = SPIN_TRIES
             while tries:
@@ -107,16 +103,11 @@ class Session:
                 tries = SPIN_TRIES
                 served += 1
                 if served % FAIR_REQUESTS == 0:
-                    since, before = time.monotonic() - before, time.monotonic()
-                    if since < BUSY_S:
-                        self._wakefulness.hold()
+                    self.wakefulness.note(FAIR_REQUESTS)
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
-            if self._wakefulness.held and time.monotonic() - before > BUSY_S:
-                self._wakefulness.release()
-            with trio.move_on_after(BUSY_S if self._wakefulness.held else math.inf):
-                await trio.lowlevel.wait_readable(fd)
+            await trio.lowlevel.wait_readable(fd)
 
     def defer(self, work: Callable[[], object]) -> None:
         """Have work done when no request waits, and before any other task runs."""
@@ -154,7 +145,6 @@ class Session:
 
     def close(self) -> None:
         """Let go of the device; the file system is detached or aborted by then."""
-        self._wakefulness.release()
         self._notices.put(None)
         while self._notifier.is_alive():  # its last notice may wait for a look-up, which waits for an answer
             self._refuse_all()

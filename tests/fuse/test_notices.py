@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.latency import DEVICE
-from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
 
 FILES = 150
@@ -54,7 +53,6 @@ def test_names_change_while_others_look_them_up(growfs: Growfs, tmp_path: Path) 
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
-@only("passthrough")
 def test_cores_stay_awake_while_opens_come_fast_and_sleep_again(growfs: Growfs, tmp_path: Path) -> None:
     if not os.access(DEVICE, os.W_OK):
         pytest.skip(f"{DEVICE} is not there")
