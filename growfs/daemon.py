@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 0.1
 DURABLE_EVERY_S = 30.0
 LOG_BYTES_MAX = 4 << 20
+DESCRIPTORS_MIN = 256
 
 
 class Launcher:
@@ -105,6 +106,7 @@ def main() -> None:
 
 def serve(request: Request, url: str, launcher: Launcher) -> None:
     """Open the cache, run the mount, and leave the cache so that it can be trusted."""
+    _raise_limits()
     spec = request.options.remote(request.url)
     allow_other = request.options.allow_other or os.geteuid() == 0
     check_fuse(allow_other)
@@ -142,9 +144,16 @@ def _start_log(folder: CacheFolder) -> RecentLog:
     with folder.log.open("a") as log_file:
         for standard in (1, 2):  # what a library prints, here or in a worker
             os.dup2(log_file.fileno(), standard)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return recent
+
+
+def _raise_limits() -> None:
+    """Have as many descriptors as this process may; each file that is open takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < DESCRIPTORS_MIN:
+        raise GrowfsError(f"this process may open {hard} files only; raise the limit: ulimit -n {DESCRIPTORS_MIN}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that somebody breaks (openfiles), and deadly by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +192,9 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     vfs = Vfs(catalog, store, fetcher, readers, ledger, rows, folder.partial, options.on_miss == "wait")
     choice = Choice(options.engine, folder.partial)
     engine = choice.engine(vfs)
-    refresher.removed.tell(engine.forget_names)
-    store.renewed.tell(engine.forget_names)
+    for gone in (refresher.removed, store.renewed):
+        gone.tell(vfs.forget_ahead)
+        gone.tell(engine.forget_names)
     described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
     status = Status(described, catalog, store, fetcher, refresher, population, readers, vfs, ledger, engine.requests)
     verbs = Verbs(database, catalog, store, fetcher, population, refresher, readers, status.snapshot)

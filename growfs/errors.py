@@ -29,6 +29,12 @@ class NoRoom(GrowfsError):
     errno = errno.ENOSPC
 
 
+class TooManyOpen(GrowfsError):
+    """The daemon may not have more descriptors (RLIMIT_NOFILE)."""
+
+    errno = errno.ENFILE
+
+
 class TooLarge(GrowfsError):
     """One file alone is larger than the whole cache may be."""
 

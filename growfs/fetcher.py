@@ -175,10 +175,11 @@ class Fetcher:
                 if not await self._reserve(flight):
                     continue
                 flight.move(State.FETCHING)
-                line = line or self._workers.hire()
                 try:
+                    line = line or self._workers.hire()
                     await self._fetch(flight, line)
                 except WorkerLost:
+                    assert line
                     await line.aclose()
                     line = None
                     self._worker_lost(flight)

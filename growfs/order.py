@@ -21,15 +21,16 @@ RETRY_S = 30.0
 async def ordered(workers: Workers, request: Order) -> tuple[Sequence[int], Sequence[int]]:
     """(one file for each directory, all others), as ids in the order in which they are to be drawn."""
     while True:
-        line = workers.hire()
         try:
-            seeds = await line.ask(request)
-            break
+            line = workers.hire()
+            try:
+                seeds = await line.ask(request)
+                break
+            finally:
+                await line.aclose()
         except (WorkerLost, GrowfsError) as error:
             log.warning("the order of the pass could not be computed (%s); trying again", error)
             await trio.sleep(RETRY_S)
-        finally:
-            await line.aclose()
     with request.target.open("rb") as file:
         empty = request.target.stat().st_size == 0
         ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")

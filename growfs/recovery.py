@@ -7,6 +7,7 @@ A file without a row is deleted. So nothing that a reader is given was ever half
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import xxhash
 from growfs import disk
 from growfs.catalog import directory_path, join, row_of_connection
 from growfs.database import ROOT, Database, set_meta
+from growfs.errors import TooManyOpen
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +37,16 @@ def digest(path: Path) -> str:
 
 
 def identity(path: Path, expected: str) -> tuple[int, int] | None:
-    """(inode number, change time in ns) of a file with that digest; None where there is no such file."""
+    """(inode number, change time in ns) of a file with that digest; None where there is no such file.
+
+    Raises TooManyOpen, which says nothing of the file.
+    """
     try:
         stat = path.lstat()
         whole = S_ISREG(stat.st_mode) and digest(path) == expected
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None
         return None
     return (stat.st_ino, stat.st_ctime_ns) if whole else None
 

@@ -93,8 +93,8 @@ class Refresher:
             altered += len(part.new) + len(part.changed) + len(part.gone)
             await self._hear(part)
 
-        self.listing_now = True
         line = self._workers.hire()
+        self.listing_now = True
         try:
             files = await line.ask(List(self._catalog.file, listing), hear)
         except WorkerLost:

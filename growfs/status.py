@@ -65,6 +65,7 @@ class Status:
     def snapshot(self) -> dict[str, Any]:
         """All figures, of one moment. Sizes in bytes, times in seconds."""
         store, counters = self._store, self._fetcher.counters
+        store.sweep()
         rate = counters.bytes_per_s()
         room = min(self._catalog.bytes - store.resident_content_bytes, store.limit_bytes - store.resident_bytes)
         summary = self._ledger.summary

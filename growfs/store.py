@@ -97,6 +97,7 @@ class Store:
 
     def reserve(self, size: int) -> int | None:
         """Take what a file of this size needs from the quota, or None where there is no room now."""
+        self.sweep()
         need = disk.allocation(size)
         if self.used_bytes + need > self.limit_bytes or self._free_bytes - need < self.min_free:
             return None
@@ -309,6 +310,11 @@ class Store:
     def close_file(self, id: int) -> None:
         """Close once; the last one gives back the room of a file that is no longer resident."""
         if self._open.close(id):
+            self.room()
+
+    def sweep(self) -> None:
+        """Give back the room of evicted files that were mapped and are not any more: nobody tells of that."""
+        if self._open.sweep():
             self.room()
 
     # What survives.

@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -20,10 +20,10 @@ from typing import IO
 import trio
 
 from growfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
-from growfs.catalog import Catalog, Node
+from growfs.catalog import Catalog, Node, Removed
 from growfs.database import ROOT
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, TooManyOpen
 from growfs.fetcher import Fetcher
 from growfs.ledger import Ledger
 from growfs.readers import EVERYWHERE, Reader, Readers
@@ -37,6 +37,8 @@ VIRTUAL_HANDLES_FROM = 1 << 48
 NAME_MAX = 255
 """Bytes of the longest name: a Linux file system's limit (limits.h), which the cache's files are under as well."""
 READ_AHEAD_ENTRIES = 512
+RENDERED_MAX = 128
+"""Files of .growfs/ that are open at one time; each takes a descriptor, of which the daemon needs some for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,13 @@ class Vfs:
                 directory.reader.shown[directory.id] += sum(not entry.is_dir for entry in given)
         return given
 
+    def forget_ahead(self, removed: Iterable[Removed]) -> None:
+        """Let go of entries that nobody was given yet and that are gone: the kernel would keep them for a day."""
+        parents = {gone.parent for gone in removed}
+        for directory in self._directories.values():
+            if directory.id in parents:
+                directory.ahead = []
+
     def close_directory(self, handle: int) -> None:
         """Let go of a handle."""
         del self._directories[handle]
@@ -264,12 +273,18 @@ class Vfs:
             raise
 
     async def _open_virtual(self, file: VirtualFile, tid: int) -> int:
+        if len(self._rendered) >= RENDERED_MAX:
+            raise TooManyOpen(f"{len(self._rendered)} files of {CONTROL}/ are open")
         generation = self._readers.listing(tid, EVERYWHERE)[1] if file.lists else None
         content = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as its handle
-        await file.render(content, generation)
-        content.flush()
         handle = next(self._handles)
         self._rendered[handle] = content
+        try:
+            await file.render(content, generation)
+        except BaseException:
+            self.close(handle)
+            raise
+        content.flush()
         return handle
 
     def is_virtual(self, handle: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from growfs import wire
+from growfs.errors import GrowfsError
 from growfs.remote.names import redact
 from growfs.remote.protocol import RemoteSpec
 from growfs.wire import Done, Failed
@@ -43,7 +44,13 @@ class Workers:
         wire.send(self._control, self._spec)
 
     def hire(self) -> Line:
-        """A new worker; closing its line dismisses it."""
+        """A new worker; closing its line dismisses it. Raises GrowfsError where there can be none."""
+        try:
+            return self._hire()
+        except OSError as error:
+            raise GrowfsError(f"no worker process can be started: {error.strerror}; see ulimit -a") from error
+
+    def _hire(self) -> Line:
         ours, theirs = socket.socketpair()
         with theirs:
             try:

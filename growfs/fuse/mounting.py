@@ -230,12 +230,12 @@ def users_of(mountpoint: Path) -> list[str]:
 
 def abandon(mounted: Mounted) -> None:
     """Take a mount of this process off although it is in use; nothing happens where it is off already."""
-    now = mounted_at(mounted.mountpoint)
-    if now is None or now.device != mounted.device:
-        return
-    if _libc.umount2(os.fsencode(mounted.mountpoint), MNT_FORCE | MNT_DETACH) != 0:
-        with suppress(GrowfsError):  # with no capability for it, or gone a moment ago
-            unmount(mounted.mountpoint, lazy=True)
+    for now in mounts():  # it may have been moved with its parent, or bound to a second place
+        if (now.device, now.cache) != (mounted.device, mounted.cache):
+            continue
+        if _libc.umount2(os.fsencode(now.mountpoint), MNT_FORCE | MNT_DETACH) != 0:
+            with suppress(GrowfsError):  # with no capability for it, or gone a moment ago
+                unmount(now.mountpoint, lazy=True)
 
 
 @contextmanager

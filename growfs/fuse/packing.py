@@ -43,7 +43,7 @@ def direntplus(entry: Entry) -> bytes:
     return head + encoded + _PADDING[-length % wire.DIRENT_ALIGNMENT]
 
 
-_FILE = Struct("=Q8xQQ8xQQQQQQIIIIIII4xI4xQQII")
+_FILE = Struct("=Q8xQQ8xQQQqqqIIIIIII4xI4xQQII")
 """structs.EntryOut, Attr and Dirent, without what is zero for files."""
 _FILE_MODE = Attributes(0, False, 0, 0, 0.0).mode
 _PADDING = [bytes(count) for count in range(wire.DIRENT_ALIGNMENT)]

@@ -161,10 +161,10 @@ class PassthroughEngine:
 
     def _later(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
         """Answer a request by a task, which an interrupt may end."""
-        self._nursery.start_soon(self._wait, request, work)
+        waiting = self._waiting[request.unique] = Waiting(request.tid, trio.CancelScope())  # the next may interrupt it
+        self._nursery.start_soon(self._wait, request, waiting, work)
 
-    async def _wait(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
-        waiting = self._waiting[request.unique] = Waiting(request.tid, trio.CancelScope())
+    async def _wait(self, request: Request, waiting: Waiting, work: Callable[[], Awaitable[None]]) -> None:
         try:
             with waiting.scope:
                 await work()

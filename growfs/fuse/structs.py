@@ -190,9 +190,9 @@ class InitOut(Structure):
 
 @dataclass(slots=True)
 class Attr(Structure):
-    """fuse_attr. blocks: of 512 bytes, whatever blksize is."""
+    """fuse_attr. blocks: of 512 bytes, whatever blksize is. Times may be before 1970: they are signed."""
 
-    layout = Struct("=QQQQQQIIIIIIIIII")
+    layout = Struct("=QQQqqqIIIIIIIIII")
     ino: int
     size: int
     blocks: int
