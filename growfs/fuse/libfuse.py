@@ -21,7 +21,7 @@ from growfs.catalog import Removed
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import Wakefulness
-from growfs.fuse.mounting import Mounting, captured_stderr
+from growfs.fuse.mounting import Mounted, Mounting, abandon, captured_stderr, mounted_at
 from growfs.vfs import NAME_MAX, Vfs
 
 TASKS_MAX = 10_000
@@ -43,16 +43,16 @@ class LibfuseEngine(pyfuse3.Operations):
         self._vfs = vfs
         self._wakefulness = Wakefulness()
         self._buffer = memoryview(bytearray(READ_MAX))
-        self._mounted = False
+        self._mounted: Mounted | None = None
 
     def mount(self, mounting: Mounting) -> None:
         """Attach to the mountpoint. Raises GrowfsError with what libfuse says."""
         with captured_stderr() as said:
             try:
                 pyfuse3.init(self, str(mounting.mountpoint), mounting.options())
-                self._mounted = True
             except RuntimeError as error:
                 raise GrowfsError(f"{mounting.mountpoint}: the kernel refuses the mount: {said() or error}") from None
+        self._mounted = mounted_at(mounting.mountpoint)
 
     async def serve(self) -> None:
         """Answer the kernel until the mount is gone."""
@@ -63,9 +63,10 @@ class LibfuseEngine(pyfuse3.Operations):
 
     def unmount(self) -> None:
         """Detach, also while files are open; nothing happens where nothing is mounted."""
-        if self._mounted:
-            self._mounted = False
+        if mounted := self._mounted:
+            self._mounted = None
             pyfuse3.close(unmount=True)
+            abandon(mounted)  # libfuse does not find a mountpoint that was moved
 
     def forget_names(self, removed: Iterable[Removed]) -> None:
         """Have the kernel look these names up again, on a thread of pyfuse3's: written here it would deadlock."""
