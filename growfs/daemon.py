@@ -7,6 +7,7 @@ reads there any more before it is ready, the mount is taken back.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import logging.handlers
@@ -34,6 +35,7 @@ from growfs.fetcher import Fetcher
 from growfs.fuse.choice import Choice, Engine
 from growfs.fuse.mounting import Mounting, check_fuse, check_mountpoint, raise_read_ahead
 from growfs.ledger import Ledger
+from growfs.openfiles import IDLE_MAX
 from growfs.populate import Ask, Population
 from growfs.readers import Readers
 from growfs.recovery import recover
@@ -153,6 +155,9 @@ def _raise_limits() -> None:
     if hard < DESCRIPTORS_MIN:
         raise GrowfsError(f"this process may open {hard} files only; raise the limit: ulimit -n {DESCRIPTORS_MIN}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Have room for them now: once there are threads, each doubling of the table waits for every core, for 10 ms and
+    # more (fs/file.c, expand_fdtable).
+    os.close(fcntl.fcntl(sys.stdin.fileno(), fcntl.F_DUPFD, min(hard - 1, 2 * IDLE_MAX)))
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that somebody breaks (openfiles), and deadly by default
 
 

@@ -21,7 +21,7 @@ DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 LIGHT_SLEEP_US = 2
 """A core of a real machine wakes from its lightest sleep (C1) in this time; only the deeper ones are ruled out."""
 
-BUSY_REQUESTS, BUSY_S = 256, 0.08
+BUSY_REQUESTS, BUSY_S = 256, 0.16
 
 
 def tolerable_us() -> int:
