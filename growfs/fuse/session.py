@@ -11,6 +11,7 @@ import os
 import queue
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 SPIN_TRIES = 50
 """How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
+SHORT_S, SHORT_MIN = 1e-4, 4
+"""It is looked for where so many came in a row, each so soon after the one before. Else the core is better left to who
+reads: a worker that decodes for a millisecond comes back too late, and may be waiting for that very core."""
 FAIR_REQUESTS = 256
 """After so many requests in a row the other tasks of the daemon have a turn."""
 HANDSHAKE_S = 10.0
@@ -76,10 +80,10 @@ class Session:
         spare_time: called when there is nothing else to do; does a little, and says whether there was anything to do.
         """
         self._notifier.start()
-        fd, read, size = self.fd, os.read, wire.MIN_READ_BUFFER
-        served = 0
+        fd, read, size, note = self.fd, os.read, wire.MIN_READ_BUFFER, self.wakefulness.note
+        served = soon = 0
         while True:
-            tries = SPIN_TRIES
+            tries = SPIN_TRIES if soon >= SHORT_MIN else 1
             while tries:
                 try:
                     message = read(fd, size)
@@ -100,14 +104,18 @@ class Session:
                         raise
                     return
                 answer(message)
-                tries = SPIN_TRIES
+                note()
+                soon += 1
+                tries = SPIN_TRIES if soon > SHORT_MIN else 1
                 served += 1
                 if served % FAIR_REQUESTS == 0:
-                    self.wakefulness.note(FAIR_REQUESTS)
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
+            slept_at = time.monotonic()
             await trio.lowlevel.wait_readable(fd)
+            if time.monotonic() - slept_at > SHORT_S:
+                soon = 0
 
     def defer(self, work: Callable[[], object]) -> None:
         """Have work done when no request waits, and before any other task runs."""

@@ -16,7 +16,8 @@ from tools.benchmarks.readers import Reader
 TARGETS = {"passthrough": 0.97}
 PAIRS = 3
 SHARDS, SHARD_BYTES = 8, 64 << 20
-IMAGES = 1200
+IMAGES = 600
+WORKERS = (1, 2)
 RECORDS = {"records of 1 MiB": 1 << 20, "records of 100 kB": 100_000}
 
 
@@ -36,26 +37,27 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     with Reader("train_torch.py") as reader:
         remote = setting.folder / "images"
         reader.do("make", remote, images)
-        found += epochs(setting, reader, remote, "ImageFolder")
-    title = f"{SHARDS} shards of {shard_bytes >> 20} MiB; {images:,} JPEGs of 20-100 kB, two workers"
+        for workers in WORKERS:
+            found += epochs(setting, reader, remote, f"ImageFolder, workers: {workers}", workers)
+    title = f"{SHARDS} shards of {shard_bytes >> 20} MiB; {images:,} JPEGs of 110 kB"
     return title, found
 
 
-def epochs(setting: Setting, reader: Reader, remote: Path, name: str) -> list[Figure]:
-    """The figures of one data set."""
+def epochs(setting: Setting, reader: Reader, remote: Path, name: str, *arguments: int) -> list[Figure]:
+    """The figures of one data set. arguments: of the program's epoch."""
     folder = setting.folder / f"mounts of {remote.name}"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     native: list[float] = []
     first: dict[str, list[float]] = defaultdict(list)
     later: dict[str, list[float]] = defaultdict(list)
     for number in range(setting.rounds):
         for who in setting.contenders:
             with all_resident(who, remote, folder) as mount:
-                reader.do("epoch", mount.files)  # not timed: brings the cached files into memory
+                reader.do("epoch", mount.files, *arguments)  # not timed: brings the cached files into memory
                 for turn in range(1 + PAIRS):
                     seconds = {}
                     for path in (mount.files, mount.mountpoint)[:: -1 if (number + turn) % 2 else 1]:
-                        seconds[path] = reader.do("epoch", path)["seconds"]
+                        seconds[path] = reader.do("epoch", path, *arguments)["seconds"]
                     native.append(seconds[mount.files])
                     (later if turn else first)[who].append(seconds[mount.files] / seconds[mount.mountpoint])
     found = [figure(f"{name}, plain files", native, "s")]
