@@ -21,7 +21,10 @@ SEEN = {
     "reads": ["cold, mmap, 1 reader", "libfuse, warm, daemon's CPU"],
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
     "walk": ["plain files, os.walk", "libfuse, again, os.stat"],
-    "frameworks": ["TFRecordDataset, records of 100 kB, libfuse, later", "ImageFolder, workers: 2, libfuse, first epoch"],
+    "frameworks": [
+        "TFRecordDataset, records of 100 kB, libfuse, later",
+        "ImageFolder, workers: 2, libfuse, first epoch",
+    ],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
     "idle": ["libfuse, daemon's CPU"],
     "catalog": ["keys listed per second", "stat during the listing"],
