@@ -122,8 +122,13 @@ class Population:
 
     @property
     def state(self) -> State:
-        """What population is doing."""
-        return State.PAUSED if self.paused else self._state
+        """What population is doing. What holds may have become complete since, by what was asked for; or no more so."""
+        if self.paused:
+            return State.PAUSED
+        if self._state in (State.HELD, State.COMPLETE):
+            everything = self._store.resident_files >= self._catalog.files
+            return State.COMPLETE if everything else State.HELD
+        return self._state
 
     def pause(self, paused: bool) -> None:
         """Stop or go on drawing. Misses are served all the same."""
