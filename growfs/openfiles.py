@@ -61,12 +61,13 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Owns the descriptors. `dropped` tells of each that is closed.
+    """Owns the descriptors. `dropped` tells of each that is closed. orphan_bytes: what all orphans take on the disk.
 
     A file is open (readers hold it), idle (resident, and kept for the next reader), or an orphan that is only mapped.
     """
 
     def __init__(self) -> None:
+        self.orphan_bytes = 0
         self.dropped = Pulse[[int]]()
         self._files: dict[int, OpenFile] = {}
         self._idle: dict[int, OpenFile] = {}
@@ -74,17 +75,11 @@ class OpenFiles:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._idle_max = min(IDLE_MAX, limit // 2)
         self._most = max(limit // 2, limit - RESERVED)
-        self._orphan_bytes = 0
 
     def __contains__(self, id: int) -> bool:
         """Whether a reader has a file open or mapped."""
         idle = self._idle.get(id)
         return id in self._files or (idle is not None and idle.is_mapped())
-
-    @property
-    def orphan_bytes(self) -> int:
-        """What all orphans take on the disk."""
-        return self._orphan_bytes
 
     def get(self, id: int) -> OpenFile | None:
         """The file with that node id, if a reader has it open."""
@@ -154,7 +149,7 @@ class OpenFiles:
         if opened is None or opened.orphan_bytes is not None:  # a later copy of an orphan is on nobody's descriptor
             return False
         opened.orphan_bytes = bytes
-        self._orphan_bytes += bytes
+        self.orphan_bytes += bytes
         return not idle or self._let_go(idle) == 0
 
     def sweep(self) -> int:
@@ -169,7 +164,7 @@ class OpenFiles:
             return 0
         assert orphan.orphan_bytes is not None
         self._drop(orphan)
-        self._orphan_bytes -= orphan.orphan_bytes
+        self.orphan_bytes -= orphan.orphan_bytes
         return orphan.orphan_bytes
 
     def _drop_idle(self) -> None:

@@ -22,12 +22,11 @@ from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import Wakefulness
 from growfs.fuse.mounting import Mounted, Mounting, abandon, captured_stderr, mounted_at
+from growfs.fuse.wire import REPLY_MAX
 from growfs.vfs import NAME_MAX, Vfs
 
 TASKS_MAX = 10_000
 """Requests in work at one time. Each waiting open takes one, and with none left the mount stands still."""
-READ_MAX = 1 << 20
-"""Bytes of the largest READ that the kernel sends (fuse.h: FUSE_MAX_MAX_PAGES of 4 KiB)."""
 
 
 class LibfuseEngine(pyfuse3.Operations):
@@ -42,7 +41,7 @@ class LibfuseEngine(pyfuse3.Operations):
         self.requests: Counter[str] = Counter()  # pyfuse3 does not tell of all
         self._vfs = vfs
         self._wakefulness = Wakefulness()
-        self._buffer = memoryview(bytearray(READ_MAX))
+        self._buffer = memoryview(bytearray(REPLY_MAX))
         self._mounted: Mounted | None = None
 
     def mount(self, mounting: Mounting) -> None:

@@ -228,7 +228,7 @@ class PassthroughEngine:
 
     def _opendir(self, request: Request) -> None:
         handle = self._vfs.open_directory(request.nodeid, request.tid)
-        if not self._reply(request, structs.OpenOut(handle, 0, 0).pack()):
+        if not self._session.send(wire.opened(request.unique, handle, 0)):
             self._vfs.close_directory(handle)
 
     def _readdir(self, request: Request, plus: bool) -> None:
@@ -310,7 +310,7 @@ class PassthroughEngine:
             close_backing(self._session.fd, backing)
 
     def _read(self, request: Request) -> None:
-        """Of a virtual file, or one without a backing id."""
+        """Of a virtual file, or one without a backing id; of any, where a reader gives advice (POSIX_FADV_WILLNEED)."""
         asked = structs.ReadIn.unpack(request.message, HEADER)
         buffer = self._buffer[: asked.size]
         count = self._vfs.read_now(asked.fh, asked.offset, buffer)

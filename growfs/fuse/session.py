@@ -106,7 +106,7 @@ class Session:
                 answer(message)
                 note()
                 soon += 1
-                tries = SPIN_TRIES if soon > SHORT_MIN else 1
+                tries = SPIN_TRIES if soon >= SHORT_MIN else 1
                 served += 1
                 if served % FAIR_REQUESTS == 0:
                     while self._deferred:  # others may want to know whether a file is open

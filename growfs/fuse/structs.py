@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from struct import Struct, error
 from typing import ClassVar, TypeVar
 
-Bytes = bytes | memoryview
 T = TypeVar("T", bound="Structure")
 
 INIT_EXT = 1 << 30
@@ -29,7 +28,7 @@ class Structure:
     layout: ClassVar[Struct]
 
     @classmethod
-    def unpack(cls: type[T], message: Bytes, offset: int = 0) -> T:
+    def unpack(cls: type[T], message: bytes, offset: int = 0) -> T:
         """Read one from a message. Raises Malformed where that ends too early."""
         try:
             return cls(*cls.layout.unpack_from(message, offset))

@@ -35,6 +35,7 @@ PAGES_MAX = 256
 """Pages of one READ (FUSE_MAX_MAX_PAGES, fs/fuse/fuse_i.h)."""
 PAGE = 4096
 REPLY_MAX = PAGES_MAX * PAGE
+"""Bytes of the largest READ that the kernel sends."""
 
 DIRENT_ALIGNMENT = 8
 """FUSE_DIRENT_ALIGN."""
