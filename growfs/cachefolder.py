@@ -17,8 +17,10 @@ from growfs import disk
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import RemoteSpec
 
-FORMAT = 1
-"""Of everything below a cache directory. A growfs that finds a higher number touches nothing."""
+FORMAT = 2
+"""Of everything below a cache directory. A growfs that finds a higher number touches nothing; lower ones are brought
+up to date.
+"""
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
 
@@ -135,6 +137,7 @@ def _check_format(cache_dir: Path) -> None:
             raise GrowfsError(
                 f"{cache_dir}: written by a newer growfs (format {text}); update growfs, or give another --cache-dir"
             )
-        return
+        if int(text) == FORMAT:
+            return
     disk.write_text("FORMAT", cache_dir / "CACHEDIR.TAG", TAG)
     disk.write_text("FORMAT", version, f"{FORMAT}\n")

@@ -5,15 +5,20 @@ Owns the table `node`, the totals, and the names that had to be skipped. What is
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from growfs.database import ROOT, Database, set_meta
+from growfs.database import FROZEN, PINNED, ROOT, Database, set_meta
+from growfs.remote.filter import PathFilter
 from growfs.remote.protocol import RemoteFile, Skipped
+from growfs.rotation import Kind
+from growfs.sampling import extension
 
 DIRECTORY_CACHE_MAX = 100_000
+LAST_LETTER = "\U0010ffff"
 FILE_AND_DIRECTORY = "is a file and a directory"
 
 RowOf = Callable[..., Any]
@@ -38,8 +43,13 @@ class Node:
     mtime_ns: int | None
     version: str
     drawn: int
-    pinned: bool
+    pinned: int
     seq: int | None
+
+    @property
+    def kind(self) -> Kind:
+        """Of these its directory keeps one."""
+        return self.parent, extension(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +85,32 @@ class Listed:
     skipped: list[Skipped] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of the remote this node is to have."""
+
+    files: int
+    bytes: int
+
+
 class Catalog:
     """Owns what exists. `files` and `bytes` are totals over all files with a known size.
 
-    Directories are never renamed and ids never used again, so a directory's path holds for ever: `paths` has those
-    that were asked for, by id.
+    freeze: globs of the files that are never left out, nor evicted. Directories are never renamed and ids never used
+    again, so a directory's path holds for ever: `paths` has those that were asked for, by id.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, freeze: tuple[str, ...] = ()) -> None:
         self.file = database.path
         self._db = database
+        self._frozen = PathFilter(freeze) if freeze else None
+        self._share: Share | None = None
+        self.paths: dict[int, str] = {ROOT: ""}
         self.files: int
         self.bytes: int
         self.files, self.bytes = database.row("SELECT count(*), coalesce(sum(size), 0) FROM node WHERE is_dir = 0")
+        self._freeze_known(json.dumps(freeze))
         self.directories: int = database.row("SELECT count(*) FROM node WHERE is_dir = 1")[0]
-        self.paths: dict[int, str] = {ROOT: ""}
         self._directory_ids: dict[str, int] = {"": ROOT}
 
     # What is known. On the thread that answers the kernel.
@@ -104,6 +125,15 @@ class Catalog:
         """The walk over the catalog that is under way, from 1."""
         return int(self._db.meta("pass", 1))
 
+    @property
+    def share(self) -> Share:
+        """What of all that this node is to have; everything, until the order of a pass tells."""
+        return self._share or Share(self.files, self.bytes)
+
+    @share.setter
+    def share(self, share: Share) -> None:
+        self._share = share
+
     def find(self, parent: int, name: str) -> Node | None:
         """The node of that name in a directory."""
         row = self._db.row(
@@ -115,6 +145,15 @@ class Catalog:
         """The node with that id; None once a newer version took its place, or the remote deleted it."""
         row = self._db.row(f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?", id)
         return row and Node(*row)
+
+    def beginning_with(self, name: str, parent: int | None) -> list[Node]:
+        """The files whose names begin so, of one directory or of all."""
+        query = (
+            f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id)"
+            " WHERE n.parent = ? AND n.name >= ? AND n.name < ? AND n.is_dir = 0"
+        )
+        parents = [(parent,)] if parent else self._db.rows("SELECT id FROM node WHERE is_dir = 1")
+        return [Node(*row) for (id,) in parents for row in self._db.rows(query, id, name, name + LAST_LETTER)]
 
     def path(self, node: Node) -> str:
         """Where the node is, relative to the root."""
@@ -157,10 +196,15 @@ class Catalog:
             self.paths.clear()
             self.paths[ROOT] = ""
             raise
+        self._share = None  # until the order is made anew
         self.files += changes.added - len(changes.removed)
         self.bytes += changes.added_bytes - sum(gone.size for gone in changes.removed)
         self.directories += changes.directories
         return changes
+
+    async def begin_pass(self, number: int) -> None:
+        """Walk over the whole catalog once more."""
+        await self._db.write(lambda writer: set_meta(writer, "pass", number))
 
     async def finish(self, listing: int) -> None:
         """Remember that a listing was completed."""
@@ -170,6 +214,23 @@ class Catalog:
             set_meta(writer, "listing", listing)
 
         await self._db.write(write)
+
+    def _freeze_known(self, globs: str) -> None:
+        """Mark the files that --freeze names, where it names others than at the last mount."""
+        if self._db.meta("freeze", "[]") == globs:
+            return
+
+        def write(writer: sqlite3.Connection) -> None:
+            row_of = row_of_connection(writer)
+            rows = writer.execute("SELECT id, parent, name FROM node WHERE is_dir = 0").fetchall()
+            marks = [(self._mark(join(directory_path(row_of, row[1], self.paths), row[2])), row[0]) for row in rows]
+            writer.executemany(f"UPDATE node SET pinned = pinned & {PINNED} | ? WHERE id = ?", marks)
+            set_meta(writer, "freeze", globs)
+
+        self._db.write_now(write)
+
+    def _mark(self, path: str) -> int:
+        return FROZEN if self._frozen and self._frozen.matches(path) else 0
 
     def _apply(self, writer: sqlite3.Connection, part: Listed) -> Changes:
         changes = Changes()
@@ -196,7 +257,7 @@ class Catalog:
         added = writer.execute(
             "INSERT INTO node (parent, name, is_dir, size, mtime_ns, version, pinned) VALUES (?, ?, 0, ?, ?, ?, ?)"
             " ON CONFLICT DO NOTHING",
-            (parent, name, file.size, file.mtime_ns, file.version, pinned),
+            (parent, name, file.size, file.mtime_ns, file.version, pinned | self._mark(file.path)),
         ).rowcount
         if added:
             changes.added += 1

@@ -277,6 +277,13 @@ def resume(mountpoint: Path) -> None:
     _ask(mountpoint, "resume")
 
 
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
+def release(mountpoint: Path) -> None:
+    """Hold nothing more for those who listed: what was left out for others may be deleted now."""
+    _ask(mountpoint, "release")
+
+
 class Bar:
     """A progress bar on a terminal, gone when it ends; nothing elsewhere."""
 

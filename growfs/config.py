@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import humanfriendly
@@ -20,6 +22,7 @@ from platformdirs import user_cache_path
 
 from growfs.errors import UsageError
 from growfs.remote.protocol import RemoteSpec
+from growfs.sampling import GROUP_FIELDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,6 +94,41 @@ def fraction_of(text: str) -> float:
     return value
 
 
+def rotation(text: str) -> str:
+    """Whether files that were shown make room for others."""
+    if text not in ("auto", "never", "always"):
+        raise UsageError(f"{text!r}: write 'auto', 'never' or 'always'")
+    return text
+
+
+def partition(text: str) -> tuple[int, int]:
+    """(number of this node from 0, how many there are), from I/N or what the launcher of the job says."""
+    if text == "auto":
+        told = [f"{os.environ[i]}/{os.environ[n]}" for i, n in LAUNCHERS if i in os.environ and n in os.environ]
+        if not told:
+            names = ", or ".join(" and ".join(pair) for pair in LAUNCHERS)
+            raise UsageError(
+                f"'auto' needs {names} in the environment (RANK counts GPUs, not nodes); or write it as 0/8"
+            )
+        text = told[0]
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise UsageError(f"{text!r} is no share; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
+    return int(number), int(count)
+
+
+def group(text: str) -> str:
+    """A template of what files that belong together have in common in their paths."""
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+    except ValueError:
+        fields = set()
+    if not fields or not fields <= set(GROUP_FIELDS):
+        known = ", ".join(f"{{{name}}}" for name in GROUP_FIELDS)
+        raise UsageError(f"{text!r} is no group; write it with {known}, such as '{{stem}}' for x.jpg and x.json")
+    return text
+
+
 def on_miss(text: str) -> str:
     """What an open of a name does that is not local."""
     if text not in ("wait", "error"):
@@ -149,6 +187,8 @@ def several(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
     )
 
 
+LAUNCHERS = (("GROUP_RANK", "GROUP_WORLD_SIZE"), ("SLURM_NODEID", "SLURM_NNODES"))
+"""Variables that tell which node this is, and of how many: of torchrun (torch elastic), and of Slurm's srun."""
 DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~", 1)
 
 
@@ -162,6 +202,32 @@ class Options:
     )
     min_free: int = option("1GiB", size, "SIZE", "Leave at least this much of the disk to others.", live=True)
     seed: int = option("0", count, "N", "Decides the order in which files are drawn; the same seed, the same order.")
+    partition: tuple[int, int] | None = option(
+        None, partition, "I/N", "Draw only share I of N, one for each node of a job; auto: what its launcher says."
+    )
+    freeze: tuple[str, ...] = several(
+        str, "GLOB", "Fetch these first, wait for all of them, and keep them listed (a validation set)."
+    )
+    group: str | None = option(
+        None, group, "TEMPLATE", "Files that come and go as one: '{stem}' for x.jpg and x.json; also {name}, {parent}."
+    )
+    rotation: str = option(
+        "auto",
+        rotation,
+        "auto|never|always",
+        "Whether what was shown makes room: auto: unless a reader still needs it; always: once it has opened all.",
+        live=True,
+    )
+    turnover: float = option(
+        "20%", fraction_of, "SHARE", "How much of a full cache a new listing leaves out, to be replaced.", live=True
+    )
+    hold_idle: float = option(
+        "1h", seconds, "TIME", "Keep what a reader listed until it has opened nothing for this long.", live=True
+    )
+    show_files: int | None = option(None, positive, "N", "List exactly N files, always (the same on every node).")
+    remote_budget: int | None = option(
+        None, size, "SIZE", "Draw no more than this in a day (UTC); what is opened is fetched all the same.", live=True
+    )
     workers: int = option("4", positive, "N", "Files fetched at the same time, each by a process of its own.")
     include: tuple[str, ...] = several(str, "GLOB", "Only these files of the remote (as in .gitignore).")
     exclude: tuple[str, ...] = several(str, "GLOB", "None of these files of the remote.")

@@ -20,11 +20,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from setproctitle import setproctitle
 
+from growfs.budget import Budget
 from growfs.cachefolder import CacheFolder, open_cache
 from growfs.catalog import Catalog
 from growfs.config import Request
@@ -34,13 +35,19 @@ from growfs.errors import GrowfsError
 from growfs.fetcher import Fetcher
 from growfs.fuse.choice import Choice, Engine
 from growfs.fuse.mounting import Mounting, check_fuse, check_mountpoint, raise_read_ahead
+from growfs.generations import Generations
+from growfs.groups import Groups
 from growfs.ledger import Ledger
 from growfs.openfiles import IDLE_MAX
-from growfs.populate import Ask, Population
+from growfs.phase import Ask
+from growfs.populate import Population
 from growfs.readers import Readers
 from growfs.recovery import recover
 from growfs.refresh import Refresher
 from growfs.remote.names import redact
+from growfs.renew import Renewals
+from growfs.sampling import Pass
+from growfs.start import Start
 from growfs.status import Mount, Status
 from growfs.store import Store
 from growfs.verbs import Verbs, limit_bytes
@@ -161,20 +168,24 @@ def _raise_limits() -> None:
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that somebody breaks (openfiles), and deadly by default
 
 
+class Room(Protocol):
+    """Does its work until it is cancelled."""
+
+    async def run(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """All rooms of a running mount."""
+    """The rooms of a running mount that it needs by name. running: those with a task of their own."""
 
     database: Database
     catalog: Catalog
     store: Store
-    refresher: Refresher
-    fetcher: Fetcher
-    population: Population
     ledger: Ledger
+    start: Start
     status: Status
-    control: Control
     engine: Engine
+    running: tuple[Room, ...]
 
 
 def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, recent: RecentLog) -> Rooms:
@@ -182,29 +193,69 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     options = request.options
     database = Database(folder.database)
     recover(database, folder.path)
-    catalog = Catalog(database)
+    catalog = Catalog(database, options.freeze)
     store = Store(folder.path, database, catalog, options.min_free)
     store.limit_bytes = limit_bytes(options.cache_size, store)
+    budget = Budget(database, options.remote_budget)
+    ledger = Ledger(database, budget)
+    rotates = options.rotation != "never"
+    generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files)
+    to_the_end = options.rotation == "always"
+    readers = Readers(generations, options.settle, options.hold_idle, to_the_end, ledger.opened_lately)
     refresher = Refresher(workers, catalog, store, options.refresh)
-    fetcher = Fetcher(workers, catalog, store, folder.partial, options.workers, options.miss_timeout, refresher.replace)
+    groups = Groups(catalog, options.group)
+    fetcher = Fetcher(
+        workers,
+        catalog,
+        store,
+        folder.partial,
+        options.workers,
+        options.miss_timeout,
+        refresher.replace,
+        readers.holds,
+        groups,
+    )
     ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
-    population = Population(workers, catalog, store, fetcher, refresher, folder.partial, options.seed, ask)
-    readers = Readers(store, options.settle)
-    ledger = Ledger(database)
+    asked = Pass(options.seed, 1, options.partition, options.group)
+    population = Population(
+        workers, catalog, store, generations, readers, fetcher, refresher, budget, folder.partial, asked, ask
+    )
+    renewals = Renewals(catalog, fetcher, refresher, population)
+    start = Start(ask, catalog, store, fetcher, refresher, population, budget, options.show_files)
     store.admitted.tell(ledger.admitted)
     store.to_draw_again.tell(population.draw_again)
+    fetcher.received.tell(budget.spend)
+    for more_room in (readers.released, generations.written):
+        more_room.tell(store.room)
     rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
-    vfs = Vfs(catalog, store, fetcher, readers, ledger, rows, folder.partial, options.on_miss == "wait")
+    wait_for_misses = options.on_miss == "wait"
+    vfs = Vfs(catalog, store, generations, fetcher, readers, ledger, rows, folder.partial, wait_for_misses)
     choice = Choice(options.engine, folder.partial)
     engine = choice.engine(vfs)
     for gone in (refresher.removed, store.renewed):
         gone.tell(vfs.forget_ahead)
         gone.tell(engine.forget_names)
     described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
-    status = Status(described, catalog, store, fetcher, refresher, population, readers, vfs, ledger, engine.requests)
-    verbs = Verbs(database, catalog, store, fetcher, population, refresher, readers, status.snapshot)
+    status = Status(
+        described,
+        catalog,
+        store,
+        generations,
+        fetcher,
+        refresher,
+        population,
+        readers,
+        vfs,
+        ledger,
+        budget,
+        engine.requests,
+    )
+    verbs = Verbs(
+        database, catalog, store, fetcher, population, refresher, readers, generations, budget, status.snapshot
+    )
     control = Control(folder.path, verbs.table())
-    return Rooms(database, catalog, store, refresher, fetcher, population, ledger, status, control, engine)
+    running = (refresher, readers, generations, fetcher, population, renewals, ledger, control)
+    return Rooms(database, catalog, store, ledger, start, status, engine, running)
 
 
 async def _run(build: Callable[[], Rooms], mounting: Mounting, launcher: Launcher) -> None:
@@ -214,13 +265,13 @@ async def _run(build: Callable[[], Rooms], mounting: Mounting, launcher: Launche
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_signal, nursery.cancel_scope)
             nursery.start_soon(_keep_durable, rooms.store)
-            for room in (rooms.refresher, rooms.fetcher, rooms.population, rooms.ledger, rooms.control):
+            for room in rooms.running:
                 nursery.start_soon(room.run)
             await _progress_until(rooms, launcher, lambda: rooms.catalog.files > 0)
             rooms.engine.mount(mounting)
             nursery.start_soon(_serve, rooms.engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mounting.mountpoint, abandon_on_cancel=True)
-            await _progress_until(rooms, launcher, rooms.population.can_start)
+            await _progress_until(rooms, launcher, rooms.start.is_possible)
             launcher.leave(ready=rooms.status.snapshot())
     except BaseExceptionGroup as group:
         raise _cause(group) from group

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import trio
 
+from growfs.sampling import extension
+
 T = TypeVar("T")
 
 ROOT = 1
@@ -25,6 +27,12 @@ NODES_FROM = 1024
 """Node ids below this are for files that are in no catalog."""
 
 PAGE_CACHE_KIB = 16 * 1024
+
+VERSION = 2
+"""Of the schema (PRAGMA user_version); the first had none."""
+
+PINNED, FROZEN = 1, 2
+"""Why a file is never left out or evicted: somebody asked for it while mounted, or --freeze did."""
 
 SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -39,9 +47,11 @@ CREATE TABLE node (
     mtime_ns INTEGER,
     version TEXT NOT NULL DEFAULT '',
     drawn INTEGER NOT NULL DEFAULT 0,      -- the last pass that drew it
-    pinned INTEGER NOT NULL DEFAULT 0,
+    pinned INTEGER NOT NULL DEFAULT 0,     -- PINNED and FROZEN, added up: why it is never left out or evicted
     fetches INTEGER NOT NULL DEFAULT 0,
     opens INTEGER NOT NULL DEFAULT 0,
+    first_shown INTEGER,                   -- generations, of stays that have ended
+    last_shown INTEGER,
     UNIQUE (parent, name)
 );
 CREATE INDEX directories ON node (id) WHERE is_dir = 1;
@@ -53,7 +63,11 @@ UPDATE sqlite_sequence SET seq = {NODES_FROM} WHERE name = 'node';
 CREATE TABLE resident (
     id INTEGER PRIMARY KEY REFERENCES node,
     parent INTEGER NOT NULL,
+    suffix TEXT,                           -- the extension of a file's name; NULL for a directory
     seq INTEGER NOT NULL UNIQUE,           -- order of admission
+    turn INTEGER NOT NULL,                 -- place in the queue to be left out; files that leave as one have the same
+    left_out INTEGER,                      -- the first generation that does not list it any more
+    opened INTEGER NOT NULL DEFAULT 0,     -- since its admission
     bytes INTEGER NOT NULL,                -- allocated on the disk
     ino INTEGER NOT NULL,                  -- of the cached file, as ctime_ns: another file in its place has others
     ctime_ns INTEGER NOT NULL,
@@ -66,6 +80,38 @@ CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
 -- Names of the remote that cannot be files here. listing: the number of the last listing that met it.
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;
 """
+
+
+INDEXES = f"""
+CREATE INDEX resident_by_turn ON resident (turn) WHERE suffix IS NOT NULL AND left_out IS NULL;
+CREATE INDEX left_out ON resident (left_out, turn, bytes) WHERE left_out IS NOT NULL;
+
+-- A generation's last admission, and when it began (seconds since 1970).
+CREATE TABLE generation (number INTEGER PRIMARY KEY, last_seq INTEGER NOT NULL, began REAL NOT NULL);
+PRAGMA user_version = {VERSION};
+"""
+
+FROM_1 = """
+ALTER TABLE node ADD COLUMN first_shown INTEGER;
+ALTER TABLE node ADD COLUMN last_shown INTEGER;
+ALTER TABLE resident ADD COLUMN suffix TEXT;
+ALTER TABLE resident ADD COLUMN turn INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE resident ADD COLUMN left_out INTEGER;
+ALTER TABLE resident ADD COLUMN opened INTEGER NOT NULL DEFAULT 0;
+UPDATE resident SET turn = seq, suffix = (SELECT extension(name) FROM node n WHERE n.id = resident.id AND is_dir = 0);
+"""
+"""What brings the first format up to date; both end with INDEXES."""
+
+
+def _missing(writer: sqlite3.Connection) -> str:
+    """The statements that the schema lacks: all of it in a new file."""
+    (version,) = writer.execute("PRAGMA user_version").fetchone()
+    if version == VERSION:
+        return ""
+    if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone():
+        return SCHEMA + INDEXES
+    writer.create_function("extension", 1, extension, deterministic=True)
+    return FROM_1 + INDEXES
 
 
 def read_only(path: Path) -> sqlite3.Connection:
@@ -94,10 +140,10 @@ class Database:
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.execute("PRAGMA synchronous = NORMAL")
         self._writer.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
-        if not self._writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone():
-            with transaction(self._writer):
-                for statement in SCHEMA.split(";\n"):
-                    self._writer.execute(statement)
+        script = _missing(self._writer)
+        with transaction(self._writer):
+            for statement in script.split(";\n"):
+                self._writer.execute(statement)
         self._reader = read_only(path)
         self._turn = trio.CapacityLimiter(1)
 

@@ -59,3 +59,33 @@ class RemoteChanged(RemoteError):
 
 class RemoteBusy(RemoteError):
     """Worth another try: unreachable, timed out, throttled (429, 503 SlowDown), 5xx, cut short."""
+
+
+class NoSuchName(GrowfsError):
+    """Neither in the catalog nor virtual."""
+
+    errno = errno.ENOENT
+
+
+class NameTooLong(GrowfsError):
+    """No file system of this machine has such names."""
+
+    errno = errno.ENAMETOOLONG
+
+
+class Stale(GrowfsError):
+    """The node has a newer version, or is gone; the kernel looks the name up again (open(2), ESTALE)."""
+
+    errno = errno.ESTALE
+
+
+class Unreadable(GrowfsError):
+    """The cache's disk does not give back what was written to it."""
+
+    errno = errno.EIO
+
+
+class NotHere(GrowfsError):
+    """The file is not resident, and the mount was told not to wait."""
+
+    errno = errno.ENOENT

@@ -12,16 +12,21 @@ import sqlite3
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from growfs import disk
 from growfs.catalog import Catalog, Node
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
-from growfs.flight import LIVES, Counters, Flight, State, TimedOut, no_room, too_large
+from growfs.flight import LIVES, Counters, Flight, State, TimedOut, Unit, no_room, too_large
+from growfs.groups import Groups
+from growfs.landing import Landing
+from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.rotation import Holds
 from growfs.store import Store
 from growfs.wire import Fetch, Progress, Stat, TooMuch
 from growfs.workers import Line, WorkerLost, Workers
@@ -29,16 +34,16 @@ from growfs.workers import Line, WorkerLost, Workers
 log = logging.getLogger(__name__)
 
 WINDOW_PER_WORKER = 8
-"""Drawn files in flight or waiting for an earlier one, for each worker."""
-UNKNOWN_SIZE_RESERVE = 64 << 20
-"""Bytes that a file of unknown size reserves at first; doubled when that was too little."""
+"""Drawn units in flight or waiting for an earlier one, for each worker."""
 ROOM_POLL_S = 0.5
 """How often a miss without room looks again: others may have freed the disk meanwhile."""
-BATCH_MAX = 256
 
 
 class Fetcher:
-    """Owns the flights. `moved` pulses whenever one lands or fails."""
+    """Owns the flights. `moved` pulses whenever one lands or fails, `received` tells of bytes that came.
+
+    holds: what readers hold at that moment.
+    """
 
     def __init__(
         self,
@@ -49,18 +54,23 @@ class Fetcher:
         parallel: int,
         miss_timeout_s: float,
         replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
+        holds: Callable[[], Holds],
+        groups: Groups,
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
         self.counters = Counters()
         self.moved = Pulse[[]]()
+        self.received = Pulse[[int]]()
         self._workers = workers
         self._catalog = catalog
         self._store = store
         self._partial = partial
         self._parallel = parallel
         self._replace = replace
+        self._holds = holds
+        self._groups = groups
         self._flights: dict[int, Flight] = {}
-        self._window: deque[Flight] = deque()
+        self._landing = Landing()
         self._urgent: deque[Flight] = deque()
         self._queue: deque[Flight] = deque()
         self._roomless: list[Flight] = []
@@ -68,7 +78,6 @@ class Fetcher:
         self._idle = trio.lowlevel.ParkingLot()
         self._idle_for_urgent = trio.lowlevel.ParkingLot()
         self._landed = trio.Event()
-        self._landed_first: deque[Flight] = deque()
 
     async def run(self) -> None:
         """Serve until cancelled: so many slots for drawn files and misses, and as many again for misses only."""
@@ -84,12 +93,7 @@ class Fetcher:
     @property
     def window_full(self) -> bool:
         """Whether a draw has to wait."""
-        return len(self._window) >= self._parallel * WINDOW_PER_WORKER
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return not self._flights
+        return len(self._landing) >= self._parallel * WINDOW_PER_WORKER
 
     @property
     def in_flight(self) -> int:
@@ -98,27 +102,34 @@ class Fetcher:
 
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
-        return min(UNKNOWN_SIZE_RESERVE, self._store.largest) if node.size is None else node.size
+        return min(UNKNOWN_SIZE, self._store.largest) if node.size is None else node.size
 
     def flight(self, id: int) -> Flight | None:
         """The file's flight, if it is on its way."""
         return self._flights.get(id)
 
-    def draw(self, node: Node, path: str, reserved: int, settled: Callable[[Flight], None]) -> None:
-        """Fetch a file in its turn. The caller has reserved its room, and is told when it landed or failed."""
-        flight = Flight(node, path, self.need(node), reserved, drawn=True, tell=settled)
-        self._flights[node.id] = flight
-        self._window.append(flight)
-        self._push(flight)
+    def draw(self, nodes: dict[Node, int], ids: tuple[int, ...], settled: Callable[[Flight], None]) -> None:
+        """Fetch what is drawn as one, in its turn. nodes: each with the bytes that are reserved for it.
 
-    async def renew(self, node: Node, path: str) -> None:
+        ids: as Unit has them. settled is told of each that landed or failed.
+        """
+        unit = Unit(drawn=True, ids=ids)
+        self._landing.expect(unit)
+        for node, reserved in nodes.items():
+            self._push(self._depart(node, unit, reserved=reserved, tell=settled))
+
+    def _depart(self, node: Node, unit: Unit, **state: Any) -> Flight:
+        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), self.need(node), unit, **state)
+        return flight
+
+    async def renew(self, node: Node) -> None:
         """Fetch a newer version of a resident file, which then takes its place; returns when it has, or failed.
 
         node: the resident file's, with the new version's size, time and version.
         """
         while earlier := self._flights.get(node.id):
             await earlier.settled.wait()
-        flight = self._flights[node.id] = Flight(node, path, self.need(node), renews=True)
+        flight = self._depart(node, Unit(), renews=True)
         self._queue.appendleft(flight)
         self._idle.unpark()
         await flight.settled.wait()
@@ -132,15 +143,9 @@ class Fetcher:
             raise too_large(path)
         flight = self._flights.get(node.id)
         if flight is None:
-            flight = self._flights[node.id] = Flight(node, path, self.need(node), urgent=True)
-            self._push(flight)
+            flight = self._miss(node)
         elif not flight.urgent:
-            flight.urgent = True
-            if flight in self._queue:
-                self._queue.remove(flight)
-                self._push(flight)
-            elif flight.state is State.FETCHED:
-                self._land(flight)
+            self._hurry(flight.unit)
         with trio.move_on_after(self.miss_timeout_s):
             await flight.settled.wait()
         if not flight.settled.is_set():
@@ -149,6 +154,22 @@ class Fetcher:
             raise TimedOut(f"{path}: not here after {self.miss_timeout_s:g} s; raise --miss-timeout")
         if flight.error:
             raise flight.error
+
+    def _miss(self, node: Node) -> Flight:
+        members = self._groups.members(node)
+        unit = Unit(ids=tuple(member.id for member in members) if len(members) > 1 else ())
+        for member in members:
+            if member.seq is None and member.id not in self._flights:
+                self._push(self._depart(member, unit, urgent=True))
+        return self._flights[node.id]
+
+    def _hurry(self, unit: Unit) -> None:
+        for flight in unit.flights:
+            flight.urgent = True
+            if flight in self._queue:
+                self._queue.remove(flight)
+                self._push(flight)
+        self._land(unit)
 
     # Slots.
 
@@ -172,6 +193,8 @@ class Fetcher:
                 else:
                     await lot.park()
                     continue
+                if flight.state is not State.QUEUED:
+                    continue  # it failed with another of its group
                 if not await self._reserve(flight):
                     continue
                 flight.move(State.FETCHING)
@@ -192,7 +215,7 @@ class Fetcher:
     async def _reserve(self, flight: Flight) -> bool:
         """Have room for a flight; one that gets none now waits for it elsewhere, and keeps no slot busy."""
         if flight.reserved is None:
-            flight.reserved = await self._store.reserve_by_eviction(flight.need)
+            flight.reserved = await self._store.reserve_by_eviction(flight.need, self._holds())
         if flight.reserved is not None:
             flight.roomless_at = None
             return True
@@ -212,7 +235,8 @@ class Fetcher:
                 await self._store.room.wait()
             roomless, self._roomless = self._roomless, []
             for flight in roomless:
-                self._push(flight)
+                if flight.state is State.QUEUED:
+                    self._push(flight)
 
     async def _fetch(self, flight: Flight, line: Line) -> None:
         node = flight.node
@@ -233,12 +257,16 @@ class Fetcher:
             await self._look_again(node, line, flight.path)
             raise
         flight.reserved = self._store.settle(flight.reserved, fetched.size)
-        flight.draft = Draft(node, flight.path, target, fetched, flight.reserved, flight.renews)
+        flight.draft = Draft(node, flight.path, target, fetched, flight.reserved, flight.renews, flight.unit.ids)
         flight.move(State.FETCHED)
-        self._land(flight)
+        if error := flight.unit.error:
+            self._fail(flight, error)
+        else:
+            self._land(flight.unit)
 
     async def _progress(self, message: Progress) -> None:
         self.counters.add_bytes(message.bytes)
+        self.received(message.bytes)
 
     async def _look_again(self, node: Node, line: Line, path: str) -> None:
         """Have the catalog know the version that took this one's place."""
@@ -255,57 +283,35 @@ class Fetcher:
 
     # Landing.
 
-    def _land(self, flight: Flight) -> None:
-        if flight.state is State.FETCHED and (flight.urgent or not flight.drawn):
-            self._landed_first.append(flight)
+    def _land(self, unit: Unit) -> None:
+        self._landing.hurry(unit)
         self._landed.set()
 
     async def _admit(self) -> None:
         while True:
             await self._landed.wait()
-            batch = self._ready()
+            batch = self._landing.ready()
+            self.moved()
             if not batch:
                 self._landed = trio.Event()
                 continue
+            failure: GrowfsError | None = None
             try:
                 admitted = await self._store.admit(
                     [flight.draft for flight in batch if flight.draft], self._catalog.pass_number
                 )
             except (OSError, sqlite3.Error) as error:
                 failure = NoRoom(f"the cache directory refuses to be written ({error}); look at its disk")
-                for flight in batch:
-                    with contextlib.suppress(OSError):
-                        disk.unlink("DRAFT_FAILED", self._partial / str(flight.node.id))
-                    flight.reserved = None
-                    self._fail(flight, failure)
-                continue
+                admitted = set()
             for flight in batch:
+                flight.reserved = None  # the store has settled that
                 if flight.node.id in admitted:
                     flight.move(State.ADMITTED)
                     self.counters.files += 1
                     self._settle(flight)
-                else:
-                    flight.reserved = None
-                    self._fail(flight, RemoteError(f"{flight.path}: the remote has another version by now"))
-
-    def _ready(self) -> list[Flight]:
-        """The next flights to admit, in order: those that wait for no turn, then the head of the window."""
-        batch: list[Flight] = []
-        while self._landed_first and len(batch) < BATCH_MAX:
-            flight = self._landed_first.popleft()
-            if flight.state is State.FETCHED:  # else it landed in its turn meanwhile
-                if flight in self._window:
-                    self._window.remove(flight)
-                batch.append(flight)
-        while self._window and len(batch) < BATCH_MAX:
-            head = self._window[0]
-            if head.state is State.FETCHED:
-                batch.append(head)
-            elif head.state not in (State.FAILED, State.ADMITTED):
-                break
-            self._window.popleft()
-        self.moved()
-        return batch
+            for flight in batch:
+                if flight.state is State.FETCHED:  # else another of its group failed, and it with that
+                    self._fail(flight, failure or RemoteError(f"{flight.path}: the remote has another version by now"))
 
     def _worker_lost(self, flight: Flight) -> None:
         with contextlib.suppress(OSError):  # the next one writes over it
@@ -320,13 +326,19 @@ class Fetcher:
 
     def _fail(self, flight: Flight, error: GrowfsError) -> None:
         self._unreserve(flight)
+        if flight.draft:
+            with contextlib.suppress(OSError):
+                disk.unlink("DRAFT_FAILED", flight.draft.file)
         flight.error = error
         flight.move(State.FAILED)
         self.counters.failed += 1
         self.counters.last_error = str(error)
         log.warning("not fetched: %s", error)
         self._settle(flight)
-        self._land(flight)
+        for other in flight.unit.flights:
+            if other.state in (State.QUEUED, State.FETCHED):
+                self._fail(other, error)
+        self._landed.set()
 
     def _settle(self, flight: Flight) -> None:
         del self._flights[flight.node.id]

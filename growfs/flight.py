@@ -39,19 +39,46 @@ MOVES = {
 
 
 @dataclass(eq=False, slots=True)
+class Unit:
+    """Flights that land as one: a single file's, or those of a group. drawn: they land in their turn.
+
+    ids: of all files that leave as one with them, in flight or here already; empty for a single file.
+    """
+
+    drawn: bool = False
+    ids: tuple[int, ...] = ()
+    flights: list[Flight] = field(default_factory=list)
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether all are fetched, and none is admitted yet."""
+        return all(flight.state is State.FETCHED for flight in self.flights)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return all(flight.state in (State.FAILED, State.ADMITTED) for flight in self.flights)
+
+    @property
+    def error(self) -> GrowfsError | None:
+        """Why it does not land."""
+        return next((flight.error for flight in self.flights if flight.error), None)
+
+
+@dataclass(eq=False, slots=True)
 class Flight:
     """One file on its way.
 
-    need: bytes to reserve. reserved: bytes of the quota that it has, None before. drawn: it lands in its turn.
-    urgent: a reader waits for it. renews: the node is a newer version of the resident file with the same id.
-    roomless_at: since when it waits for room, in trio's time.
+    need: bytes to reserve. reserved: bytes of the quota that it has, None before. urgent: a reader waits for it.
+    renews: the node is a newer version of the resident file with the same id. roomless_at: since when it waits for
+    room, in trio's time.
     """
 
     node: Node
     path: str
     need: int
+    unit: Unit
     reserved: int | None = None
-    drawn: bool = False
     urgent: bool = False
     renews: bool = False
     roomless_at: float | None = None
@@ -61,6 +88,9 @@ class Flight:
     error: GrowfsError | None = None
     settled: trio.Event = field(default_factory=trio.Event)
     tell: Callable[[Flight], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.unit.flights.append(self)
 
     def move(self, state: State) -> None:
         """Change state; a move that is not in MOVES is a bug."""

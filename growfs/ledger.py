@@ -12,15 +12,22 @@ from dataclasses import dataclass
 
 import trio
 
+from growfs.budget import Budget
 from growfs.database import Database, read_only
 
 SAVE_EVERY_S = 5.0
 """Each file opened meanwhile costs the writing thread some 10 us, however often it was opened."""
+UNREAD_MIN = 10
+UNREAD_SHARE = 0.9
+"""Of at least so many files with an extension, so many are not opened: it is fetched in vain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Over all files that were ever resident. dispersion: the opens' variance over their mean (0: all alike)."""
+    """Over all files that were ever resident. dispersion: the opens' variance over their mean (0: all alike).
+
+    unread: extensions of which hardly a file is opened, of those that are here.
+    """
 
     files_seen: int = 0
     opens_min: int = 0
@@ -28,15 +35,18 @@ class Summary:
     opens_mean: float = 0.0
     dispersion: float = 0.0
     opens_per_fetch: float = 0.0
+    unread: tuple[str, ...] = ()
 
 
 class Ledger:
     """Owns the counts. `summary` is at most a few seconds old."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, budget: Budget) -> None:
         self.summary = Summary()
         self._db = database
+        self._budget = budget
         self._opens: Counter[int] = Counter()
+        self._saving: Counter[int] = Counter()
         self._changed = True
 
     def opened(self, id: int) -> None:
@@ -47,6 +57,10 @@ class Ledger:
     def admitted(self) -> None:
         """Note that files came, so that the summary is made anew."""
         self._changed = True
+
+    def opened_lately(self) -> frozenset[int]:
+        """The ids of files whose rows may not tell yet that they were opened."""
+        return frozenset(self._opens) | frozenset(self._saving)
 
     async def run(self) -> None:
         """Write and sum up, as long as there is something new."""
@@ -59,20 +73,22 @@ class Ledger:
 
     async def save(self) -> None:
         """Write what was counted since the last time."""
-        if self._opens:
-            await self._db.write(self._taken())
+        await self._db.write(self._taken())
+        self._saving.clear()
 
     def save_now(self) -> None:
         """As `save`, on this thread: at the end."""
         self._db.write_now(self._taken())
 
     def _taken(self) -> Callable[[sqlite3.Connection], None]:
-        opens, self._opens = self._opens, Counter()
+        opens = self._saving = self._opens
+        self._opens = Counter()
 
         def write(writer: sqlite3.Connection) -> None:
-            writer.executemany(
-                "UPDATE node SET opens = opens + ? WHERE id = ?", [(count, id) for id, count in opens.items()]
-            )
+            self._budget.save(writer)
+            counts = [(count, id) for id, count in opens.items()]
+            writer.executemany("UPDATE node SET opens = opens + ? WHERE id = ?", counts)
+            writer.executemany("UPDATE resident SET opened = opened + ? WHERE id = ?", counts)
 
         return write
 
@@ -82,7 +98,13 @@ class Ledger:
             "SELECT count(*), coalesce(min(opens), 0), coalesce(max(opens), 0), coalesce(sum(opens), 0),"
             " coalesce(sum(opens * opens), 0), coalesce(sum(fetches), 0) FROM node WHERE is_dir = 0 AND fetches > 0"
         ).fetchone()
+        unread = connection.execute(
+            "SELECT suffix FROM resident WHERE suffix != '' GROUP BY suffix"
+            " HAVING count(*) >= ? AND sum(opened = 0) >= ? * count(*) ORDER BY count(*) DESC",
+            (UNREAD_MIN, UNREAD_SHARE),
+        ).fetchall()
         connection.close()
         mean = opens / files if files else 0.0
         dispersion = (squares / files - mean * mean) / mean if mean else 0.0
-        return Summary(files, least, most, mean, dispersion, opens / fetches if fetches else 0.0)
+        per_fetch = opens / fetches if fetches else 0.0
+        return Summary(files, least, most, mean, dispersion, per_fetch, tuple(suffix for (suffix,) in unread))

@@ -10,20 +10,25 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from growfs.catalog import DIRECTORY_CACHE_MAX, directory_path, join, row_of_connection
-from growfs.database import NODES_FROM, ROOT
+from growfs.database import FROZEN, NODES_FROM, ROOT
 from growfs.remote.protocol import RemoteFile
 from growfs.sampling import Candidate
+
+UNKNOWN_SIZE = 64 << 20
+"""Bytes that a file whose size the remote does not tell reserves at first; doubled when that was too little."""
 
 
 def candidates(connection: sqlite3.Connection, number: int) -> Iterator[Candidate]:
     """Every file of the catalog, as pass number sees it."""
     known = {ROOT: ""}
     row_of = row_of_connection(connection)
-    for id, parent, name, drawn, resident in connection.execute(
-        "SELECT n.id, n.parent, n.name, n.drawn, r.id FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0"
+    for id, parent, name, size, drawn, pinned, resident in connection.execute(
+        "SELECT n.id, n.parent, n.name, n.size, n.drawn, n.pinned, r.id FROM node n LEFT JOIN resident r USING (id)"
+        " WHERE n.is_dir = 0"
     ):
         path = join(directory_path(row_of, parent, known), name)
-        yield Candidate(id, parent, path, resident is not None, resident is not None or drawn >= number)
+        bytes = UNKNOWN_SIZE if size is None else size
+        yield Candidate(id, parent, path, bytes, resident is not None, drawn >= number, bool(pinned & FROZEN))
 
 
 class Comparison:

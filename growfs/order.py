@@ -10,7 +10,8 @@ import trio
 
 from growfs import disk
 from growfs.errors import GrowfsError
-from growfs.wire import Order
+from growfs.sampling import Order
+from growfs.wire import Made, MakeOrder
 from growfs.workers import WorkerLost, Workers
 
 log = logging.getLogger(__name__)
@@ -18,13 +19,13 @@ log = logging.getLogger(__name__)
 RETRY_S = 30.0
 
 
-async def ordered(workers: Workers, request: Order) -> tuple[Sequence[int], Sequence[int]]:
-    """(one file for each directory, all others), as ids in the order in which they are to be drawn."""
+async def ordered(workers: Workers, request: MakeOrder) -> Order:
+    """What is still to be drawn, in order."""
     while True:
         try:
             line = workers.hire()
             try:
-                seeds = await line.ask(request)
+                made: Made = await line.ask(request)
                 break
             finally:
                 await line.aclose()
@@ -35,4 +36,5 @@ async def ordered(workers: Workers, request: Order) -> tuple[Sequence[int], Sequ
         empty = request.target.stat().st_size == 0
         ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
     disk.unlink("ORDER_MAPPED", request.target)
-    return ids[:seeds], ids[seeds:]
+    seeds = made.frozen + made.seeds
+    return Order(ids[: made.frozen], ids[made.frozen : seeds], ids[seeds:], made.files, made.bytes)

@@ -1,124 +1,109 @@
-"""What is fetched without being asked for, and in which order; and when a training run can start.
+"""What is fetched without being asked for, and in which order.
 
 What is drawn is marked in the database as it is admitted: after a restart the pass goes on with the files that are not.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import trio
-from humanfriendly import format_size
 
 from growfs import disk
-from growfs.catalog import Catalog, Node
-from growfs.errors import GrowfsError, NoRoom, RemoteError
+from growfs.budget import Budget
+from growfs.catalog import Catalog, Node, Share
+from growfs.errors import NoRoom
 from growfs.fetcher import Fetcher
 from growfs.flight import Flight
+from growfs.generations import Generations
 from growfs.order import ordered
+from growfs.phase import Ask, State
 from growfs.pulse import Pulse
+from growfs.readers import Readers
 from growfs.refresh import Refresher
-from growfs.sampling import SEED_DIRECTORIES_MAX, draw_key
+from growfs.sampling import SEED_DIRECTORIES_MAX, Order, Pass, draw_key, units
 from growfs.store import Store
-from growfs.wire import Order
+from growfs.wire import MakeOrder
 from growfs.workers import Workers
 
 log = logging.getLogger(__name__)
 
-START_S = 60.0
-"""A mount does not wait longer than this for more than its directories."""
 EARLY_FILES_MAX = 1000
 """Files of a listing under way that are looked at for the first draws."""
 LISTING_GRACE_S = 5.0
 """How long a start that asks for no number of files waits for the listing before it draws from a part of it."""
 RETRY_S = (30.0, 600.0)
 """Pause before the files that failed are tried again at the end of a pass: the first, doubled up to the last."""
-RENEWALS_PARALLEL = 2
+BREATH_S = 0.05
+"""Pause between two looks for room: holds end by the hundred while a reader lists its folders."""
 HOLD_S = 5.0
 """How often a held population looks whether there is room by now; others may have freed disk space."""
-START_FAILURES_MAX = 3
-
-
-class State(enum.Enum):
-    """What population is doing; the words of `status`."""
-
-    LISTING = "listing"
-    SEEDING = "seeding"
-    FILLING = "filling"
-    HELD = "held"
-    COMPLETE = "complete"
-    PAUSED = "paused"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a mount waits for before it returns. Nothing given: every directory, and a tenth of the cache."""
-
-    files: int | None = None
-    bytes: int | None = None
-    nothing: bool = False
-    list_timeout_s: float = 60.0
-
-    @property
-    def explicit(self) -> bool:
-        """Whether a number was given."""
-        return self.files is not None or self.bytes is not None
+STAYS_MAX = 256
+"""Files drawn that are here already, to be noted in one transaction."""
 
 
 class Population:
-    """Owns the order of the pass, the place in it, and whether it is paused."""
+    """Owns the order of the pass, the place in it, and whether it is paused. asked: what decides the order.
+
+    `changed` pulses when it is paused or resumed, or has to look again.
+    """
 
     def __init__(
         self,
         workers: Workers,
         catalog: Catalog,
         store: Store,
+        generations: Generations,
+        readers: Readers,
         fetcher: Fetcher,
         refresher: Refresher,
+        budget: Budget,
         partial: Path,
-        seed: int,
+        asked: Pass,
         ask: Ask,
     ) -> None:
-        self.seed = seed
+        self.asked = asked
         self.paused = False
+        self.oversized: set[int] = set()
         self._state = State.LISTING
         self._unpromised: str | None = None
         self._workers = workers
         self._catalog = catalog
         self._store = store
+        self._generations = generations
+        self._readers = readers
         self._fetcher = fetcher
         self._refresher = refresher
+        self._budget = budget
         self._partial = partial
         self._ask = ask
-        self._began_at = trio.current_time()
         self._stale = False
         self._evicted = False
-        self._wake = Pulse[[]]()
+        self.changed = Pulse[[]]()
         self._seeds: set[int] | None = None
-        self._failed: list[int] = []
+        self._frozen: set[int] | None = None
+        self._stays: list[Sequence[int]] = []
+        self._failed: dict[Sequence[int], None] = {}
         self._hold_until = -math.inf
-        self.oversized: set[int] = set()
 
     async def run(self) -> None:
         """Draw until everything is resident or nothing more fits; begin anew when the catalog changes."""
         async with trio.open_nursery() as nursery:
-            for _ in range(RENEWALS_PARALLEL):
-                nursery.start_soon(self._renew)
             await self._draw_early()
             nursery.start_soon(self._watch_catalog)
             if self._catalog.unseeded() == 0:
                 self._seeds = set()  # known at once, where the order of a large catalog takes seconds
             while True:
                 self._stale = self._evicted = False
-                await self._pass()
+                if await self._pass():
+                    await self._catalog.begin_pass(self._catalog.pass_number + 1)
+                    continue
                 while not (self._stale or self._evicted):
-                    await self._wake.wait()
+                    await self.changed.wait()
 
     @property
     def state(self) -> State:
@@ -126,26 +111,30 @@ class Population:
         if self.paused:
             return State.PAUSED
         if self._state in (State.HELD, State.COMPLETE):
-            everything = self._store.resident_files >= self._catalog.files
-            return State.COMPLETE if everything else State.HELD
+            return State.COMPLETE if self.is_whole else State.HELD
         return self._state
 
     def pause(self, paused: bool) -> None:
         """Stop or go on drawing. Misses are served all the same."""
         self.paused = paused
-        self._wake()
+        self.changed()
 
     def nudge(self) -> None:
         """Look again: there may be more to draw, or more room."""
         self._stale = True
-        self._wake()
+        self.changed()
 
     def draw_again(self) -> None:
         """Once the pass is through, draw what was evicted meanwhile: its order has gone past that."""
         self._evicted = True
-        self._wake()
+        self.changed()
 
-    # Whether training can start.
+    # How far it is.
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that this node is to have is here; not by bytes, which a remote may not tell."""
+        return self._store.resident_files >= self._catalog.share.files
 
     @property
     def unpromised(self) -> str | None:
@@ -154,54 +143,21 @@ class Population:
             return "the mount did not wait for that"
         return self._unpromised
 
+    def unpromise(self, reason: str) -> None:
+        """Give up waiting for a file of each directory."""
+        self._unpromised = reason
+
     @property
     def seeded(self) -> bool:
         """Whether every directory has its first file, or why not is told in `unpromised`."""
         return self.unpromised is not None or self._seeds == set()
 
-    def can_start(self) -> bool:
-        """Whether `mount` may return. Raises GrowfsError where it never will."""
-        waited_s = trio.current_time() - self._began_at
-        files, bytes = self._store.resident_files, self._store.resident_content_bytes
-        failed = self._fetcher.counters.failed
-        tried_all = self._state in (State.ERROR, State.COMPLETE, State.HELD)
-        if not files and self._fetcher.idle and failed and (tried_all or failed >= START_FAILURES_MAX):
-            raise RemoteError(f"no file could be fetched: {self._fetcher.counters.last_error}")
-        if not files and self._state is State.HELD and self._fetcher.idle:
-            raise GrowfsError(
-                f"{self._store.folder}: not even one file fits:"
-                f" the cache may take {format_size(self._store.limit_bytes)}, its disk has"
-                f" {format_size(disk.free_bytes(self._store.folder))} free, of which --min-free leaves"
-                f" {format_size(self._store.min_free)} to others; change one of the two, or --cache-dir"
-            )
-        if self._ask.nothing:
-            return self._refresher.complete or self._catalog.files > 0
-        everything = self._refresher.complete and self._state is State.COMPLETE
-        ended = self._state in (State.HELD, State.ERROR)  # nothing more comes, or not soon
-        if self._ask.explicit:
-            enough = files >= (self._ask.files or 0) and bytes >= (self._ask.bytes or 0)
-            return enough or everything or ended
-        if not self._refresher.complete and waited_s > self._ask.list_timeout_s:
-            self._unpromised = f"the listing was not complete after {self._ask.list_timeout_s:g} s"
-        whole = files >= self._catalog.files  # not by bytes, which a remote may not tell
-        enough = self._refresher.complete and (whole or bytes >= self._store.limit_bytes // 10)
-        return self.seeded and (enough or everything or ended or waited_s > START_S)
+    @property
+    def frozen(self) -> bool:
+        """Whether all files that --freeze names are here, or failed."""
+        return self._frozen == set()
 
     # Draws.
-
-    async def _renew(self) -> None:
-        """Fetch the new versions of resident files: the old one is shown until its successor is whole."""
-        renewals = self._refresher.renewals
-        while True:
-            while renewals and not self.paused:
-                id, file = renewals.popitem()
-                node = self._catalog.node(id)
-                if node:
-                    successor = replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
-                    self._refresher.renewing.add(id)
-                    await self._fetcher.renew(successor, self._catalog.path(node))
-                    self._refresher.renewing.discard(id)
-            await self._wake.wait()
 
     async def _watch_catalog(self) -> None:
         while True:
@@ -221,7 +177,7 @@ class Population:
             for node in self._first_listed() if files > 0 or bytes > 0 else ():
                 if files <= 0 and bytes <= 0:
                     break
-                if not await self._draw(node):
+                if not await self._draw([node.id]):
                     return
                 files -= 1
                 bytes -= node.size or 0
@@ -230,90 +186,142 @@ class Population:
 
     def _first_listed(self) -> list[Node]:
         nodes = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.flight(node.id)]
-        fitting = [node for node in nodes if disk.allocation(self._fetcher.need(node)) <= self._store.largest]
-        number = self._catalog.pass_number
-        return sorted(fitting, key=lambda node: draw_key(self.seed, number, self._catalog.path(node)))
+        mine = [node for node in nodes if self.asked.has(self._catalog.path(node)) and not self._too_large(node)]
+        return sorted(mine, key=lambda node: draw_key(self.asked.seed, 1, self._catalog.path(node)))
 
-    async def _pass(self) -> None:
-        request = Order(self._catalog.file, self.seed, self._catalog.pass_number, self._partial / "order")
-        seeds, rest = await ordered(self._workers, request)
+    async def _pass(self) -> bool:
+        """Draw what the pass has still to draw; whether the next one is to begin."""
+        asked = replace(self.asked, number=self._catalog.pass_number, size_max=self._store.largest)
+        order = await ordered(self._workers, MakeOrder(self._catalog.file, asked, self._partial / "order"))
+        self._catalog.share = Share(order.files, order.bytes)
         self._failed.clear()
         self.oversized.clear()
-        self._begin_seeds(seeds)
+        self._begin(order)
         self._state = State.SEEDING if self._seeds else State.FILLING
-        if not await self._draw_all(seeds) or not await self._draw_all(rest):
-            return
+        for part in (order.frozen, order.seeds, order.rest):
+            if not await self._draw_all(units(part)):
+                return False
         pause_s = RETRY_S[0]
         while await self._landed() and self._failed:
+            if self._may_go_on():
+                return True  # they have their turn in the next pass
             self._state = State.ERROR
             with trio.move_on_after(pause_s):
                 while not self._stale:
-                    await self._wake.wait()
+                    await self.changed.wait()
             pause_s = min(2 * pause_s, RETRY_S[1])
-            retry, self._failed = self._failed, []
+            retry, self._failed = self._failed, {}
             self._state = State.FILLING
             if not await self._draw_all(retry):
-                return
+                return False
         if not self._stale:
-            everything = self._store.resident_files >= self._catalog.files
-            self._state = State.COMPLETE if everything else State.HELD
+            self._state = State.COMPLETE if self.is_whole else State.HELD
+        return not (self._stale or self._evicted) and self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        """Whether there is more that a next pass could draw than what failed and what does not fit."""
+        lacking = self._catalog.share.files - self._store.resident_files
+        return self._generations.rotates and lacking > sum(map(len, self._failed)) + len(self.oversized)
 
     async def _landed(self) -> bool:
         """Wait for what is in flight; False when the order is out of date."""
-        while not self._fetcher.idle and not self._stale:
+        await self._note_stays()
+        while self._fetcher.in_flight and not self._stale:
             await self._fetcher.moved.wait()
         return not self._stale
 
-    def _begin_seeds(self, seeds: Sequence[int]) -> None:
-        self._seeds = set(seeds)
+    def _begin(self, order: Order) -> None:
+        self._frozen = {abs(id) for id in order.frozen}
+        self._seeds = {abs(id) for id in order.seeds}
         self._unpromised = None
-        if len(seeds) > SEED_DIRECTORIES_MAX:
-            self._unpromised = f"{len(seeds)} directories are too many to fetch a file of each first"
-            return
-        nodes = [self._catalog.node(id) for id in seeds]
-        if sum(node.size or 0 for node in nodes if node) > self._store.limit_bytes // 2:
+        if len(order.seeds) > SEED_DIRECTORIES_MAX:
+            self._unpromised = f"{len(order.seeds)} directories are too many to fetch a file of each first"
+        elif self._size(order.seeds) > self._store.limit_bytes // 2:
             self._unpromised = "a file of each directory would take more than half of the cache"
 
-    async def _draw_all(self, ids: Sequence[int]) -> bool:
+    def _size(self, ids: Sequence[int]) -> int:
+        return sum(node.size or 0 for id in ids if (node := self._catalog.node(abs(id))))
+
+    def _too_large(self, node: Node) -> bool:
+        return disk.allocation(self._fetcher.need(node)) > self._store.largest
+
+    async def _draw_all(self, drawn: Iterable[Sequence[int]]) -> bool:
         """Draw files in order; False when the order is out of date."""
-        for id in ids:
-            node = self._catalog.node(id)
-            if node is None or node.seq is not None or self._fetcher.flight(id):
-                self._seed_settled(id)
-            elif disk.allocation(self._fetcher.need(node)) > self._store.largest:
-                self.oversized.add(id)
-                self._seed_settled(id)
-            elif not await self._draw(node):
+        for unit in drawn:
+            if not await self._draw(unit):
                 return False
         return not self._stale
 
-    async def _draw(self, node: Node) -> bool:
-        """Draw one file as soon as there is room for it: a smaller one behind it does not overtake."""
+    async def _draw(self, unit: Sequence[int]) -> bool:
+        """Draw what is drawn as one, as soon as there is room: a smaller one behind it does not overtake."""
         while (self._fetcher.window_full or self._start_is_on_its_way()) and not self._stale:
             await self._fetcher.moved.wait()
         before = self._state
         while not self._stale:
             if self.paused:
-                await self._wake.wait()
+                await self.changed.wait()
                 continue
-            now = self._catalog.node(node.id)
-            if now is None or now.seq is not None or self._fetcher.flight(node.id):  # since it waits here
-                self._state = before
-                self._seed_settled(node.id)
-                return True
-            refused = trio.current_time() < self._hold_until
-            reserved = None if refused else self._store.reserve(self._fetcher.need(node))
-            if reserved is not None:
-                self._state = before
-                self._fetcher.draw(node, self._catalog.path(node), reserved, self._settled)
-                return True
-            if not self._fetcher.idle:
-                await self._fetcher.moved.wait()
+            nodes = self._lacking(unit)
+            if not nodes:
+                await self._stay(unit)
+            elif any(self._too_large(node) for node in nodes):
+                self.oversized.update(node.id for node in nodes)
+                self._settle(*unit)
+            elif not await self._reserved(nodes, unit):
+                await self._wait_for_room(nodes)
                 continue
-            self._state = State.HELD
-            with trio.move_on_after(HOLD_S):
-                await self._store.room.wait()
+            if self._state is State.HELD:
+                self._state = before
+            return True
         return False
+
+    def _lacking(self, unit: Sequence[int]) -> list[Node]:
+        """The files of a unit that are neither here nor on their way."""
+        nodes = [self._catalog.node(id) for id in unit]
+        return [node for node in nodes if node and node.seq is None and not self._fetcher.flight(node.id)]
+
+    async def _reserved(self, nodes: list[Node], unit: Sequence[int]) -> bool:
+        """Whether there is room for files; then they are on their way."""
+        if trio.current_time() < self._hold_until or self._budget.is_spent:
+            return False
+        needs = [disk.allocation(self._fetcher.need(node)) for node in nodes]
+        reserved = self._store.reserve(sum(needs))
+        if reserved is None and self._generations.rotates:
+            reserved = await self._store.reserve_by_rotation(sum(needs), self._readers.holds())
+            if reserved is not None:
+                self._state = State.ROTATING
+                if self._lacking(unit) != nodes:  # what was asked for meanwhile
+                    self._store.unreserve(reserved)
+                    return False
+        if reserved is None:
+            return False
+        self._store.wanted_bytes = 0
+        ids = tuple(unit) if len(unit) > 1 else ()
+        self._fetcher.draw(dict(zip(nodes, needs, strict=True)), ids, self._settled)
+        return True
+
+    async def _wait_for_room(self, nodes: list[Node]) -> None:
+        await self._note_stays()
+        if self._fetcher.in_flight:
+            await self._fetcher.moved.wait()
+            return
+        self._store.wanted_bytes = sum(disk.allocation(self._fetcher.need(node)) for node in nodes)
+        self._state = State.HELD
+        with trio.move_on_after(HOLD_S):
+            await self._store.room.wait()
+            await trio.sleep(BREATH_S)
+
+    async def _stay(self, unit: Sequence[int]) -> None:
+        """Note that a unit is drawn that is here already, or comes because somebody asked for it."""
+        self._settle(*unit)
+        self._stays.append(unit)
+        if len(self._stays) >= STAYS_MAX:
+            await self._note_stays()
+
+    async def _note_stays(self) -> None:
+        stays, self._stays = self._stays, []
+        if stays:
+            await self._store.stay(stays, self._readers.holds(), self._catalog.pass_number)
 
     def _start_is_on_its_way(self) -> bool:
         """Whether the numbers that the start was given are in flight: more beside them would only slow them down."""
@@ -325,15 +333,18 @@ class Population:
 
     def _settled(self, flight: Flight) -> None:
         if flight.error:
-            self._failed.append(flight.node.id)
+            self._failed[flight.unit.ids or (flight.node.id,)] = None
             if self._seeds and flight.node.id in self._seeds:
                 self._unpromised = f"the first file of a directory failed: {flight.error}"
         if isinstance(flight.error, NoRoom):
             self._hold_until = trio.current_time() + HOLD_S
-        self._seed_settled(flight.node.id)
+        self._settle(flight.node.id)
 
-    def _seed_settled(self, id: int) -> None:
+    def _settle(self, *ids: int) -> None:
+        """Nothing more comes of the seeds and frozen files among these."""
         if self._seeds is not None:
-            self._seeds.discard(id)
+            self._seeds.difference_update(ids)
             if not self._seeds and self._state is State.SEEDING:
                 self._state = State.FILLING
+        if self._frozen is not None:
+            self._frozen.difference_update(ids)

@@ -7,8 +7,9 @@ without a row, which the next start deletes, and never a row that vouches for so
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 from growfs import disk
 from growfs.catalog import Changes, Node, Removed, directory_path, join, row_of_connection
 from growfs.remote.protocol import Fetched
+from growfs.rotation import Holds
+from growfs.sampling import extension
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +27,8 @@ log = logging.getLogger(__name__)
 class Draft:
     """A file that a worker wrote and checked, not yet visible. reserved: bytes of the quota that it holds.
 
-    renews: the node is a newer version of the file that has its id now.
+    renews: the node is a newer version of the file that has its id now. group: the ids of all files that leave as one
+    with it, itself among them; empty where it leaves alone.
     """
 
     node: Node
@@ -33,6 +37,7 @@ class Draft:
     fetched: Fetched
     reserved: int
     renews: bool = False
+    group: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,9 @@ class Moved:
 
 @dataclass(slots=True)
 class Published:
-    """admitted: bytes on the disk, by the id that the draft's node has. renewed: the old versions, now gone."""
+    """last_seq: the last admission. admitted: bytes on the disk, by the id that the draft's node has. renewed: the old
+    versions, now gone.
+    """
 
     last_seq: int
     admitted: dict[int, int] = field(default_factory=dict)
@@ -62,22 +69,35 @@ class Withdrawn:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a file is in listings, and in the queue to leave them: columns of its row."""
+
+    seq: int
+    turn: int
+    left_out: int | None = None
+    opened: int = 0
+
+
 class Publisher:
     """Moves files into a folder and out of it. Each method is one turn of the writing thread.
 
+    last_seq: the last number given; admissions and places in the queue have theirs from one counter, and none twice.
     left_behind: a file without a row could not be removed.
     """
 
-    def __init__(self, files: Path, paths: dict[int, str]) -> None:
+    def __init__(self, files: Path, paths: dict[int, str], last_seq: int) -> None:
+        self.last_seq = last_seq
         self.left_behind = False
         self._files = files
         self._paths = paths
 
     def publish(
-        self, writer: sqlite3.Connection, drafts: Iterable[Draft], seq: int, pass_number: int, files: list[Moved]
+        self, writer: sqlite3.Connection, drafts: Iterable[Draft], pass_number: int, files: list[Moved]
     ) -> Published:
-        """Admit drafts after number seq. files: gains what is moved, for `undo` or `finish`."""
-        done = Published(seq)
+        """Admit drafts. files: gains what is moved, for `undo` or `finish`."""
+        done = Published(self.last_seq)
+        turns: dict[tuple[int, ...], int] = {}
         for draft in drafts:
             query = "SELECT r.id FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?"
             row = writer.execute(query, (draft.node.id,)).fetchone()
@@ -90,48 +110,88 @@ class Publisher:
             disk.rename("PUBLISH", draft.file, path)
             id, place = self._renew(writer, draft, done) if draft.renews else (draft.node.id, None)
             if place is None:
-                place = done.last_seq = _admit_folders(writer, draft.node.parent, done.last_seq) + 1
+                self._admit_folders(writer, draft.node.parent)
+                seq = self._next()
+                place = Place(seq, turns.setdefault(draft.group, seq) if draft.group else seq)
+                writer.executemany(
+                    "UPDATE resident SET turn = ? WHERE id = ?", [(place.turn, other) for other in draft.group]
+                )
             stat = path.stat()
             done.admitted[draft.node.id] = disk.allocated(stat)
-            writer.execute(
-                "INSERT INTO resident (id, parent, seq, bytes, ino, ctime_ns, digest) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    id,
-                    draft.node.parent,
-                    place,
-                    disk.allocated(stat),
-                    stat.st_ino,
-                    stat.st_ctime_ns,
-                    draft.fetched.digest,
-                ),
-            )
+            _insert(writer, id, draft, place, stat)
             writer.execute(
                 "UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ?, fetches = fetches + 1"
                 " WHERE id = ?",
                 (draft.fetched.size, draft.fetched.file.mtime_ns, pass_number, id),
             )
+        done.last_seq = self.last_seq
         disk.at("PUBLISH_COMMIT")
         return done
 
+    def _next(self) -> int:
+        self.last_seq += 1
+        return self.last_seq
+
     @staticmethod
-    def _renew(writer: sqlite3.Connection, draft: Draft, done: Published) -> tuple[int, int | None]:
+    def _renew(writer: sqlite3.Connection, draft: Draft, done: Published) -> tuple[int, Place | None]:
         """Put a new version in the old one's place, also in listings; returns (its id, its place)."""
         node = draft.node
-        old = writer.execute(
-            "SELECT n.size, n.pinned, n.fetches, n.opens, r.bytes, r.seq"
-            " FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?",
+        size, bytes, seq, turn, left_out, opened, *kept = writer.execute(
+            "SELECT n.size, r.bytes, r.seq, r.turn, r.left_out, r.opened, n.pinned, n.fetches, n.opens, n.first_shown,"
+            " n.last_shown FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?",
             (node.id,),
         ).fetchone()
-        size, pinned, fetches, opens, bytes, place = old
         writer.execute("DELETE FROM resident WHERE id = ?", (node.id,))
         writer.execute("DELETE FROM node WHERE id = ?", (node.id,))
         cursor = writer.execute(
-            "INSERT INTO node (parent, name, is_dir, mtime_ns, version, pinned, fetches, opens)"
-            " VALUES (?, ?, 0, ?, ?, ?, ?, ?)",
-            (node.parent, node.name, node.mtime_ns, node.version, pinned, fetches, opens),
+            "INSERT INTO node (is_dir, parent, name, mtime_ns, version, pinned, fetches, opens, first_shown,"
+            " last_shown) VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (node.parent, node.name, node.mtime_ns, node.version, *kept),
         )
         done.renewed.append(Removed(node.id, node.parent, node.name, draft.path, size or 0, bytes))
-        return cursor.lastrowid or 0, place
+        return cursor.lastrowid or 0, Place(seq, turn, left_out, opened) if seq else None
+
+    def stay(self, writer: sqlite3.Connection, units: Iterable[Sequence[int]], holds: Holds) -> None:
+        """Have the stay of resident files begin anew. Each unit is the ids of what leaves as one.
+
+        What is listed goes to the back of the queue to be left out. What is left out is admitted once more, and the
+        next generation shows it; but not where somebody holds it.
+        """
+        for unit in units:
+            rows = [
+                row
+                for id in unit
+                if (
+                    row := writer.execute(
+                        "SELECT parent, seq, left_out, id FROM resident WHERE id = ?", (id,)
+                    ).fetchone()
+                )
+            ]
+            if any(left_out is not None and holds.cover(parent, seq, left_out) for parent, seq, left_out, _ in rows):
+                continue
+            turn = self.last_seq + 1
+            for _, seq, left_out, id in rows:
+                self.last_seq += 1
+                if left_out is not None:
+                    _remember_stay(writer, id)
+                    writer.execute("UPDATE resident SET left_out = NULL, opened = 0 WHERE id = ?", (id,))
+                    seq = self.last_seq
+                writer.execute("UPDATE resident SET seq = ?, turn = ? WHERE id = ?", (seq, turn, id))
+
+    def _admit_folders(self, writer: sqlite3.Connection, id: int) -> None:
+        """Have a directory and its parents be resident."""
+        missing = []
+        while id and not writer.execute("SELECT 1 FROM resident WHERE id = ?", (id,)).fetchone():
+            (parent,) = writer.execute("SELECT parent FROM node WHERE id = ?", (id,)).fetchone()
+            missing.append((id, parent))
+            id = parent
+        for id, parent in reversed(missing):
+            seq = self._next()
+            writer.execute(
+                "INSERT INTO resident (id, parent, seq, turn, bytes, ino, ctime_ns, digest)"
+                " VALUES (?, ?, ?, ?, 0, 0, 0, '')",
+                (id, parent, seq, seq),
+            )
 
     def undo(self, files: list[Moved]) -> None:
         """Remove files whose rows were not committed, and put back what they took the place of."""
@@ -155,14 +215,17 @@ class Publisher:
         withdrawn = []
         for id in ids:
             row = row_of(
-                "SELECT n.parent, n.name, n.size, r.bytes FROM node n JOIN resident r USING (id) WHERE id = ?", id
+                "SELECT n.parent, n.name, n.size, r.bytes, r.left_out FROM node n JOIN resident r USING (id)"
+                " WHERE id = ?",
+                id,
             )
             if row:
-                parent, name, size, bytes = row
+                parent, name, size, bytes, left_out = row
                 path = join(directory_path(row_of, parent, self._paths), name)
                 withdrawn.append(Withdrawn(id, path, size, bytes))
+                _remember_stay(writer, id)
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))
-                if draw_again:
+                if draw_again and left_out is None:  # what is left out has had its turn in this pass
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
         return withdrawn
 
@@ -197,17 +260,32 @@ def mark_durable(writer: sqlite3.Connection) -> None:
     writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0")
 
 
-def _admit_folders(writer: sqlite3.Connection, id: int, seq: int) -> int:
-    """Have a directory and its parents be resident; returns the last number in the order of admission."""
-    missing = []
-    while id and not writer.execute("SELECT 1 FROM resident WHERE id = ?", (id,)).fetchone():
-        (parent,) = writer.execute("SELECT parent FROM node WHERE id = ?", (id,)).fetchone()
-        missing.append((id, parent))
-        id = parent
-    for id, parent in reversed(missing):
-        seq += 1
-        writer.execute(
-            "INSERT INTO resident (id, parent, seq, bytes, ino, ctime_ns, digest) VALUES (?, ?, ?, 0, 0, 0, '')",
-            (id, parent, seq),
-        )
-    return seq
+def _insert(writer: sqlite3.Connection, id: int, draft: Draft, place: Place, stat: os.stat_result) -> None:
+    writer.execute(
+        "INSERT INTO resident (id, parent, suffix, seq, turn, left_out, opened, bytes, ino, ctime_ns, digest)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            id,
+            draft.node.parent,
+            extension(draft.node.name),
+            place.seq,
+            place.turn,
+            place.left_out,
+            place.opened,
+            disk.allocated(stat),
+            stat.st_ino,
+            stat.st_ctime_ns,
+            draft.fetched.digest,
+        ),
+    )
+
+
+def _remember_stay(writer: sqlite3.Connection, id: int) -> None:
+    """Keep which generations showed a file: the first, and the last before this stay ends."""
+    writer.execute(
+        "UPDATE node SET last_shown = shown.last, first_shown = coalesce(first_shown, shown.first)"
+        " FROM (SELECT (SELECT min(g.number) FROM generation g WHERE g.last_seq >= r.seq) AS first,"
+        " coalesce(r.left_out - 1, (SELECT max(number) FROM generation)) AS last"
+        " FROM resident r WHERE r.id = ?1) AS shown WHERE id = ?1 AND shown.first IS NOT NULL",
+        (id,),
+    )

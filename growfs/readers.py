@@ -1,4 +1,4 @@
-"""Who listed, and who opened: what decides when the next generation begins, and what `status` tells of each reader.
+"""Who listed, and who opened: which process a request is of, what it therefore holds, and when a generation begins.
 
 A process is its thread group and start time, because FUSE names the thread that asks, and numbers are used again.
 It is looked up while the kernel holds the asking thread in its call, so it cannot end meanwhile.
@@ -6,40 +6,31 @@ It is looked up while the kernel holds the asking thread in its call, so it cann
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from growfs.rotation import Listing, begins_generation
-from growfs.store import Generation, Store
+from growfs.errors import TooManyOpen
+from growfs.generations import Generations
+from growfs.pulse import Pulse
+from growfs.reader import Reader
+from growfs.rotation import EVERYWHERE, Generation, Holds, begins_generation
 
 FORGET_THREADS_S = 1.0
 """How long a thread number is taken for the same thread. Numbers are handed out in turn, so reuse takes far longer."""
-READERS_MAX = 256
-"""Readers that are remembered before those that ended are looked for."""
-EVERYWHERE = 0
-"""Stands for all directories at once, where a file of .growfs/ lists them."""
-
-
-@dataclass(eq=False, slots=True)
-class Reader:
-    """A process that listed a directory, or opened a file without any ancestor that had listed.
-
-    pid: of the process; 0 stands for all those in other pid namespaces, which the kernel does not name.
-    listed: for each directory, the generation that it listed, and its count of opens then.
-    shown: for each directory, the files that its last listing in this generation showed.
-    """
-
-    pid: int
-    start: str
-    command: str
-    listed: dict[int, tuple[int, int]] = field(default_factory=dict)
-    listed_at: float | None = None
-    generation: int = 0
-    shown: dict[int, int] = field(default_factory=dict)
-    opens: int = 0
+THREADS_MAX = 256
+SILENCE_EVERY_S = 5.0
+"""How often silent readers are looked for."""
+NUMBERS = (1 << 20) - 1
+"""Readers, before their numbers are used again."""
+NOTHING = Generation(0, 0, 0.0)
+"""What is listed before there is a generation."""
+FOREIGN = 0
+"""The pid that FUSE gives for processes of other pid namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,61 +67,137 @@ def thread_group(tid: int) -> int:
 
 
 class Readers:
-    """Owns the readers. Only it begins a generation."""
+    """Owns the readers and what they hold. Only it has a generation begin. `released` pulses when holds have ended.
 
-    def __init__(self, store: Store, settle_s: float) -> None:
+    settle_s: how long a generation is kept for those that only look. hold_idle_s: after how long a silence a reader's
+    holds end. to_the_end: hold only for readers that have not yet opened all that they were shown. opened_lately: ids
+    of files whose rows may not tell yet that they were opened.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        settle_s: float,
+        hold_idle_s: float,
+        to_the_end: bool,
+        opened_lately: Callable[[], frozenset[int]],
+    ) -> None:
         self.settle_s = settle_s
-        self._store = store
+        self.hold_idle_s = hold_idle_s
+        self.to_the_end = to_the_end
+        self.released = Pulse[[]]()
+        self._generations = generations
+        self._opened_lately = opened_lately
+        self._beginning = trio.Lock()
+        self._nursery: trio.Nursery
         self._readers: dict[tuple[int, str], Reader] = {}
+        self._by_number: dict[int, Reader] = {}
         self._threads: dict[int, tuple[float, Reader]] = {}
+        self._last_number = 0
 
-    def listing(self, tid: int, directory: int) -> tuple[Reader, Generation]:
-        """Note that a thread lists a directory (EVERYWHERE: all); returns who it is, and what it is shown."""
+    async def run(self) -> None:
+        """Watch the readers: what one holds ends with it, and after a long silence."""
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                await trio.sleep(SILENCE_EVERY_S)
+                now = trio.current_time()
+                for reader in self._readers.values():
+                    if reader.holds and reader.is_silent(now, self.hold_idle_s):
+                        reader.release()
+                        self.released()
+
+    # What they do.
+
+    def listing(self, tid: int, directory: int) -> tuple[Reader, Generation] | None:
+        """Note that a thread lists a directory (EVERYWHERE: all); returns who it is, and what it is shown.
+
+        None where a generation has to `begin` first; then ask again.
+        """
         reader = self._self(tid)
-        generation = self._store.generation
-        number, opens = reader.listed.get(directory, (0, 0))
-        known = Listing(
-            listed_ever=reader.listed_at is not None,
-            listed_here=generation is not None and number == generation.number,
-            opened_since=reader.opens > opens,
-        )
-        now = trio.current_time()
-        if generation is None or begins_generation(known, now - generation.began_at, self.settle_s):
-            generation = self._store.begin_generation()
-        if reader.generation != generation.number:
-            reader.generation = generation.number
-            reader.shown.clear()
+        generation = self._generations.current
+        if generation is None or self._begins(reader, directory, generation):
+            return None
+        return self._join(reader, directory, generation)
+
+    def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
         if reader.listed_at is None:
             self._threads.clear()  # from now on it is credited with what its children open
-        reader.shown[directory] = self._store.listed_totals()[0] if directory == EVERYWHERE else 0
-        reader.listed_at = now
-        reader.listed[directory] = (generation.number, reader.opens)
+        reader.lists(directory, generation, trio.current_time())
+        if directory == EVERYWHERE:
+            reader.is_shown(EVERYWHERE, generation.files)
+        self.released()  # what it saw before
         return reader, generation
 
-    def opened(self, tid: int) -> None:
-        """Credit an open to the nearest of the process and its ancestors that listed, else to the process."""
+    async def begin(self, tid: int, directory: int) -> tuple[Reader, Generation]:
+        """As `listing`, once a generation has begun that this thread's listing asks for."""
+        async with self._beginning:
+            if listing := self.listing(tid, directory):
+                return listing  # another one began it meanwhile
+            reader = self._self(tid)
+            once = self.holds([other for other in self._readers.values() if other.listed_once and other is not reader])
+            await self._generations.begin(once, self._opened_lately())
+            return self._join(reader, directory, self._generations.current or NOTHING)
+
+    def _begins(self, reader: Reader, directory: int, generation: Generation) -> bool:
+        age_s = trio.current_time() - generation.began_at
+        return begins_generation(reader.about_to_list(directory, generation), age_s, self.settle_s)
+
+    def opened(self, tid: int, id: int, waited: bool) -> int:
+        """Credit an open to the nearest of the process and its ancestors that listed, else to the process.
+
+        Returns the reader's number, for `closed`.
+        """
         now = time.monotonic()
         known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
         if reader is None or now - known_at >= FORGET_THREADS_S:
             reader = self._lister(tid)
-            if len(self._threads) > READERS_MAX:
+            if len(self._threads) > THREADS_MAX:
                 self._threads.clear()
             self._threads[tid] = (now, reader)
-        reader.opens += 1
+        reader.opened(id, self._generations.current, trio.current_time(), waited)
+        return reader.number
+
+    def closed(self, number: int) -> None:
+        """A file that a reader had opened is closed."""
+        if reader := self._by_number.get(number):
+            reader.closed(trio.current_time())
+
+    # What they hold.
+
+    def holds(self, readers: list[Reader] | None = None) -> Holds:
+        """What the given readers hold, or all of them."""
+        foreign = any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
+        of = self._readers.values() if readers is None else readers
+        return Holds((r.holds for r in of if not (self.to_the_end and r.opened_all)), foreign)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether there are readers that cannot be told apart, so that nothing may be left out or deleted."""
+        return self.holds().foreign
+
+    def release(self) -> None:
+        """End all holds."""
+        for reader in self._readers.values():
+            reader.release()
+        self.released()
 
     def living(self) -> list[Reader]:
         """The readers that have not ended, the last to list first."""
-        self._forget_ended()
         return sorted(self._readers.values(), key=lambda reader: -(reader.listed_at or 0))
 
+    # Who they are.
+
     def _self(self, tid: int) -> Reader:
-        found = process(thread_group(tid)) or Process(0, 0, "", "another pid namespace")
+        found = process(thread_group(tid)) or Process(FOREIGN, 0, "", "another pid namespace")
         key = (found.pid, found.start)
         if key not in self._readers:
-            if len(self._readers) >= READERS_MAX:
-                self._forget_ended()
-            self._readers[key] = Reader(found.pid, found.start, found.command)
+            pidfd = _watched(found.pid) if found.pid != FOREIGN else None
+            self._last_number = self._last_number % NUMBERS + 1  # 0 is nobody's
+            reader = self._readers[key] = Reader(found.pid, found.start, found.command, self._last_number)
+            self._by_number[reader.number] = reader
             self._threads.clear()
+            if pidfd is not None:
+                self._nursery.start_soon(self._until_it_ends, key, reader, pidfd)
         return self._readers[key]
 
     def _lister(self, tid: int) -> Reader:
@@ -142,9 +209,20 @@ class Readers:
             current = process(current.parent) if current.parent > 1 else None
         return self._self(tid)
 
-    def _forget_ended(self) -> None:
-        for key, reader in list(self._readers.items()):
-            found = process(reader.pid)
-            if reader.pid and (found is None or found.start != reader.start):
-                del self._readers[key]
+    async def _until_it_ends(self, key: tuple[int, str], reader: Reader, pidfd: int) -> None:
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        del self._readers[key]
+        self._by_number.pop(reader.number, None)
         self._threads.clear()
+        self.released()
+
+
+def _watched(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends (pidfd_open(2))."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise TooManyOpen(f"a reader cannot be watched: {error.strerror}") from error

@@ -7,23 +7,75 @@ depend on how the catalog was listed, and a file that is new to the catalog has 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 SEED_DIRECTORIES_MAX = 10_000
 """More directories than this are not seeded before a mount returns."""
+SHARES = 0
+"""Stands for the number of a pass where the hash decides which node's share a file is in; passes count from 1."""
+GROUP_FIELDS = ("stem", "name", "parent")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file of the catalog. drawn: this pass has had it already, or it is resident."""
+    """A file of the catalog. size: bytes to count for it. drawn: this pass has had it already. frozen: by --freeze."""
 
     id: int
     directory: int
     path: str
+    size: int
     resident: bool
     drawn: bool
+    frozen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What decides the order of a pass, from number 1 on.
+
+    share: (number, of how many) of this node; None: it has all files. group: a template of what files that are drawn as
+    one have in common, with the fields of `group_of`. size_max: bytes; larger files cannot be drawn.
+    """
+
+    seed: int
+    number: int
+    share: tuple[int, int] | None = None
+    group: str | None = None
+    size_max: int | None = None
+
+    def has(self, path: str) -> bool:
+        """Whether a file is in this node's share; there may be others, because they are frozen or seeds."""
+        return is_in_share(self.seed, self.share, group_of(self.group, path))
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a pass has still to draw: ids, in order. A negative one is drawn as one with the id before it.
+
+    frozen come first, then a file of each directory that has none (seeds), then the rest. files: of this node's whole
+    share, drawn or not; bytes: of those among them that can be drawn.
+    """
+
+    frozen: Sequence[int] = ()
+    seeds: Sequence[int] = ()
+    rest: Sequence[int] = ()
+    files: int = 0
+    bytes: int = 0
+
+
+def units(ids: Iterable[int]) -> Iterator[list[int]]:
+    """The ids of an order, those together that are drawn as one."""
+    unit: list[int] = []
+    for id in ids:
+        if id > 0 and unit:
+            yield unit
+            unit = []
+        unit.append(abs(id))
+    if unit:
+        yield unit
 
 
 def draw_key(seed: int, number: int, path: str) -> int:
@@ -38,38 +90,119 @@ def extension(path: str) -> str:
     return name.rpartition(".")[2] if "." in name else ""
 
 
-def draw_order(files: Iterable[Candidate], seed: int, number: int) -> tuple[array[int], array[int]]:
-    """The ids still to be drawn in pass number: (one for each directory without a resident file, then all others).
+def group_of(template: str | None, path: str) -> str:
+    """What decides the place of a file, and is the same for all that are drawn as one: its path without a template.
 
-    A directory's file is the first in the pass's order among those with the directory's commonest extension
-    (the alphabetically first of equally common ones): a README in a class folder seeds no class.
+    Fields of a template: {stem}, the path without its extension; {name}, that without its folder; {parent}, the folder.
     """
-    order: list[tuple[int, int]] = []
-    kinds: dict[tuple[int, str], list[int]] = {}
-    done: set[int] = set()
+    if template is None:
+        return path
+    parent, _, name = path.rpartition("/")
+    suffix = extension(path)
+    bare = name.removesuffix(f".{suffix}") if suffix else name
+    return template.format(stem=f"{parent}/{bare}" if parent else bare, name=bare, parent=parent)
+
+
+def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:
+    """Whether a file is one of this node's: decided by its path alone, so that a growing catalog moves none."""
+    return share is None or draw_key(seed, SHARES, group) % share[1] == share[0]
+
+
+def draw_order(files: Iterable[Candidate], asked: Pass) -> Order:
+    """The order of a pass.
+
+    A directory's seed is the first in the first pass's order among those with the directory's commonest extension (the
+    alphabetically first of equally common ones): a README in a class folder seeds no class. Seeds are drawn from the
+    whole catalog, also where a node draws a share of it, and are the same on all nodes.
+    """
+    drawing = _Drawing(asked)
     for file in files:
-        key = draw_key(seed, number, file.path)
-        kind = kinds.setdefault((file.directory, extension(file.path)), [0, key, file.id])
-        kind[0] += 1
+        drawing.add(file)
+    return drawing.order()
+
+
+@dataclass(order=True, slots=True)
+class _First:
+    """The file of a kind that the first pass draws first."""
+
+    first_key: int
+    id: int
+    key: int = field(compare=False)
+    size: int = field(compare=False)
+    mine: bool = field(compare=False)
+    drawn: bool = field(compare=False)
+
+
+class _Drawing:
+    """An order while it is made. Of each file only its key and id are kept; groups: all ids with a key."""
+
+    def __init__(self, asked: Pass) -> None:
+        self._asked = asked
+        self._frozen: list[tuple[int, int]] = []
+        self._rest: list[tuple[int, int]] = []
+        self._firsts: dict[tuple[int, str], _First] = {}
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._seeded: set[int] = set()
+        self._groups: dict[int, list[int]] = {}
+        self._files = self._bytes = 0
+
+    def add(self, file: Candidate) -> None:
+        asked = self._asked
+        group = group_of(asked.group, file.path)
+        key = draw_key(asked.seed, asked.number, group)
+        first_key = key if asked.number == 1 else draw_key(asked.seed, 1, group)
+        mine = file.frozen or is_in_share(asked.seed, asked.share, group)
+        if mine:
+            self._count(file.size)
+        if mine and not file.drawn:
+            (self._frozen if file.frozen else self._rest).append((key, file.id))
         if file.resident:
-            done.add(file.directory)
-        else:
-            if key < kind[1]:
-                kind[1:] = key, file.id
-            if not file.drawn:
-                order.append((key, file.id))
-    order.sort()
-    seeds = _seeds(kinds, done)
-    chosen = set(seeds)
-    return seeds, array("q", (id for _, id in order if id not in chosen))
+            self._seeded.add(file.directory)
+        if asked.group is not None:
+            self._groups.setdefault(key, []).append(file.id)
+        kind = (file.directory, extension(file.path))
+        self._counts[kind] += 1
+        candidate = _First(first_key, file.id, key, file.size, mine, file.drawn)
+        self._firsts[kind] = min(self._firsts.get(kind, candidate), candidate)
 
+    def order(self) -> Order:
+        seeds: list[tuple[int, int]] = []
+        done = {id for _, id in self._frozen}
+        for directory, seed in self._seeds().items():
+            if not seed.mine:  # seeds are every node's
+                self._count(seed.size)
+            if directory not in self._seeded and seed.id not in done:
+                seeds.append((seed.key, seed.id))
+            elif not (seed.mine or seed.drawn):
+                self._rest.append((seed.key, seed.id))
+        frozen_ids = self._ids(self._frozen, set())
+        done.update(map(abs, frozen_ids))
+        seed_ids = self._ids(seeds, done)
+        done.update(map(abs, seed_ids))
+        return Order(frozen_ids, seed_ids, self._ids(self._rest, done), self._files, self._bytes)
 
-def _seeds(kinds: dict[tuple[int, str], list[int]], done: set[int]) -> array[int]:
-    best: dict[int, tuple[int, str, int, int]] = {}
-    for (directory, suffix), (count, key, id) in kinds.items():
-        if directory in done:
-            continue
-        rank = (-count, suffix, key, id)
-        if directory not in best or rank < best[directory]:
-            best[directory] = rank
-    return array("q", (id for _, _, _, id in sorted(best.values(), key=lambda rank: rank[2])))
+    def _count(self, size: int) -> None:
+        self._files += 1
+        if self._asked.size_max is None or size <= self._asked.size_max:
+            self._bytes += size
+
+    def _seeds(self) -> dict[int, _First]:
+        best: dict[int, tuple[int, str]] = {}
+        for (directory, suffix), count in self._counts.items():
+            rank = (-count, suffix)
+            best[directory] = min(best.get(directory, rank), rank)
+        return {directory: self._firsts[directory, suffix] for directory, (_, suffix) in best.items()}
+
+    def _ids(self, keys: list[tuple[int, int]], done: set[int]) -> array[int]:
+        """Ids in the order of their keys, without those that are done; with groups, all of each."""
+        ids = array("q")
+        keys.sort()
+        if not self._groups:
+            ids.extend(id for _, id in keys if id not in done)
+            return ids
+        for key in dict.fromkeys(key for key, _ in keys):
+            first, *others = self._groups[key]
+            if first not in done:
+                ids.append(first)
+                ids.extend(-other for other in others)
+        return ids

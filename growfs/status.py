@@ -10,11 +10,16 @@ from typing import Any
 import trio
 
 import growfs
+from growfs.advice import advice
+from growfs.budget import Budget
 from growfs.catalog import Catalog
 from growfs.fetcher import Fetcher
+from growfs.generations import Generations
 from growfs.ledger import Ledger
-from growfs.populate import Population, State
-from growfs.readers import EVERYWHERE, Reader, Readers
+from growfs.phase import State
+from growfs.populate import Population
+from growfs.reader import Reader
+from growfs.readers import Readers
 from growfs.refresh import Refresher
 from growfs.store import Store
 from growfs.vfs import Vfs
@@ -43,23 +48,27 @@ class Status:
         mount: Mount,
         catalog: Catalog,
         store: Store,
+        generations: Generations,
         fetcher: Fetcher,
         refresher: Refresher,
         population: Population,
         readers: Readers,
         vfs: Vfs,
         ledger: Ledger,
+        budget: Budget,
         requests: Mapping[str, int],
     ) -> None:
         self._mount = mount
         self._catalog = catalog
         self._store = store
+        self._generations = generations
         self._fetcher = fetcher
         self._refresher = refresher
         self._population = population
         self._readers = readers
         self._vfs = vfs
         self._ledger = ledger
+        self._budget = budget
         self._requests = requests
 
     def snapshot(self) -> dict[str, Any]:
@@ -67,16 +76,17 @@ class Status:
         store, counters = self._store, self._fetcher.counters
         store.sweep()
         rate = counters.bytes_per_s()
-        room = min(self._catalog.bytes - store.resident_content_bytes, store.limit_bytes - store.resident_bytes)
+        share, asked = self._catalog.share, self._population.asked
+        room = min(share.bytes - store.resident_content_bytes, store.limit_bytes - store.resident_bytes)
         summary = self._ledger.summary
-        listed_files, listed_bytes = store.listed_totals()
+        listed_files, listed_bytes = self._generations.totals()
         return {
             "version": growfs.__version__,
             **asdict(self._mount),
             "state": self._population.state.value,
-            "seed": self._population.seed,
-            "partition": None,
-            "generation": store.generation.number if store.generation else 0,
+            "seed": asked.seed,
+            "partition": f"{asked.share[0]}/{asked.share[1]}" if asked.share else None,
+            "generation": self._generations.number,
             "remote": {
                 "files": self._catalog.files,
                 "bytes": self._catalog.bytes,
@@ -91,7 +101,7 @@ class Status:
                 "limit_bytes": store.limit_bytes,
                 "in_flight_bytes": store.reserved_bytes,
                 "orphan_bytes": store.orphan_bytes,
-                "left_out_bytes": 0,
+                "left_out_bytes": self._generations.left_out_bytes(),
             },
             "listed": {"files": listed_files, "bytes": listed_bytes},
             "fetch": {
@@ -103,7 +113,12 @@ class Status:
             },
             "evict": {"files_total": store.evicted_files, "bytes_total": store.evicted_bytes},
             "miss": {"files_total": self._vfs.misses.files, "wait_s_total": self._vfs.misses.wait_s},
-            "coverage": {"files_seen": summary.files_seen, "pass": self._catalog.pass_number},
+            "coverage": {"files_seen": summary.files_seen, "pass": self._catalog.pass_number, "files": share.files},
+            "budget": {
+                "limit_bytes": self._budget.limit,
+                "spent_bytes": self._budget.spent,
+                "resumes_s": self._budget.resumes_s() if self._budget.is_spent else None,
+            },
             "opens": {
                 "min": summary.opens_min,
                 "max": summary.opens_max,
@@ -128,21 +143,17 @@ class Status:
 
     def _reader(self, reader: Reader) -> dict[str, Any]:
         now = trio.current_time()
+        listed_files, _ = self._generations.totals()
+        share = listed_files / self._catalog.share.files if self._catalog.share.files else 1.0
+        oldest = min(reader.holds.values(), key=lambda hold: hold.generation, default=None)
         return {
             "pid": reader.pid,
             "command": reader.command,
             "listed_at": None if reader.listed_at is None else time.time() - (now - reader.listed_at),
             "generation": reader.generation,
-            "files_shown": reader.shown.get(EVERYWHERE) or sum(reader.shown.values()),
-            "files_opened": reader.opens,
-            "held_bytes": 0,
-            "advice": self._advice(reader),
+            "files_shown": reader.files_shown,
+            "files_opened": len(reader.files),
+            "opens": reader.opens,
+            "held_bytes": self._generations.held_bytes(oldest) if oldest else 0,
+            "advice": advice(reader, now, share, self._ledger.summary.unread),
         }
-
-    def _advice(self, reader: Reader) -> str:
-        if reader.listed_at is None:
-            return "opens by name and never listed: it waits for each file that is not local"
-        generation = self._store.generation
-        if generation and reader.generation < generation.number:
-            return f"listed generation {reader.generation}; will see the files that came since when it lists again"
-        return ""

@@ -1,41 +1,34 @@
 """What is on the local disk: whole files, their rows, and the quota.
 
-Owns the folder files/, the table `resident`, the quota and the current generation.
+Owns the folder files/, the tables `resident` and `generation`, and the quota.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import trio
 
 from growfs import disk
-from growfs.attributes import Entry
 from growfs.catalog import NODE, Catalog, Changes, Node, Removed
 from growfs.database import Database, set_meta
 from growfs.openfiles import OpenFile, OpenFiles
 from growfs.publish import Draft, Moved, Publisher, mark_durable
 from growfs.pulse import Pulse
 from growfs.recovery import identity, set_identity
-from growfs.rotation import Victim, eviction
-from growfs.victims import evictable, victims
+from growfs.rotation import Generation, Holds, Kind, eviction
+from growfs.victims import evictable, expendable, victims
 
 log = logging.getLogger(__name__)
 
 VICTIMS = (256, 100_000)
-"""How many files are looked at, on either side, when room is made; the second number where the first was not enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """The set of listed files: those admitted up to last_seq. began_at: trio.current_time()."""
-
-    number: int
-    last_seq: int
-    began_at: float
+"""How many files of each sort are looked at when room is made; the second number where the first was not enough."""
+ROOM_SHARE = 500
+"""One part in 500 of the cache is made room at a time, where that much is left out: each time costs a commit."""
 
 
 class Store:
@@ -45,7 +38,8 @@ class Store:
     cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
     `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
     go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
-    the descriptor was closed.
+    the descriptor was closed. shown_seq: the last admission that a generation showed. wanted_bytes: of the draw that
+    waits for room.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -53,8 +47,7 @@ class Store:
         self.limit_bytes = 0
         self.min_free = min_free
         self.reserved_bytes = 0
-        self.evicted_files = 0
-        self.evicted_bytes = 0
+        self.evicted_files = self.evicted_bytes = 0
         self.room = Pulse[[]]()
         self.admitted = Pulse[[]]()
         self.renewed = Pulse[[list[Removed]]]()
@@ -65,7 +58,12 @@ class Store:
         self._catalog = catalog
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
-        self._publisher = Publisher(self._files, catalog.paths)
+        self.shown_seq, self.last_seq, last_turn = database.row(
+            "SELECT (SELECT coalesce(max(last_seq), 0) FROM generation), coalesce(max(seq), 0), coalesce(max(turn), 0)"
+            " FROM resident"
+        )
+        self.wanted_bytes = 0
+        self._publisher = Publisher(self._files, catalog.paths, max(self.shown_seq, self.last_seq, last_turn))
         self._making_room = trio.Lock()
         self.resident_files: int
         self.resident_bytes: int
@@ -74,9 +72,7 @@ class Store:
             "SELECT count(*), coalesce(sum(r.bytes), 0), coalesce(sum(n.size), 0)"
             " FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0"
         )
-        self.last_seq: int = database.row("SELECT coalesce(max(seq), 0) FROM resident")[0]
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
-        self.generation: Generation | None = None
 
     # The quota.
 
@@ -122,43 +118,52 @@ class Store:
             self.room()
         return need
 
-    async def reserve_by_eviction(self, size: int) -> int | None:
-        """As `reserve`, evicting what the rules allow where that is needed.
+    def _over(self, need: int) -> int:
+        """Bytes that have to go for a file that needs so many."""
+        return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
-        First what no reader has seen listed, then what was listed longest; never what is open, pinned, or the
-        directory's last file of its kind.
-        """
+    async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
+        """As `reserve`, deleting what is left out and not held where that is needed."""
         async with self._making_room:
-            need = disk.allocation(size)
-            over = self.used_bytes + need - self.limit_bytes
-            over = max(over, self.min_free + need - self._free_bytes)
+            over = self._over(disk.allocation(size))
             if over > 0:
-                await self._evict_bytes(over)
+                for most in VICTIMS:
+                    files = expendable(self._db, self._open, holds, most)
+                    ample = min(self.limit_bytes // ROOM_SHARE, sum(file.bytes for file in files))
+                    if chosen := eviction(files, max(over, ample)):
+                        await self.evict(chosen)
+                        break
             return self.reserve(size)  # before anybody else runs
 
-    async def shrink(self, limit_bytes: int) -> bool:
+    async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
+        """As `reserve`, evicting what the rules allow where that is needed: see `victims` for their order."""
+        async with self._making_room:
+            over = self._over(disk.allocation(size))
+            if over > 0:
+                await self._evict_bytes(over, holds)
+            return self.reserve(size)  # before anybody else runs
+
+    async def shrink(self, limit_bytes: int, holds: Holds) -> bool:
         """Change the quota; evicts what it must, and says whether that was enough."""
         self.limit_bytes = limit_bytes
         self.room()
         async with self._making_room:
             if (over := self.used_bytes - limit_bytes) > 0:
-                await self._evict_bytes(over)
+                await self._evict_bytes(over, holds)
             if self.used_bytes > limit_bytes:  # all that may go is not enough, and goes all the same
-                unlisted, listed = self._victims(VICTIMS[-1])
-                await self.evict([victim.id for victim in (*unlisted, *listed)], draw_again=True)
+                files = victims(self._db, self._open, holds, self.shown_seq, VICTIMS[-1])
+                await self.evict([file.id for file in files], draw_again=True)
         return self.used_bytes <= limit_bytes
 
-    async def _evict_bytes(self, need: int) -> None:
+    async def _evict_bytes(self, need: int, holds: Holds) -> None:
         for most in VICTIMS:
-            if chosen := eviction(*self._victims(most), need):
+            files = victims(self._db, self._open, holds, self.shown_seq, most)
+            if chosen := eviction(files, need):
                 await self.evict(chosen, draw_again=True)
                 return
 
-    def _victims(self, most: int) -> tuple[list[Victim], list[Victim]]:
-        return victims(self._db, self._open, self.generation.last_seq if self.generation else 0, most)
-
-    def evictable(self, files: list[tuple[int, int, str]]) -> set[int]:
-        """Which of these (id, parent, name) may all go: none is open, each directory keeps one of each extension."""
+    def evictable(self, files: list[tuple[int, Kind]]) -> set[int]:
+        """Which of these may all go: none is open, and each directory keeps one of each extension."""
         return evictable(self._db, self._open, files)
 
     # Coming and going.
@@ -172,7 +177,7 @@ class Store:
         files: list[Moved] = []
         try:
             done = await self._db.write(
-                lambda writer: self._publisher.publish(writer, drafts, self.last_seq, pass_number, files),
+                lambda writer: self._publisher.publish(writer, drafts, pass_number, files),
                 lambda _: self._publisher.finish(files),
             )
         except (OSError, sqlite3.Error):
@@ -181,7 +186,7 @@ class Store:
         finally:
             self.reserved_bytes -= sum(draft.reserved for draft in drafts)
         self._durable = False
-        self.last_seq = done.last_seq
+        self.last_seq = max(self.last_seq, done.last_seq)
         for old in done.renewed:
             self._catalog.bytes -= old.size
             if old.bytes is not None:
@@ -234,38 +239,37 @@ class Store:
         if not self._open.orphan(id, bytes):
             self.room()
 
-    # Listings.
+    # Staying, and being left out.
 
-    def begin_generation(self) -> Generation:
-        """Freeze what is resident now as the next set of listed files."""
-        number = self.generation.number + 1 if self.generation else int(self._db.meta("generation", 0)) + 1
-        self.generation = Generation(number, self.last_seq, trio.current_time())
-        return self.generation
+    async def stay(self, units: list[Sequence[int]], holds: Holds, pass_number: int) -> None:
+        """Have the stay of resident files begin anew: this pass draws them, and they are here.
 
-    def listed(self, parent: int, after_seq: int, last_seq: int, most: int, mtime_ns: int) -> list[Entry]:
-        """Resident entries of a directory, admitted after after_seq and up to last_seq, in the order of admission.
-
-        mtime_ns: of what the remote tells no time of.
+        Each unit is the ids of what leaves as one.
         """
-        rows = self._db.rows(
-            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq"
-            " FROM resident r JOIN node n USING (id)"
-            " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
-            mtime_ns, parent, after_seq, last_seq, most,
-        )  # fmt: skip
-        return [Entry._make(row) for row in rows]
 
-    def listed_totals(self) -> tuple[int, int]:
-        """(files, bytes) of the current generation."""
-        last_seq = self.generation.last_seq if self.generation else 0
-        if last_seq >= self.last_seq:
-            return self.resident_files, self.resident_content_bytes
-        files, bytes = self._db.row(
-            "SELECT count(*), coalesce(sum(n.size), 0) FROM resident r JOIN node n USING (id)"
-            " WHERE n.is_dir = 0 AND r.seq > ?",
-            last_seq,
-        )
-        return self.resident_files - files, self.resident_content_bytes - bytes
+        def write(writer: sqlite3.Connection) -> int:
+            drawn = [(pass_number, id) for unit in units for id in unit]
+            writer.executemany("UPDATE node SET drawn = ? WHERE id = ?", drawn)
+            self._publisher.stay(writer, units, holds)
+            return self._publisher.last_seq
+
+        self.last_seq = max(self.last_seq, await self._db.write(write))
+        self.admitted()
+
+    async def freeze(self, generation: Generation, to_the_back: Sequence[tuple[int, ...]]) -> None:
+        """Write down a generation, and what it changes."""
+
+        def write(writer: sqlite3.Connection) -> None:
+            writer.execute(  # those that began before all that is here was admitted say nothing any more
+                "DELETE FROM generation WHERE last_seq < (SELECT min(seq) FROM resident WHERE suffix IS NOT NULL)"
+            )
+            values = generation.number, generation.last_seq, time.time()
+            writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
+            changes = [(left_out, id) for id, left_out in generation.changes.items()]
+            writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", changes)
+            self._publisher.stay(writer, to_the_back, Holds())
+
+        await self._db.write(write)
 
     # Open files.
 
@@ -341,8 +345,6 @@ class Store:
 
         def write(writer: sqlite3.Connection) -> None:
             mark_durable(writer)
-            if self.generation:
-                set_meta(writer, "generation", self.generation.number)
             set_meta(writer, "clean", int(not self._publisher.left_behind))
 
         self._db.write_now(write)

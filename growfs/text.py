@@ -10,6 +10,7 @@ from humanfriendly import format_size, format_timespan
 def render(status: dict[str, Any]) -> str:
     """The status for people."""
     remote, cache, fetch, miss, opens = (status[key] for key in ("remote", "cache", "fetch", "miss", "opens"))
+    coverage, budget, partition = (status[key] for key in ("coverage", "budget", "partition"))
     share = cache["files"] / remote["files"] if remote["files"] else 0.0
     known = "" if remote["listed"] else " so far"
     lines = [
@@ -24,15 +25,31 @@ def render(status: dict[str, Any]) -> str:
             f"{_files(cache['files'])} ({share:.1%} of the remote's), "
             f"{_size(cache['bytes'])} of {_size(cache['limit_bytes'])}",
         ),
-        ("listed", f"{_files(status['listed']['files'])} in generation {status['generation']}"),
+        (
+            "listed",
+            f"{_files(status['listed']['files'])} in generation {status['generation']},"
+            f" {_size(cache['left_out_bytes'])} left out to make room",
+        ),
+        (
+            "coverage",
+            f"{coverage['files_seen']:,} of {_files(coverage['files'])}"
+            f"{f' (share {partition})' if partition else ''} were here so far, pass {coverage['pass']}",
+        ),
         (
             "fetched",
             f"{_files(fetch['files_total'])}, {_size(fetch['bytes_total'])}, now {_size(fetch['bytes_per_s'])}/s"
             + (f", {fetch['failed']} failed" if fetch["failed"] else ""),
         ),
         ("misses", f"{miss['files_total']}, waited {miss['wait_s_total']:.1f} s in all"),
-        ("opens", f"{opens['mean']:.2f} per file seen ({opens['min']} to {opens['max']})"),
+        (
+            "opens",
+            f"{opens['mean']:.2f} per file seen ({opens['min']} to {opens['max']}), {opens['per_fetch']:.2f} per fetch",
+        ),
     ]
+    if budget["limit_bytes"] is not None:
+        resumes_s = budget["resumes_s"]
+        spent = "" if resumes_s is None else f"; goes on in {format_timespan(round(resumes_s), max_units=2)}"
+        lines.append(("budget", f"{_size(budget['spent_bytes'])} of {_size(budget['limit_bytes'])} today{spent}"))
     for reader in status["readers"]:
         advice = f"; {reader['advice']}" if reader["advice"] else ""
         told = f"{reader['command']} {reader['pid']}: shown {reader['files_shown']}, opened {reader['files_opened']}"
@@ -53,6 +70,7 @@ def state_text(status: dict[str, Any]) -> str:
         "listing": "listing the remote",
         "seeding": "fetching one file for each directory",
         "filling": "filling the cache",
+        "rotating": "replacing what was shown for longest by what was not",
         "held": "holding what is here: nothing more is fetched but misses",
         "complete": "complete: every file of the remote is local",
         "paused": "paused: nothing is fetched but misses",
@@ -96,7 +114,7 @@ def openmetrics(status: dict[str, Any]) -> bytes:
     from prometheus_client.openmetrics.exposition import generate_latest
 
     registry = CollectorRegistry()
-    for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "opens"):
+    for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "budget", "opens"):
         for name, value in status[section].items():
             if value is not None:
                 metric = f"growfs_{section}_{name.removesuffix('_total')}"

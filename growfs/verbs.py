@@ -12,12 +12,14 @@ import trio
 from humanfriendly import format_size
 
 from growfs import disk
+from growfs.budget import Budget
 from growfs.catalog import NODE, Catalog, Node, directory_path, join, row_of_connection
 from growfs.config import CacheSize, Options, flag_name, parse_value
 from growfs.control import Verb
-from growfs.database import ROOT, Database, read_only
+from growfs.database import PINNED, ROOT, Database, read_only
 from growfs.errors import GrowfsError, UsageError
 from growfs.fetcher import Fetcher
+from growfs.generations import Generations
 from growfs.populate import Population
 from growfs.readers import Readers
 from growfs.refresh import Refresher
@@ -38,6 +40,8 @@ class Verbs:
     population: Population
     refresher: Refresher
     readers: Readers
+    generations: Generations
+    budget: Budget
     snapshot: Callable[[], dict[str, Any]]
 
     def table(self) -> dict[str, Verb]:
@@ -51,6 +55,7 @@ class Verbs:
             "set": self.set,
             "pause": self.pause,
             "resume": self.resume,
+            "release": self.release,
         }
 
     async def status(self) -> AsyncIterator[Any]:
@@ -67,18 +72,23 @@ class Verbs:
         self.population.pause(False)
         yield self.snapshot()
 
+    async def release(self) -> AsyncIterator[Any]:
+        """Hold nothing for the readers any more: what is left out may go."""
+        self.readers.release()
+        yield self.snapshot()
+
     async def pin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch what matches, and never evict it."""
         nodes = await self._matching(globs)
         self._refuse_too_much(nodes)
-        await self._set_pinned(nodes, 1)
+        await self._set_pinned(nodes, True)
         async for progress in self._fetch(nodes):
             yield progress
 
     async def unpin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Let what matches be evicted again."""
         nodes = await self._matching(globs)
-        await self._set_pinned(nodes, 0)
+        await self._set_pinned(nodes, False)
         yield {"files": len(nodes)}
 
     async def fetch(self, globs: list[str]) -> AsyncIterator[Any]:
@@ -91,7 +101,7 @@ class Verbs:
     async def evict(self, globs: list[str]) -> AsyncIterator[Any]:
         """Delete the local copies of what matches. Pinned and open files stay, and a directory's last of a kind."""
         nodes = [node for node in await self._matching(globs) if node.seq is not None]
-        allowed = self.store.evictable([(node.id, node.parent, node.name) for node in nodes if not node.pinned])
+        allowed = self.store.evictable([(node.id, node.kind) for node in nodes if not node.pinned])
         before = self.store.evicted_files
         freed = await self.store.evict([node.id for node in nodes if node.id in allowed])
         files = self.store.evicted_files - before
@@ -113,7 +123,7 @@ class Verbs:
     async def _set(self, name: str, value: Any) -> None:
         if name == "cache_size":
             limit = limit_bytes(value, self.store)
-            if not await self.store.shrink(limit):
+            if not await self.store.shrink(limit, self.readers.holds()):
                 raise GrowfsError(
                     f"cache-size is {format_size(limit)} now, but {format_size(self.store.used_bytes)} cannot be"
                     " evicted: open, pinned, or a directory's last files"
@@ -127,6 +137,17 @@ class Verbs:
             self.fetcher.miss_timeout_s = value
         elif name == "settle":
             self.readers.settle_s = value
+        elif name == "hold_idle":
+            self.readers.hold_idle_s = value
+        elif name == "turnover":
+            self.generations.share = value
+        elif name == "rotation":
+            self.generations.rotates = value != "never"
+            self.readers.to_the_end = value == "always"
+            self.population.nudge()
+        elif name == "remote_budget":
+            self.budget.limit = value
+            self.store.room()
 
     async def _matching(self, globs: list[str]) -> list[Node]:
         nodes = await trio.to_thread.run_sync(lambda: list(_matches(self.database, PathFilter(globs))))
@@ -142,9 +163,10 @@ class Verbs:
                 " cache-size"
             )
 
-    async def _set_pinned(self, nodes: list[Node], pinned: int) -> None:
+    async def _set_pinned(self, nodes: list[Node], pinned: bool) -> None:
         def write(writer: sqlite3.Connection) -> None:
-            writer.executemany("UPDATE node SET pinned = ? WHERE id = ?", [(pinned, node.id) for node in nodes])
+            change = f"pinned | {PINNED}" if pinned else f"pinned & ~{PINNED}"
+            writer.executemany(f"UPDATE node SET pinned = {change} WHERE id = ?", [(node.id,) for node in nodes])
 
         await self.database.write(write)
 

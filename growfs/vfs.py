@@ -6,7 +6,6 @@ only `open` may wait, for a miss.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
@@ -23,17 +22,23 @@ from growfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, C
 from growfs.catalog import Catalog, Node, Removed
 from growfs.database import ROOT
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError, TooManyOpen
+from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, TooManyOpen, Unreadable
 from growfs.fetcher import Fetcher
+from growfs.generations import Generations
 from growfs.ledger import Ledger
-from growfs.readers import EVERYWHERE, Reader, Readers
-from growfs.store import Generation, Store
+from growfs.reader import Reader
+from growfs.readers import Readers
+from growfs.rotation import EVERYWHERE, Generation
+from growfs.store import Store
 
 log = logging.getLogger(__name__)
 
 CONTROL = ".growfs"
 CONTROL_ID = 2
-VIRTUAL_HANDLES_FROM = 1 << 48
+READER_SHIFT = 40
+"""A file's handle is its node id and, from this bit on, the number of the reader who opened it."""
+NODE_MASK = (1 << READER_SHIFT) - 1
+VIRTUAL_HANDLES_FROM = 1 << 62
 NAME_MAX = 255
 """Bytes of the longest name: a Linux file system's limit (limits.h), which the cache's files are under as well."""
 READ_AHEAD_ENTRIES = 512
@@ -57,7 +62,7 @@ class Directory:
     id: int
     tid: int
     reader: Reader | None = None
-    last_seq: int = 0
+    generation: Generation | None = None
     position: int = 0
     ahead: list[Entry] = field(default_factory=list)
 
@@ -70,36 +75,6 @@ class Misses:
     wait_s: float = 0.0
 
 
-class NoSuchName(GrowfsError):
-    """Neither in the catalog nor virtual."""
-
-    errno = errno.ENOENT
-
-
-class NameTooLong(GrowfsError):
-    """No file system of this machine has such names."""
-
-    errno = errno.ENAMETOOLONG
-
-
-class Stale(GrowfsError):
-    """The node has a newer version, or is gone; the kernel looks the name up again (open(2), ESTALE)."""
-
-    errno = errno.ESTALE
-
-
-class Unreadable(GrowfsError):
-    """The cache's disk does not give back what was written to it."""
-
-    errno = errno.EIO
-
-
-class NotHere(GrowfsError):
-    """The file is not resident, and the mount was told not to wait."""
-
-    errno = errno.ENOENT
-
-
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
@@ -110,6 +85,7 @@ class Vfs:
         self,
         catalog: Catalog,
         store: Store,
+        generations: Generations,
         fetcher: Fetcher,
         readers: Readers,
         ledger: Ledger,
@@ -121,6 +97,7 @@ class Vfs:
         self.dropped = store.dropped
         self._catalog = catalog
         self._store = store
+        self._generations = generations
         self._fetcher = fetcher
         self._readers = readers
         self._ledger = ledger
@@ -184,8 +161,25 @@ class Vfs:
         self._directories[handle] = Directory(id, tid)
         return handle
 
+    def begin_listing_now(self, handle: int) -> bool:
+        """Begin a listing of a directory; False where that has to wait."""
+        directory = self._directories[handle]
+        if directory.id == CONTROL_ID:
+            return True
+        if listing := self._readers.listing(directory.tid, directory.id):
+            directory.reader, directory.generation = listing
+            directory.ahead = []
+        return listing is not None
+
+    async def begin_listing(self, handle: int) -> None:
+        """As `begin_listing_now`. Waits where a new generation begins with it."""
+        directory = self._directories[handle]
+        if not self.begin_listing_now(handle):
+            directory.reader, directory.generation = await self._readers.begin(directory.tid, directory.id)
+            directory.ahead = []
+
     def entries(self, handle: int, position: int) -> list[Entry]:
-        """What comes from a position on; position 0 is a new listing. None means that it is the end.
+        """What comes from a position on, once the listing has begun. None means that it is the end.
 
         Not more than some hundreds at a time; `showed` tells how many of them the reader was given.
         """
@@ -193,13 +187,10 @@ class Vfs:
         if directory.id == CONTROL_ID:
             now_ns = time.time_ns()
             return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._virtual.items() if id > position]
-        if position == 0:
-            directory.reader, generation = self._readers.listing(directory.tid, directory.id)
-            directory.last_seq = generation.last_seq
-            directory.ahead = []
+        assert directory.generation
         if position != directory.position or not directory.ahead:
-            directory.ahead = self._store.listed(
-                directory.id, position, directory.last_seq, READ_AHEAD_ENTRIES, self._started_ns
+            directory.ahead = self._generations.listed(
+                directory.id, position, directory.generation, READ_AHEAD_ENTRIES, self._started_ns
             )
         directory.position = position
         return directory.ahead
@@ -211,7 +202,7 @@ class Vfs:
         if given:
             directory.position = given[-1].position
             if directory.reader:
-                directory.reader.shown[directory.id] += sum(not entry.is_dir for entry in given)
+                directory.reader.is_shown(directory.id, sum(not entry.is_dir for entry in given))
         return given
 
     def forget_ahead(self, removed: Iterable[Removed]) -> None:
@@ -227,13 +218,13 @@ class Vfs:
 
     # Files.
 
-    def open_now(self, id: int, tid: int) -> int | None:
-        """As `open`, for a resident file; None where it would have to wait."""
+    def open_now(self, id: int, tid: int, waited: bool = False) -> int | None:
+        """As `open`, for a resident file; None where it would have to wait. waited: it had to before."""
         if self._store.open(id) is None:
             return None
-        self._readers.opened(tid)
         self._ledger.opened(id)
-        return id
+        number = self._readers.opened(tid, id, waited)
+        return id | number << READER_SHIFT
 
     def open_ahead(self, id: int) -> bool:
         """Open a file that was listed, for who may come to read it; False where that is of no use. Counts nowhere."""
@@ -244,7 +235,7 @@ class Vfs:
         if id in self._virtual:
             return await self._open_virtual(self._virtual[id], tid)
         waited_from: float | None = None
-        while (handle := self.open_now(id, tid)) is None:
+        while (handle := self.open_now(id, tid, waited_from is not None)) is None:
             node = self._catalog.node(id)
             if node is None:
                 raise Stale(str(id))
@@ -275,7 +266,9 @@ class Vfs:
     async def _open_virtual(self, file: VirtualFile, tid: int) -> int:
         if len(self._rendered) >= RENDERED_MAX:
             raise TooManyOpen(f"{len(self._rendered)} files of {CONTROL}/ are open")
-        generation = self._readers.listing(tid, EVERYWHERE)[1] if file.lists else None
+        generation = None
+        if file.lists:
+            _, generation = self._readers.listing(tid, EVERYWHERE) or await self._readers.begin(tid, EVERYWHERE)
         content = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as its handle
         handle = next(self._handles)
         self._rendered[handle] = content
@@ -296,7 +289,7 @@ class Vfs:
         if self.is_virtual(handle):
             content = self._rendered[handle]
             return content.fileno(), content.tell()
-        opened = self._store.opened(handle)
+        opened = self._store.opened(handle & NODE_MASK)
         assert opened
         return opened.fd, opened.size
 
@@ -325,7 +318,8 @@ class Vfs:
         if self.is_virtual(handle):
             self._rendered.pop(handle).close()
         else:
-            self._store.close_file(handle)
+            self._store.close_file(handle & NODE_MASK)
+            self._readers.closed(handle >> READER_SHIFT)
 
     # The whole.
 

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +15,7 @@ import trio
 
 from growfs.catalog import directory_path, join, row_of_connection
 from growfs.database import ROOT, read_only
-from growfs.store import Generation
+from growfs.rotation import Generation
 from growfs.text import openmetrics, render
 from growfs.vfs import VirtualFile
 
@@ -47,9 +47,12 @@ def virtual_files(catalog: Path, snapshot: Callable[[], dict[str, Any]], recent:
     def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> VirtualRender:
         async def write(out: IO[bytes], generation: Generation | None) -> None:
             assert generation
-            await trio.to_thread.run_sync(lambda: write_rows(_listed(catalog, generation.last_seq), out))
+            await trio.to_thread.run_sync(lambda: write_rows(_listed(catalog, generation), out))
 
         return write
+
+    async def ledger(out: IO[bytes], _: Generation | None) -> None:
+        await trio.to_thread.run_sync(lambda: _write_csv(LEDGER, _ever_fetched(catalog), out))
 
     async def log(out: IO[bytes], _: Generation | None) -> None:
         out.write("".join(f"{line}\n" for line in recent.lines).encode())
@@ -60,6 +63,7 @@ def virtual_files(catalog: Path, snapshot: Callable[[], dict[str, Any]], recent:
         VirtualFile("metrics", of_status(openmetrics)),
         VirtualFile("files", of_listing(_write_files), lists=True),
         VirtualFile("index.csv", of_listing(_write_index), lists=True),
+        VirtualFile("ledger.csv", ledger),
         VirtualFile("log", log),
     ]
 
@@ -67,19 +71,22 @@ def virtual_files(catalog: Path, snapshot: Callable[[], dict[str, Any]], recent:
 VirtualRender = Callable[[IO[bytes], "Generation | None"], Any]
 Row = tuple[str, int, str, int]
 """(path, size in bytes, directory, opens)"""
+LEDGER = ("path", "size", "fetches", "opens", "first_shown", "last_shown", "local")
+"""Columns of ledger.csv. The generations that a file was shown in first and last; local: whether it is now."""
 
 
-def _listed(catalog: Path, last_seq: int) -> Iterator[Row]:
+def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
     """The listed files, in the order of their admission."""
     connection = read_only(catalog)
     row_of, known = row_of_connection(connection), {ROOT: ""}
-    for parent, name, size, opens in connection.execute(
-        "SELECT n.parent, n.name, n.size, n.opens FROM resident r JOIN node n USING (id)"
+    for id, left_out, parent, name, size, opens in connection.execute(
+        "SELECT n.id, r.left_out, n.parent, n.name, n.size, n.opens FROM resident r JOIN node n USING (id)"
         " WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq",
-        (last_seq,),
+        (generation.last_seq,),
     ):
-        folder = directory_path(row_of, parent, known)
-        yield join(folder, name), size, folder, opens
+        if generation.shows(id, left_out):
+            folder = directory_path(row_of, parent, known)
+            yield join(folder, name), size, folder, opens
     connection.close()
 
 
@@ -89,8 +96,26 @@ def _write_files(rows: Iterator[Row], out: IO[bytes]) -> None:
 
 
 def _write_index(rows: Iterator[Row], out: IO[bytes]) -> None:
+    _write_csv(("path", "size", "directory", "opens"), rows, out)
+
+
+def _write_csv(columns: tuple[str, ...], rows: Iterable[Sequence[Any]], out: IO[bytes]) -> None:
     text = io.TextIOWrapper(out, newline="", write_through=True)
     writer = csv.writer(text)
-    writer.writerow(("path", "size", "directory", "opens"))
+    writer.writerow(columns)
     writer.writerows(rows)
     text.detach()
+
+
+def _ever_fetched(catalog: Path) -> Iterator[Sequence[Any]]:
+    connection = read_only(catalog)
+    row_of, known = row_of_connection(connection), {ROOT: ""}
+    for parent, name, *figures in connection.execute(
+        "SELECT n.parent, n.name, n.size, n.fetches, n.opens, coalesce(n.first_shown,"
+        " (SELECT min(g.number) FROM generation g WHERE g.last_seq >= r.seq)),"
+        " coalesce(CASE WHEN r.id THEN coalesce(r.left_out - 1, (SELECT max(number) FROM generation WHERE last_seq >="
+        " r.seq)) END, n.last_shown), r.id IS NOT NULL"
+        " FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0 AND n.fetches > 0"
+    ):
+        yield [join(directory_path(row_of, parent, known), name), *figures]
+    connection.close()

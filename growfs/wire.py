@@ -14,6 +14,7 @@ from typing import Any
 
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import RemoteFile
+from growfs.sampling import Pass
 
 length = struct.Struct(">I")
 """Of a message, in bytes: unsigned, 32 bits, most significant byte first."""
@@ -65,13 +66,22 @@ class List:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Write the ids of the files that a pass has still to draw, as 64-bit integers. Answers: Done(number of seeds)."""
+class MakeOrder:
+    """Write the ids of the files that a pass has still to draw, as 64-bit integers. Answers: Done(Made)."""
 
     catalog: Path
-    seed: int
-    pass_number: int
+    asked: Pass
     target: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An order in a file: how many ids of frozen files are in it, and then of seeds. files, bytes: of the share."""
+
+    frozen: int
+    seeds: int
+    files: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

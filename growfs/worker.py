@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from growfs.recovery import digest
 from growfs.remote import open_remote, preload
 from growfs.remote.protocol import Fetched, Remote, RemoteSpec
 from growfs.sampling import draw_order
-from growfs.wire import Done, Failed, Fetch, List, Order, Progress, TooMuch
+from growfs.wire import Done, Failed, Fetch, List, Made, MakeOrder, Progress, TooMuch
 
 PROGRESS_EVERY_S = 0.2
 GONE_PER_PART = 1000
@@ -107,7 +108,7 @@ def _perform(remote: Remote, request: Any, answer: Answer) -> Any:
         return _fetch(remote, request, answer)
     if isinstance(request, List):
         return _list(remote, request, answer)
-    if isinstance(request, Order):
+    if isinstance(request, MakeOrder):
         return _order(request)
     return remote.stat(request.path)
 
@@ -130,14 +131,14 @@ def _list(remote: Remote, request: List, answer: Answer) -> int:
     return files
 
 
-def _order(request: Order) -> int:
+def _order(request: MakeOrder) -> Made:
     connection = read_only(request.catalog)
-    seeds, rest = draw_order(candidates(connection, request.pass_number), request.seed, request.pass_number)
+    order = draw_order(candidates(connection, request.asked.number), request.asked)
     connection.close()
     with request.target.open("wb") as file:
-        seeds.tofile(file)
-        rest.tofile(file)
-    return len(seeds)
+        for part in (order.frozen, order.seeds, order.rest):
+            file.write(memoryview(array("q", part)))
+    return Made(len(order.frozen), len(order.seeds), order.files, order.bytes)
 
 
 def _fetch(remote: Remote, request: Fetch, answer: Answer) -> Fetched:

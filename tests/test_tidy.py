@@ -20,6 +20,7 @@ RANKS = [
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
     ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
+    ["growfs.reader"],
     # a room of its own: what reaches the stores
     ["growfs.remote.*"],
     ["growfs.remote", "growfs.config"],
@@ -31,21 +32,27 @@ RANKS = [
         "growfs.openfiles",
         "growfs.publish",
         "growfs.recovery",
-        "growfs.ledger",
+        "growfs.budget",
         "growfs.wire",
     ],
-    ["growfs.victims", "growfs.attributes"],
+    ["growfs.victims", "growfs.attributes", "growfs.turnover", "growfs.ledger"],
     ["growfs.store"],
+    # what is listed, and who listed it
+    ["growfs.generations", "growfs.groups"],
+    ["growfs.readers"],
     # the worker processes, and the daemon's side of them
     ["growfs.worker", "growfs.workers"],
     # what is in flight, when the remote is listed
     ["growfs.flight", "growfs.order"],
+    ["growfs.landing", "growfs.phase"],
     ["growfs.fetcher", "growfs.refresh"],
-    # the plan; who reads
-    ["growfs.populate", "growfs.readers"],
+    # the plan
+    ["growfs.populate"],
+    ["growfs.renew", "growfs.start"],
     # what a reader sees
     ["growfs.vfs"],
     # what it is told
+    ["growfs.advice"],
     ["growfs.text", "growfs.status"],
     ["growfs.virtual"],
     # the kernel's side

@@ -95,6 +95,8 @@ class LibfuseEngine(pyfuse3.Operations):
         return pyfuse3.FileHandleT(self._vfs.open_directory(inode, ctx.pid))
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        if start_id == 0:
+            await self._vfs.begin_listing(fh)
         count = 0
         for entry in self._vfs.entries(fh, start_id):
             name = pyfuse3.FileNameT(entry.name.encode())

@@ -233,6 +233,16 @@ class PassthroughEngine:
 
     def _readdir(self, request: Request, plus: bool) -> None:
         asked = structs.ReadIn.unpack(request.message, HEADER)
+        if asked.offset == 0 and not self._vfs.begin_listing_now(asked.fh):
+            self._later(request, partial(self._readdir_later, request, asked, plus))
+        else:
+            self._read_entries(request, asked, plus)
+
+    async def _readdir_later(self, request: Request, asked: structs.ReadIn, plus: bool) -> None:
+        await self._vfs.begin_listing(asked.fh)
+        self._read_entries(request, asked, plus)
+
+    def _read_entries(self, request: Request, asked: structs.ReadIn, plus: bool) -> None:
         pack = packing.direntplus if plus else packing.dirent
         packed = bytearray()
         count = 0
@@ -252,7 +262,7 @@ class PassthroughEngine:
         id = self._listed.popleft()
         try:
             if self._vfs.open_ahead(id):
-                self._backing(id)
+                self._backing(id, id)
                 self._vfs.close(id)
         except Exception:
             log.exception("a bug in growfs, met by opening a file ahead")
@@ -277,23 +287,23 @@ class PassthroughEngine:
     def _opened(self, request: Request, handle: int) -> None:
         if self._vfs.is_virtual(handle):
             answer = wire.opened(request.unique, handle, OpenFlag.DIRECT_IO)
-        elif backing := self._backing(handle):
+        elif backing := self._backing(request.nodeid, handle):
             answer = wire.opened(request.unique, handle, _PASSTHROUGH, backing)
         else:
             answer = wire.opened(request.unique, handle, OpenFlag.KEEP_CACHE)
         if not self._session.send(answer):
             self._vfs.close(handle)
 
-    def _backing(self, handle: int) -> int:
+    def _backing(self, id: int, handle: int) -> int:
         """The backing id of an open file; NO_BACKING, while its descriptor is open, where the kernel refuses it."""
-        backing = self._backings.get(handle)
+        backing = self._backings.get(id)
         if backing is None:
             try:
                 backing = open_backing(self._session.fd, self._vfs.content(handle)[0])
             except OSError as error:
                 log.warning("a file is read through the daemon, because the kernel refuses passthrough: %s", error)
                 backing = NO_BACKING
-            self._backings[handle] = backing
+            self._backings[id] = backing
         return backing
 
     def _release(self, request: Request) -> None:

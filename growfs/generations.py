@@ -1,0 +1,128 @@
+"""The frozen set of listed files: what it shows, and what the next one leaves out.
+
+Owns the current generation.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from growfs.attributes import Entry
+from growfs.catalog import Catalog
+from growfs.database import Database
+from growfs.pulse import Pulse
+from growfs.rotation import Generation, Hold, Holds
+from growfs.store import Store
+from growfs.turnover import Turnover, plan
+
+log = logging.getLogger(__name__)
+
+
+class Generations:
+    """Owns what is listed. `began` pulses when a generation has begun, `written` when its files tell of it.
+
+    rotates: whether generations leave anything out. share: of the cache that they do. show_files: each shows exactly
+    so many files.
+    """
+
+    def __init__(
+        self, database: Database, catalog: Catalog, store: Store, rotates: bool, share: float, show_files: int | None
+    ) -> None:
+        self.rotates = rotates
+        self.share = share
+        self.show_files = show_files
+        self.current: Generation | None = None
+        self.began = Pulse[[]]()
+        self.written = Pulse[[]]()
+        self._db = database
+        self._catalog = catalog
+        self._store = store
+        self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
+        self._to_the_back: list[tuple[int, ...]] | None = None
+
+    @property
+    def number(self) -> int:
+        """Of the current generation; 0 before the first listing of this mount."""
+        return self.current.number if self.current else 0
+
+    async def run(self) -> None:
+        """Write down what each generation decided."""
+        while True:
+            while self._to_the_back is None or self.current is None:
+                await self.began.wait()
+            await self._store.freeze(self.current, self._to_the_back)
+            self.current.changes.clear()  # the rows tell from now on
+            self._to_the_back = None
+            self.written()
+
+    async def begin(self, once: Holds, opened: frozenset[int]) -> None:
+        """Freeze what is resident now, less what is left out, as the set of listed files.
+
+        once: what is held by those that listed only once. opened: ids of files whose rows may not tell yet that they
+        were. The current one goes on where --show-files asks for more files than there are.
+        """
+        while self._to_the_back is not None:
+            await self.written.wait()  # this one goes by what the last one decided
+        store, number = self._store, self._number + 1
+        asked = Turnover(
+            limit=store.limit_bytes,
+            share=self.share,
+            largest=store.wanted_bytes,
+            lacking=self._catalog.share.bytes - store.resident_content_bytes,
+            free=store.limit_bytes - store.used_bytes,
+            shown_seq=store.shown_seq,
+            last_seq=store.last_seq,
+            once=once,
+            opened=opened,
+            show_files=self.show_files,
+            rotates=self.rotates and not once.foreign,
+        )
+        next = await trio.to_thread.run_sync(plan, self._catalog.file, number, asked)
+        if self.show_files is not None and next.files < self.show_files:
+            log.warning(
+                "--show-files asks for %d files, and %d are here: no new generation", self.show_files, next.files
+            )
+            return
+        self._number = number
+        self.current = Generation(number, next.last_seq, trio.current_time(), next.files, next.changes)
+        store.shown_seq = next.last_seq
+        self._to_the_back = next.to_the_back
+        self.began()
+
+    def listed(self, parent: int, after_seq: int, generation: Generation, most: int, mtime_ns: int) -> list[Entry]:
+        """Entries of a directory that a generation shows, admitted after after_seq, in the order of admission.
+
+        mtime_ns: of what the remote tells no time of.
+        """
+        while True:
+            rows = self._db.rows(
+                "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
+                " FROM resident r JOIN node n USING (id)"
+                " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
+                mtime_ns, parent, after_seq, generation.last_seq, most,
+            )  # fmt: skip
+            entries = [Entry._make(row[:-1]) for row in rows if generation.shows(row[0], row[-1])]
+            if entries or len(rows) < most:
+                return entries
+            after_seq = rows[-1][-2]  # all of them are left out, and none would mean the directory's end
+
+    def totals(self) -> tuple[int, int]:
+        """(files, bytes) of the current generation."""
+        store, generation = self._store, self.current
+        files, bytes = self._db.row(
+            "SELECT count(*), coalesce(sum(n.size), 0) FROM resident r JOIN node n USING (id)"
+            " WHERE r.suffix IS NOT NULL AND (r.seq > ? OR r.left_out <= ?)",
+            generation.last_seq if generation else 0, self.number,
+        )  # fmt: skip
+        return store.resident_files - files, store.resident_content_bytes - bytes
+
+    def left_out_bytes(self) -> int:
+        """What the files take on the disk that are no longer listed, and not yet deleted."""
+        return int(self._db.row("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")[0])
+
+    def held_bytes(self, hold: Hold) -> int:
+        """What of that may not be deleted while there is such a hold on every directory."""
+        query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out > ? AND seq <= ?"
+        return int(self._db.row(query, hold.generation, hold.last_seq)[0])

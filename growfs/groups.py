@@ -1,0 +1,28 @@
+"""Which files are drawn, admitted and left out as one (--group), asked of the catalog for a single file.
+
+The order of a pass knows that of all files; this is for an open that does not wait for the order.
+"""
+
+from __future__ import annotations
+
+from growfs.catalog import Catalog, Node
+from growfs.sampling import extension, group_of
+
+
+class Groups:
+    """Finds what belongs together. template: None where each file is alone; its fields are those of `group_of`."""
+
+    def __init__(self, catalog: Catalog, template: str | None) -> None:
+        self._catalog = catalog
+        self._template = template
+
+    def members(self, node: Node) -> list[Node]:
+        """The files of the group that a file is in, itself among them."""
+        if self._template is None:
+            return [node]
+        group = group_of(self._template, self._catalog.path(node))
+        bare = node.name.removesuffix(f".{extension(node.name)}")
+        within_folder = "{stem}" in self._template or "{parent}" in self._template
+        by_name = "{stem}" in self._template or "{name}" in self._template
+        found = self._catalog.beginning_with(bare if by_name else "", node.parent if within_folder else None)
+        return [other for other in found if group_of(self._template, self._catalog.path(other)) == group]
