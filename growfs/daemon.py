@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -39,6 +40,7 @@ from growfs.generations import Generations
 from growfs.groups import Groups
 from growfs.ledger import Ledger
 from growfs.openfiles import IDLE_MAX
+from growfs.order import decided
 from growfs.phase import Ask
 from growfs.populate import Population
 from growfs.readers import Readers
@@ -199,7 +201,8 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     budget = Budget(database, options.remote_budget)
     ledger = Ledger(database, budget)
     rotates = options.rotation != "never"
-    generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files)
+    decide = partial(decided, workers, database.path)
+    generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files, decide)
     to_the_end = options.rotation == "always"
     readers = Readers(generations, options.settle, options.hold_idle, to_the_end, ledger.opened_lately)
     refresher = Refresher(workers, catalog, store, options.refresh)

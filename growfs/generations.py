@@ -6,6 +6,7 @@ Owns the current generation.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -15,7 +16,7 @@ from growfs.database import Database
 from growfs.pulse import Pulse
 from growfs.rotation import Generation, Hold, Holds
 from growfs.store import Store
-from growfs.turnover import Turnover, plan
+from growfs.turnover import Next, Turnover
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +25,18 @@ class Generations:
     """Owns what is listed. `began` pulses when a generation has begun, `written` when its files tell of it.
 
     rotates: whether generations leave anything out. share: of the cache that they do. show_files: each shows exactly
-    so many files.
+    so many files. decide: as turnover.plan, without keeping the daemon busy.
     """
 
     def __init__(
-        self, database: Database, catalog: Catalog, store: Store, rotates: bool, share: float, show_files: int | None
+        self,
+        database: Database,
+        catalog: Catalog,
+        store: Store,
+        rotates: bool,
+        share: float,
+        show_files: int | None,
+        decide: Callable[[int, Turnover], Awaitable[Next]],
     ) -> None:
         self.rotates = rotates
         self.share = share
@@ -37,6 +45,7 @@ class Generations:
         self.began = Pulse[[]]()
         self.written = Pulse[[]]()
         self._db = database
+        self._decide = decide
         self._catalog = catalog
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
@@ -71,7 +80,7 @@ class Generations:
             share=self.share,
             largest=store.wanted_bytes,
             lacking=self._catalog.share.bytes - store.resident_content_bytes,
-            free=store.limit_bytes - store.used_bytes,
+            free=store.reserved_bytes - store.over(0),  # what is on its way was not shown yet, as what will come
             shown_seq=store.shown_seq,
             last_seq=store.last_seq,
             once=once,
@@ -79,7 +88,7 @@ class Generations:
             show_files=self.show_files,
             rotates=self.rotates and not once.foreign,
         )
-        next = await trio.to_thread.run_sync(plan, self._catalog.file, number, asked)
+        next = await self._decide(number, asked)
         if self.show_files is not None and next.files < self.show_files:
             log.warning(
                 "--show-files asks for %d files, and %d are here: no new generation", self.show_files, next.files

@@ -1,22 +1,41 @@
-"""The order of a pass: computed by a worker and read from a file, so it costs the daemon no memory and no time."""
+"""What is sorted by a worker, so that it costs the daemon no time: the order of a pass, and what a generation lists.
+
+The order comes in a file that is mapped: it costs no memory, either.
+"""
 
 from __future__ import annotations
 
 import logging
 import mmap
 from collections.abc import Sequence
+from pathlib import Path
 
 import trio
 
 from growfs import disk
 from growfs.errors import GrowfsError
 from growfs.sampling import Order
-from growfs.wire import Made, MakeOrder
+from growfs.turnover import Next, Turnover, plan
+from growfs.wire import Decide, Made, MakeOrder
 from growfs.workers import WorkerLost, Workers
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
+
+
+async def decided(workers: Workers, catalog: Path, number: int, asked: Turnover) -> Next:
+    """What generation `number` lists. Where no worker can say it, a thread does: a reader waits for it."""
+    try:
+        line = workers.hire()
+        try:
+            next: Next = await line.ask(Decide(catalog, number, asked))
+            return next
+        finally:
+            await line.aclose()
+    except (WorkerLost, GrowfsError) as error:
+        log.warning("no worker could say what generation %d lists: %s", number, error)
+        return await trio.to_thread.run_sync(plan, catalog, number, asked)
 
 
 async def ordered(workers: Workers, request: MakeOrder) -> Order:

@@ -133,7 +133,7 @@ def turnover_bytes(limit: int, share: float, largest: int, lacking: int, free: i
     """How many bytes a new generation leaves out: with what is free they make `share` of the cache.
 
     At least two of the largest files, so that something can change in a small cache, and never more than the catalog
-    lacks locally. limit: the cache's size.
+    lacks locally. limit: the cache's size. free: of that, or on its way to files that were not shown yet.
     """
     wanted = min(max(share * limit, 2 * largest), limit, lacking)
     return max(0, math.ceil(wanted) - free)

@@ -86,6 +86,7 @@ class Status:
             "state": self._population.state.value,
             "seed": asked.seed,
             "partition": f"{asked.share[0]}/{asked.share[1]}" if asked.share else None,
+            "rotation": self._rotation,
             "generation": self._generations.number,
             "remote": {
                 "files": self._catalog.files,
@@ -132,6 +133,10 @@ class Status:
             "unpromised": self._population.unpromised,
             "last_error": str(self._refresher.last_error or counters.last_error or "") or None,
         }
+
+    @property
+    def _rotation(self) -> str:
+        return "never" if not self._generations.rotates else "always" if self._readers.to_the_end else "auto"
 
     def _skipped(self) -> list[dict[str, Any]]:
         skipped = [{"reason": r, "files": files, "example": path} for r, files, path in self._catalog.skipped()]

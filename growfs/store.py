@@ -95,7 +95,7 @@ class Store:
         """Take what a file of this size needs from the quota, or None where there is no room now."""
         self.sweep()
         need = disk.allocation(size)
-        if self.used_bytes + need > self.limit_bytes or self._free_bytes - need < self.min_free:
+        if self.over(need) > 0:
             return None
         self.reserved_bytes += need
         return need
@@ -118,14 +118,14 @@ class Store:
             self.room()
         return need
 
-    def _over(self, need: int) -> int:
-        """Bytes that have to go for a file that needs so many."""
+    def over(self, need: int) -> int:
+        """Bytes that have to go for a file that needs so many; where it is negative, so many more have room."""
         return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
         """As `reserve`, deleting what is left out and not held where that is needed."""
         async with self._making_room:
-            over = self._over(disk.allocation(size))
+            over = self.over(disk.allocation(size))
             if over > 0:
                 for most in VICTIMS:
                     files = expendable(self._db, self._open, holds, most)
@@ -138,7 +138,7 @@ class Store:
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
         """As `reserve`, evicting what the rules allow where that is needed: see `victims` for their order."""
         async with self._making_room:
-            over = self._over(disk.allocation(size))
+            over = self.over(disk.allocation(size))
             if over > 0:
                 await self._evict_bytes(over, holds)
             return self.reserve(size)  # before anybody else runs

@@ -76,6 +76,8 @@ def state_text(status: dict[str, Any]) -> str:
         "paused": "paused: nothing is fetched but misses",
         "error": "fetching fails; it is tried again",
     }[status["state"]]
+    if status["state"] == "held" and status["rotation"] != "never" and status["generation"]:
+        told = "full: the next listing makes room for what was not shown yet"
     eta_s = status["fetch"]["eta_s"]
     return f"{told}, {format_timespan(round(eta_s), max_units=2)} left" if eta_s else told
 

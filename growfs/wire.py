@@ -15,6 +15,7 @@ from typing import Any
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import RemoteFile
 from growfs.sampling import Pass
+from growfs.turnover import Turnover
 
 length = struct.Struct(">I")
 """Of a message, in bytes: unsigned, 32 bits, most significant byte first."""
@@ -89,6 +90,15 @@ class Stat:
     """Ask for one file. Answers: Done(RemoteFile)."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Say what generation `number` lists. Answers: Done(Next)."""
+
+    catalog: Path
+    number: int
+    asked: Turnover
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from growfs import wire
@@ -27,7 +28,8 @@ from growfs.recovery import digest
 from growfs.remote import open_remote, preload
 from growfs.remote.protocol import Fetched, Remote, RemoteSpec
 from growfs.sampling import draw_order
-from growfs.wire import Done, Failed, Fetch, List, Made, MakeOrder, Progress, TooMuch
+from growfs.turnover import plan
+from growfs.wire import Decide, Done, Failed, Fetch, List, Made, MakeOrder, Progress, TooMuch
 
 PROGRESS_EVERY_S = 0.2
 GONE_PER_PART = 1000
@@ -59,7 +61,7 @@ def serve(spec: RemoteSpec, line: socket.socket) -> None:
     """Answer requests until the daemon hangs up."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requests = _Requests(line)
-    remote: Remote | None = None
+    remote = cache(lambda: open_remote(spec))  # not before it is needed: for some stores that takes a while
     while True:
         request = requests.next()
 
@@ -70,8 +72,6 @@ def serve(spec: RemoteSpec, line: socket.socket) -> None:
                 os._exit(0)
 
         try:
-            if remote is None:
-                remote = open_remote(spec)
             answer(Done(_perform(remote, request, answer)))
         except GrowfsError as error:
             answer(Failed(error))
@@ -103,14 +103,16 @@ class _Requests:
         return self._pending.pop(0)
 
 
-def _perform(remote: Remote, request: Any, answer: Answer) -> Any:
+def _perform(remote: Callable[[], Remote], request: Any, answer: Answer) -> Any:
     if isinstance(request, Fetch):
-        return _fetch(remote, request, answer)
+        return _fetch(remote(), request, answer)
     if isinstance(request, List):
-        return _list(remote, request, answer)
+        return _list(remote(), request, answer)
     if isinstance(request, MakeOrder):
         return _order(request)
-    return remote.stat(request.path)
+    if isinstance(request, Decide):
+        return plan(request.catalog, request.number, request.asked)
+    return remote().stat(request.path)
 
 
 def _list(remote: Remote, request: List, answer: Answer) -> int:

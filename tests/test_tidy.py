@@ -33,9 +33,9 @@ RANKS = [
         "growfs.publish",
         "growfs.recovery",
         "growfs.budget",
-        "growfs.wire",
+        "growfs.turnover",
     ],
-    ["growfs.victims", "growfs.attributes", "growfs.turnover", "growfs.ledger"],
+    ["growfs.victims", "growfs.attributes", "growfs.ledger", "growfs.wire"],
     ["growfs.store"],
     # what is listed, and who listed it
     ["growfs.generations", "growfs.groups"],
