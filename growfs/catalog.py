@@ -202,6 +202,12 @@ class Catalog:
         self.directories += changes.directories
         return changes
 
+    async def defer(self, ids: list[int], number: int) -> None:
+        """Have a pass come to these files once more, after all others: they were here when it came to them."""
+        query = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?"
+        values = [(-number, id, number) for id in ids]
+        await self._db.write(lambda writer: writer.executemany(query, values))
+
     async def begin_pass(self, number: int) -> None:
         """Walk over the whole catalog once more."""
         await self._db.write(lambda writer: set_meta(writer, "pass", number))

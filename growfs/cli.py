@@ -284,6 +284,38 @@ def release(mountpoint: Path) -> None:
     _ask(mountpoint, "release")
 
 
+@main.command()
+@click.option("--data-size", metavar="SIZE", required=True, help="Of all files of the remote.")
+@click.option("--files", metavar="N", help="How many files that is: 50000, 100k, 1.5M.")
+@click.option("--file-size", metavar="SIZE", help="Of one file, in place of --files.")
+@click.option("--cache-size", metavar="SIZE", required=True, help="Of the local cache.")
+@click.option("--bandwidth", metavar="RATE", required=True, help="Of the link to the remote: 1GB/s.")
+@click.option("--read-rate", metavar="RATE", required=True, help="How fast the training loop reads.")
+@click.option("--turnover", metavar="F", default="20%", help="The part of the cache that each epoch leaves out. [20%]")
+@click.option("--epochs", metavar="N", default="50", help="Each reads once what is listed. [50]")
+@click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Draw it into a PNG or SVG file.")
+@click.option("--json", "as_json", is_flag=True, help="As data.")
+def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
+    """How much of the data a cache will show, how soon, and for which traffic; by simulation."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from growfs import plan as planning
+    from growfs.plandraw import draw as draw_it
+
+    question = planning.Question.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
+    found = planning.answers(question)
+    if draw:
+        draw_it(found, draw)
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in found], indent=1))
+        return
+    Console(width=None if sys.stdout.isatty() else 120).print(planning.table(question, found))
+    for line in planning.advice(question, found[0]):
+        click.echo(line)
+
+
 class Bar:
     """A progress bar on a terminal, gone when it ends; nothing elsewhere."""
 

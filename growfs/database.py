@@ -46,7 +46,7 @@ CREATE TABLE node (
     size INTEGER,                          -- bytes; NULL while the remote does not tell
     mtime_ns INTEGER,
     version TEXT NOT NULL DEFAULT '',
-    drawn INTEGER NOT NULL DEFAULT 0,      -- the last pass that drew it
+    drawn INTEGER NOT NULL DEFAULT 0,      -- the last pass that drew it; negative: that deferred it
     pinned INTEGER NOT NULL DEFAULT 0,     -- PINNED and FROZEN, added up: why it is never left out or evicted
     fetches INTEGER NOT NULL DEFAULT 0,
     opens INTEGER NOT NULL DEFAULT 0,

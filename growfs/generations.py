@@ -66,11 +66,11 @@ class Generations:
             self._to_the_back = None
             self.written()
 
-    async def begin(self, once: Holds, opened: frozenset[int]) -> None:
+    async def begin(self, lasting: Holds, opened: frozenset[int]) -> None:
         """Freeze what is resident now, less what is left out, as the set of listed files.
 
-        once: what is held by those that listed only once. opened: ids of files whose rows may not tell yet that they
-        were. The current one goes on where --show-files asks for more files than there are.
+        lasting: what is held by those that may never list again. opened: ids of files whose rows may not tell yet that
+        they were. The current one goes on where --show-files asks for more files than there are.
         """
         while self._to_the_back is not None:
             await self.written.wait()  # this one goes by what the last one decided
@@ -83,10 +83,10 @@ class Generations:
             free=store.reserved_bytes - store.over(0),  # what is on its way was not shown yet, as what will come
             shown_seq=store.shown_seq,
             last_seq=store.last_seq,
-            once=once,
+            once=lasting,
             opened=opened,
             show_files=self.show_files,
-            rotates=self.rotates and not once.foreign,
+            rotates=self.rotates and not lasting.foreign,
         )
         next = await self._decide(number, asked)
         if self.show_files is not None and next.files < self.show_files:

@@ -28,7 +28,9 @@ def candidates(connection: sqlite3.Connection, number: int) -> Iterator[Candidat
     ):
         path = join(directory_path(row_of, parent, known), name)
         bytes = UNKNOWN_SIZE if size is None else size
-        yield Candidate(id, parent, path, bytes, resident is not None, drawn >= number, bool(pinned & FROZEN))
+        yield Candidate(
+            id, parent, path, bytes, resident is not None, drawn >= number, bool(pinned & FROZEN), drawn == -number
+        )
 
 
 class Comparison:

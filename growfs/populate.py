@@ -22,10 +22,11 @@ from growfs.flight import Flight
 from growfs.generations import Generations
 from growfs.order import ordered
 from growfs.phase import Ask, State
+from growfs.promise import Promise
 from growfs.pulse import Pulse
 from growfs.readers import Readers
 from growfs.refresh import Refresher
-from growfs.sampling import SEED_DIRECTORIES_MAX, Order, Pass, draw_key, units
+from growfs.sampling import Pass, draw_key, units
 from growfs.store import Store
 from growfs.wire import MakeOrder
 from growfs.workers import Workers
@@ -42,8 +43,8 @@ BREATH_S = 0.05
 """Pause between two looks for room: holds end by the hundred while a reader lists its folders."""
 HOLD_S = 5.0
 """How often a held population looks whether there is room by now; others may have freed disk space."""
-STAYS_MAX = 256
-"""Files drawn that are here already, to be noted in one transaction."""
+DEFERRED_MAX = 256
+"""Files that are here when they are drawn, to be noted in one transaction."""
 
 
 class Population:
@@ -69,8 +70,8 @@ class Population:
         self.asked = asked
         self.paused = False
         self.oversized: set[int] = set()
+        self.promise = Promise(ask)
         self._state = State.LISTING
-        self._unpromised: str | None = None
         self._workers = workers
         self._catalog = catalog
         self._store = store
@@ -84,9 +85,9 @@ class Population:
         self._stale = False
         self._evicted = False
         self.changed = Pulse[[]]()
-        self._seeds: set[int] | None = None
-        self._frozen: set[int] | None = None
-        self._stays: list[Sequence[int]] = []
+        self._deferred: list[int] = []
+        self._has_deferred = False
+        self._late = False
         self._failed: dict[Sequence[int], None] = {}
         self._hold_until = -math.inf
 
@@ -96,11 +97,14 @@ class Population:
             await self._draw_early()
             nursery.start_soon(self._watch_catalog)
             if self._catalog.unseeded() == 0:
-                self._seeds = set()  # known at once, where the order of a large catalog takes seconds
+                self.promise.nothing_is_missing()
             while True:
                 self._stale = self._evicted = False
                 if await self._pass():
-                    await self._catalog.begin_pass(self._catalog.pass_number + 1)
+                    self._late = self._has_deferred and not self._late
+                    self._has_deferred = False
+                    if not self._late:
+                        await self._catalog.begin_pass(self._catalog.pass_number + 1)
                     continue
                 while not (self._stale or self._evicted):
                     await self.changed.wait()
@@ -135,27 +139,6 @@ class Population:
     def is_whole(self) -> bool:
         """Whether all that this node is to have is here; not by bytes, which a remote may not tell."""
         return self._store.resident_files >= self._catalog.share.files
-
-    @property
-    def unpromised(self) -> str | None:
-        """Why not every directory has a file yet, where that is not about to change; None where all have."""
-        if self._unpromised is None and self._seeds != set() and (self._ask.explicit or self._ask.nothing):
-            return "the mount did not wait for that"
-        return self._unpromised
-
-    def unpromise(self, reason: str) -> None:
-        """Give up waiting for a file of each directory."""
-        self._unpromised = reason
-
-    @property
-    def seeded(self) -> bool:
-        """Whether every directory has its first file, or why not is told in `unpromised`."""
-        return self.unpromised is not None or self._seeds == set()
-
-    @property
-    def frozen(self) -> bool:
-        """Whether all files that --freeze names are here, or failed."""
-        return self._frozen == set()
 
     # Draws.
 
@@ -196,8 +179,8 @@ class Population:
         self._catalog.share = Share(order.files, order.bytes)
         self._failed.clear()
         self.oversized.clear()
-        self._begin(order)
-        self._state = State.SEEDING if self._seeds else State.FILLING
+        self.promise.begin(order, self._size(order.seeds), self._store.limit_bytes)
+        self._state = State.SEEDING if order.seeds else State.FILLING
         for part in (order.frozen, order.seeds, order.rest):
             if not await self._draw_all(units(part)):
                 return False
@@ -225,19 +208,10 @@ class Population:
 
     async def _landed(self) -> bool:
         """Wait for what is in flight; False when the order is out of date."""
-        await self._note_stays()
+        await self._note_deferred()
         while self._fetcher.in_flight and not self._stale:
             await self._fetcher.moved.wait()
         return not self._stale
-
-    def _begin(self, order: Order) -> None:
-        self._frozen = {abs(id) for id in order.frozen}
-        self._seeds = {abs(id) for id in order.seeds}
-        self._unpromised = None
-        if len(order.seeds) > SEED_DIRECTORIES_MAX:
-            self._unpromised = f"{len(order.seeds)} directories are too many to fetch a file of each first"
-        elif self._size(order.seeds) > self._store.limit_bytes // 2:
-            self._unpromised = "a file of each directory would take more than half of the cache"
 
     def _size(self, ids: Sequence[int]) -> int:
         return sum(node.size or 0 for id in ids if (node := self._catalog.node(abs(id))))
@@ -263,7 +237,7 @@ class Population:
                 continue
             nodes = self._lacking(unit)
             if not nodes:
-                await self._stay(unit)
+                await self._defer(unit)
             elif any(self._too_large(node) for node in nodes):
                 self.oversized.update(node.id for node in nodes)
                 self._settle(*unit)
@@ -286,13 +260,11 @@ class Population:
             return False
         needs = [disk.allocation(self._fetcher.need(node)) for node in nodes]
         reserved = self._store.reserve(sum(needs))
-        if reserved is None and self._generations.rotates:
-            reserved = await self._store.reserve_by_rotation(sum(needs), self._readers.holds())
-            if reserved is not None:
-                self._state = State.ROTATING
-                if self._lacking(unit) != nodes:  # what was asked for meanwhile
-                    self._store.unreserve(reserved)
-                    return False
+        if reserved is None:
+            reserved = await self._make_room(sum(needs), unit[0])
+            if reserved is not None and self._lacking(unit) != nodes:  # some were asked for meanwhile
+                self._store.unreserve(reserved)
+                return False
         if reserved is None:
             return False
         self._store.wanted_bytes = 0
@@ -300,8 +272,20 @@ class Population:
         self._fetcher.draw(dict(zip(nodes, needs, strict=True)), ids, self._settled)
         return True
 
+    async def _make_room(self, need: int, id: int) -> int | None:
+        """As Store.reserve, where something has to go for it."""
+        holds = self._readers.holds()
+        if self.promise.is_frozen(id):
+            return await self._store.reserve_by_eviction(need, holds)
+        if not self._generations.rotates:
+            return None
+        reserved = await self._store.reserve_by_rotation(need, holds)
+        if reserved is not None:
+            self._state = State.ROTATING
+        return reserved
+
     async def _wait_for_room(self, nodes: list[Node]) -> None:
-        await self._note_stays()
+        await self._note_deferred()
         if self._fetcher.in_flight:
             await self._fetcher.moved.wait()
             return
@@ -311,17 +295,19 @@ class Population:
             await self._store.room.wait()
             await trio.sleep(BREATH_S)
 
-    async def _stay(self, unit: Sequence[int]) -> None:
-        """Note that a unit is drawn that is here already, or comes because somebody asked for it."""
+    async def _defer(self, unit: Sequence[int]) -> None:
+        """Have a unit that is here when it is drawn come once more, late in the pass; it may be gone by then."""
         self._settle(*unit)
-        self._stays.append(unit)
-        if len(self._stays) >= STAYS_MAX:
-            await self._note_stays()
+        if not self._late:
+            self._has_deferred = True
+            self._deferred.extend(unit)
+            if len(self._deferred) >= DEFERRED_MAX:
+                await self._note_deferred()
 
-    async def _note_stays(self) -> None:
-        stays, self._stays = self._stays, []
-        if stays:
-            await self._store.stay(stays, self._readers.holds(), self._catalog.pass_number)
+    async def _note_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        if deferred:
+            await self._catalog.defer(deferred, self._catalog.pass_number)
 
     def _start_is_on_its_way(self) -> bool:
         """Whether the numbers that the start was given are in flight: more beside them would only slow them down."""
@@ -334,17 +320,12 @@ class Population:
     def _settled(self, flight: Flight) -> None:
         if flight.error:
             self._failed[flight.unit.ids or (flight.node.id,)] = None
-            if self._seeds and flight.node.id in self._seeds:
-                self._unpromised = f"the first file of a directory failed: {flight.error}"
+            self.promise.fail(flight.node.id, flight.error)
         if isinstance(flight.error, NoRoom):
             self._hold_until = trio.current_time() + HOLD_S
         self._settle(flight.node.id)
 
     def _settle(self, *ids: int) -> None:
-        """Nothing more comes of the seeds and frozen files among these."""
-        if self._seeds is not None:
-            self._seeds.difference_update(ids)
-            if not self._seeds and self._state is State.SEEDING:
-                self._state = State.FILLING
-        if self._frozen is not None:
-            self._frozen.difference_update(ids)
+        self.promise.settle(*ids)
+        if self._state is State.SEEDING and self.promise.seeds_came:
+            self._state = State.FILLING

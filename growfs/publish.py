@@ -17,7 +17,6 @@ from pathlib import Path
 from growfs import disk
 from growfs.catalog import Changes, Node, Removed, directory_path, join, row_of_connection
 from growfs.remote.protocol import Fetched
-from growfs.rotation import Holds
 from growfs.sampling import extension
 
 log = logging.getLogger(__name__)
@@ -151,32 +150,11 @@ class Publisher:
         done.renewed.append(Removed(node.id, node.parent, node.name, draft.path, size or 0, bytes))
         return cursor.lastrowid or 0, Place(seq, turn, left_out, opened) if seq else None
 
-    def stay(self, writer: sqlite3.Connection, units: Iterable[Sequence[int]], holds: Holds) -> None:
-        """Have the stay of resident files begin anew. Each unit is the ids of what leaves as one.
-
-        What is listed goes to the back of the queue to be left out. What is left out is admitted once more, and the
-        next generation shows it; but not where somebody holds it.
-        """
+    def send_to_the_back(self, writer: sqlite3.Connection, units: Iterable[Sequence[int]]) -> None:
+        """Give units the last places in the queue to be left out. Each is the ids of what leaves as one."""
         for unit in units:
-            rows = [
-                row
-                for id in unit
-                if (
-                    row := writer.execute(
-                        "SELECT parent, seq, left_out, id FROM resident WHERE id = ?", (id,)
-                    ).fetchone()
-                )
-            ]
-            if any(left_out is not None and holds.cover(parent, seq, left_out) for parent, seq, left_out, _ in rows):
-                continue
-            turn = self.last_seq + 1
-            for _, seq, left_out, id in rows:
-                self.last_seq += 1
-                if left_out is not None:
-                    _remember_stay(writer, id)
-                    writer.execute("UPDATE resident SET left_out = NULL, opened = 0 WHERE id = ?", (id,))
-                    seq = self.last_seq
-                writer.execute("UPDATE resident SET seq = ?, turn = ? WHERE id = ?", (seq, turn, id))
+            turn = self._next()
+            writer.executemany("UPDATE resident SET turn = ? WHERE id = ?", [(turn, id) for id in unit])
 
     def _admit_folders(self, writer: sqlite3.Connection, id: int) -> None:
         """Have a directory and its parents be resident."""

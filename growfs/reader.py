@@ -61,7 +61,9 @@ class Reader:
     handles: int = 0
     files: Marks = field(default_factory=Marks)
     unread: float = 0.0
-    _listed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _looks_since: float = 0.0
+    _opens_before: int = 0
+    _listed: dict[int, int] = field(default_factory=dict)
 
     @property
     def files_shown(self) -> int:
@@ -73,18 +75,36 @@ class Reader:
         """Whether all that it listed was of one generation: most stock code never lists again."""
         return self.generations == 1
 
+    def looks(self, generation: Generation | None, now: float, settle_s: float) -> bool:
+        """Whether it is in the middle of listing a generation: it began that a moment ago, and opened nothing since."""
+        return (
+            generation is not None
+            and self.generation == generation.number
+            and self.opens == self._opens_before
+            and now - self._looks_since <= settle_s
+        )
+
+    def lasting(self, lists_now: bool = False) -> dict[int, Hold]:
+        """The holds that it may never renew: those of directories that it passed by when it last listed.
+
+        All, where it listed in no more than one generation, unless it lists_now in the next.
+        """
+        if self.generations <= 1 and not lists_now:
+            return dict(self.holds)
+        return {directory: hold for directory, hold in self.holds.items() if hold.generation < self.generation}
+
     @property
     def opened_all(self) -> bool:
         """Whether it opened as many files as it was shown."""
         return 0 < self.files_shown <= len(self.files)
 
-    def about_to_list(self, directory: int, generation: Generation | None) -> Listing:
+    def about_to_list(self, directory: int, generation: Generation | None, now: float) -> Listing:
         """What decides whether a listing of a directory begins a new generation. generation: the current one."""
-        number, opens = self._listed.get(directory, (0, 0))
         return Listing(
             listed_ever=self.listed_at is not None,
-            listed_here=generation is not None and number == generation.number,
-            opened_since=self.opens > opens,
+            listed_here=generation is not None and self._listed.get(directory) == generation.number,
+            opened_since=self.opens > self._opens_before,
+            looked_s=now - self._looks_since,
         )
 
     def lists(self, directory: int, generation: Generation, now: float) -> None:
@@ -96,11 +116,15 @@ class Reader:
             self.shown.clear()
             self.generation = generation.number
             self.generations += 1
+            self._looks_since = now
+        elif self.opens > self._opens_before:
+            self._looks_since = now
+        self._opens_before = self.opens
         if directory == EVERYWHERE:
             self.holds.clear()
         self.shown[directory] = 0
         self.holds[directory] = Hold(generation.number, generation.last_seq)
-        self._listed[directory] = (generation.number, self.opens)
+        self._listed[directory] = generation.number
         self.listed_at = self.active_at = now
 
     def is_shown(self, directory: int, files: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,13 +134,16 @@ class Readers:
             if listing := self.listing(tid, directory):
                 return listing  # another one began it meanwhile
             reader = self._self(tid)
-            once = self.holds([other for other in self._readers.values() if other.listed_once and other is not reader])
-            await self._generations.begin(once, self._opened_lately())
+            lasting = Holds((r.lasting(lists_now=r is reader) for r in self._holding()), self.holds().foreign)
+            await self._generations.begin(lasting, self._opened_lately())
             return self._join(reader, directory, self._generations.current or NOTHING)
 
     def _begins(self, reader: Reader, directory: int, generation: Generation) -> bool:
-        age_s = trio.current_time() - generation.began_at
-        return begins_generation(reader.about_to_list(directory, generation), age_s, self.settle_s)
+        now = trio.current_time()
+        known = reader.about_to_list(directory, generation, now)
+        others = (other for other in self._readers.values() if other is not reader)
+        others_look = any(other.looks(generation, now, self.settle_s) for other in others)
+        return begins_generation(known, now - generation.began_at, self.settle_s, others_look)
 
     def opened(self, tid: int, id: int, waited: bool) -> int:
         """Credit an open to the nearest of the process and its ancestors that listed, else to the process.
@@ -164,16 +167,13 @@ class Readers:
 
     # What they hold.
 
-    def holds(self, readers: list[Reader] | None = None) -> Holds:
-        """What the given readers hold, or all of them."""
+    def holds(self) -> Holds:
+        """What all of them hold."""
         foreign = any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
-        of = self._readers.values() if readers is None else readers
-        return Holds((r.holds for r in of if not (self.to_the_end and r.opened_all)), foreign)
+        return Holds((reader.holds for reader in self._holding()), foreign)
 
-    @property
-    def foreign(self) -> bool:
-        """Whether there are readers that cannot be told apart, so that nothing may be left out or deleted."""
-        return self.holds().foreign
+    def _holding(self) -> Iterator[Reader]:
+        return (reader for reader in self._readers.values() if not (self.to_the_end and reader.opened_all))
 
     def release(self) -> None:
         """End all holds."""

@@ -9,7 +9,8 @@ and not held makes room.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 EVERYWHERE = 0
@@ -25,23 +26,29 @@ class Listing:
 
     listed_ever: it has listed any directory before.
     listed_here: it has listed this directory before, in the current generation.
-    opened_since: it, or a descendant, has opened a file since it last listed this directory.
+    opened_since: it, or a descendant, has opened a file since it last listed any directory.
+    looked_s: how long it has only listed, if it has not opened any since: a walk over directories is one listing.
     """
 
     listed_ever: bool
     listed_here: bool
     opened_since: bool
+    looked_s: float = 0.0
 
 
-def begins_generation(listing: Listing, age_s: float, settle_s: float) -> bool:
+def begins_generation(listing: Listing, age_s: float, settle_s: float, others_look: bool = False) -> bool:
     """Whether this listing begins a new generation.
 
-    age_s: how old the current generation is. settle_s: how long it is kept for those that only look.
+    age_s: how old the current generation is. settle_s: how long it is kept for those that only look. others_look:
+    another process is in the middle of its listings, and must find the same in all of them.
     """
+    if others_look:
+        return False
     if listing.listed_here and listing.opened_since:
         return True  # a next epoch: it used what it saw, and asks again
-    looks_again = listing.listed_here and not listing.opened_since
-    return age_s > settle_s and (not listing.listed_ever or looks_again)
+    if listing.listed_here:  # by its own time, not by the generation's age: Keras lists twice, whenever that falls
+        return listing.looked_s > settle_s
+    return not listing.listed_ever and age_s > settle_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +130,14 @@ class Unit:
 
 @dataclass(slots=True)
 class Choice:
-    """The ids that a generation leaves out, and the units that go to the back of the queue instead."""
+    """The ids that a generation leaves out, and the units that go to the back of the queue instead.
+
+    room: bytes of what is left out that is not held by one that listed only once.
+    """
 
     left_out: list[int] = field(default_factory=list)
     to_the_back: list[tuple[int, ...]] = field(default_factory=list)
+    room: int = 0
 
 
 def turnover_bytes(limit: int, share: float, largest: int, lacking: int, free: int) -> int:
@@ -137,6 +148,35 @@ def turnover_bytes(limit: int, share: float, largest: int, lacking: int, free: i
     """
     wanted = min(max(share * limit, 2 * largest), limit, lacking)
     return max(0, math.ceil(wanted) - free)
+
+
+def last_shown(
+    newest: Iterable[tuple[int, Sequence[Kind], int]],
+    listed: Mapping[Kind, int],
+    left_out: Iterable[Kind],
+    need: int,
+    last_seq: int,
+) -> int:
+    """The last admission that a new generation shows, where what it leaves out does not make the room.
+
+    So it is with the first generation of a full cache, and where readers hold much that may never list again. Showed it
+    all the rest, the next of them would hold the whole cache, and nothing could ever change. So what was admitted last
+    waits, up to half of it: the other half is what changes.
+
+    newest: (first seq, kinds, bytes) of the units not shown so far, the last admitted first. listed: as in leave_out.
+    left_out: the kind of each file that is. need: bytes by which what is left out falls short.
+    """
+    left = Counter(listed)
+    left.subtract(left_out)
+    units = list(newest)
+    need = min(need, sum(size for _, _, size in units) // 2)
+    for seq, kinds, size in units:
+        left.subtract(kinds)
+        if need < size or any(left[kind] < 1 for kind in kinds):
+            break
+        need -= size
+        last_seq = seq - 1
+    return last_seq
 
 
 def leave_out(units: Iterable[Unit], listed: Mapping[Kind, int], need: int, files: int | None = None) -> Choice:
@@ -185,6 +225,7 @@ def leave_out(units: Iterable[Unit], listed: Mapping[Kind, int], need: int, file
     for unit in never_opened:
         if enough() or not take(unit):
             chosen.to_the_back.append(unit.ids)
+    chosen.room = freed
     for unit in held:
         if enough():
             break

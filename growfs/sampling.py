@@ -16,12 +16,17 @@ SEED_DIRECTORIES_MAX = 10_000
 """More directories than this are not seeded before a mount returns."""
 SHARES = 0
 """Stands for the number of a pass where the hash decides which node's share a file is in; passes count from 1."""
+DEFERRED = 1 << 64
+"""Added to the keys of files that come after all others."""
 GROUP_FIELDS = ("stem", "name", "parent")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file of the catalog. size: bytes to count for it. drawn: this pass has had it already. frozen: by --freeze."""
+    """A file of the catalog. size: bytes to count for it. drawn: this pass has had it already. frozen: by --freeze.
+
+    deferred: it was here when the pass came to it, and comes once more at the end.
+    """
 
     id: int
     directory: int
@@ -30,6 +35,7 @@ class Candidate:
     resident: bool
     drawn: bool
     frozen: bool = False
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class _Drawing:
         if mine:
             self._count(file.size)
         if mine and not file.drawn:
-            (self._frozen if file.frozen else self._rest).append((key, file.id))
+            (self._frozen if file.frozen else self._rest).append((key + DEFERRED * file.deferred, file.id))
         if file.resident:
             self._seeded.add(file.directory)
         if asked.group is not None:
@@ -200,7 +206,7 @@ class _Drawing:
         if not self._groups:
             ids.extend(id for _, id in keys if id not in done)
             return ids
-        for key in dict.fromkeys(key for key, _ in keys):
+        for key in dict.fromkeys(key % DEFERRED for key, _ in keys):
             first, *others = self._groups[key]
             if first not in done:
                 ids.append(first)

@@ -63,10 +63,18 @@ class Start:
         if self._ask.explicit:
             enough = files >= (self._ask.files or 0) and bytes >= (self._ask.bytes or 0)
             return enough or everything or ended
+        promise = self._population.promise
         waited_s = trio.current_time() - self._began_at
         if not self._refresher.complete and waited_s > self._ask.list_timeout_s:
-            self._population.unpromise(f"the listing was not complete after {self._ask.list_timeout_s:g} s")
-        if not (self._population.seeded and self._population.frozen):
+            promise.give_up(f"the listing was not complete after {self._ask.list_timeout_s:g} s")
+        if not promise.frozen_came:
+            if ended:
+                raise GrowfsError(
+                    f"the files that --freeze names do not fit: the cache may take {format_size(store.limit_bytes)};"
+                    " freeze fewer, or raise --cache-size"
+                )
+            return False
+        if not (promise.seeds_came or promise.broken):
             return False
         enough = self._refresher.complete and (self._population.is_whole or bytes >= store.limit_bytes // 10)
         return enough or everything or ended or waited_s > START_S

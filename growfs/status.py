@@ -130,7 +130,7 @@ class Status:
             "requests": dict(self._requests),
             "readers": [self._reader(reader) for reader in self._readers.living()],
             "skipped": self._skipped(),
-            "unpromised": self._population.unpromised,
+            "unpromised": self._population.promise.broken,
             "last_error": str(self._refresher.last_error or counters.last_error or "") or None,
         }
 

@@ -239,22 +239,7 @@ class Store:
         if not self._open.orphan(id, bytes):
             self.room()
 
-    # Staying, and being left out.
-
-    async def stay(self, units: list[Sequence[int]], holds: Holds, pass_number: int) -> None:
-        """Have the stay of resident files begin anew: this pass draws them, and they are here.
-
-        Each unit is the ids of what leaves as one.
-        """
-
-        def write(writer: sqlite3.Connection) -> int:
-            drawn = [(pass_number, id) for unit in units for id in unit]
-            writer.executemany("UPDATE node SET drawn = ? WHERE id = ?", drawn)
-            self._publisher.stay(writer, units, holds)
-            return self._publisher.last_seq
-
-        self.last_seq = max(self.last_seq, await self._db.write(write))
-        self.admitted()
+    # Being left out.
 
     async def freeze(self, generation: Generation, to_the_back: Sequence[tuple[int, ...]]) -> None:
         """Write down a generation, and what it changes."""
@@ -267,7 +252,7 @@ class Store:
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
             changes = [(left_out, id) for id, left_out in generation.changes.items()]
             writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", changes)
-            self._publisher.stay(writer, to_the_back, Holds())
+            self._publisher.send_to_the_back(writer, to_the_back)
 
         await self._db.write(write)
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from growfs.database import read_only
-from growfs.rotation import Choice, Holds, Kind, Unit, leave_out, turnover_bytes
+from growfs.rotation import Choice, Holds, Kind, Unit, last_shown, leave_out, turnover_bytes
 
 FIELDS = "r.id, r.parent, r.suffix, r.bytes, r.seq, r.turn, r.left_out, r.opened"
 SHOWN = f"SELECT {FIELDS} FROM resident r JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND n.pinned = 0"
@@ -69,6 +69,10 @@ def plan(catalog: Path, number: int, asked: Turnover) -> Next:
         lacking = asked.lacking if asked.rotates else 0
         need = turnover_bytes(asked.limit, asked.share, max(largest, asked.largest), lacking, asked.free)
         choice = leave_out(_units(connection, asked), listed, need, files)
+        if files is None and choice.room < need:
+            left_out = _kinds_of(connection, choice.left_out)
+            last_seq = last_shown(_newest(connection, asked), listed, left_out, need - choice.room, last_seq)
+            listed, _ = _kinds(connection, last_seq)
         left = sum(listed.values()) - len(choice.left_out)
         return Next(last_seq, left, _changes(connection, number, choice), choice.to_the_back)
     finally:
@@ -85,6 +89,23 @@ def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, in
     return {(parent, suffix): count for parent, suffix, count, _ in rows}, max((row[3] for row in rows), default=0)
 
 
+def _kinds_of(connection: sqlite3.Connection, ids: Iterable[int]) -> list[Kind]:
+    query = "SELECT parent, suffix FROM resident WHERE id = ?"
+    return [connection.execute(query, (id,)).fetchone() for id in ids]
+
+
+def _newest(connection: sqlite3.Connection, asked: Turnover) -> Iterator[tuple[int, list[Kind], int]]:
+    """The units that no generation showed, the last admitted first."""
+    rows = connection.execute(
+        "SELECT turn, seq, parent, suffix, bytes FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ?"
+        " ORDER BY seq DESC",
+        (asked.shown_seq, asked.last_seq),
+    )
+    for _, unit in itertools.groupby(rows, key=lambda row: row[0]):
+        files = list(unit)
+        yield files[-1][1], [(parent, suffix) for _, _, parent, suffix, _ in files], sum(file[-1] for file in files)
+
+
 def _last_shown(connection: sqlite3.Connection, asked: Turnover) -> int:
     """The last admission to show, so that the arrivals alone are not more than are to be shown."""
     assert asked.show_files is not None
@@ -95,10 +116,10 @@ def _last_shown(connection: sqlite3.Connection, asked: Turnover) -> int:
         (asked.shown_seq,),
     ).fetchone()
     row = connection.execute(
-        "SELECT seq FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?",
+        "SELECT turn FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?",
         (asked.shown_seq, asked.last_seq, max(0, asked.show_files - kept)),
     ).fetchone()
-    return row[0] - 1 if row else asked.last_seq
+    return row[0] - 1 if row else asked.last_seq  # of a file not shown yet, the turn is its unit's first admission
 
 
 def _units(connection: sqlite3.Connection, asked: Turnover) -> Iterator[Unit]:

@@ -24,6 +24,12 @@ RANKS = [
     # a room of its own: what reaches the stores
     ["growfs.remote.*"],
     ["growfs.remote", "growfs.config"],
+    # what a reader holds; the rules in memory, and what they foretell
+    ["growfs.reader"],
+    ["growfs.simcache"],
+    ["growfs.simulation"],
+    ["growfs.plan"],
+    ["growfs.plandraw"],
     # what exists, what is local
     ["growfs.database"],
     ["growfs.catalog", "growfs.cachefolder"],
@@ -45,6 +51,7 @@ RANKS = [
     # what is in flight, when the remote is listed
     ["growfs.flight", "growfs.order"],
     ["growfs.landing", "growfs.phase"],
+    ["growfs.promise"],
     ["growfs.fetcher", "growfs.refresh"],
     # the plan
     ["growfs.populate"],

@@ -11,7 +11,21 @@ import pytest
 from tests.cli.support import assert_refused, closed, gated, started
 from tests.harness import Growfs, files_below, make_tree, until
 
-VERBS = ["mount", "status", "wait", "umount", "list", "pin", "unpin", "fetch", "evict", "set", "pause", "resume"]
+VERBS = [
+    "mount",
+    "status",
+    "wait",
+    "umount",
+    "list",
+    "pin",
+    "unpin",
+    "fetch",
+    "evict",
+    "set",
+    "pause",
+    "resume",
+    "plan",
+]
 
 
 @pytest.fixture

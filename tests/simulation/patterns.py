@@ -1,0 +1,336 @@
+"""The access patterns that the rules must serve, each as processes on a simulated mount."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from growfs.simcache import File
+from growfs.simulation import Process
+from tests.simulation.world import MINUTE, STEP_S, World, catalog
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """processes: given a world. grows: at least one live reader lists again. filled: the cache, before they start.
+
+    strangers: it opens names that no listing showed it. listed_once: these directories nobody lists again. options: of
+    the world.
+    """
+
+    processes: Callable[[World], list[Process]]
+    grows: bool = True
+    filled: float = 1.0
+    strangers: bool = False
+    listed_once: tuple[int, ...] = ()
+    options: Callable[[], dict[str, Any]] = dict
+
+
+PATTERNS: dict[str, Pattern] = {}
+
+
+def pattern(name: str, **facts: Any) -> Callable[[Callable[[World], list[Process]]], None]:
+    """Register one."""
+
+    def register(processes: Callable[[World], list[Process]]) -> None:
+        PATTERNS[name] = Pattern(processes, **facts)
+
+    return register
+
+
+@pattern("single re-lister")
+def _(world: World) -> list[Process]:
+    return [world.train()]
+
+
+@pattern("lists once for ever", grows=False)
+def _(world: World) -> list[Process]:
+    return [world.train(relist=False)]
+
+
+@pattern("8 ranks with offsets, each everything")
+def _(world: World) -> list[Process]:
+    return [world.train(start_s=8.0 * rank, step_s=STEP_S * (1 + rank / 100)) for rank in range(8)]
+
+
+@pattern("8 ranks with offsets, disjoint parts")
+def _(world: World) -> list[Process]:
+    def part(rank: int) -> Callable[[list[int]], list[int]]:
+        return lambda ids: sorted(ids)[rank::8]
+
+    return [world.train(start_s=8.0 * rank, choose=part(rank)) for rank in range(8)]
+
+
+@pattern("two jobs out of phase")
+def _(world: World) -> list[Process]:
+    return [world.train(), world.train(start_s=77.0, step_s=1.7)]
+
+
+@pattern("a re-lister beside one that listed once")
+def _(world: World) -> list[Process]:
+    return [world.train(start_s=30.0), world.train(relist=False)]
+
+
+@pattern("train re-listed while validation was listed once", listed_once=(1,))
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        reader = world.simulation.reader()
+        validation = reader.list(world.directories[0])
+        while not world.enough:
+            train = []
+            for directory in world.directories[1:]:
+                train += reader.list(directory)
+            yield from world.read(reader, world.shuffled(train))
+            yield from world.read(reader, validation)
+        reader.exit()
+
+    return [process()]
+
+
+@pattern("hyper-parameter search: a new process every few minutes")
+def _(world: World) -> list[Process]:
+    def trials(start_s: float) -> Process:
+        yield start_s
+        while not world.enough:
+            yield from world.train(epochs=3, relist=False, part=0.7)
+
+    return [trials(0.0), trials(100.0), trials(200.0)]
+
+
+@pattern("30% epochs")
+def _(world: World) -> list[Process]:
+    return [world.train(part=0.3)]
+
+
+@pattern("60% epochs")
+def _(world: World) -> list[Process]:
+    return [world.train(part=0.6)]
+
+
+@pattern("sampling with replacement")
+def _(world: World) -> list[Process]:
+    return [world.train(choose=lambda ids: world.random.choices(ids, k=len(ids)))]
+
+
+@pattern("files opened three times in a row")
+def _(world: World) -> list[Process]:
+    return [world.train(times=lambda epoch: 3)]
+
+
+@pattern("files opened three times, and then once")
+def _(world: World) -> list[Process]:
+    return [world.train(times=lambda epoch: 3 if epoch == 0 else 1)]
+
+
+@pattern("a job that dies at 40% and resumes")
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        while not world.enough:
+            first = world.simulation.reader()
+            ids = world.shuffled((yield from world.walk(first)))
+            done = round(0.4 * len(ids))
+            yield from world.read(first, ids[:done])
+            first.exit()
+            yield 5 * MINUTE
+            second = world.simulation.reader()
+            now = set((yield from world.walk(second)))
+            yield from world.read(second, [id for id in ids[done:] if id in now])
+            yield from world.read(second, world.shuffled((yield from world.walk(second))))
+            second.exit()
+
+    return [process()]
+
+
+def _one_alone() -> dict[str, Any]:
+    return {"files": [*catalog(1000), File(11, "c11/alone.rec", 1000)]}
+
+
+@pattern("a directory with one file", options=_one_alone)
+def _(world: World) -> list[Process]:
+    return [world.train(), world.train(start_s=50.0, part=0.3)]
+
+
+@pattern("150 directories", options=lambda: {"files": catalog(1500, 150), "share": 0.3})
+def _(world: World) -> list[Process]:
+    return [world.train(), world.train(start_s=50.0, relist=False, epochs=3)]
+
+
+@pattern("a reader that opens half of the names")
+def _(world: World) -> list[Process]:
+    return [world.train(choose=lambda ids: [id for id in ids if id // 10 % 2])]
+
+
+@pattern("ls, find, du in between")
+def _(world: World) -> list[Process]:
+    return [world.train(), world.look(45.0, walks=False), world.look(61.0), world.look(307.0)]
+
+
+@pattern("a file browser that stays open")
+def _(world: World) -> list[Process]:
+    def browser() -> Process:
+        reader = world.simulation.reader()
+        while not world.enough:
+            reader.list(world.random.choice(world.directories))
+            yield world.random.choice([5.0, 600.0, 1800.0])
+        reader.exit()
+
+    return [world.train(), browser()]
+
+
+@pattern("an indexer")
+def _(world: World) -> list[Process]:
+    def indexer() -> Process:
+        reader = world.simulation.reader()
+        while not world.enough:
+            for directory in world.directories:
+                yield from world.read(reader, reader.list(directory), step_s=0.05)
+            yield 15 * MINUTE
+        reader.exit()
+
+    return [world.train(), indexer()]
+
+
+@pattern("cp -r and grep -r in between")
+def _(world: World) -> list[Process]:
+    return [world.train(), world.look(700.0, copies=True), world.look(1111.0, copies=True, step_s=0.5)]
+
+
+@pattern("Keras lists twice while the cache fills", filled=0.1)
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        while not world.enough:
+            reader = world.simulation.reader()
+            both = []
+            for _ in range(2):
+                both.append((yield from world.walk(reader, 0.5)))
+                yield 3.0
+            assert set(both[0]) == set(both[1])
+            cut = len(both[0]) // 5
+            training, validation = sorted(both[0])[cut:], sorted(both[1])[:cut]
+            for _ in range(4):
+                yield from world.read(reader, world.shuffled(training))
+                yield from world.read(reader, validation)
+            reader.exit()
+
+    return [process()]
+
+
+@pattern("Hugging Face lists 65 times")
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        while not world.enough:
+            reader = world.simulation.reader()
+            lists = set()
+            for _ in range(65):
+                lists.add(frozenset((yield from world.walk(reader, 0.05))))
+                if len(lists) == 1:
+                    yield 0.2
+            yield from world.read(reader, world.shuffled(sorted(next(iter(lists)) if len(lists) == 1 else ())))
+            assert len(lists) == 1
+            reader.exit()
+
+    return [process()]
+
+
+@pattern("find > list, and then training from the list")
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        while not world.enough:
+            find = world.simulation.reader()
+            ids = yield from world.walk(find)
+            find.exit()
+            yield 5.0
+            reader = world.simulation.reader()
+            for _ in range(3):
+                yield from world.read(reader, world.shuffled(ids))
+            reader.exit()
+
+    return [process()]
+
+
+@pattern("training from a list for ever, beside a re-lister")
+def _(world: World) -> list[Process]:
+    def from_list() -> Process:
+        find = world.simulation.reader()
+        ids = yield from world.walk(find)
+        find.exit()
+        reader = world.simulation.reader()
+        while not world.enough:
+            yield from world.read(reader, world.shuffled(ids))
+        reader.exit()
+
+    return [from_list(), world.train(start_s=40.0)]
+
+
+@pattern("names from elsewhere", grows=False, strangers=True)
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        reader = world.simulation.reader()
+        while not world.enough:
+            yield from world.read(reader, world.random.sample(range(len(world.files)), 100))
+        reader.exit()
+
+    return [process()]
+
+
+@pattern("names from elsewhere beside a re-lister", strangers=True)
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        while not world.enough:
+            reader = world.simulation.reader()
+            yield from world.read(reader, world.random.sample(range(len(world.files)), 10))
+            reader.exit()
+            yield 10 * MINUTE
+
+    return [process(), world.train()]
+
+
+@pattern("a script that polls until there is enough", filled=0.02)
+def _(world: World) -> list[Process]:
+    def script() -> Process:
+        reader = world.simulation.reader()
+        seen = []
+        while len(ids := (yield from world.walk(reader))) < 150:
+            seen.append(len(ids))
+            yield 10.0
+        assert sorted(seen) == seen
+        assert len(set(seen)) > 1
+        while not world.enough:
+            yield from world.read(reader, world.shuffled(ids))
+            ids = yield from world.walk(reader)
+        reader.exit()
+
+    return [script()]
+
+
+@pattern("notebooks that list once and stay, beside a re-lister")
+def _(world: World) -> list[Process]:
+    def notebook(start_s: float) -> Process:
+        yield start_s
+        reader = world.simulation.reader()
+        ids = yield from world.walk(reader)
+        while not world.enough:
+            yield from world.read(reader, world.random.sample(ids, 5))
+            yield MINUTE
+        reader.exit()
+
+    return [world.train(), *(notebook(start_s) for start_s in (500.0, 1700.0, 4100.0, 4900.0, 6000.0))]
+
+
+@pattern("train re-listed while a larger validation set was listed once", listed_once=(1, 2, 3, 4))
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        reader = world.simulation.reader()
+        ids = yield from world.walk(reader)
+        validation = [id for id in ids if world.files[id].directory <= 4]
+        train = [id for id in ids if world.files[id].directory > 4]
+        while not world.enough:
+            yield from world.read(reader, world.shuffled(train))
+            yield from world.read(reader, validation)
+            train = []
+            for directory in world.directories[4:]:
+                train += reader.list(directory)
+        reader.exit()
+
+    return [process()]

@@ -1,0 +1,91 @@
+"""A single reader that lists again: it sees all, for no more traffic than that takes, and all about equally often."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from growfs.simcache import File
+from growfs.simulation import Process, SimReader
+from tests.simulation.statistics_of import dispersion, variation
+from tests.simulation.world import World, catalog
+
+FILES = 1500
+SHARES = [0.05, 0.1, 0.3, 0.5, 0.9]
+NO_END = 10**9
+
+
+def of_different_sizes(seed: int = 1, files: int = FILES) -> list[File]:
+    """Log-normal sizes: the largest files are tens of times the mean one."""
+    sizes = random.Random(seed)
+    return [File(file.directory, file.path, int(sizes.lognormvariate(8, 1)) + 1) for file in catalog(files)]
+
+
+def passes(world: World, number: int, check: object = None) -> Process:
+    """One training process, until so many passes are through and it has listed what they brought."""
+    reader: SimReader = world.simulation.reader()
+    last = False
+    while not last:
+        last = len(world.simulation.passes) > number
+        ids = yield from world.walk(reader)
+        if callable(check):
+            check()
+        yield from world.read(reader, world.shuffled(ids))
+    reader.exit()
+
+
+@pytest.mark.parametrize("downloads", [0.05, 0.25, 1.0])
+@pytest.mark.parametrize("share", SHARES)
+def test_what_was_fetched_is_shown_and_nothing_is_fetched_twice_before(share: float, downloads: float) -> None:
+    world = World(opens=NO_END, files=catalog(FILES), share=share, downloads=downloads)
+    simulation = world.simulation
+    looked: list[tuple[int, int]] = []
+
+    def check() -> None:
+        once = FILES - simulation.fetches.count(0)
+        assert once == FILES or max(simulation.fetches) <= 1, "a file was fetched twice before all were fetched once"
+        looked.append((once, simulation.shown_files))
+
+    world.fill()
+    world.run(passes(world, 1, check))
+    assert looked[-1][0] == FILES
+    for fetched, shown in looked[1:]:  # the first listing keeps some of a full cache for the second
+        assert fetched < 0.99 * FILES or shown >= 0.99 * FILES
+    assert simulation.misses == 0
+
+
+@pytest.mark.parametrize("sizes", ["equal", "log-normal"])
+@pytest.mark.parametrize("share", SHARES)
+def test_a_pass_costs_one_catalog(share: float, sizes: str) -> None:
+    files = catalog(FILES) if sizes == "equal" else of_different_sizes()
+    world = World(opens=NO_END, files=files, share=share)
+    world.fill()
+    world.run(passes(world, 4))
+    began = world.simulation.passes
+    assert len(began) > 4
+    for before, after in itertools.pairwise(began):
+        assert after - before <= 1.01 * world.bytes
+    assert began[1] > 0.99 * world.bytes, "the first pass brings all of it"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("share", SHARES)
+def test_opens_are_even_after_three_passes(share: float, seed: int) -> None:
+    world = World(opens=NO_END, files=catalog(FILES), share=share, downloads=0.25, seed=seed)
+    world.fill()
+    world.run(passes(world, 3))
+    opens = world.simulation.opens
+    # What remains are the files in the middle of their stay; where half of the data is local, that is half of them.
+    assert variation(opens) <= (0.13 if share == 0.5 else 0.12)
+    assert dispersion(opens) < 0.5
+    assert min(opens) > 0
+
+
+def test_a_folder_with_random_replacement_is_less_even() -> None:
+    """The figure above is no matter of course."""
+    world = World("random", opens=NO_END, files=catalog(FILES), share=0.1, downloads=0.25)
+    world.fill()
+    world.run(passes(world, 3))
+    assert variation(world.simulation.opens) > 0.12

@@ -1,0 +1,134 @@
+"""Processes that must see the same see the same: the ranks of a job, and Keras, which lists twice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from growfs.simulation import Process
+from tests.simulation.world import STEP_S, World
+
+RANKS = 8
+CHILDREN = 4
+EPOCHS = 30
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("filled", [0.1, 1.0])
+def test_ranks_get_equal_listings(seed: int, filled: float) -> None:
+    world = World(seed=seed)
+    world.fill(filled)
+    listings: dict[int, set[tuple[int, frozenset[int]]]] = defaultdict(set)
+    at_barrier = [0] * RANKS
+    finished = [0] * RANKS
+
+    def child(rank: int, ids: list[int], number: int) -> Process:
+        """A DataLoader worker: what it opens counts as its parent's."""
+        yield from world.read(readers[rank], ids[number::CHILDREN], step_s=STEP_S * (1 + rank / 20))
+        finished[rank] += 1
+
+    def process(rank: int) -> Process:
+        for epoch in range(EPOCHS):
+            yield world.random.uniform(0, 60)
+            ids = yield from world.walk(readers[rank], pause_s=0.2)
+            generation = world.simulation.cache.generation
+            assert generation
+            listings[epoch].add((generation.number, frozenset(ids)))
+            finished[rank] = 0
+            own = world.shuffled(ids)[rank::RANKS]
+            children = [child(rank, own, number) for number in range(CHILDREN)]
+            while children:
+                for one in list(children):
+                    if next(one, None) is None:
+                        children.remove(one)
+                yield STEP_S
+            at_barrier[rank] = epoch + 1
+            while min(at_barrier) <= epoch:
+                yield 0.5
+
+    readers = [world.simulation.reader() for _ in range(RANKS)]
+    world.run(*(process(rank) for rank in range(RANKS)))
+    assert len(listings) == EPOCHS
+    assert all(len(seen) == 1 for seen in listings.values())
+    assert len({seen.copy().pop() for seen in listings.values()}) == EPOCHS, "the job sees something new in each epoch"
+    assert world.simulation.misses == 0
+
+
+@pytest.mark.parametrize("phase_s", range(0, 130, 5))
+@pytest.mark.parametrize("filled", [0.1, 1.0])
+def test_keras_gets_equal_sets(phase_s: int, filled: float) -> None:
+    """Its two calls fall at any time after another process began a generation."""
+    world = World(downloads=2.0)
+    world.fill(filled)
+
+    def other() -> Process:
+        reader = world.simulation.reader()
+        yield from world.walk(reader)
+        yield 10_000.0
+        reader.exit()
+
+    def keras() -> Process:
+        yield float(phase_s)
+        reader = world.simulation.reader()
+        for _ in range(5):
+            training = yield from world.walk(reader, pause_s=0.5)
+            yield 4.0
+            validation = yield from world.walk(reader, pause_s=0.5)
+            assert set(training) == set(validation)
+            yield from world.read(reader, world.shuffled(training)[:50])
+        reader.exit()
+
+    world.run(other(), keras())
+    assert world.simulation.misses == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_keras_gets_equal_sets_beside_another_job(seed: int) -> None:
+    """The other job lists again, and begins generations, at any time, also between the two calls."""
+    world = World(downloads=2.0, seed=seed, opens=15_000)
+    world.fill()
+    pairs = []
+
+    def keras() -> Process:
+        while not world.enough:
+            reader = world.simulation.reader()
+            training = yield from world.walk(reader, pause_s=0.5)
+            yield 10.0
+            validation = yield from world.walk(reader, pause_s=0.5)
+            pairs.append((set(training), set(validation)))
+            yield from world.read(reader, world.shuffled(training))
+            reader.exit()
+
+    world.run(keras(), world.train(start_s=world.random.uniform(0, 100), step_s=0.3))
+    assert len(pairs) > 10
+    assert [training ^ validation for training, validation in pairs if training != validation] == []
+    assert all(world.simulation.shown)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_get_equal_listings_beside_another_job(seed: int) -> None:
+    world = World(downloads=2.0, seed=seed, opens=15_000)
+    world.fill()
+    epochs: list[list[frozenset[int]]] = []
+
+    def rank(number: int) -> Process:
+        reader = world.simulation.reader()
+        epoch = 0
+        while not world.enough:
+            yield world.random.uniform(0, 5)
+            ids = yield from world.walk(reader, pause_s=0.3)
+            if len(epochs) == epoch:
+                epochs.append([])
+            epochs[epoch].append(frozenset(ids))
+            while len(epochs[epoch]) < RANKS and not world.enough:
+                yield 0.5
+            yield from world.read(reader, sorted(ids)[number::RANKS], step_s=4.0)
+            epoch += 1
+        reader.exit()
+
+    world.run(*(rank(number) for number in range(RANKS)), world.train(start_s=world.random.uniform(0, 100), step_s=0.3))
+    whole = [lists for lists in epochs if len(lists) == RANKS]
+    assert len(whole) > 10
+    assert [len(set(lists)) for lists in whole] == [1] * len(whole)
+    assert all(world.simulation.shown)

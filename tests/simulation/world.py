@@ -1,0 +1,129 @@
+"""A simulated mount and the processes that read it, as the traced readers do. Seeds are fixed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+
+from growfs.simcache import File
+from growfs.simulation import Process, SimReader, Simulation
+
+STEP_S = 1.0
+MINUTE = 60.0
+SIZE = 1000
+
+Walk = Generator[float, None, list[int]]
+
+
+def catalog(files: int, directories: int = 10) -> list[File]:
+    """Files of equal size, dealt out to directories."""
+    return [File(1 + i % directories, f"c{1 + i % directories}/{i:06}.rec", SIZE) for i in range(files)]
+
+
+class World:
+    """A mount, and how many opens are wanted of it.
+
+    downloads: how many files the link could bring for each open of a single reader. Processes ask `enough` and end.
+    """
+
+    def __init__(
+        self,
+        policy: str = "growfs",
+        opens: int = 10_000,
+        files: Sequence[File] | None = None,
+        share: float = 0.2,
+        downloads: float = 0.5,
+        seed: int = 0,
+        parallel: int = 4,
+        turnover: float = 0.2,
+    ) -> None:
+        self.files = catalog(1000) if files is None else files
+        self.bytes = sum(file.size for file in self.files)
+        self.limit = int(share * self.bytes)
+        self.opens_wanted = opens
+        mean = self.bytes / len(self.files)
+        self.simulation = Simulation(
+            self.files,
+            self.limit,
+            downloads * mean / STEP_S,
+            seed,
+            policy,
+            parallel=parallel,
+            turnover=turnover,
+        )
+        self.random = random.Random(seed)
+        self.directories = sorted({file.directory for file in self.files})
+        self.opens = 0
+        self.shown_halfway = 0
+
+    @property
+    def enough(self) -> bool:
+        """Whether the processes may end."""
+        return self.opens >= self.opens_wanted
+
+    def fill(self, part: float = 1.0) -> None:
+        """Let the cache fill up to a part."""
+        self.simulation.sleep(1.02 * part * self.limit / self.simulation.bandwidth)
+
+    def run(self, *processes: Process) -> None:
+        """Let them go on side by side until all have ended."""
+        self.simulation.run(processes)
+
+    def shuffled(self, ids: Sequence[int]) -> list[int]:
+        """In another order."""
+        return self.random.sample(ids, len(ids))
+
+    # What a process does, each a part of a process.
+
+    def walk(self, reader: SimReader, pause_s: float = 0.0) -> Walk:
+        """List every directory, one after the other, as os.walk does."""
+        ids: list[int] = []
+        for directory in self.directories:
+            ids += reader.list(directory)
+            if pause_s:
+                yield pause_s
+        return ids
+
+    def read(self, reader: SimReader, ids: Sequence[int], times: int = 1, step_s: float = STEP_S) -> Process:
+        """Open files one after the other, each so many times in a row."""
+        for id in ids:
+            for _ in range(times):
+                wait_s = reader.open(id, keep=True)
+                self.opens += 1
+                yield wait_s + step_s
+                reader.close(id)
+
+    def train(
+        self,
+        start_s: float = 0.0,
+        relist: bool = True,
+        part: float = 1.0,
+        times: Callable[[int], int] = lambda epoch: 1,
+        choose: Callable[[list[int]], list[int]] | None = None,
+        step_s: float = STEP_S,
+        epochs: float = float("inf"),
+    ) -> Process:
+        """A training run: shuffles what it lists, reads a part of it, and lists again, or not."""
+        yield start_s
+        reader = self.simulation.reader()
+        ids = yield from self.walk(reader)
+        epoch = 0
+        while not self.enough and epoch < epochs:
+            if epoch and relist:
+                ids = yield from self.walk(reader)
+            chosen = choose(ids) if choose else self.shuffled(ids)[: max(1, round(part * len(ids)))]
+            yield from self.read(reader, chosen, times(epoch), step_s)
+            if not chosen:
+                yield MINUTE
+            epoch += 1
+        reader.exit()
+
+    def look(self, every_s: float, walks: bool = True, copies: bool = False, step_s: float = 0.01) -> Process:
+        """A short process from time to time: ls (the first directory only), find, or cp -r."""
+        while not self.enough:
+            yield every_s
+            reader = self.simulation.reader()
+            ids = (yield from self.walk(reader, 0.1)) if walks else reader.list(self.directories[0])
+            if copies:
+                yield from self.read(reader, ids, step_s=step_s)
+            reader.exit()
