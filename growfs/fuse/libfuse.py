@@ -96,7 +96,10 @@ class LibfuseEngine(pyfuse3.Operations):
 
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         if start_id == 0:
-            await self._vfs.begin_listing(fh)
+            try:
+                await self._vfs.begin_listing(fh)
+            except GrowfsError as error:
+                _refuse(error)
         count = 0
         for entry in self._vfs.entries(fh, start_id):
             name = pyfuse3.FileNameT(entry.name.encode())

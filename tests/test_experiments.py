@@ -1,0 +1,117 @@
+"""tools/experiments runs, and trains on what it says. Which accuracies come out is not looked at: it is to find out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NEEDED = ("torch", "sklearn", "matplotlib")
+WAYS = {
+    "everything local",
+    *(f"growfs, {opens_per_fetch}" for opens_per_fetch in (10, 4, 2, 1)),
+    "LRU, 4",
+    "never evict",
+    *(f"stream, repeated, {opens_per_fetch}" for opens_per_fetch in (10, 4, 2, 1)),
+    "stream, once",
+}
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(any(find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"),
+]
+
+
+def experiments(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tools.experiments", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=200, check=False)
+
+
+def rows(page: str) -> list[dict[str, str]]:
+    """The tables of a page, one upon the other: each row by the names of its columns, the first of which is `way`."""
+    found, names = [], ["way"]
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if line.startswith("| way to read"):
+            names[1:] = cells[1:]
+        elif line.startswith("| "):
+            found.append(dict(zip(names, cells, strict=True)))
+    return found
+
+
+def share(cell: str) -> float:
+    return float(cell.removesuffix("%")) / 100
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that a quick run wrote."""
+    folder = tmp_path_factory.mktemp("experiments")
+    done = experiments("--quick", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_way(quick: Path) -> dict[str, dict[str, str]]:
+    """The quick run's rows."""
+    return {row["way"]: row for row in rows((quick / "experiments.md").read_text())}
+
+
+def test_every_way_to_read_has_a_row(by_way: dict[str, dict[str, str]]) -> None:
+    assert set(by_way) == WAYS
+
+
+def test_every_way_trains_as_many_steps_except_the_one_that_runs_out(by_way: dict[str, dict[str, str]]) -> None:
+    steps = {way: int(row["steps"]) for way, row in by_way.items()}
+    assert steps.pop("stream, once") == steps["everything local"] // 4
+    assert len(set(steps.values())) == 1
+
+
+def test_as_much_is_fetched_as_was_asked_for(by_way: dict[str, dict[str, str]]) -> None:
+    for way, row in by_way.items():
+        name, _, number = way.rpartition(", ")
+        if name in ("growfs", "stream, repeated"):
+            assert float(row["fetches per open"]) == pytest.approx(1 / int(number), rel=0.05), way
+    assert float(by_way["LRU, 4"]["fetches per open"]) > 0.25  # what was evicted unread is fetched again
+    assert float(by_way["never evict"]["fetches per open"]) == 0
+
+
+def test_what_is_never_evicted_is_a_tenth_and_what_rotates_is_all(by_way: dict[str, dict[str, str]]) -> None:
+    seen = {way: share(row["data seen"]) for way, row in by_way.items()}
+    assert seen["never evict"] == 0.1
+    assert all(seen[way] == 1 for way in seen if way.startswith(("everything", "growfs", "stream, repeated")))
+
+
+def test_only_lru_waits(by_way: dict[str, dict[str, str]]) -> None:
+    waited = {way for way, row in by_way.items() if share(row["opens that waited"])}
+    assert waited == {"LRU, 4"}
+
+
+def test_something_was_learnt(by_way: dict[str, dict[str, str]]) -> None:
+    for way, row in by_way.items():
+        assert 50 < float(row["accuracy, %"]) <= 100, way  # one guess in ten is right
+
+
+def test_the_picture_shows_the_rotation(quick: Path) -> None:
+    assert b"growfs" in ElementTree.tostring(ElementTree.parse(quick / "experiments.svg").getroot())
+
+
+def test_the_results_that_are_kept_are_of_these_ways() -> None:
+    assert {row["way"] for row in rows((ROOT / "tools" / "experiments.md").read_text())} == WAYS
+
+
+def test_through_a_mount(tmp_path: Path) -> None:
+    done = experiments("--mount", "--quick", "--epochs", 2, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    whole, simulated, mounted = rows((tmp_path / "experiments-mount.md").read_text())
+    assert whole["steps"] == simulated["steps"] == mounted["steps"]
+    assert share(mounted["data seen"]) > 0.1
+    assert share(mounted["opens that waited"]) == 0

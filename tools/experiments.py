@@ -1,0 +1,193 @@
+"""Shows whether a cache of a tenth of the data, rotated while a model trains, trains as well as all the data does.
+
+Every way to read gets the same split, first weights, batches' size and number of steps in a repetition; only the order
+of the samples differs. Start it as tools/experiments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from tools.bench import stop
+from tools.benchmarks.measure import BenchError, temporary_folder
+from tools.training import results
+from tools.training.digits import BATCH, RESIDENT, TRAIN, Numbers, split, train
+from tools.training.mount import train_mounted
+from tools.training.orders import Reading, cached, everything, stream
+from tools.training.results import CONFIDENCE, GOAL_OPENS_MAX, GOAL_POINTS, Row
+
+ROOT = Path(__file__).parent
+REPETITIONS, REPETITIONS_MOUNT = 30, 5
+EPOCHS = (10, 40)
+"""Lengths of training, in epochs of everything local: each is a number of opens."""
+OPENS_PER_FETCH = (10, 4, 2, 1)
+USUAL = 4
+"""Opens per fetch, where one number stands for all: what the default turnover gives."""
+
+Way = Callable[[Numbers, int, int], Reading]
+"""(labels, opens, seed) to what is read."""
+
+ABOUT = f"""
+`{{command}}` wrote this.
+
+A small convolutional network learns scikit-learn's digits: {TRAIN:,} images to train on, of which {RESIDENT} are
+local at a time, and 597 held out. There are {{repetitions}} repetitions. Each has a random split (as many of each class
+on both sides) and random first weights, the same for all ways to read, and random orders. Batches are of {BATCH}; the
+optimizer is Adam, its learning rate falling to zero along a cosine.
+
+The accuracy is that on what is held out, ± half of the {CONFIDENCE:.0%} confidence interval (Student's t) over the
+repetitions. The differences are of pairs, so what a split and first weights do is not in them. All repetitions draw
+from the same 1,797 images: the intervals are about training runs on this data set, not about other data sets.
+
+"Epochs" are of everything local; every other way gets as many steps. "Fetches per open" and "opens that waited" leave
+out the first fill; "fetched" counts it.
+
+- everything local: each epoch shuffles all of the data.
+- growfs: the order that the mount's own rules give (`growfs/simulation.py`) to a reader that lists, opens each listed
+  file once in random order, and lists again. The cache is full at the start. For d fetches per open the turnover is
+  d / (1 + d), and the remote gives d files in the time of an open.
+- LRU: lists what is there; each arrival takes the place of the least recently used file, be it listed or not. The
+  remote is as fast as for growfs; what is gone before its turn is fetched again while the reader waits.
+- never evict: what came first stays. A reader that lists only once sees the same.
+- stream, repeated: as many fetches as growfs, pass after pass in random order, through a shuffle buffer of {RESIDENT}
+  samples, each of which is trained on as many times as the number says.
+- stream, once: the bytes of growfs at {USUAL} opens per fetch, each sample trained on once. They are used up after
+  {1 / USUAL:.0%} of the steps, and there the training ends.
+"""
+
+ABOUT_MOUNT = """
+`{command}` wrote this.
+
+The training of [experiments.md](experiments.md), with each image a file of its own, and `growfs mount` with a cache for
+a tenth of them. The reader lists again for each epoch, and opens what it finds in random order. There are {repetitions}
+repetitions, each with a new mount; "simulated" is what `growfs/simulation.py` gives.
+"""
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def ways() -> list[tuple[Row, Way]]:
+    """All ways to read. The first is what the others are held against."""
+    found: list[tuple[Row, Way]] = []
+    found.append((Row("everything local", None), lambda labels, opens, seed: everything(opens, seed)))
+    found += [(Row("growfs", number), growfs(number)) for number in OPENS_PER_FETCH]
+    found.append((Row("LRU", USUAL), lambda *given: cached("lru", 1 / USUAL, *given)))
+    found.append((Row("never evict", None), lambda *given: cached("never", 1 / USUAL, *given)))
+    found += [(Row("stream, repeated", number), streamed(number)) for number in OPENS_PER_FETCH]
+    found.append((Row("stream, once", None), lambda labels, opens, seed: stream(1.0, opens // USUAL, seed)))
+    return found
+
+
+def growfs(opens_per_fetch: int) -> Way:
+    """The rules of a mount."""
+    return lambda *given: cached("growfs", 1 / opens_per_fetch, *given)
+
+
+def streamed(opens_per_fetch: int) -> Way:
+    """A stream, each sample repeated so often."""
+    return lambda labels, opens, seed: stream(1 / opens_per_fetch, opens, seed)
+
+
+def repeat(epochs: int, repetitions: int) -> list[Row]:
+    """Train in every way, so many times."""
+    found = ways()
+    for seed in range(repetitions):
+        data = split(seed)
+        for row, way in found:
+            reading = way(data.labels, epochs * TRAIN, seed)
+            add(row, reading, train(data, reading.samples, seed), found[0][0])
+    return [row for row, _ in found]
+
+
+def repeat_mounted(epochs: int, repetitions: int) -> list[Row]:
+    """Train on everything, on the simulated order, and through a mount."""
+    whole, simulated = Row("everything local", None), Row("growfs, simulated", USUAL)
+    real = Row("growfs, mounted", USUAL)
+    for seed in range(repetitions):
+        data, opens = split(seed), epochs * TRAIN
+        for row, reading in ((whole, everything(opens, seed)), (simulated, growfs(USUAL)(data.labels, opens, seed))):
+            add(row, reading, train(data, reading.samples, seed), whole)
+        with temporary_folder() as folder:
+            accuracy, reading = train_mounted(data, 1 / USUAL, opens, seed, folder)
+        add(real, reading, accuracy, whole)
+    return [whole, simulated, real]
+
+
+def add(row: Row, reading: Reading, accuracy: float, whole: Row) -> None:
+    """Note a run. whole: everything local, whose run of this repetition came first."""
+    row.readings.append(reading)
+    row.accuracies.append(accuracy)
+    row.differences.append(accuracy - whole.accuracies[len(row.accuracies) - 1])
+
+
+def main() -> int:
+    """Train, and write what came out."""
+    parser = argparse.ArgumentParser(prog="tools/experiments", description="Does a rotating cache train as well?")
+    parser.add_argument("--quick", action="store_true", help="one short repetition, only printed: does it work at all?")
+    parser.add_argument("--mount", action="store_true", help="train through a real mount; writes experiments-mount.md")
+    parser.add_argument("--repetitions", type=int, help=f"default: {REPETITIONS}; with --mount: {REPETITIONS_MOUNT}")
+    parser.add_argument("--epochs", type=int, action="append", help="a length of training; may be given again")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there (default: tools, and nowhere if quick)")
+    given = parser.parse_args()
+    usual = 1 if given.quick else REPETITIONS_MOUNT if given.mount else REPETITIONS
+    repetitions = usual if given.repetitions is None else given.repetitions
+    lengths = given.epochs or (EPOCHS[:1] if given.quick else EPOCHS)
+    if repetitions < 1 or min(lengths) < 1:
+        parser.error("--repetitions and --epochs are at least 1")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    torch.set_num_threads(1)  # so small a network only loses by more
+
+    found = {}
+    try:
+        for epochs in lengths:
+            began = time.monotonic()
+            with console.status(f"{epochs} epochs, {repetitions} times ..."):
+                found[epochs] = (repeat_mounted if given.mount else repeat)(epochs, repetitions)
+            console.print(f"{epochs} epochs, {repetitions} times: {time.monotonic() - began:.0f} s")
+    except BenchError as error:
+        print(f"experiments: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("experiments: interrupted", file=sys.stderr)
+        return 130
+
+    words = ["--quick"] * given.quick + ["--mount"] * given.mount
+    words += [f"--repetitions {given.repetitions}"] if given.repetitions else []
+    words += [f"--epochs {epochs}" for epochs in given.epochs or ()]
+    command = " ".join(["tools/experiments", *words])
+    page = report(found, command, repetitions, given.mount)
+    print(page)
+    if out := given.out or (None if given.quick else ROOT):
+        name = "experiments-mount" if given.mount else "experiments"
+        (out / f"{name}.md").write_text(page)
+        if not given.mount:
+            results.draw(found, out / f"{name}.svg")
+    return 0
+
+
+def report(found: dict[int, list[Row]], command: str, repetitions: int, mount: bool) -> str:
+    """The whole page, in Markdown."""
+    title = "# Training through a mount" if mount else "# Does a rotating cache train as well as all the data?"
+    about = (ABOUT_MOUNT if mount else ABOUT).format(command=command, repetitions=repetitions)
+    parts = [title, about]
+    if not mount:
+        parts.append("![accuracy over the opens per fetch](experiments.svg)\n")
+    for epochs, rows in found.items():
+        parts += [f"## {epochs} epochs' worth of steps\n", results.table(rows)]
+        if lines := results.verdict(rows):
+            goal = f"The goal: within {GOAL_POINTS} points of everything local at {GOAL_OPENS_MAX} opens per fetch."
+            parts.append("\n".join([goal, "", *lines]) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

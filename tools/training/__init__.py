@@ -1,0 +1,1 @@
+"""The parts of tools/experiments: what is trained, in which order it reads, and what came out."""

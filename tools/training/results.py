@@ -1,0 +1,153 @@
+"""What came out: means with their confidence intervals, as a table and as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from tools.training.digits import BATCH
+from tools.training.orders import Reading
+
+CONFIDENCE = 0.95
+GOAL_POINTS, GOAL_OPENS_MAX = 0.3, 4
+"""A rotating cache shall come so near to everything local where it has so many opens for each fetch, or fewer."""
+COLOURS = {"growfs": "tab:blue", "stream, repeated": "tab:orange", "LRU": "tab:green"}
+
+
+@dataclass(slots=True)
+class Row:
+    """All repetitions of one way to read. opens_per_fetch: as asked for; None where nothing is fetched meanwhile.
+
+    accuracies: percent. differences: points, to everything local in the same repetition.
+    """
+
+    way: str
+    opens_per_fetch: int | None
+    readings: list[Reading] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    differences: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The first column."""
+        return f"{self.way}, {self.opens_per_fetch}" if self.opens_per_fetch else self.way
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, and how far its confidence interval reaches to either side (nan for a single repetition)."""
+
+    mean: float
+    half: float
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """By Student's t distribution."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(mean, math.nan)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(mean, float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """In Markdown."""
+    lines = [
+        "| way to read, opens per fetch | steps | fetches per open | fetched, times the data | data seen"
+        " | opens that waited | accuracy, % | to everything local, points |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        steps, per_open, fetched, seen, waited = np.mean(
+            [
+                (len(one.samples) / BATCH, one.fetches_per_open, one.fetched, one.seen, one.waited / len(one.samples))
+                for one in row.readings
+            ],
+            axis=0,
+        )
+        cells = (
+            row.name,
+            f"{steps:,.0f}",
+            f"{per_open:.3f}",
+            f"{fetched:.1f}",
+            f"{seen:.1%}",
+            f"{waited:.1%}",
+            shown(interval(row.accuracies), ""),
+            shown(interval(row.differences), "+") if any(row.differences) or row.opens_per_fetch else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def shown(value: Interval, sign: str) -> str:
+    """For people. sign: "+" where a gain is to be told from a loss."""
+    return f"{value.mean:{sign}.2f}" + ("" if math.isnan(value.half) else f" ± {value.half:.2f}")
+
+
+def verdict(rows: Iterable[Row]) -> list[str]:
+    """A line on each row of growfs that has the goal: whether it meets it, and how surely."""
+    lines = []
+    for row in rows:
+        if row.way.startswith("growfs") and row.opens_per_fetch and row.opens_per_fetch <= GOAL_OPENS_MAX:
+            found = interval(row.differences)
+            met = "met" if found.mean >= -GOAL_POINTS else "missed"
+            if math.isnan(found.half):
+                met = "not to be told from one repetition"
+            elif abs(found.mean + GOAL_POINTS) < found.half:
+                met += ", with the goal inside the interval"
+            lines.append(f"- {row.name}: {shown(found, '+')} points: {met}.")
+    return lines
+
+
+def draw(rows_by_epochs: dict[int, list[Row]], path: Path) -> None:
+    """The differences to everything local over the opens per fetch, for each length of training."""
+    # The same figures give the same file: no date, no random names; and text stays text, which is smaller.
+    with mpl.rc_context({"svg.hashsalt": "growfs", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(4 * len(rows_by_epochs) + 0.5, 3.4), layout="constrained")
+        axes = figure.subplots(1, len(rows_by_epochs), sharey=True, squeeze=False)[0]
+        for axis, (epochs, rows) in zip(axes, rows_by_epochs.items(), strict=True):
+            draw_length(axis, epochs, rows)
+        axes[0].set_ylabel("accuracy, points to everything local")
+        axes[-1].legend(fontsize=8, loc="lower left")
+        figure.savefig(path, metadata={"Date": None})
+
+
+def draw_length(axis: Axes, epochs: int, rows: list[Row]) -> None:
+    """One length of training."""
+    axis.set_title(f"{epochs} epochs' worth of steps", fontsize=9)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.axhline(-GOAL_POINTS, color="grey", linewidth=0.8, linestyle="--", label=f"goal: -{GOAL_POINTS}")
+    for number, (way, colour) in enumerate(COLOURS.items()):
+        # By what was measured: an LRU cache fetches more than it was asked to.
+        points = [
+            (1 / float(np.mean([one.fetches_per_open for one in row.readings])), interval(row.differences))
+            for row in rows
+            if row.way == way
+        ]
+        axis.errorbar(
+            [x * 1.03**number for x, _ in points],  # beside one another, so that the bars can be told apart
+            [found.mean for _, found in points],
+            [0 if math.isnan(found.half) else found.half for _, found in points],
+            marker="o",
+            markersize=4,
+            capsize=3,
+            linewidth=1,
+            color=colour,
+            label=way,
+        )
+    axis.set_xscale("log")
+    axis.set_xticks([1, 2, 4, 10], ["1", "2", "4", "10"])
+    axis.minorticks_off()
+    axis.set_xlabel("opens per fetch")
+    for row in rows:
+        if row.way == "never evict":
+            note = f"never evict: {interval(row.differences).mean:+.1f}"
+            axis.text(0.62, 0.03, note, transform=axis.transAxes, ha="center", fontsize=8)
