@@ -7,6 +7,8 @@ from pathlib import Path
 from growfs.errors import GrowfsError, UsageError
 from growfs.plan import TITLES, Answer
 
+DAYS_FROM_S = 3 * 86_400
+
 
 def draw(found: list[Answer], path: Path) -> None:
     """Coverage, and opens per fetch, over time, into an image. Raises GrowfsError."""
@@ -18,12 +20,14 @@ def draw(found: list[Answer], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (seen, repeats) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), layout="constrained")
+    longest_s = max(row.points[-1].s for row in found)
+    unit, unit_s = ("days", 86_400) if longest_s > DAYS_FROM_S else ("hours", 3_600)
     for row in found:
-        days = [point.s / 86400 for point in row.points]
-        seen.plot(days, [100 * point.seen for point in row.points], label=TITLES[row.policy])
-        repeats.plot(days, [point.opens / max(1, point.fetches) for point in row.points], label=TITLES[row.policy])
+        times = [point.s / unit_s for point in row.points]
+        seen.plot(times, [100 * point.seen for point in row.points], label=TITLES[row.policy])
+        repeats.plot(times, [point.opens / max(1, point.fetches) for point in row.points], label=TITLES[row.policy])
     seen.set(ylabel="seen of the data set, %", ylim=(0, None))
-    repeats.set(ylabel="opens per fetch, so far", xlabel="days", yscale="log")
+    repeats.set(ylabel="opens per fetch, so far", xlabel=unit, yscale="log")
     seen.legend()
     for axes in (seen, repeats):
         axes.grid(alpha=0.3)
