@@ -286,7 +286,7 @@ class Population:
             return False
         needs = [disk.allocation(self._fetcher.need(node)) for node in nodes]
         reserved = self._store.reserve(sum(needs))
-        if reserved is None and self._generations.rotates:
+        if reserved is None and self._generations.rotates and self._generations.is_written:
             reserved = await self._store.reserve_by_rotation(sum(needs), self._readers.holds())
             if reserved is not None:
                 self._state = State.ROTATING

@@ -113,9 +113,7 @@ class Publisher:
                 self._admit_folders(writer, draft.node.parent)
                 seq = self._next()
                 place = Place(seq, turns.setdefault(draft.group, seq) if draft.group else seq)
-                writer.executemany(
-                    "UPDATE resident SET turn = ? WHERE id = ?", [(place.turn, other) for other in draft.group]
-                )
+                self._join(writer, draft.group, place.turn)
             stat = path.stat()
             done.admitted[draft.node.id] = disk.allocated(stat)
             _insert(writer, id, draft, place, stat)
@@ -127,6 +125,18 @@ class Publisher:
         done.last_seq = self.last_seq
         disk.at("PUBLISH_COMMIT")
         return done
+
+    def _join(self, writer: sqlite3.Connection, group: Iterable[int], turn: int) -> None:
+        """Have those of a group that are here already leave as one with it; what is left out is shown with it."""
+        for id in group:
+            row = writer.execute("SELECT left_out FROM resident WHERE id = ?", (id,)).fetchone()
+            if row and row[0] is not None:
+                self._admit_again(writer, id)
+            writer.execute("UPDATE resident SET turn = ? WHERE id = ?", (turn, id))
+
+    def _admit_again(self, writer: sqlite3.Connection, id: int) -> None:
+        _remember_stay(writer, id)
+        writer.execute("UPDATE resident SET left_out = NULL, opened = 0, seq = ? WHERE id = ?", (self._next(), id))
 
     def _next(self) -> int:
         self.last_seq += 1
@@ -170,13 +180,11 @@ class Publisher:
             if any(left_out is not None and holds.cover(parent, seq, left_out) for parent, seq, left_out, _ in rows):
                 continue
             turn = self.last_seq + 1
-            for _, seq, left_out, id in rows:
-                self.last_seq += 1
+            for *_, left_out, id in rows:
                 if left_out is not None:
-                    _remember_stay(writer, id)
-                    writer.execute("UPDATE resident SET left_out = NULL, opened = 0 WHERE id = ?", (id,))
-                    seq = self.last_seq
-                writer.execute("UPDATE resident SET seq = ?, turn = ? WHERE id = ?", (seq, turn, id))
+                    self._admit_again(writer, id)
+                writer.execute("UPDATE resident SET turn = ? WHERE id = ?", (turn, id))
+            self.last_seq = max(self.last_seq, turn)
 
     def _admit_folders(self, writer: sqlite3.Connection, id: int) -> None:
         """Have a directory and its parents be resident."""

@@ -94,11 +94,12 @@ def _last_shown(connection: sqlite3.Connection, asked: Turnover) -> int:
         " (SELECT max(id) FROM resident WHERE suffix IS NOT NULL AND seq <= ?1 GROUP BY parent, suffix)))",
         (asked.shown_seq,),
     ).fetchone()
-    row = connection.execute(
-        "SELECT seq FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?",
+    (last,) = connection.execute(
+        "SELECT max(seq) FROM (SELECT seq FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ?"
+        " ORDER BY seq LIMIT ?)",  # a file's: the directory of the next, which came before it, would be shown empty
         (asked.shown_seq, asked.last_seq, max(0, asked.show_files - kept)),
     ).fetchone()
-    return row[0] - 1 if row else asked.last_seq
+    return asked.shown_seq if last is None else int(last)
 
 
 def _units(connection: sqlite3.Connection, asked: Turnover) -> Iterator[Unit]:
