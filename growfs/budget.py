@@ -21,7 +21,7 @@ class Budget:
         self._db = database
         self._day = int(database.meta("budget_day", 0))
         self._spent = int(database.meta("budget_spent", 0))
-        self._saved = self._spent
+        self._saved = self._day, self._spent
 
     @property
     def spent(self) -> int:
@@ -45,10 +45,10 @@ class Budget:
 
     def save(self, writer: sqlite3.Connection) -> None:
         """Write the count down."""
-        if self._spent != self._saved:
+        if (self._day, self._spent) != self._saved:
             set_meta(writer, "budget_day", self._day)
             set_meta(writer, "budget_spent", self._spent)
-            self._saved = self._spent
+            self._saved = self._day, self._spent
 
 
 def _today() -> int:

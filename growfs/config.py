@@ -120,7 +120,8 @@ def partition(text: str) -> tuple[int, int]:
 def group(text: str) -> str:
     """A template of what files that belong together have in common in their paths."""
     try:
-        fields = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+        parts = Formatter().parse(text)
+        fields = {"" if spec or conversion else name for _, name, spec, conversion in parts if name is not None}
     except ValueError:
         fields = set()
     if not fields or not fields <= set(GROUP_FIELDS):

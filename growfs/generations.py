@@ -56,6 +56,11 @@ class Generations:
         """Of the current generation; 0 before the first listing of this mount."""
         return self.current.number if self.current else 0
 
+    @property
+    def is_written(self) -> bool:
+        """Whether its files tell what is left out; until then what it shows again still looks as if it may go."""
+        return self._to_the_back is None
+
     async def run(self) -> None:
         """Write down what each generation decided."""
         while True:
@@ -72,7 +77,7 @@ class Generations:
         lasting: what is held by those that may never list again. opened: ids of files whose rows may not tell yet that
         they were. The current one goes on where --show-files asks for more files than there are.
         """
-        while self._to_the_back is not None:
+        while not self.is_written:
             await self.written.wait()  # this one goes by what the last one decided
         store, number = self._store, self._number + 1
         asked = Turnover(

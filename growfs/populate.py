@@ -277,7 +277,7 @@ class Population:
         holds = self._readers.holds()
         if self.promise.is_frozen(id):
             return await self._store.reserve_by_eviction(need, holds)
-        if not self._generations.rotates:
+        if not (self._generations.rotates and self._generations.is_written):
             return None
         reserved = await self._store.reserve_by_rotation(need, holds)
         if reserved is not None:

@@ -112,9 +112,7 @@ class Publisher:
                 self._admit_folders(writer, draft.node.parent)
                 seq = self._next()
                 place = Place(seq, turns.setdefault(draft.group, seq) if draft.group else seq)
-                writer.executemany(
-                    "UPDATE resident SET turn = ? WHERE id = ?", [(place.turn, other) for other in draft.group]
-                )
+                self._join(writer, draft.group, place.turn)
             stat = path.stat()
             done.admitted[draft.node.id] = disk.allocated(stat)
             _insert(writer, id, draft, place, stat)
@@ -126,6 +124,18 @@ class Publisher:
         done.last_seq = self.last_seq
         disk.at("PUBLISH_COMMIT")
         return done
+
+    def _join(self, writer: sqlite3.Connection, group: Iterable[int], turn: int) -> None:
+        """Have those of a group that are here already leave as one with it; what is left out is shown with it."""
+        for id in group:
+            row = writer.execute("SELECT left_out FROM resident WHERE id = ?", (id,)).fetchone()
+            if row and row[0] is not None:
+                self._admit_again(writer, id)
+            writer.execute("UPDATE resident SET turn = ? WHERE id = ?", (turn, id))
+
+    def _admit_again(self, writer: sqlite3.Connection, id: int) -> None:
+        _remember_stay(writer, id)
+        writer.execute("UPDATE resident SET left_out = NULL, opened = 0, seq = ? WHERE id = ?", (self._next(), id))
 
     def _next(self) -> int:
         self.last_seq += 1

@@ -137,7 +137,7 @@ class Choice:
 
     left_out: list[int] = field(default_factory=list)
     to_the_back: list[tuple[int, ...]] = field(default_factory=list)
-    room: int = 0
+    room: int = field(default=0, compare=False)
 
 
 def turnover_bytes(limit: int, share: float, largest: int, lacking: int, free: int) -> int:
@@ -235,18 +235,24 @@ def leave_out(units: Iterable[Unit], listed: Mapping[Kind, int], need: int, file
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A resident file that may be evicted: neither open, nor pinned, nor its directory's last."""
+    """A resident file that may be evicted: neither open, nor pinned, nor its directory's last.
+
+    turn: those with the same one, next to each other, leave as one.
+    """
 
     id: int
     bytes: int
+    turn: int | None = None
 
 
 def eviction(victims: Iterable[Victim], need: int) -> list[int]:
     """The ids to evict for need bytes, the first first; empty where even all of them would not do."""
     chosen, freed = [], 0
+    turn: int | None = None
     for victim in victims:
-        if freed >= need:
+        if freed >= need and (turn is None or victim.turn != turn):
             break
         chosen.append(victim.id)
         freed += victim.bytes
+        turn = victim.turn
     return chosen if freed >= need else []

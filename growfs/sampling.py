@@ -140,7 +140,11 @@ class _First:
 
 
 class _Drawing:
-    """An order while it is made. Of each file only its key and id are kept; groups: all ids with a key."""
+    """An order while it is made. Of each file only its key and id are kept; groups: all ids with a key.
+
+    others: the sizes of those with a key that are not this node's, which are drawn all the same where one of their
+    group is frozen or a seed: then their key is in `whole`.
+    """
 
     def __init__(self, asked: Pass) -> None:
         self._asked = asked
@@ -150,6 +154,8 @@ class _Drawing:
         self._counts: Counter[tuple[int, str]] = Counter()
         self._seeded: set[int] = set()
         self._groups: dict[int, list[int]] = {}
+        self._others: dict[int, list[int]] = {}
+        self._whole: set[int] = set()
         self._files = self._bytes = 0
 
     def add(self, file: Candidate) -> None:
@@ -166,6 +172,10 @@ class _Drawing:
             self._seeded.add(file.directory)
         if asked.group is not None:
             self._groups.setdefault(key, []).append(file.id)
+            if file.frozen:
+                self._whole.add(key)
+            if not mine:
+                self._others.setdefault(key, []).append(file.size)
         kind = (file.directory, extension(file.path))
         self._counts[kind] += 1
         candidate = _First(first_key, file.id, key, file.size, mine, file.drawn)
@@ -176,11 +186,16 @@ class _Drawing:
         done = {id for _, id in self._frozen}
         for directory, seed in self._seeds().items():
             if not seed.mine:  # seeds are every node's
-                self._count(seed.size)
+                self._whole.add(seed.key)
+                if self._asked.group is None:
+                    self._count(seed.size)
             if directory not in self._seeded and seed.id not in done:
                 seeds.append((seed.key, seed.id))
             elif not (seed.mine or seed.drawn):
                 self._rest.append((seed.key, seed.id))
+        for key in self._whole:
+            for size in self._others.get(key, ()):
+                self._count(size)
         frozen_ids = self._ids(self._frozen, set())
         done.update(map(abs, frozen_ids))
         seed_ids = self._ids(seeds, done)

@@ -128,7 +128,7 @@ class Store:
             over = self.over(disk.allocation(size))
             if over > 0:
                 for most in VICTIMS:
-                    files = expendable(self._db, self._open, holds, most)
+                    files = expendable(self._db, self._open, holds, self.shown_seq, most)
                     ample = min(self.limit_bytes // ROOM_SHARE, sum(file.bytes for file in files))
                     if chosen := eviction(files, max(over, ample)):
                         await self.evict(chosen)
@@ -164,7 +164,7 @@ class Store:
 
     def evictable(self, files: list[tuple[int, Kind]]) -> set[int]:
         """Which of these may all go: none is open, and each directory keeps one of each extension."""
-        return evictable(self._db, self._open, files)
+        return evictable(self._db, self._open, files, self.shown_seq)
 
     # Coming and going.
 

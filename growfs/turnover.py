@@ -115,11 +115,16 @@ def _last_shown(connection: sqlite3.Connection, asked: Turnover) -> int:
         " (SELECT max(id) FROM resident WHERE suffix IS NOT NULL AND seq <= ?1 GROUP BY parent, suffix)))",
         (asked.shown_seq,),
     ).fetchone()
-    row = connection.execute(
+    hidden = connection.execute(
         "SELECT turn FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?",
         (asked.shown_seq, asked.last_seq, max(0, asked.show_files - kept)),
     ).fetchone()
-    return row[0] - 1 if row else asked.last_seq  # of a file not shown yet, the turn is its unit's first admission
+    if hidden is None:
+        return asked.last_seq
+    (last,) = connection.execute(  # a file's: the directory of the next, which came before it, would be shown empty
+        "SELECT max(seq) FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq < ?", (asked.shown_seq, *hidden)
+    ).fetchone()  # what was not shown yet has its unit's first admission as its turn
+    return asked.shown_seq if last is None else int(last)
 
 
 def _units(connection: sqlite3.Connection, asked: Turnover) -> Iterator[Unit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,15 +10,20 @@ from growfs.database import Database
 from growfs.openfiles import OpenFiles
 from growfs.rotation import Holds, Kind, Victim
 
-ROW = "r.id, r.parent, r.suffix, r.bytes, r.seq, r.left_out"
+ROW = "r.id, r.parent, r.suffix, r.bytes, r.turn, r.seq, r.left_out"
 LEFT_OUT = "r.left_out IS NOT NULL", "r.left_out, r.turn"
 UNSHOWN = "r.left_out IS NULL AND r.seq > ?", "r.seq DESC"
 LISTED = "r.left_out IS NULL AND r.seq <= ?", "r.turn"
 
 
-def expendable(db: Database, in_use: OpenFiles, holds: Holds, most: int) -> list[Victim]:
-    """Up to `most` files that are left out and that nobody holds, in the order in which they are to go."""
-    return _allowed(db, in_use, (row for row in _rows(db, LEFT_OUT, most) if not holds.cover(row[1], *row[4:])))
+def expendable(db: Database, in_use: OpenFiles, holds: Holds, shown_seq: int, most: int) -> list[Victim]:
+    """Up to `most` files that are left out and that nobody holds, in the order in which they are to go.
+
+    Of what leaves as one, nothing goes while any of it is held or open.
+    """
+    rows = _rows(db, LEFT_OUT, most)
+    kept = {row[4] for row in rows if row[0] in in_use or holds.cover(row[1], *row[5:])}
+    return _allowed(db, in_use, (row for row in rows if row[4] not in kept), shown_seq)
 
 
 def victims(db: Database, in_use: OpenFiles, holds: Holds, shown_seq: int, most: int) -> list[Victim]:
@@ -27,7 +33,7 @@ def victims(db: Database, in_use: OpenFiles, holds: Holds, shown_seq: int, most:
     first. shown_seq: the last admission that a generation showed.
     """
     left_out = _rows(db, LEFT_OUT, most)
-    held = [holds.cover(row[1], *row[4:]) for row in left_out]
+    held = [holds.cover(row[1], *row[5:]) for row in left_out]
     return _allowed(
         db,
         in_use,
@@ -37,19 +43,25 @@ def victims(db: Database, in_use: OpenFiles, holds: Holds, shown_seq: int, most:
             *(row for row, kept in zip(left_out, held, strict=True) if kept),
             *_rows(db, LISTED, most, shown_seq),
         ],
+        shown_seq,
     )
 
 
-def evictable(db: Database, in_use: OpenFiles, files: Iterable[tuple[int, Kind]]) -> set[int]:
-    """Which of these may all go: none is in use, and each directory keeps one of each extension."""
-    left: dict[Kind, int] = {}
-    allowed = set()
+def evictable(db: Database, in_use: OpenFiles, files: Iterable[tuple[int, Kind]], shown_seq: int) -> set[int]:
+    """Which of these may all go: none is in use, and each directory keeps one of each extension.
+
+    One that is listed, if any is: its listing would be empty else, although a file is there that is left out and open.
+    """
     files = list(files)
+    asked = Counter(kind for _, kind in files)
+    left: dict[Kind, set[int]] = {}
+    allowed = set()
     for id, kind in files:
         if kind not in left:
-            left[kind] = _count(db, kind, 2 * len(files))
-        if id not in in_use and left[kind] > 1:
-            left[kind] -= 1
+            most = asked[kind] + 1  # of these one is left, if all that are asked for go
+            left[kind] = _ids(db, kind, "left_out IS NULL AND seq <= ?", shown_seq, most) or _ids(db, kind, "1", most)
+        if id not in in_use and left[kind] != {id}:
+            left[kind].discard(id)
             allowed.add(id)
     return allowed
 
@@ -64,15 +76,13 @@ def _rows(db: Database, which: tuple[str, str], most: int, *values: object) -> l
     )
 
 
-def _allowed(db: Database, in_use: OpenFiles, rows: Iterable[Any]) -> list[Victim]:
+def _allowed(db: Database, in_use: OpenFiles, rows: Iterable[Any], shown_seq: int) -> list[Victim]:
     rows = list(rows)
-    allowed = evictable(db, in_use, [(row[0], (row[1], row[2])) for row in rows])
-    return [Victim(row[0], row[3]) for row in rows if row[0] in allowed]
+    allowed = evictable(db, in_use, [(row[0], (row[1], row[2])) for row in rows], shown_seq)
+    return [Victim(row[0], row[3], row[4]) for row in rows if row[0] in allowed]
 
 
-def _count(db: Database, kind: Kind, most: int) -> int:
-    """How many resident files of that extension a directory has, up to so many."""
-    (count,) = db.row(
-        "SELECT count(*) FROM (SELECT 1 FROM resident WHERE parent = ? AND suffix = ? LIMIT ?)", *kind, most
-    )
-    return int(count)
+def _ids(db: Database, kind: Kind, condition: str, *values: int) -> set[int]:
+    """Files of that extension in a directory, up to so many."""
+    query = f"SELECT id FROM resident WHERE parent = ? AND suffix = ? AND {condition} LIMIT ?"
+    return {id for (id,) in db.rows(query, *kind, *values)}

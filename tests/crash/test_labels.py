@@ -19,7 +19,7 @@ import pytest
 
 import growfs as package
 from growfs import disk
-from growfs.sampling import Candidate, draw_order
+from growfs.sampling import Candidate, Pass, draw_order
 from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
 from tests.harness import Growfs, files_below, make_tree, until
 from tests.servers import serving
@@ -59,8 +59,8 @@ def gated(growfs: Growfs) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
     folder = growfs.mountpoint.parent / "made"
     tree = {path.replace("/", "-"): content for path, content in make_tree(folder, 1, 4, 5000).items()}
     remote = GatedRemote(tree)
-    seeds, rest = draw_order((Candidate(n, 1, path, False, False) for n, path in enumerate(tree)), 0, 1)
-    order = [list(tree)[n] for n in (*seeds, *rest)]
+    drawn = draw_order((Candidate(n, 1, path, 5000, False, False) for n, path in enumerate(tree)), Pass(0, 1))
+    order = [list(tree)[n] for n in (*drawn.seeds, *drawn.rest)]
     remote.hold(order[0])
     with serving(remote.handler) as url:
         try:

@@ -17,6 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from growfs import disk
 from growfs.disk import BLOCK
+from growfs.rotation import Holds
 from tests.unit.rooms import Rooms, file, open_rooms
 
 PATHS = ["a/1.x", "a/2.x", "a/3.x", "a/1.y", "b/1.x", "b/2.x", "a/c/1.x"]
@@ -77,7 +78,7 @@ class StoreMachine(RuleBasedStateMachine):
         path = data.draw(st.sampled_from(sorted(self.model.keys() - self.resident)))
         content = content_of(path, self.model[path])
         if evict:
-            reserved = self.run(self.rooms.store.reserve_by_eviction, len(content))
+            reserved = self.run(self.rooms.store.reserve_by_eviction, len(content), Holds())
             self.resident = {path: self.model[path] for path in self.rooms.resident()}
             if reserved is None:
                 return
@@ -104,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
         """What is open, pinned or its directory's last of a kind survives any want of room."""
         kinds = {(str(Path(path).parent), Path(path).suffix) for path in self.resident}
         kept = {path for path in self.resident if path in self.pinned or self.rooms.store.opened(self.id(path))}
-        self.run(self.rooms.store.reserve_by_eviction, blocks * BLOCK)
+        self.run(self.rooms.store.reserve_by_eviction, blocks * BLOCK, Holds())
         self.rooms.store.unreserve(self.rooms.store.reserved_bytes)
         left = self.rooms.resident()
         assert kept <= left
@@ -121,10 +122,37 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def list_for_a_reader(self) -> None:
-        async def begin() -> None:
-            self.rooms.store.begin_generation()
+        """What it lists is here, in its directory, and one of each kind is listed."""
+        before = self.rooms.resident()
+        generation = self.run(self.rooms.begin)
+        listed = self.rooms.listed()
+        assert generation
+        assert len(listed) == generation.files == self.rooms.generations.totals()[0]
+        assert listed <= before == self.rooms.resident()
+        assert self.pinned & before <= listed
+        kinds = {(str(Path(path).parent), Path(path).suffix) for path in before}
+        assert {(str(Path(path).parent), Path(path).suffix) for path in listed} == kinds
 
-        self.run(begin)
+    @rule(blocks=st.integers(1, LIMIT_BLOCKS))
+    def rotate(self, blocks: int) -> None:
+        """Only what is left out goes, and it is not open; nothing that the current generation lists."""
+        left_out = "SELECT id FROM resident WHERE left_out IS NOT NULL"
+        may_go = {path for (id,) in self.rooms.database.rows(left_out) if (path := self.path(id))}
+        self.run(self.rooms.store.reserve_by_rotation, blocks * BLOCK, Holds())
+        self.rooms.store.unreserve(self.rooms.store.reserved_bytes)
+        left = self.rooms.resident()
+        gone = self.resident.keys() - left
+        assert gone <= may_go
+        assert not any(self.open[self.id(path)] for path in gone)
+        self.resident = {path: self.resident[path] for path in left}
+
+    def current(self) -> set[str]:
+        """What is listed now."""
+        return self.rooms.listed() if self.rooms.generations.current else set()
+
+    def path(self, id: int) -> str | None:
+        node = self.rooms.catalog.node(id)
+        return self.rooms.catalog.path(node) if node else None
 
     # Readers.
 
@@ -203,6 +231,9 @@ class StoreMachine(RuleBasedStateMachine):
                 self.rooms.store.close_file(id)
         self.open.clear()
         assert self.rooms.store.orphan_bytes == 0
+        idle = self.rooms.store._open._idle  # its process ends: a descriptor left behind would look like a reader's
+        while idle:
+            os.close(idle.popitem()[1].fd)
 
     # What always holds.
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import trio
 
 from growfs import disk
 from growfs.catalog import Catalog, Changes, Listed, Node
 from growfs.database import ROOT, Database, read_only
+from growfs.generations import Generations
 from growfs.listing import Comparison
 from growfs.publish import Draft
 from growfs.recovery import digest, recover
 from growfs.remote.protocol import Fetched, RemoteFile, Skipped
+from growfs.rotation import Generation, Holds
 from growfs.store import Store
+from growfs.turnover import Next, Turnover, plan
 
 
 @dataclass
@@ -23,6 +28,7 @@ class Rooms:
     database: Database
     catalog: Catalog
     store: Store
+    generations: Generations
 
     async def list(self, files: list[RemoteFile], page: int = 1000, skipped: list[Skipped] | None = None) -> int:
         """Take over a listing of the remote as the worker and the refresher do; returns how many files differed."""
@@ -78,6 +84,37 @@ class Rooms:
         for path in paths:
             assert await self.store.admit([self.draft(path, content)], self.catalog.pass_number)
 
+    async def renew(self, path: str, content: bytes, version: str = "v2") -> None:
+        """Have a newer version take the place of a resident file."""
+        draft = self.draft(path, content)
+        fetched = replace(draft.fetched, file=replace(draft.fetched.file, version=version))
+        draft = replace(draft, node=replace(draft.node, version=version), fetched=fetched, renews=True)
+        assert await self.store.admit([draft], self.catalog.pass_number)
+
+    async def begin(self, once: Holds | None = None, opened: frozenset[int] = frozenset()) -> Generation | None:
+        """Have a generation begin, and its decisions be written down; returns the current one."""
+        generations, before = self.generations, self.generations.number
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generations.run)
+            await generations.begin(once or Holds(), opened)
+            if generations.number > before:
+                await generations.written.wait()
+            nursery.cancel_scope.cancel()
+        return generations.current
+
+    def listed(self, generation: Generation | None = None) -> set[str]:
+        """The paths of the files that a generation lists, or the current one: a walk from the root."""
+        generation = generation or self.generations.current
+        assert generation
+        found, folders = set[str](), [ROOT]
+        while folders:
+            for entry in self.generations.listed(folders.pop(), 0, generation, 1000, 0):
+                if entry.is_dir:
+                    folders.append(entry.id)
+                elif node := self.catalog.node(entry.id):
+                    found.add(self.catalog.path(node))
+        return found
+
     def resident(self) -> set[str]:
         """The paths of the resident files."""
         ids = self.database.rows("SELECT r.id FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0")
@@ -108,7 +145,12 @@ def open_rooms(folder: Path, limit_bytes: int = 1 << 30) -> Rooms:
     catalog = Catalog(database)
     store = Store(folder, database, catalog, min_free=0)
     store.limit_bytes = limit_bytes
-    return Rooms(folder, database, catalog, store)
+
+    async def decide(number: int, asked: Turnover) -> Next:
+        return plan(database.path, number, asked)
+
+    generations = Generations(database, catalog, store, rotates=True, share=0.2, show_files=None, decide=decide)
+    return Rooms(folder, database, catalog, store, generations)
 
 
 def file(path: str, size: int | None = 100, version: str = "v1") -> RemoteFile:

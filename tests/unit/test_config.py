@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from growfs import cli, launch
 from growfs.config import (
+    LAUNCHERS,
     CacheSize,
     Options,
     absolute,
@@ -19,10 +20,13 @@ from growfs.config import (
     count,
     flag_name,
     fraction_of,
+    group,
     nested,
     parse_value,
+    partition,
     positive,
     read_file,
+    rotation,
     seconds,
     size,
     storage_option,
@@ -35,6 +39,14 @@ WRITTEN: dict[str, tuple[Any, Any]] = {
     "cache_size": ("20GiB", CacheSize(bytes=20 << 30)),
     "min_free": ("0", 0),
     "seed": ("7", 7),
+    "partition": ("3/8", (3, 8)),
+    "freeze": (["val/", "*.csv"], ("val/", "*.csv")),
+    "group": ("{stem}", "{stem}"),
+    "rotation": ("never", "never"),
+    "turnover": ("35%", 0.35),
+    "hold_idle": ("2h", 7200.0),
+    "show_files": ("5000", 5000),
+    "remote_budget": ("500GB", 500 * 10**9),
     "workers": ("16", 16),
     "include": (["*.jpg", "a/"], ("*.jpg", "a/")),
     "exclude": (["*.txt"], ("*.txt",)),
@@ -57,6 +69,13 @@ WRONG: dict[str, list[Any]] = {
     "cache_size": ["much", "0", "-5GB", "101%", "0%", ""],
     "min_free": ["-1", "5XB"],
     "seed": ["-1", "1.5", "x", ""],
+    "partition": ["8/8", "-1/8", "3", "3/", "/8", "0/0", "a/b", "1/2/3", "²/8", ""],
+    "group": ["stem", "{}", "{0}", "{stem", "{suffix}", "{stem.upper}", "{stem[0]}", "{stem:d}", "{stem!x}", ""],
+    "rotation": ["lru", "Auto", ""],
+    "turnover": ["0", "2", "all"],
+    "hold_idle": ["-1", "long"],
+    "show_files": ["0", "-5", "x"],
+    "remote_budget": ["-1", "lots"],
     "workers": ["0", "many"],
     "refresh": ["-5", "5 parsecs", "nan", "inf"],
     "wait_files": ["-1", "²"],
@@ -72,6 +91,9 @@ def test_all_defaults_are_read() -> None:
     assert (options.min_free, options.seed, options.workers) == (1 << 30, 0, 4)
     assert (options.refresh, options.settle, options.miss_timeout) == (3600.0, 60.0, 300.0)
     assert (options.include, options.storage_option, options.wait_files, options.anon) == ((), (), None, False)
+    assert (options.rotation, options.turnover, options.hold_idle) == ("auto", 0.2, 3600.0)
+    assert (options.partition, options.group, options.freeze) == (None, None, ())
+    assert (options.show_files, options.remote_budget) == (None, None)
 
 
 def test_every_row_is_tried() -> None:
@@ -89,6 +111,53 @@ def test_nonsense_is_refused_by_the_name_of_its_flag(name: str, text: object) ->
     with pytest.raises(UsageError, match=f"^{flag_name(name)}: ") as told:
         parse_value(ROWS[name], text)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("text", ["auto", "never", "always"])
+def test_rotations(text: str) -> None:
+    assert rotation(text) == text
+
+
+@pytest.mark.parametrize("text", ["{stem}", "{name}", "{parent}", "{parent}/{name}", "x-{name}"])
+def test_groups(text: str) -> None:
+    assert group(text) == text
+
+
+LAUNCHED = [name for pair in LAUNCHERS for name in pair]
+
+
+@pytest.mark.parametrize(
+    ("environment", "share"),
+    [
+        ({"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4"}, (2, 4)),
+        ({"SLURM_NODEID": "0", "SLURM_NNODES": "1"}, (0, 1)),
+        ({"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (2, 4)),
+        ({"GROUP_RANK": "2", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (5, 8)),
+    ],
+)
+def test_the_launcher_tells_the_share(
+    environment: dict[str, str], share: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert partition("auto") == share
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_NODEID": "5"}, {"GROUP_RANK": "8", "GROUP_WORLD_SIZE": "8"}])
+def test_a_launcher_that_does_not_tell_the_share_is_a_reason(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as told:
+        partition("auto")
+    wanted = "'8/8' is no share" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
+    assert wanted in str(told.value)
+    assert "0/8" in str(told.value)
 
 
 def test_waiting_and_not_waiting_contradict_each_other() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from growfs.budget import Budget
 from growfs.database import ROOT
 from growfs.errors import GrowfsError
 from growfs.fuse import structs, wire
@@ -61,14 +62,17 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
     """An engine over a cache with one resident file, past the handshake."""
     await rooms.list([file("a/1", 100)])
     await rooms.admit("a/1")
+    ledger = Ledger(rooms.database, Budget(rooms.database, None))
+    readers = Readers(rooms.generations, 60, 3600, False, ledger.opened_lately)
     vfs = Vfs(
-        rooms.catalog, rooms.store, None, Readers(rooms.store, 60), Ledger(rooms.database), [], Path("/"), False  # type: ignore[arg-type]
+        rooms.catalog, rooms.store, rooms.generations, None, readers, ledger, [], Path("/"), False  # type: ignore[arg-type]
     )  # fmt: skip
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, session = PassthroughEngine(vfs), Session(ours.detach())
     engine.begin(session)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.serve)
+        for run in (engine.serve, readers.run, rooms.generations.run):
+            nursery.start_soon(run)
         kernel = Kernel(theirs)
         yield kernel
         await kernel.assert_alive()

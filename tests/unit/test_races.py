@@ -16,7 +16,7 @@ import pytest
 from growfs.control import ask
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
-from growfs.sampling import Candidate, draw_order
+from growfs.sampling import Candidate, Pass, draw_order
 from tests.harness import Growfs, until
 
 
@@ -35,8 +35,8 @@ def make_flat(folder: Path, count: int) -> dict[str, bytes]:
     """Files of a block each in one directory, in the order in which seed 0 draws them."""
     folder.mkdir()
     names = [f"{number:03}.bin" for number in range(count)]
-    seeds, rest = draw_order((Candidate(n, 1, name, False, False) for n, name in enumerate(names)), 0, 1)
-    tree = {names[n]: bytes([n]) * BLOCK for n in (*seeds, *rest)}
+    order = draw_order((Candidate(n, 1, name, BLOCK, False, False) for n, name in enumerate(names)), Pass(0, 1))
+    tree = {names[n]: bytes([n]) * BLOCK for n in (*order.seeds, *order.rest)}
     for name, content in tree.items():
         (folder / name).write_bytes(content)
     return tree

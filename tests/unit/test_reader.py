@@ -1,95 +1,176 @@
-"""What one process listed, opened and holds; and whether it is in the middle of its listings."""
+"""What one process listed, opened and holds."""
 
 from __future__ import annotations
 
-from growfs.reader import Reader
-from growfs.rotation import EVERYWHERE, Generation, Hold, begins_generation
+from dataclasses import replace
 
-SETTLE_S = 60.0
-FIRST, SECOND, THIRD = (Generation(number, 100 * number, 0.0) for number in (1, 2, 3))
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growfs.reader import Marks, Reader
+from growfs.rotation import EVERYWHERE, Generation, Hold, Listing
+
+FIRST, SECOND, THIRD = Generation(1, 10, 0.0), Generation(2, 20, 0.0), Generation(3, 30, 0.0)
 
 
+@pytest.fixture
 def reader() -> Reader:
-    return Reader(4711, "0", "python")
+    return Reader(4711, "99", "python")
 
 
-def begins(one: Reader, directory: int, generation: Generation, now: float) -> bool:
-    return begins_generation(one.about_to_list(directory, generation, now), now - generation.began_at, SETTLE_S)
+def about(reader: Reader, directory: int, generation: Generation | None) -> Listing:
+    """What decides, but for how long it has looked, which is for test_looking."""
+    return replace(reader.about_to_list(directory, generation, 0.0), looked_s=0.0)
 
 
-def test_one_that_listed_once_may_never_renew_what_it_holds() -> None:
-    one = reader()
-    one.lists(1, FIRST, 0.0)
-    one.lists(2, FIRST, 0.0)
-    assert one.listed_once
-    assert one.lasting() == {1: Hold(1, 100), 2: Hold(1, 100)}
-    assert one.lasting(lists_now=True) == {}, "it is about to list again"
+@given(st.lists(st.integers(0, 100_000)))
+def test_marks_are_a_set(numbers: list[int]) -> None:
+    marks = Marks()
+    for number in numbers:
+        marks.add(number)
+    assert len(marks) == len(set(numbers))
+    marks.clear()
+    assert len(marks) == 0
+    marks.add(5)
+    assert len(marks) == 1
 
 
-def test_one_that_never_listed_will_not_begin_to() -> None:
-    one = reader()
-    one.opened(7, FIRST, 0.0)
-    assert one.lasting() == {EVERYWHERE: Hold(1, 100)}
+def test_who_never_listed(reader: Reader) -> None:
+    assert about(reader, 7, None) == Listing(False, False, False)
+    assert about(reader, 7, FIRST) == Listing(False, False, False)
+    assert not reader.listed_once
+    assert not reader.opened_all
+    assert reader.files_shown == 0
 
 
-def test_a_directory_that_it_passes_by_is_held_for_good() -> None:
-    """Validation, listed once, by a process that lists its training data again and again."""
-    one = reader()
-    for directory in (1, 2):
-        one.lists(directory, FIRST, 0.0)
-    assert one.lasting(lists_now=True) == {}
-    one.lists(2, SECOND, 1.0)
-    assert one.lasting() == one.lasting(lists_now=True) == {1: Hold(1, 100)}
-    one.lists(1, SECOND, 1.0)
-    assert one.lasting() == {}
+def test_who_opened_before_it_ever_listed(reader: Reader) -> None:
+    reader.opened(1, FIRST, 5.0)
+    assert about(reader, 7, FIRST) == Listing(False, False, True)
 
 
-def test_a_walk_over_directories_is_one_listing() -> None:
-    """Where its first directory joins, because others look, the next ones do, too: else the walk would be of two."""
-    one = reader()
-    for directory in (1, 2):
-        one.lists(directory, FIRST, 0.0)
-    one.opened(7, FIRST, 1.0)
-    assert begins(one, 1, FIRST, 100.0)
-    one.lists(1, FIRST, 100.0)
-    assert not begins(one, 2, FIRST, 100.0)
+def test_who_lists_again(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    assert about(reader, 7, FIRST) == Listing(True, True, False)
+    assert about(reader, 8, FIRST) == Listing(True, False, False)
+    reader.opened(1, FIRST, 6.0)
+    assert about(reader, 7, FIRST) == Listing(True, True, True)
+    assert about(reader, 7, SECOND) == Listing(True, False, True)
 
 
-def test_one_that_only_looks_sees_growth_by_its_own_time() -> None:
-    one = reader()
-    one.lists(1, FIRST, 50.0)
-    assert not begins(one, 1, FIRST, 70.0)
-    one.lists(1, FIRST, 70.0)
-    assert begins(one, 1, FIRST, 111.0)
+def test_who_opens_the_same_file_again_used_it(reader: Reader) -> None:
+    reader.opened(1, FIRST, 4.0)
+    reader.lists(7, FIRST, 5.0)
+    reader.opened(1, FIRST, 6.0)
+    assert about(reader, 7, FIRST).opened_since
 
 
-def test_who_is_in_the_middle_of_its_listings() -> None:
-    one = reader()
-    assert not one.looks(FIRST, 0.0, SETTLE_S)
-    one.lists(1, FIRST, 0.0)
-    assert one.looks(FIRST, 60.0, SETTLE_S)
-    assert not one.looks(FIRST, 61.0, SETTLE_S), "nobody waits for ever"
-    assert not one.looks(SECOND, 1.0, SETTLE_S)
-    one.opened(7, FIRST, 1.0)
-    assert not one.looks(FIRST, 1.0, SETTLE_S)
+def test_a_listing_is_held_by_its_directory(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    reader.lists(8, FIRST, 5.0)
+    assert reader.holds == {7: Hold(1, 10), 8: Hold(1, 10)}
+    reader.lists(7, SECOND, 6.0)
+    assert reader.holds == {7: Hold(2, 20), 8: Hold(1, 10)}
 
 
-def test_nothing_begins_while_others_look() -> None:
-    one = reader()
-    one.lists(1, FIRST, 0.0)
-    one.opened(7, FIRST, 1.0)
-    known = one.about_to_list(1, FIRST, 100.0)
-    assert begins_generation(known, 100.0, SETTLE_S)
-    assert not begins_generation(known, 100.0, SETTLE_S, others_look=True)
+def test_a_listing_of_everything_lets_go_of_all_that_was_held(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    reader.lists(EVERYWHERE, SECOND, 6.0)
+    assert reader.holds == {EVERYWHERE: Hold(2, 20)}
+    reader.lists(8, THIRD, 7.0)
+    assert reader.holds == {EVERYWHERE: Hold(2, 20), 8: Hold(3, 30)}
 
 
-def test_silence_and_release() -> None:
-    one = reader()
-    one.lists(1, THIRD, 0.0)
-    one.opened(7, THIRD, 1.0)
-    assert not one.is_silent(1e6, 3600.0), "a file is open"
-    one.closed(2.0)
-    assert not one.is_silent(3602.0, 3600.0)
-    assert one.is_silent(3603.0, 3600.0)
-    one.release()
-    assert one.holds == {}
+def test_an_open_without_a_listing_holds_everything_of_the_first(reader: Reader) -> None:
+    reader.opened(1, None, 4.0)
+    assert reader.holds == {}
+    reader.opened(1, FIRST, 5.0)
+    reader.opened(2, SECOND, 6.0)
+    assert reader.holds == {EVERYWHERE: Hold(1, 10)}
+
+
+def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    reader.release()
+    reader.opened(1, SECOND, 6.0)
+    assert reader.holds == {}
+    assert about(reader, 7, FIRST) == Listing(True, True, True)  # it has listed all the same
+
+
+def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    reader.is_shown(7, 512)
+    reader.is_shown(7, 3)
+    reader.lists(8, FIRST, 5.0)
+    reader.is_shown(8, 5)
+    assert reader.files_shown == 520
+    reader.lists(7, FIRST, 5.0)  # the same once more
+    reader.is_shown(7, 515)
+    assert reader.files_shown == 520
+    reader.lists(EVERYWHERE, FIRST, 5.0)
+    reader.is_shown(EVERYWHERE, 600)
+    assert reader.files_shown == 600
+    reader.lists(7, SECOND, 6.0)
+    assert reader.files_shown == 0
+
+
+def test_who_listed_in_one_generation_listed_once(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    reader.lists(7, FIRST, 6.0)
+    reader.lists(8, FIRST, 7.0)
+    assert (reader.listed_once, reader.generation, reader.listed_at) == (True, 1, 7.0)
+    reader.lists(7, SECOND, 8.0)
+    assert (reader.listed_once, reader.generation, reader.listed_at) == (False, 2, 8.0)
+
+
+def test_who_opened_each_file_opened_all(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    reader.is_shown(7, 2)
+    for id in (1, 1, 1):
+        reader.opened(id, FIRST, 6.0)
+    assert (reader.opens, len(reader.files), reader.opened_all) == (3, 1, False)
+    reader.opened(2, FIRST, 6.0)
+    assert (len(reader.files), reader.opened_all) == (2, True)
+    reader.lists(7, SECOND, 7.0)
+    assert (len(reader.files), reader.opened_all) == (0, False)
+
+
+def test_what_it_left_unread_of_the_generation_before(reader: Reader) -> None:
+    reader.lists(7, FIRST, 5.0)
+    reader.is_shown(7, 4)
+    reader.opened(1, FIRST, 6.0)
+    assert reader.unread == 0
+    reader.lists(7, SECOND, 7.0)
+    assert reader.unread == 0.75
+    reader.is_shown(7, 1)
+    for id in (1, 2, 3):  # it may open what nobody showed it
+        reader.opened(id, SECOND, 8.0)
+    reader.lists(7, THIRD, 9.0)
+    assert reader.unread == 0
+
+
+def test_opens_that_waited(reader: Reader) -> None:
+    reader.opened(1, FIRST, 5.0, waited=True)
+    reader.opened(2, FIRST, 5.0)
+    assert (reader.opens, reader.waited) == (2, 1)
+
+
+def test_silence_begins_with_the_last_close(reader: Reader) -> None:
+    reader.lists(7, FIRST, 0.0)
+    assert not reader.is_silent(100.0, 100.0)
+    assert reader.is_silent(100.1, 100.0)
+    reader.opened(1, FIRST, 200.0)
+    reader.opened(2, FIRST, 200.0)
+    reader.closed(300.0)
+    assert not reader.is_silent(1e9, 100.0)
+    reader.closed(400.0)
+    assert not reader.is_silent(500.0, 100.0)
+    assert reader.is_silent(500.1, 100.0)
+
+
+def test_release_ends_what_is_held(reader: Reader) -> None:
+    reader.lists(7, FIRST, 0.0)
+    reader.release()
+    assert reader.holds == {}
+    reader.lists(7, FIRST, 1.0)
+    assert reader.holds == {7: Hold(1, 10)}

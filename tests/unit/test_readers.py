@@ -6,25 +6,37 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 import trio.lowlevel
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from growfs import readers as module
-from growfs.readers import EVERYWHERE, Readers, process, thread_group
+from growfs.reader import Reader
+from growfs.readers import FOREIGN, Readers, process, thread_group
+from growfs.rotation import EVERYWHERE, Generation, Hold
 from tests.unit.rooms import Rooms, file
 
 ME = os.getpid()
 SETTLE_S = 60.0
 
 
+HOLD_IDLE_S = 3600.0
+FILE = 5000
+"""The id of a file that is opened."""
+
+
 @pytest.fixture
-def readers(rooms: Rooms) -> Readers:
-    return Readers(rooms.store, SETTLE_S)
+async def readers(rooms: Rooms) -> AsyncIterator[Readers]:
+    readers = Readers(rooms.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readers.run)
+        nursery.start_soon(rooms.generations.run)
+        await wait_all_tasks_blocked()
+        yield readers
+        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -40,72 +52,87 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "100"])
 
 
-def generation(readers: Readers, pid: int, directory: int = 1) -> int:
-    return readers.listing(pid, directory)[1].number
+async def lists(readers: Readers, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
+    """Who it is that lists, and what it is shown."""
+    return readers.listing(pid, directory) or await readers.begin(pid, directory)
+
+
+async def generation(readers: Readers, pid: int, directory: int = 1) -> int:
+    _, shown = await lists(readers, pid, directory)
+    return shown.number
+
+
+async def gone(readers: Readers, process: subprocess.Popen[bytes]) -> None:
+    """End a process, and return when the readers know."""
+    process.kill()
+    process.wait()
+    with trio.fail_after(10):
+        while any(reader.pid == process.pid for reader in readers.living()):
+            await readers.released.wait()
 
 
 async def test_the_first_listing_begins_the_first_generation(readers: Readers) -> None:
-    assert generation(readers, ME) == 1
+    assert await generation(readers, ME) == 1
 
 
 async def test_an_epoch_is_a_generation(readers: Readers) -> None:
-    assert [generation(readers, ME), generation(readers, ME)] == [1, 1]
-    readers.opened(ME)
-    assert generation(readers, ME) == 2
-    assert generation(readers, ME) == 2
+    assert [await generation(readers, ME), await generation(readers, ME)] == [1, 1]
+    readers.opened(ME, FILE, False)
+    assert await generation(readers, ME) == 2
+    assert await generation(readers, ME) == 2
 
 
 async def test_the_directories_of_one_walk_are_of_one_generation(readers: Readers) -> None:
     for directory in (1, 2, 3):
-        assert generation(readers, ME, directory) == 1
-        readers.opened(ME)
-    assert generation(readers, ME, 1) == 2
-    assert generation(readers, ME, 2) == 2
+        assert await generation(readers, ME, directory) == 1
+        readers.opened(ME, FILE, False)
+    assert await generation(readers, ME, 1) == 2
+    assert await generation(readers, ME, 2) == 2
 
 
 async def test_a_second_process_joins(readers: Readers, other: int) -> None:
-    assert generation(readers, ME) == 1
-    readers.opened(ME)
-    assert generation(readers, other) == 1
+    assert await generation(readers, ME) == 1
+    readers.opened(ME, FILE, False)
+    assert await generation(readers, other) == 1
 
 
 async def test_who_only_looks_sees_growth_when_it_has_settled(
     readers: Readers, other: int, autojump_clock: MockClock
 ) -> None:
-    assert generation(readers, ME) == 1
+    assert await generation(readers, ME) == 1
     await trio.sleep(SETTLE_S)
-    assert generation(readers, ME) == 1
+    assert await generation(readers, ME) == 1
     await trio.sleep(0.1)
-    assert generation(readers, ME) == 2
+    assert await generation(readers, ME) == 2
     await trio.sleep(SETTLE_S + 0.1)
-    assert generation(readers, other) == 3
+    assert await generation(readers, other) == 3
     await trio.sleep(SETTLE_S + 0.1)
-    assert generation(readers, ME, 7) == 3
+    assert await generation(readers, ME, 7) == 3
 
 
 async def test_a_listing_of_everything_is_a_listing(readers: Readers) -> None:
-    assert generation(readers, ME, EVERYWHERE) == 1
-    readers.opened(ME)
-    assert generation(readers, ME, EVERYWHERE) == 2
+    assert await generation(readers, ME, EVERYWHERE) == 1
+    readers.opened(ME, FILE, False)
+    assert await generation(readers, ME, EVERYWHERE) == 2
 
 
 async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: Readers, other: int) -> None:
-    assert generation(readers, ME) == 1
-    readers.opened(other)
+    assert await generation(readers, ME) == 1
+    readers.opened(other, FILE, False)
     (reader,) = readers.living()
     assert (reader.pid, reader.opens) == (ME, 1)
-    assert generation(readers, ME) == 2
+    assert await generation(readers, ME) == 2
 
 
 async def test_an_opener_that_listed_itself_has_its_own_opens(readers: Readers, other: int) -> None:
-    generation(readers, ME)
-    generation(readers, other)
-    readers.opened(other)
+    await generation(readers, ME)
+    await generation(readers, other)
+    readers.opened(other, FILE, False)
     assert {reader.pid: reader.opens for reader in readers.living()} == {ME: 0, other: 1}
 
 
 async def test_an_opener_without_any_lister_is_a_reader(readers: Readers, other: int) -> None:
-    readers.opened(other)
+    readers.opened(other, FILE, False)
     (reader,) = readers.living()
     assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
 
@@ -123,8 +150,8 @@ async def test_a_thread_is_its_process(readers: Readers) -> None:
     while not tids:
         await trio.lowlevel.checkpoint()
     assert thread_group(tids[0]) == ME
-    assert generation(readers, tids[0]) == 1
-    readers.opened(tids[0])
+    assert await generation(readers, tids[0]) == 1
+    readers.opened(tids[0], FILE, False)
     assert [reader.pid for reader in readers.living()] == [ME]
     done.set()
     thread.join()
@@ -132,30 +159,31 @@ async def test_a_thread_is_its_process(readers: Readers) -> None:
 
 async def test_a_process_that_ended_is_no_reader(readers: Readers) -> None:
     child = sleeper()
-    generation(readers, child.pid)
+    await generation(readers, child.pid)
     assert [reader.pid for reader in readers.living()] == [child.pid]
-    child.kill()
-    child.wait()
+    await gone(readers, child)
     assert readers.living() == []
 
 
 async def test_readers_that_the_kernel_does_not_name_are_one(readers: Readers) -> None:
-    assert generation(readers, 0) == 1
-    readers.opened(0)
-    generation(readers, ME)
+    assert await generation(readers, 0) == 1
+    readers.opened(0, FILE, False)
+    await generation(readers, ME)
     living = {reader.pid: reader for reader in readers.living()}
     assert set(living) == {0, ME}
     assert (living[0].opens, living[0].command) == (1, "another pid namespace")
 
 
-async def test_a_crowd_of_readers_that_ended_is_forgotten(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READERS_MAX", 2)
+async def test_readers_that_ended_are_forgotten(readers: Readers) -> None:
     for _ in range(5):
         child = sleeper()
-        generation(readers, child.pid)
-        child.kill()
-        child.wait()
-    assert len(readers._readers) <= 2
+        await generation(readers, child.pid)
+        number = readers.opened(child.pid, FILE, False)
+        await gone(readers, child)
+        readers.closed(number)  # the kernel tells of that in its own time
+    assert readers.living() == []
+    assert not readers._readers
+    assert not readers._by_number
 
 
 def test_what_proc_tells_of_this_process() -> None:
@@ -183,10 +211,90 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
 
 async def test_what_a_reader_is_shown_counts_from_its_listing(readers: Readers, rooms: Rooms) -> None:
     await rooms.list([file("a/1")])
-    reader, _ = readers.listing(ME, 1)
-    reader.shown[1] = 5
-    readers.listing(ME, 2)
-    assert reader.shown[1] == 5
-    readers.opened(ME)
-    readers.listing(ME, 1)
-    assert (sum(reader.shown.values()), reader.generation) == (0, 2)
+    reader, _ = await lists(readers, ME, 1)
+    reader.is_shown(1, 5)
+    await lists(readers, ME, 2)
+    assert (reader.shown[1], reader.files_shown) == (5, 5)
+    readers.opened(ME, FILE, False)
+    await lists(readers, ME, 1)
+    assert (reader.files_shown, reader.generation) == (0, 2)
+
+
+# What they hold.
+
+
+async def test_a_reader_holds_what_it_listed_until_it_ends(readers: Readers) -> None:
+    child = sleeper()
+    _, shown = await lists(readers, child.pid, 7)
+    holds = readers.holds()
+    assert holds.cover(7, shown.last_seq, None)
+    assert holds.cover(7, shown.last_seq, shown.number + 1)
+    assert not holds.cover(7, shown.last_seq + 1, None)
+    assert not holds.cover(7, shown.last_seq, shown.number)
+    assert not holds.cover(8, shown.last_seq, None)
+    await gone(readers, child)
+    assert not readers.holds().cover(7, shown.last_seq, None)
+
+
+async def test_an_opener_without_any_lister_holds_everything_of_that_moment(readers: Readers, other: int) -> None:
+    child = sleeper()
+    await generation(readers, child.pid)
+    readers.opened(child.pid, FILE, False)
+    _, shown = await lists(readers, child.pid)
+    readers.opened(other, FILE, True)
+    (reader,) = [reader for reader in readers.living() if reader.pid == other]
+    assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
+    assert reader.holds == {EVERYWHERE: Hold(2, shown.last_seq)}
+    await gone(readers, child)
+
+
+async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: MockClock) -> None:
+    _, shown = await lists(readers, ME, 7)
+    number = readers.opened(ME, FILE, False)
+    await trio.sleep(2 * HOLD_IDLE_S)
+    assert readers.holds().cover(7, shown.last_seq, None)  # it has a file open
+    readers.closed(number)
+    await trio.sleep(HOLD_IDLE_S)
+    assert readers.holds().cover(7, shown.last_seq, None)
+    await trio.sleep(10)
+    assert not readers.holds().cover(7, shown.last_seq, None)
+    assert [reader.pid for reader in readers.living()] == [ME]
+
+
+async def test_release_ends_all_holds(readers: Readers, other: int) -> None:
+    await generation(readers, ME, 7)
+    await generation(readers, other, 8)
+    readers.release()
+    assert not any(readers.holds().cover(directory, 0, None) for directory in (7, 8))
+    assert len(readers.living()) == 2
+
+
+async def test_readers_that_cannot_be_told_apart_hold_everything(readers: Readers) -> None:
+    await generation(readers, FOREIGN)
+    assert readers.holds().cover(99, 1 << 40, 1)
+    assert readers.holds().foreign
+    readers.release()
+    assert not readers.holds().foreign
+
+
+async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: Readers) -> None:
+    readers.to_the_end = True
+    reader, _ = await lists(readers, ME, 7)
+    reader.is_shown(7, 2)
+    readers.opened(ME, FILE, False)
+    readers.opened(ME, FILE, False)
+    assert readers.holds().cover(7, 0, None)
+    readers.opened(ME, FILE + 1, False)
+    assert not readers.holds().cover(7, 0, None)
+
+
+async def test_two_who_ask_at_once_begin_one_generation(readers: Readers, other: int) -> None:
+    numbers = []
+
+    async def begin(pid: int) -> None:
+        numbers.append((await readers.begin(pid, 1))[1].number)
+
+    async with trio.open_nursery() as nursery:
+        for pid in (ME, other, FOREIGN):
+            nursery.start_soon(begin, pid)
+    assert numbers == [1, 1, 1]

@@ -1,8 +1,10 @@
-"""When a listing begins a generation, in the words of the rules; what it leaves out; who leaves when room is needed."""
+"""When a listing begins a generation, in the words of the rules; what it leaves out, what is held, and who leaves."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from growfs.rotation import (
     EVERYWHERE,
     Choice,
+    Generation,
     Hold,
     Holds,
     Kind,
@@ -19,6 +22,7 @@ from growfs.rotation import (
     Victim,
     begins_generation,
     eviction,
+    hold_on,
     last_shown,
     leave_out,
     turnover_bytes,
@@ -64,9 +68,13 @@ def test_what_readers_do(name: str, listing: Listing, age_s: float, expected: bo
     assert begins_generation(listing, age_s, SETTLE_S) is expected
 
 
-@given(st.lists(st.integers(0, 100), max_size=12), st.integers(1, 600))
-def test_as_few_leave_as_make_the_room_in_order(sizes: list[int], need: int) -> None:
-    victims = [Victim(id, size) for id, size in enumerate(sizes)]
+VICTIMS = st.lists(st.integers(0, 100), max_size=16)
+
+
+@given(VICTIMS, st.integers(1, 600))
+def test_as_few_leave_as_make_the_room_in_order(bytes: list[int], need: int) -> None:
+    victims = [Victim(id, size) for id, size in enumerate(bytes)]
+    sizes = dict(enumerate(bytes))
     chosen = eviction(victims, need)
     assert chosen == [victim.id for victim in victims][: len(chosen)]
     if chosen:
@@ -76,92 +84,270 @@ def test_as_few_leave_as_make_the_room_in_order(sizes: list[int], need: int) -> 
         assert sum(sizes) < need
 
 
-def test_no_more_victims_are_looked_for_than_are_needed() -> None:
-    assert eviction((Victim(id, 10) for id in itertools.count()), 15) == [0, 1]
+def test_the_first_leave_first() -> None:
+    assert eviction([Victim(9, 10), Victim(8, 10), Victim(1, 10)], 30) == [9, 8, 1]
+    assert eviction([Victim(9, 10), Victim(1, 10), Victim(2, 10)], 15) == [9, 1]
+
+
+def test_what_leaves_as_one_leaves_whole() -> None:
+    pair = [Victim(1, 10, turn=5), Victim(2, 10, turn=5)]
+    assert eviction([*pair, Victim(3, 10, turn=6)], 10) == [1, 2]
+    assert eviction([Victim(3, 10, turn=4), *pair], 10) == [3]
+    assert eviction([Victim(3, 10, turn=4), *pair], 11) == [3, 1, 2]
 
 
 def test_nobody_leaves_in_vain() -> None:
     assert eviction([Victim(9, 10), Victim(1, 10)], 21) == []
 
 
-def unit(id: int, kind: Kind = (1, "rec"), **facts: bool) -> Unit:
-    return Unit((id,), (kind,), 10, **facts)
+# What a new generation leaves out.
 
 
-def test_what_is_shown_longest_is_left_out_as_far_as_needed() -> None:
-    assert leave_out(map(unit, range(1, 9)), {(1, "rec"): 8}, 25) == Choice([1, 2, 3], [], 30)
+def unit(id: int, bytes: int = 10, kind: Kind = (1, "jpg"), **state: bool) -> Unit:
+    """A file that leaves alone."""
+    return Unit((id,), (kind,), bytes, **state)
 
 
-def test_of_each_kind_one_file_stays() -> None:
-    kinds = {(1, "rec"): 2, (2, "rec"): 1, (1, "json"): 1}
-    units = [unit(1), unit(2), unit(3, (2, "rec")), unit(4, (1, "json"))]
-    assert leave_out(units, kinds, 40).left_out == [1]
+def plenty(units: Iterable[Unit], more: int = 1) -> dict[Kind, int]:
+    """So many files of each kind that all of the units may leave."""
+    counts = Counter(kind for unit in units for kind in unit.kinds)
+    return {kind: count + more for kind, count in counts.items()}
 
 
-def test_what_nobody_opened_goes_to_the_back_once() -> None:
-    units = [unit(1, opened=False), unit(2, opened=False, spared=True), unit(3), unit(4)]
-    assert leave_out(units, {(1, "rec"): 9}, 20) == Choice([2, 3], [1], 20)
+Drawn = list[tuple[tuple[Kind, ...], int, bool, bool, bool, bool]]
+UNITS = st.lists(
+    st.builds(
+        lambda kinds, bytes, once, left_out, opened, spared: (tuple(kinds), bytes, once, left_out, opened, spared),
+        st.lists(st.sampled_from([(1, "jpg"), (1, "txt"), (2, "jpg")]), min_size=1, max_size=3),
+        st.integers(0, 100),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=12,
+)
 
 
-def test_what_nobody_opened_is_left_out_where_there_is_nothing_else() -> None:
-    units = [unit(1, opened=False), unit(2, opened=False), unit(3)]
-    assert leave_out(units, {(1, "rec"): 9}, 20) == Choice([3, 1], [2], 20)
+def numbered(drawn: Drawn) -> list[Unit]:
+    """Units with ids of their own; what is left out already comes first."""
+    ids = itertools.count(1)
+    ordered = sorted(drawn, key=lambda state: not state[3])
+    return [
+        Unit(tuple(next(ids) for _ in kinds), kinds, bytes, once, left_out, opened, spared)
+        for kinds, bytes, once, left_out, opened, spared in ordered
+    ]
 
 
-def test_what_one_that_listed_once_was_shown_comes_last() -> None:
-    units = [unit(1, once=True, left_out=True), unit(2, once=True), unit(3), unit(4)]
-    assert leave_out(units, {(1, "rec"): 9}, 30).left_out == [3, 4, 1]
+def rank(unit: Unit) -> int:
+    """Who goes before whom: what nobody holds that listed only once; of that what was opened, spared, or left out."""
+    if unit.once:
+        return 2
+    return 0 if unit.opened or unit.spared or unit.left_out else 1
 
 
-def test_a_group_leaves_whole_or_stays() -> None:
-    both = Unit((1, 2), ((1, "jpg"), (1, "json")), 20)
-    assert leave_out([both, unit(3, (1, "jpg"))], {(1, "jpg"): 2, (1, "json"): 1}, 10).left_out == [3]
-    assert leave_out([both, unit(3, (1, "jpg"))], {(1, "jpg"): 2, (1, "json"): 2}, 10).left_out == [1, 2]
+@given(UNITS, st.integers(0, 600))
+def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> None:
+    units = numbered(drawn)
+    in_order = sorted(units, key=rank)
+    chosen = leave_out(units, plenty(units), need)
+    expected: list[int] = []
+    freed = 0
+    for unit in in_order:
+        if freed >= need:
+            break
+        expected.extend(unit.ids)
+        freed += unit.bytes
+    assert chosen.left_out == expected
 
 
-def test_exactly_so_many_files() -> None:
-    assert leave_out(map(unit, range(1, 9)), {(1, "rec"): 8}, 0, files=3).left_out == [1, 2, 3]
+@given(UNITS, st.integers(0, 600), st.integers(0, 2))
+def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: int, more: int) -> None:
+    units = numbered(drawn)
+    listed = plenty(units, more)
+    chosen = leave_out(units, listed, need)
+    gone = set(chosen.left_out)
+    left = Counter(listed) - Counter(kind for unit in units if unit.ids[0] in gone for kind in unit.kinds)
+    assert all(left[kind] >= 1 for kind in listed)
+    assert all(len(gone & set(unit.ids)) in (0, len(unit.ids)) for unit in units)
+    if sum(unit.bytes for unit in units if unit.ids[0] in gone) < need:  # then no more could go
+        for unit in units:
+            if unit.ids[0] not in gone:
+                assert any(left[kind] <= Counter(unit.kinds)[kind] for kind in unit.kinds)
+
+
+@given(UNITS, st.integers(0, 600))
+def test_to_the_back_go_those_never_opened_once_and_only_those(drawn: Drawn, need: int) -> None:
+    units = {unit.ids: unit for unit in numbered(drawn)}
+    chosen = leave_out(units.values(), plenty(units.values()), need)
+    for ids in chosen.to_the_back:
+        assert rank(units[ids]) == 1
+        assert not set(ids) & set(chosen.left_out)
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(0, 15), st.integers(0, 100))
+def test_exactly_so_many_files_where_a_number_is_asked_for(opened: list[bool], files: int, need: int) -> None:
+    units = [unit(id, opened=opened) for id, opened in enumerate(opened, 1)]
+    chosen = leave_out(units, plenty(units), need, files)
+    assert len(chosen.left_out) == min(files, len(units))
+
+
+def test_a_group_too_large_for_the_number_gives_way_to_smaller_ones() -> None:
+    pair = Unit((1, 2), ((1, "jpg"), (1, "txt")), 20)
+    assert leave_out([unit(3), pair, unit(4)], {(1, "jpg"): 9, (1, "txt"): 9}, 0, 2).left_out == [3, 4]
+
+
+def test_what_is_left_out_already_stays_so_where_it_is_enough() -> None:
+    units = [unit(1, left_out=True), unit(2, left_out=True), unit(3)]
+    assert leave_out(units, plenty(units), 10).left_out == [1]  # 2 is shown again
+    assert leave_out(units, plenty(units), 20).left_out == [1, 2]
+    assert leave_out(units, plenty(units), 21).left_out == [1, 2, 3]
+
+
+def test_nothing_is_left_out_where_nothing_is_needed() -> None:
+    units = [unit(1, left_out=True), unit(2), unit(3, opened=False)]
+    assert leave_out(units, plenty(units), 0) == Choice()
+
+
+def test_what_a_reader_holds_that_listed_once_goes_last() -> None:
+    units = [unit(1, once=True), unit(2, opened=False), unit(3), unit(4, once=True, left_out=True)]
+    assert leave_out(units, plenty(units), 40).left_out == [3, 2, 1, 4]
+    assert leave_out(units, plenty(units), 10).left_out == [3]
+
+
+def test_a_file_never_opened_goes_to_the_back_once() -> None:
+    units = [unit(1, opened=False), unit(2)]
+    assert leave_out(units, plenty(units), 10) == Choice([2], [(1,)])
+    again = [unit(2, left_out=True), unit(1, opened=False, spared=True)]
+    assert leave_out(again, plenty(again), 20) == Choice([2, 1], [])
+
+
+def test_a_file_never_opened_leaves_where_no_other_can() -> None:
+    units = [unit(1, opened=False), unit(2, opened=False), unit(3, once=True)]
+    assert leave_out(units, plenty(units), 10) == Choice([1], [(2,)])
+    assert leave_out(units, plenty(units), 30) == Choice([1, 2, 3], [])
+
+
+def test_the_last_of_a_kind_waits_for_its_successor() -> None:
+    units = [unit(1, kind=(1, "txt")), unit(2), unit(3)]
+    assert leave_out(units, {(1, "txt"): 1, (1, "jpg"): 2}, 99).left_out == [2]
+    assert leave_out(units, {(1, "txt"): 2, (1, "jpg"): 3}, 99).left_out == [1, 2, 3]
+
+
+def test_the_queue_is_read_only_as_far_as_needed() -> None:
+    read = []
+
+    def queue() -> Iterator[Unit]:
+        for id in range(1, 1000):
+            read.append(id)
+            yield unit(id)
+
+    assert leave_out(queue(), {(1, "jpg"): 1000}, 30).left_out == [1, 2, 3]
+    assert len(read) <= 4
 
 
 @pytest.mark.parametrize(
-    ("limit", "share", "largest", "lacking", "free", "expected"),
+    ("name", "limit", "share", "largest", "lacking", "free", "expected"),
     [
-        (1000, 0.2, 10, 5000, 0, 200),
-        (1000, 0.2, 10, 5000, 150, 50),
-        (1000, 0.2, 10, 5000, 900, 0),
-        (1000, 0.2, 150, 5000, 0, 300),  # two of the largest
-        (1000, 0.2, 10, 70, 0, 70),  # never more than the catalog lacks
-        (1000, 0.2, 800, 5000, 0, 1000),
+        ("a share of a full cache", 1000, 0.2, 10, 9000, 0, 200),
+        ("with what is free", 1000, 0.2, 10, 9000, 150, 50),
+        ("more is free", 1000, 0.2, 10, 9000, 500, 0),
+        ("two of the largest files", 1000, 0.2, 300, 9000, 0, 600),
+        ("not more than the cache", 1000, 0.2, 800, 9000, 0, 1000),
+        ("not more than is lacking", 1000, 0.2, 10, 70, 0, 70),
+        ("nothing is lacking", 1000, 0.2, 300, 0, 0, 0),
+        ("a resident set that is larger than the catalog", 1000, 0.2, 300, -5, 0, 0),
+        ("whole bytes", 999, 0.2, 10, 9000, 0, 200),
+        ("over the limit", 1000, 0.2, 10, 9000, -100, 300),
     ],
 )
-def test_how_much_is_left_out(limit: int, share: float, largest: int, lacking: int, free: int, expected: int) -> None:
+def test_how_much_is_left_out(
+    name: str, limit: int, share: float, largest: int, lacking: int, free: int, expected: int
+) -> None:
     assert turnover_bytes(limit, share, largest, lacking, free) == expected
 
 
-HOLD = Hold(generation=5, last_seq=100)
+# Generations, and what is held of them.
+
+
+def test_a_generation_shows_what_it_does_not_leave_out() -> None:
+    third = Generation(3, 100, 0.0, changes={7: 3, 8: None})
+    assert third.shows(1, None)
+    assert third.shows(1, 4)
+    assert not third.shows(1, 3)
+    assert not third.shows(1, 2)
+    assert not third.shows(7, None)  # what its files do not tell yet
+    assert third.shows(8, 2)
+
+
+def test_a_hold_covers_what_its_generation_showed() -> None:
+    hold = Hold(3, 100)
+    assert hold.covers(100, None)
+    assert not hold.covers(101, None)
+    assert hold.covers(1, 4)
+    assert not hold.covers(1, 3)
 
 
 @pytest.mark.parametrize(
-    ("seq", "left_out", "held"),
-    [(100, None, True), (101, None, False), (1, 6, True), (1, 5, False), (1, 4, False)],
+    ("holds", "expected"),
+    [
+        ({}, None),
+        ({7: Hold(1, 10)}, Hold(1, 10)),
+        ({8: Hold(1, 10)}, None),
+        ({EVERYWHERE: Hold(1, 10)}, Hold(1, 10)),
+        ({EVERYWHERE: Hold(1, 10), 7: Hold(2, 20)}, Hold(2, 20)),
+        ({EVERYWHERE: Hold(2, 20), 7: Hold(1, 10)}, Hold(2, 20)),
+    ],
 )
-def test_a_hold_covers_what_its_generation_showed(seq: int, left_out: int | None, held: bool) -> None:
-    assert HOLD.covers(seq, left_out) is held
-    assert Holds([{7: HOLD}]).cover(7, seq, left_out) is held
-    assert Holds([{EVERYWHERE: HOLD}]).cover(7, seq, left_out) is held
-    assert not Holds([{8: HOLD}]).cover(7, seq, left_out)
-    assert Holds([{8: HOLD}], foreign=True).cover(7, seq, left_out)
+def test_the_last_listing_is_what_a_process_holds(holds: dict[int, Hold], expected: Hold | None) -> None:
+    assert hold_on(holds, 7) == expected
 
 
-def test_the_last_listing_of_a_directory_is_what_is_held() -> None:
-    later = Hold(6, 200)
-    assert Holds([{7: HOLD, EVERYWHERE: later}]).cover(7, 150, None)
-    assert not Holds([{7: HOLD, EVERYWHERE: later}]).cover(7, 1, 6)
+def test_a_file_is_held_by_anyone() -> None:
+    holds = Holds([{7: Hold(1, 10)}, {8: Hold(2, 20)}, {EVERYWHERE: Hold(3, 5)}, {}])
+    assert holds.cover(7, 10, None)
+    assert holds.cover(7, 10, 2)
+    assert not holds.cover(7, 11, None)
+    assert not holds.cover(7, 10, 1)
+    assert holds.cover(8, 20, 3)
+    assert holds.cover(99, 5, 4)
+    assert not holds.cover(99, 6, None)
+
+
+def test_a_directory_that_is_listed_again_lets_go_of_what_everything_held() -> None:
+    holds = Holds([{EVERYWHERE: Hold(1, 10), 7: Hold(4, 40)}])
+    assert not holds.cover(7, 5, 3)
+    assert holds.cover(8, 5, 3)
+
+
+def test_who_cannot_be_told_apart_holds_everything() -> None:
+    assert Holds(foreign=True).cover(7, 1 << 40, 1)
+    assert not Holds().cover(7, 1, None)
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 3), st.builds(Hold, st.integers(1, 5), st.integers(0, 9)))), st.data())
+def test_holds_are_those_of_each_process(readers: list[dict[int, Hold]], data: st.DataObject) -> None:
+    directory, seq = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 9))
+    left_out = data.draw(st.none() | st.integers(1, 6))
+    each = [hold.covers(seq, left_out) for holds in readers if (hold := hold_on(holds, directory))]
+    assert Holds(readers).cover(directory, seq, left_out) == any(each)
+
+
+def test_no_more_victims_are_looked_for_than_are_needed() -> None:
+    assert eviction((Victim(id, 10) for id in itertools.count()), 15) == [0, 1]
 
 
 def test_what_was_admitted_last_waits_where_nothing_else_makes_room() -> None:
-    newest = [(seq, (1, "rec"), 10) for seq in range(20, 10, -1)]
-    assert last_shown(newest, {(1, "rec"): 20}, [], 30, 20) == 17
-    assert last_shown(newest, {(1, "rec"): 20}, [], 1000, 20) == 15, "half of them is shown"
-    assert last_shown(newest, {(1, "rec"): 20}, [], -10, 20) == 20
-    assert last_shown(newest, {(1, "rec"): 20}, [(1, "rec")] * 18, 1000, 20) == 19, "a directory is never empty"
+    kind = (1, "rec")
+    newest = [(seq, [kind], 10) for seq in range(20, 10, -1)]
+    assert last_shown(newest, {kind: 20}, [], 30, 20) == 17
+    assert last_shown(newest, {kind: 20}, [], 1000, 20) == 15, "half of them is shown"
+    assert last_shown(newest, {kind: 20}, [], -10, 20) == 20
+    assert last_shown(newest, {kind: 20}, [kind] * 18, 1000, 20) == 19, "a directory is never empty"
+
+
+def test_a_group_waits_whole() -> None:
+    jpg, json = (1, "jpg"), (1, "json")
+    newest = [(19, [json, jpg], 20), (17, [json, jpg], 20), (15, [json, jpg], 20)]
+    assert last_shown(newest, {jpg: 9, json: 9}, [], 30, 20) == 18
+    assert last_shown(newest, {jpg: 9, json: 9}, [json] * 8, 30, 20) == 20, "the last of a kind"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs.sampling import Candidate, draw_key, draw_order, extension
+from growfs.sampling import Candidate, Order, Pass, draw_key, draw_order, extension, group_of, units
 
 NAMES = st.sets(
     st.builds(
@@ -23,31 +24,63 @@ NAMES = st.sets(
 )
 
 
-def candidates(paths: list[str], resident: Set[str] = frozenset(), drawn: Set[str] = frozenset()) -> list[Candidate]:
+SIZE = 10
+
+
+def candidates(
+    paths: list[str],
+    resident: Set[str] = frozenset(),
+    drawn: Set[str] = frozenset(),
+    frozen: Set[str] = frozenset(),
+) -> list[Candidate]:
     """Candidates with ids that follow the names, whatever their order here."""
     ids = {path: number for number, path in enumerate(sorted(paths), 1)}
     folders = {folder: number for number, folder in enumerate(sorted({path.rpartition("/")[0] for path in paths}), 1)}
     return [
         Candidate(
-            ids[path], folders[path.rpartition("/")[0]], path, path in resident, path in resident or path in drawn
+            id=ids[path],
+            directory=folders[path.rpartition("/")[0]],
+            path=path,
+            size=SIZE,
+            resident=path in resident,
+            drawn=path in resident or path in drawn,
+            frozen=path in frozen,
         )
         for path in paths
     ]
 
 
+def whole_order(
+    paths: Set[str],
+    asked: Pass,
+    resident: Set[str] = frozenset(),
+    drawn: Set[str] = frozenset(),
+    frozen: Set[str] = frozenset(),
+    shuffle: int = 0,
+) -> Order:
+    """The order of a pass over these."""
+    listed = sorted(paths)
+    random.Random(shuffle).shuffle(listed)
+    return draw_order(candidates(listed, resident, drawn, frozen), asked)
+
+
+def named(paths: Set[str], ids: Sequence[int]) -> list[str]:
+    """The paths of ids of an order."""
+    names = dict(enumerate(sorted(paths), 1))
+    return [names[abs(id)] for id in ids]
+
+
 def order(
-    paths: set[str],
+    paths: Set[str],
     seed: int = 0,
     resident: Set[str] = frozenset(),
     drawn: Set[str] = frozenset(),
     shuffle: int = 0,
 ) -> tuple[list[str], list[str]]:
     """(seeds, rest) as paths."""
-    listed = sorted(paths)
-    random.Random(shuffle).shuffle(listed)
-    names = dict(enumerate(sorted(paths), 1))
-    seeds, rest = draw_order(candidates(listed, resident, drawn), seed, 1)
-    return [names[id] for id in seeds], [names[id] for id in rest]
+    made = whole_order(paths, Pass(seed, 1), resident, drawn, shuffle=shuffle)
+    assert not len(made.frozen)
+    return named(paths, made.seeds), named(paths, made.rest)
 
 
 @given(NAMES, st.integers(0, 3), st.integers(0, 99))
@@ -103,7 +136,7 @@ def test_another_seed_is_another_order() -> None:
 
 def test_another_pass_is_another_order() -> None:
     files = candidates([f"a/{number}.jpg" for number in range(50)])
-    assert draw_order(files, 0, 1)[1] != draw_order(files, 0, 2)[1]
+    assert list(draw_order(files, Pass(0, 1)).rest) != list(draw_order(files, Pass(0, 2)).rest)
 
 
 def test_the_key_is_the_same_for_ever() -> None:
@@ -118,3 +151,163 @@ def test_the_key_is_the_same_for_ever() -> None:
 )
 def test_extension(path: str, expected: str) -> None:
     assert extension(path) == expected
+
+
+# Frozen files.
+
+
+def flat(*parts: Sequence[int]) -> list[int]:
+    return [id for part in parts for id in part]
+
+
+@given(NAMES, st.data())
+def test_frozen_files_come_first_and_once(paths: set[str], data: st.DataObject) -> None:
+    frozen = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
+    made = whole_order(paths, Pass(0, 1), frozen=frozen)
+    assert set(named(paths, made.frozen)) == frozen
+    assert Counter(named(paths, flat(made.frozen, made.seeds, made.rest))) == Counter(paths)
+
+
+@given(NAMES, st.data())
+def test_frozen_files_that_were_drawn_are_not_drawn_again(paths: set[str], data: st.DataObject) -> None:
+    drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
+    made = whole_order(paths, Pass(0, 1), frozen=paths, drawn=drawn)
+    assert set(named(paths, made.frozen)) == paths - drawn
+
+
+# Shares: each node of a job draws its own.
+
+NODES = 8
+MANY = {f"c{number % 40}/{number:05}.jpg" for number in range(4000)}
+
+
+def shares(paths: Set[str], nodes: int, frozen: Set[str] = frozenset(), group: str | None = None) -> list[Order]:
+    """The order of each node."""
+    return [whole_order(paths, Pass(0, 1, (node, nodes), group), frozen=frozen) for node in range(nodes)]
+
+
+@given(NAMES, st.integers(1, 5), st.data())
+def test_shares_are_disjoint_and_together_everything(paths: set[str], nodes: int, data: st.DataObject) -> None:
+    """But for what every node has: seeds, and frozen files."""
+    frozen = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
+    orders = shares(paths, nodes, frozen)
+    assert {frozenset(named(paths, order.seeds)) for order in orders} == {frozenset(named(paths, orders[0].seeds))}
+    assert all(set(named(paths, order.frozen)) == frozen for order in orders)
+    everywhere = {*named(paths, orders[0].seeds), *frozen}
+    rest = Counter(path for order in orders for path in named(paths, order.rest))
+    assert not rest.keys() & everywhere
+    assert rest == Counter(paths - everywhere)
+
+
+@given(NAMES, st.integers(1, 5), st.data())
+def test_the_figures_of_a_share_are_those_of_all_that_it_ever_draws(
+    paths: set[str], nodes: int, data: st.DataObject
+) -> None:
+    drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
+    for node in range(nodes):
+        fresh = whole_order(paths, Pass(0, 1, (node, nodes)))
+        assert fresh.files == len(flat(fresh.seeds, fresh.rest))
+        assert fresh.bytes == SIZE * fresh.files
+        later = whole_order(paths, Pass(0, 1, (node, nodes)), drawn=drawn)
+        assert (later.files, later.bytes) == (fresh.files, fresh.bytes)
+        assert whole_order(paths, Pass(0, 1, (node, nodes), size_max=SIZE - 1)).bytes == 0
+
+
+def test_shares_are_of_one_size() -> None:
+    counts = [len(order.rest) for order in shares(MANY, NODES)]
+    files = sum(counts)
+    sigma = math.sqrt(files / NODES * (1 - 1 / NODES))
+    assert files == len(MANY) - 40
+    assert all(abs(count - files / NODES) < 5 * sigma for count in counts)
+
+
+def test_a_catalog_that_grows_moves_no_file_to_another_node() -> None:
+    few = set(sorted(MANY)[:1000])
+    before = [frozenset(path for path in few if Pass(0, 1, (node, NODES)).has(path)) for node in range(NODES)]
+    after = [frozenset(path for path in MANY if Pass(0, 1, (node, NODES)).has(path)) for node in range(NODES)]
+    assert [share & few for share in after] == before
+
+
+def test_a_share_is_the_same_in_each_pass_and_another_with_another_seed() -> None:
+    def share(seed: int, number: int) -> frozenset[str]:
+        return frozenset(path for path in MANY if Pass(seed, number, (0, NODES)).has(path))
+
+    assert share(0, 1) == share(0, 2)
+    assert share(0, 1) != share(1, 1)
+
+
+# Groups: files that are drawn as one.
+
+PAIRS = st.sets(
+    st.builds(
+        "{}/{}.{}".format,
+        st.sampled_from(["a", "b"]),
+        st.text("xy01", min_size=1, max_size=3),
+        st.sampled_from(["jpg", "json", "txt"]),
+    ),
+    max_size=30,
+)
+TEMPLATES = st.sampled_from(["{stem}", "{name}", "{parent}"])
+
+
+def draws(paths: Set[str], made: Order) -> list[set[str]]:
+    """What is drawn as one, in order."""
+    return [set(named(paths, unit)) for part in (made.frozen, made.seeds, made.rest) for unit in units(part)]
+
+
+@given(PAIRS, TEMPLATES, st.integers(1, 3), st.data())
+def test_a_group_is_drawn_as_one_and_once(paths: set[str], group: str, number: int, data: st.DataObject) -> None:
+    frozen = data.draw(st.sets(st.sampled_from(sorted(paths)), max_size=2)) if paths else set()
+    drawn = draws(paths, whole_order(paths, Pass(0, number, None, group), frozen=frozen))
+    assert sum(map(len, drawn)) == len(paths)
+    groups: dict[str, set[str]] = {}
+    for path in paths:
+        groups.setdefault(group_of(group, path), set()).add(path)
+    assert sorted(map(sorted, drawn)) == sorted(map(sorted, groups.values()))
+    frozen_groups = {group_of(group, path) for path in frozen}
+    first = drawn[: len(frozen_groups)]
+    assert {group_of(group, path) for unit in first for path in unit} == frozen_groups
+
+
+@given(PAIRS, st.data())
+def test_a_group_that_is_drawn_in_part_is_drawn_whole(paths: set[str], data: st.DataObject) -> None:
+    drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
+    units_left = draws(paths, whole_order(paths, Pass(0, 1, None, "{stem}"), drawn=drawn))
+    missing = {group_of("{stem}", path) for path in paths - drawn}
+    assert {group_of("{stem}", path) for unit in units_left for path in unit} >= missing
+    for unit in units_left:
+        (group,) = {group_of("{stem}", path) for path in unit}
+        assert unit == {path for path in paths if group_of("{stem}", path) == group}
+
+
+@given(PAIRS, st.integers(1, 4), TEMPLATES, st.data())
+def test_a_group_is_of_one_share_and_counts_whole(paths: set[str], nodes: int, group: str, data: st.DataObject) -> None:
+    frozen = data.draw(st.sets(st.sampled_from(sorted(paths)), max_size=2)) if paths else set()
+    orders = shares(paths, nodes, frozen, group)
+    for made in orders:
+        assert made.files == sum(map(len, draws(paths, made)))
+    assert {path for made in orders for unit in draws(paths, made) for path in unit} == paths
+
+
+def test_units() -> None:
+    assert list(units([])) == []
+    assert list(units([5, 6, -7, -8, 9])) == [[5], [6, 7, 8], [9]]
+
+
+@pytest.mark.parametrize(
+    ("template", "path", "expected"),
+    [
+        (None, "a/x.jpg", "a/x.jpg"),
+        ("{stem}", "a/x.jpg", "a/x"),
+        ("{stem}", "x.jpg", "x"),
+        ("{stem}", "a.d/x", "a.d/x"),
+        ("{stem}", "a/x.tar.gz", "a/x.tar"),
+        ("{stem}", "a/.hidden", "a/.hidden"),
+        ("{name}", "a/b/x.jpg", "x"),
+        ("{parent}", "a/b/x.jpg", "a/b"),
+        ("{parent}", "x.jpg", ""),
+        ("{parent}-{name}", "a/x.jpg", "a-x"),
+    ],
+)
+def test_group_of(template: str | None, path: str, expected: str) -> None:
+    assert group_of(template, path) == expected

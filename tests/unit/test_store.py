@@ -13,6 +13,7 @@ import trio
 from growfs import disk
 from growfs.disk import BLOCK
 from growfs.openfiles import OpenFile
+from growfs.rotation import Generation, Holds
 from tests.unit.rooms import Rooms, file, open_rooms
 
 
@@ -187,21 +188,25 @@ async def test_the_order_of_admission_is_kept(rooms: Rooms) -> None:
     paths = [f"a/{number}" for number in (3, 1, 2)]
     await listed(rooms, *paths)
     await rooms.store.admit([rooms.draft(path, b"x") for path in paths], 1)
-    assert [node.name for node in rooms.store.listed(rooms.node("a").id, 0, 1 << 40, 10, 0)] == ["3", "1", "2"]
+    everything = Generation(1, 1 << 40, 0.0)
+    assert [node.name for node in rooms.generations.listed(rooms.node("a").id, 0, everything, 10, 0)] == ["3", "1", "2"]
 
 
 async def test_a_generation_is_frozen(rooms: Rooms) -> None:
     await rooms.list([file("a/1", 100), file("a/2", 50), file("a/3")])
     await rooms.admit("a/1")
-    first = rooms.store.begin_generation()
+    first = await rooms.begin()
+    assert first
     await rooms.admit("a/2", content=b"x" * 50)
     folder = rooms.node("a").id
-    assert [node.name for node in rooms.store.listed(folder, 0, first.last_seq, 10, 0)] == ["1"]
-    assert rooms.store.listed_totals() == (1, 100)
-    second = rooms.store.begin_generation()
+    assert [node.name for node in rooms.generations.listed(folder, 0, first, 10, 0)] == ["1"]
+    assert (first.files, *rooms.generations.totals()) == (1, 1, 100)
+    second = await rooms.begin()
+    assert second
     assert second.number == first.number + 1
-    assert [node.name for node in rooms.store.listed(folder, 0, second.last_seq, 10, 0)] == ["1", "2"]
-    assert rooms.store.listed_totals() == (2, 150)
+    assert [node.name for node in rooms.generations.listed(folder, 0, second, 10, 0)] == ["1", "2"]
+    assert [node.name for node in rooms.generations.listed(folder, 0, first, 10, 0)] == ["1"]
+    assert (second.files, *rooms.generations.totals()) == (2, 2, 150)
 
 
 async def full(rooms: Rooms, count: int = 6, shown: int = 3) -> None:
@@ -209,7 +214,7 @@ async def full(rooms: Rooms, count: int = 6, shown: int = 3) -> None:
     paths = [f"a/{number}.jpg" for number in range(count)]
     await listed(rooms, *paths, "a/more.jpg")
     await rooms.admit(*paths[:shown])
-    rooms.store.begin_generation()
+    await rooms.begin()
     await rooms.admit(*paths[shown:])
     rooms.store.limit_bytes = count * BLOCK
 
@@ -219,7 +224,7 @@ async def leaving(rooms: Rooms) -> list[str]:
     order: list[str] = []
     while True:
         before = rooms.resident()
-        reserved = await rooms.store.reserve_by_eviction(BLOCK)
+        reserved = await rooms.store.reserve_by_eviction(BLOCK, Holds())
         if reserved is None:
             return order
         rooms.store.unreserve(reserved)
@@ -248,10 +253,10 @@ async def test_a_directory_keeps_one_of_each_extension(rooms: Rooms) -> None:
     paths = ["a/1.jpg", "a/2.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg"]
     await listed(rooms, *paths)
     await rooms.admit(*paths)
-    rooms.store.begin_generation()
-    assert not await rooms.store.shrink(0)
+    await rooms.begin()
+    assert not await rooms.store.shrink(0, Holds())
     rooms.store.limit_bytes = 4 * BLOCK
-    assert await rooms.store.reserve_by_eviction(BLOCK)
+    assert await rooms.store.reserve_by_eviction(BLOCK, Holds())
     kinds = {(path.partition("/")[0], path.rpartition(".")[2]) for path in rooms.resident()}
     assert kinds == {("a", "jpg"), ("a", "txt"), ("b", "jpg")}
 
@@ -259,27 +264,27 @@ async def test_a_directory_keeps_one_of_each_extension(rooms: Rooms) -> None:
 async def test_nobody_leaves_where_room_is_left(rooms: Rooms) -> None:
     await full(rooms)
     rooms.store.limit_bytes += BLOCK
-    assert await rooms.store.reserve_by_eviction(BLOCK)
+    assert await rooms.store.reserve_by_eviction(BLOCK, Holds())
     assert len(rooms.resident()) == 6
 
 
 async def test_making_room_for_many_blocks(rooms: Rooms) -> None:
     await full(rooms)
-    assert await rooms.store.reserve_by_eviction(3 * BLOCK) == 3 * BLOCK
+    assert await rooms.store.reserve_by_eviction(3 * BLOCK, Holds()) == 3 * BLOCK
     assert rooms.store.used_bytes == rooms.store.limit_bytes
     assert rooms.resident() == {"a/0.jpg", "a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_lower_limit_evicts_down_to_it(rooms: Rooms) -> None:
     await full(rooms)
-    assert await rooms.store.shrink(2 * BLOCK)
+    assert await rooms.store.shrink(2 * BLOCK, Holds())
     assert rooms.store.used_bytes == 2 * BLOCK
     assert rooms.resident() == {"a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_limit_under_what_must_stay_is_told(rooms: Rooms) -> None:
     await full(rooms, count=1, shown=1)
-    assert not await rooms.store.shrink(0)
+    assert not await rooms.store.shrink(0, Holds())
     assert rooms.resident() == {"a/0.jpg"}
 
 
@@ -287,7 +292,7 @@ async def test_room_that_is_wanted_twice_is_made_twice(rooms: Rooms) -> None:
     await full(rooms)
 
     async def take() -> None:
-        assert await rooms.store.reserve_by_eviction(BLOCK)
+        assert await rooms.store.reserve_by_eviction(BLOCK, Holds())
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):
@@ -328,14 +333,16 @@ async def test_the_books_are_the_same_after_a_restart(tmp_path: Path) -> None:
     await rooms.list([file("a/1", 100), file("a/2", 5000), file("b/3")])
     await rooms.admit("a/1")
     await rooms.admit("a/2", content=b"x" * 5000)
-    rooms.store.begin_generation()
+    await rooms.begin()
     rooms.close()
     again = open_rooms(tmp_path)
     for name in ("resident_files", "resident_bytes", "resident_content_bytes", "used_bytes", "last_seq"):
         assert getattr(again.store, name) == getattr(rooms.store, name)
     for name in ("files", "bytes", "directories"):
         assert getattr(again.catalog, name) == getattr(rooms.catalog, name)
-    assert again.store.begin_generation().number == 2
+    second = await again.begin()
+    assert second
+    assert second.number == 2
     again.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from growfs.populate import State
+from growfs.phase import State
 from growfs.text import brief, openmetrics, render, state_text
 
 STATUS: dict[str, Any] = {
@@ -22,6 +22,7 @@ STATUS: dict[str, Any] = {
     "state": "filling",
     "seed": 0,
     "partition": None,
+    "rotation": "auto",
     "generation": 3,
     "remote": {"files": 1000, "bytes": 10**10, "directories": 4, "listed": True, "listing": False},
     "cache": {
@@ -37,7 +38,8 @@ STATUS: dict[str, Any] = {
     "fetch": {"files_total": 250, "bytes_total": 2 * 10**9, "bytes_per_s": 1e8, "eta_s": 90.0, "failed": 0},
     "evict": {"files_total": 0, "bytes_total": 0},
     "miss": {"files_total": 2, "wait_s_total": 1.25},
-    "coverage": {"files_seen": 250, "pass": 1},
+    "coverage": {"files_seen": 250, "pass": 1, "files": 1000},
+    "budget": {"limit_bytes": None, "spent_bytes": 0, "resumes_s": None},
     "opens": {"min": 0, "max": 4, "mean": 1.5, "dispersion": 0.2, "per_fetch": 1.5},
     "requests": {},
     "readers": [],
@@ -68,9 +70,10 @@ def test_the_page() -> None:
     page = lines()
     assert page["remote"].startswith("s3://bucket/train: 1,000 files, 10 GB")
     assert page["local"] == "250 files (25.0% of the remote's), 3 GB of 5 GB"
-    assert page["listed"] == "200 files in generation 3"
+    assert page["listed"] == "200 files in generation 3, 0 bytes left out to make room"
+    assert page["coverage"] == "250 of 1,000 files were here so far, pass 1"
     assert page["misses"].startswith("2, waited 1.2 s")
-    assert set(page) & {"skipped", "note", "last error", "reader"} == set()
+    assert set(page) & {"skipped", "note", "last error", "reader", "budget"} == set()
 
 
 def test_a_page_of_nothing() -> None:
@@ -93,6 +96,19 @@ def test_a_page_of_troubles() -> None:
     assert page["last error"] == "x: denied"
     assert page["fetched"].endswith("3 failed")
     assert page["reader"] == "python 9: shown 5, opened 2; lists once"
+
+
+def test_a_page_of_a_share() -> None:
+    page = lines(partition="3/8", coverage__files=125, coverage__files_seen=50, cache__left_out_bytes=10**9)
+    assert page["coverage"] == "50 of 125 files (share 3/8) were here so far, pass 1"
+    assert page["listed"].endswith("1 GB left out to make room")
+
+
+def test_a_page_of_a_budget() -> None:
+    budget = {"limit_bytes": 10**9, "spent_bytes": 10**8, "resumes_s": None}
+    assert lines(budget=budget)["budget"] == "100 MB of 1 GB today"
+    spent = {"limit_bytes": 10**9, "spent_bytes": 10**9, "resumes_s": 3660.0}
+    assert lines(budget=spent)["budget"] == "1 GB of 1 GB today; goes on in 1 hour and 1 minute"
 
 
 def test_no_name_of_the_remote_breaks_a_line() -> None:
@@ -123,6 +139,8 @@ def test_metrics_are_what_the_status_says() -> None:
     for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "opens"):
         for name, value in STATUS[section].items():
             assert figures[f"growfs_{section}_{name.removesuffix('_total')}"] == value
+    assert figures["growfs_budget_spent_bytes"] == 0
+    assert "growfs_budget_limit_bytes" not in figures
 
 
 def test_metrics_count_the_kernels_requests_by_kind() -> None:

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from growfs import errors, wire
 from growfs.catalog import Listed
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
-from growfs.wire import Closed, Done, Failed, Fetch, List, Order, Progress, Stat, TooMuch
+from growfs.sampling import Pass
+from growfs.wire import Closed, Done, Failed, Fetch, List, Made, MakeOrder, Progress, Stat, TooMuch
 from growfs.workers import Line, WorkerLost
 
 FILE = RemoteFile("a/ü.jpg", 5, None, "v1")
 MESSAGES = [
     List(Path("/x"), 3),
-    Order(Path("/x"), 1, 2, Path("/y")),
+    MakeOrder(Path("/x"), Pass(1, 2, (0, 8), "{stem}", 5), Path("/y")),
+    Done(Made(1, 2, 3, 4)),
     Stat("a"),
     Fetch(FILE, Path("/y"), 5),
     Progress(5),

@@ -1,0 +1,107 @@
+"""What a person is told of a reader: each sentence, and when it is not said."""
+
+from __future__ import annotations
+
+import pytest
+
+from growfs.advice import FEW, advice
+from growfs.reader import Reader
+from growfs.readers import FOREIGN
+from growfs.rotation import Generation
+
+FIRST, SECOND = Generation(1, 10, 0.0), Generation(2, 20, 0.0)
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader(4711, "99", "python")
+
+
+def shown(reader: Reader, files: int, generation: Generation = FIRST, now: float = 0.0) -> None:
+    reader.lists(7, generation, now)
+    reader.is_shown(7, files)
+
+
+def opens(reader: Reader, count: int, times: int = 1, waited: bool = False) -> None:
+    for _ in range(times):
+        for id in range(count):
+            reader.opened(id, FIRST, 0.0, waited)
+
+
+def told(reader: Reader, now: float = 3 * HOUR_S, share: float = 0.08, unread: tuple[str, ...] = ()) -> str:
+    return advice(reader, now, share, unread)
+
+
+def test_readers_that_cannot_be_told_apart() -> None:
+    foreign = Reader(FOREIGN, "", "another pid namespace")
+    assert told(foreign).startswith("cannot be told apart, so nothing is left out while it reads: ")
+    assert "shareProcessNamespace" in told(foreign)
+
+
+def test_who_opens_by_name(reader: Reader) -> None:
+    shown(reader, 100)
+    opens(reader, FEW, waited=True)
+    opens(reader, FEW)
+    assert told(reader) == "50% of its opens waited; it opens by name: list, or read .growfs/index.csv"
+
+
+def test_a_few_opens_that_waited_say_nothing(reader: Reader) -> None:
+    shown(reader, 100)
+    opens(reader, FEW - 1, waited=True)
+    assert told(reader) == ""
+
+
+def test_who_never_listed(reader: Reader) -> None:
+    opens(reader, 1)
+    assert told(reader) == "opens by name and never listed: it waits for each file that is not local"
+
+
+def test_who_listed_once(reader: Reader) -> None:
+    shown(reader, 1200)
+    opens(reader, 1200, times=6)
+    assert told(reader) == (
+        "listed once 3 hours ago, has opened its 1,200 files 6.0 times, and will see nothing new until it lists again;"
+        " 8% of the data"
+    )
+
+
+def test_who_listed_once_and_opened_all_once(reader: Reader) -> None:
+    shown(reader, 20)
+    opens(reader, 20)
+    assert "has opened its 20 files, and will see nothing new" in told(reader)
+
+
+def test_who_listed_all_that_there_is_misses_nothing(reader: Reader) -> None:
+    shown(reader, 20)
+    opens(reader, 20, times=6)
+    assert told(reader, share=1.0) == ""
+
+
+def test_who_has_files_left_to_open_needs_no_advice(reader: Reader) -> None:
+    shown(reader, 20)
+    opens(reader, 19)
+    assert told(reader) == ""
+
+
+def test_who_lists_again_needs_no_advice(reader: Reader) -> None:
+    shown(reader, 20)
+    opens(reader, 20)
+    shown(reader, 20, SECOND)
+    opens(reader, 20)
+    assert told(reader) == ""
+
+
+@pytest.mark.parametrize(("unread", "ending"), [((), ""), (("json", "txt"), "; --exclude '*.json'?")])
+def test_who_leaves_much_unread(reader: Reader, unread: tuple[str, ...], ending: str) -> None:
+    shown(reader, 20)
+    opens(reader, 15)
+    shown(reader, 20, SECOND)
+    assert told(reader, unread=unread) == f"25% of what it was shown it never opened{ending}"
+
+
+def test_who_leaves_little_unread(reader: Reader) -> None:
+    shown(reader, 20)
+    opens(reader, 17)
+    shown(reader, 20, SECOND)
+    assert told(reader, unread=("json",)) == ""

@@ -1,0 +1,102 @@
+"""What may be fetched in a day, and what becomes of the count."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from growfs.budget import DAY_S, Budget
+from tests.unit.rooms import Rooms
+
+
+class Clock:
+    """Wall-clock time, in seconds since 1970."""
+
+    def __init__(self) -> None:
+        self.now = 20_000.0 * DAY_S
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock.time)
+    return clock
+
+
+def save(rooms: Rooms, budget: Budget) -> None:
+    rooms.database.write_now(budget.save)
+
+
+def test_a_budget_is_spent(rooms: Rooms, clock: Clock) -> None:
+    budget = Budget(rooms.database, 100)
+    budget.spend(99)
+    assert (budget.spent, budget.is_spent) == (99, False)
+    budget.spend(5)
+    assert (budget.spent, budget.is_spent) == (104, True)
+
+
+def test_without_a_limit_nothing_is_ever_spent(rooms: Rooms, clock: Clock) -> None:
+    budget = Budget(rooms.database, None)
+    budget.spend(1 << 50)
+    assert (budget.spent, budget.is_spent) == (1 << 50, False)
+
+
+def test_a_budget_of_nothing_is_spent_at_once(rooms: Rooms, clock: Clock) -> None:
+    assert Budget(rooms.database, 0).is_spent
+
+
+def test_a_limit_that_changes_counts_at_once(rooms: Rooms, clock: Clock) -> None:
+    budget = Budget(rooms.database, 100)
+    budget.spend(100)
+    budget.limit = 101
+    assert not budget.is_spent
+
+
+def test_a_day_ends(rooms: Rooms, clock: Clock) -> None:
+    clock.now += DAY_S - 60
+    budget = Budget(rooms.database, 100)
+    budget.spend(100)
+    assert budget.resumes_s() == 60
+    clock.now += 59.9
+    assert budget.is_spent
+    clock.now += 0.1
+    assert (budget.spent, budget.is_spent, budget.resumes_s()) == (0, False, DAY_S)
+    budget.spend(7)
+    assert budget.spent == 7
+
+
+def test_the_count_is_kept_over_a_restart(rooms: Rooms, clock: Clock) -> None:
+    budget = Budget(rooms.database, 100)
+    budget.spend(60)
+    save(rooms, budget)
+    clock.now += 3600
+    again = Budget(rooms.database, 100)
+    assert again.spent == 60
+    again.spend(40)
+    assert again.is_spent
+    save(rooms, again)
+    clock.now += DAY_S
+    assert Budget(rooms.database, 100).spent == 0
+
+
+def test_a_day_that_is_like_the_one_before_is_written_down_too(rooms: Rooms, clock: Clock) -> None:
+    budget = Budget(rooms.database, 100)
+    budget.spend(60)
+    save(rooms, budget)
+    clock.now += DAY_S
+    budget.spend(60)
+    save(rooms, budget)
+    assert Budget(rooms.database, 100).spent == 60
+
+
+def test_nothing_is_written_where_nothing_was_spent(rooms: Rooms, clock: Clock) -> None:
+    budget = Budget(rooms.database, 100)
+    budget.spend(60)
+    save(rooms, budget)
+    rooms.database.write_now(lambda writer: writer.execute("DELETE FROM meta WHERE key = 'budget_spent'"))
+    save(rooms, budget)
+    assert rooms.database.meta("budget_spent") is None

@@ -1,0 +1,148 @@
+"""A database that the first format of the cache left behind opens, and loses nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from growfs.database import VERSION, Database
+from growfs.disk import BLOCK, allocated
+from growfs.recovery import boot_id, digest
+from growfs.rotation import Holds
+from tests.unit.rooms import Rooms, open_rooms
+
+FIRST_FORMAT = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE node (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    parent INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    is_dir INTEGER NOT NULL,
+    size INTEGER,
+    mtime_ns INTEGER,
+    version TEXT NOT NULL DEFAULT '',
+    drawn INTEGER NOT NULL DEFAULT 0,
+    pinned INTEGER NOT NULL DEFAULT 0,
+    fetches INTEGER NOT NULL DEFAULT 0,
+    opens INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (parent, name)
+);
+CREATE INDEX directories ON node (id) WHERE is_dir = 1;
+CREATE INDEX fetched ON node (opens, fetches) WHERE is_dir = 0 AND fetches > 0;
+INSERT INTO node (id, parent, name, is_dir) VALUES (1, 0, '', 1);
+UPDATE sqlite_sequence SET seq = 1024 WHERE name = 'node';
+CREATE TABLE resident (
+    id INTEGER PRIMARY KEY REFERENCES node,
+    parent INTEGER NOT NULL,
+    seq INTEGER NOT NULL UNIQUE,
+    bytes INTEGER NOT NULL,
+    ino INTEGER NOT NULL,
+    ctime_ns INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    durable INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX resident_by_parent ON resident (parent, seq);
+CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
+CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;
+"""
+"""As the daemons wrote it that knew of no rotation."""
+NAMES = ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "README"]
+FOLDER_ID = 1025
+PINNED = "1.jpg"
+
+
+@pytest.fixture
+def old_cache(tmp_path: Path) -> Path:
+    """A cache of the first format: a folder with five resident files, and one that is not."""
+    connection = sqlite3.connect(tmp_path / "catalog.sqlite")
+    connection.executescript(FIRST_FORMAT)
+    connection.execute("INSERT INTO node (parent, name, is_dir) VALUES (1, 'a', 1)")
+    connection.execute("INSERT INTO resident VALUES (?, 1, 1, 0, 0, 0, '', 0)", (FOLDER_ID,))
+    folder = tmp_path / "files/a"
+    folder.mkdir(parents=True)
+    for name in [*NAMES, "lacking.jpg"]:
+        id = connection.execute(
+            "INSERT INTO node (parent, name, is_dir, size, mtime_ns, version, drawn, pinned, fetches, opens)"
+            " VALUES (?, ?, 0, 100, 5, 'v1', 1, ?, 1, 3)",
+            (FOLDER_ID, name, int(name == PINNED)),
+        ).lastrowid
+        if name in NAMES:
+            file = folder / name
+            file.write_bytes(name.encode() * 20)
+            stat = file.stat()
+            connection.execute("UPDATE node SET size = ? WHERE id = ?", (stat.st_size, id))
+            connection.execute(
+                "INSERT INTO resident VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
+                (id, FOLDER_ID, id, allocated(stat), stat.st_ino, stat.st_ctime_ns, digest(file)),
+            )
+    facts = {"clean": 0, "boot_id": boot_id(), "generation": 7, "listing": 1, "pass": 1}
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
+    connection.commit()
+    connection.close()
+    return tmp_path
+
+
+@pytest.fixture
+def rooms(old_cache: Path) -> Iterator[Rooms]:
+    rooms = open_rooms(old_cache)
+    yield rooms
+    rooms.database.close()
+
+
+def columns(database: Database) -> dict[str, set[tuple[object, ...]]]:
+    """Each table's columns (name, type, NOT NULL, default), in whatever order; and the names of the indexes."""
+    names = [name for (name,) in database.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    told = {name: {row[1:5] for row in database.rows(f"PRAGMA table_info({name})")} for name in names}
+    return told | {"indexes": set(database.rows("SELECT name FROM sqlite_master WHERE type = 'index'"))}
+
+
+def test_a_new_database_has_the_current_version(tmp_path: Path) -> None:
+    database = Database(tmp_path / "new.sqlite")
+    assert database.row("PRAGMA user_version") == (VERSION,)
+    database.close()
+
+
+def test_an_old_one_becomes_what_a_new_one_is(rooms: Rooms, tmp_path: Path) -> None:
+    new = Database(tmp_path / "new.sqlite")
+    migrated, wanted = columns(rooms.database), columns(new)
+    new.close()
+    assert migrated["resident"] - wanted["resident"] == {("turn", "INTEGER", 1, "0")}  # an added column needs one
+    del migrated["resident"], wanted["resident"]
+    assert migrated == wanted
+    assert rooms.database.row("PRAGMA user_version") == (VERSION,)
+
+
+def test_an_old_one_keeps_what_is_resident(rooms: Rooms) -> None:
+    assert rooms.resident() == {f"a/{name}" for name in NAMES}
+    assert rooms.cached() == {f"a/{name}": name.encode() * 20 for name in NAMES}
+    assert (rooms.store.resident_files, rooms.store.resident_bytes) == (5, 5 * BLOCK)
+    assert rooms.node("a/0.jpg").drawn == 1
+    assert rooms.node("a/1.jpg").pinned == 1
+    rows = rooms.database.rows("SELECT suffix, turn = seq, left_out, opened FROM resident ORDER BY seq")
+    assert rows == [(None, 1, None, 0)] + [("jpg", 1, None, 0)] * 4 + [("", 1, None, 0)]
+
+
+async def test_turnover_works_on_an_old_one(rooms: Rooms) -> None:
+    rooms.store.limit_bytes = 5 * BLOCK
+    first = await rooms.begin()
+    assert first
+    assert rooms.listed() == rooms.resident() == {f"a/{name}" for name in NAMES}
+    second = await rooms.begin(opened=frozenset(rooms.node(f"a/{name}").id for name in NAMES))
+    assert second
+    assert second.number == first.number + 1
+    assert rooms.listed() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
+    assert await rooms.store.reserve_by_rotation(BLOCK, Holds()) == BLOCK
+    assert rooms.resident() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
+
+
+def test_it_is_brought_up_to_date_once(old_cache: Path) -> None:
+    for _ in range(2):
+        database = Database(old_cache / "catalog.sqlite")
+        database.write_now(lambda writer: writer.execute("UPDATE resident SET turn = turn + 100 WHERE seq > 1"))
+        database.close()
+    database = Database(old_cache / "catalog.sqlite")
+    assert database.row("SELECT count(*) FROM resident WHERE turn = seq + 200") == (5,)
+    database.close()

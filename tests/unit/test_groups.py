@@ -1,0 +1,44 @@
+"""What belongs together, asked for a single file; it agrees with what the order of a pass has of all."""
+
+from __future__ import annotations
+
+import pytest
+
+from growfs.groups import Groups
+from growfs.sampling import group_of
+from tests.unit.rooms import Rooms, file
+
+PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]
+
+
+async def members(rooms: Rooms, template: str | None, path: str) -> set[str]:
+    groups = Groups(rooms.catalog, template)
+    return {rooms.catalog.path(node) for node in groups.members(rooms.node(path))}
+
+
+@pytest.mark.parametrize(
+    ("template", "path", "expected"),
+    [
+        (None, "a/x.jpg", {"a/x.jpg"}),
+        ("{stem}", "a/x.jpg", {"a/x.jpg", "a/x.json", "a/x"}),
+        ("{stem}", "x.jpg", {"x.jpg"}),
+        ("{stem}", "a/x.tar.gz", {"a/x.tar.gz"}),
+        ("{stem}", ".x", {".x", ".x.jpg"}),
+        ("{stem}", "a/x.", {"a/x."}),
+        ("{name}", "a/x.jpg", {"a/x.jpg", "a/x.json", "a/x", "b/x.jpg", "x.jpg"}),
+        ("{parent}", "b/x.jpg", {"b/x.jpg", "b/y.txt"}),
+        ("{parent}", "x.jpg", {"x.jpg", ".x", ".x.jpg"}),
+        ("{parent}/{name}", "a/x.json", {"a/x.jpg", "a/x.json", "a/x"}),
+    ],
+)
+async def test_members(rooms: Rooms, template: str | None, path: str, expected: set[str]) -> None:
+    await rooms.list([file(path) for path in PATHS])
+    assert await members(rooms, template, path) == expected
+
+
+@pytest.mark.parametrize("template", ["{stem}", "{name}", "{parent}", "{name}-{parent}"])
+async def test_an_open_and_a_pass_agree(rooms: Rooms, template: str) -> None:
+    await rooms.list([file(path) for path in PATHS])
+    for path in PATHS:
+        same = {other for other in PATHS if group_of(template, other) == group_of(template, path)}
+        assert await members(rooms, template, path) == same

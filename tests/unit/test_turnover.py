@@ -1,0 +1,637 @@
+"""What generations leave out, show again and let go of, over a real database and real files. A file is a block."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from growfs.catalog import Share
+from growfs.database import FROZEN, PINNED
+from growfs.disk import BLOCK
+from growfs.rotation import EVERYWHERE, Generation, Hold, Holds
+from growfs.store import Store
+from growfs.turnover import Turnover, plan
+from tests.unit.rooms import Rooms, file, open_rooms
+
+
+class Scene:
+    """A cache of so many blocks in which generations begin. A name is a file of folder a, or a path."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self.rooms = rooms
+        self.store = rooms.store
+        self.names: list[str] = []
+
+    async def remote(self, *names: str, lacking: int = 100) -> None:
+        """The remote has these files, and so many that are not to be had."""
+        self.names = list(names)
+        more = [f"lacking/{number}" for number in range(lacking)]
+        await self.rooms.list([file(path(name), BLOCK) for name in names] + [file(name, BLOCK) for name in more])
+
+    def id(self, name: str) -> int:
+        return self.rooms.node(path(name)).id
+
+    async def admit(self, *names: str) -> None:
+        """Have files be resident; the cache is full of them then."""
+        for name in names:
+            self.store.limit_bytes += BLOCK
+            await self.rooms.admit(path(name), content=b"x" * BLOCK)
+
+    async def admit_as_one(self, *names: str) -> None:
+        """Have files be resident that leave as one."""
+        self.store.limit_bytes += len(names) * BLOCK
+        drafts = [self.rooms.draft(path(name), b"x" * BLOCK) for name in names]
+        group = tuple(map(self.id, names))
+        assert await self.store.admit([replace(draft, group=group) for draft in drafts], 1) == set(group)
+
+    async def admit_again(self, name: str, *group: str) -> None:
+        """Have a file be resident that leaves as one with the group."""
+        self.store.limit_bytes += BLOCK
+        draft = self.rooms.draft(path(name), b"x" * BLOCK)
+        assert await self.store.admit([replace(draft, group=tuple(map(self.id, group)))], 1)
+
+    async def begin(self, leave_out: int = 0, once: Holds | None = None, opened: str | None = None) -> Generation:
+        """Have a generation begin that leaves out so many blocks (two at least, once it leaves anything out).
+
+        opened: the names of what was opened, in place of all.
+        """
+        self.rooms.generations.share = leave_out * BLOCK / self.store.limit_bytes
+        self.rooms.generations.rotates = leave_out > 0
+        ids = [self.id(name) for name in (self.names if opened is None else opened) if self.here(name)]
+        generation = await self.rooms.begin(once, frozenset(ids))
+        assert generation
+        return generation
+
+    def here(self, name: str) -> bool:
+        return path(name) in self.rooms.resident()
+
+    def listed(self, generation: Generation | None = None) -> str:
+        """The names that a generation lists, or the current one, in order."""
+        return "".join(sorted(name.removeprefix("a/") for name in self.rooms.listed(generation)))
+
+    def resident(self) -> str:
+        return "".join(sorted(name.removeprefix("a/") for name in self.rooms.resident()))
+
+    def row(self, name: str) -> tuple[int, int, int | None, int]:
+        """(seq, turn, left_out, opened)."""
+        query = "SELECT seq, turn, left_out, opened FROM resident WHERE id = ?"
+        row: tuple[int, int, int | None, int] = self.rooms.database.row(query, self.id(name))
+        return row
+
+    async def mark(self, name: str, pinned: int) -> None:
+        marks = pinned, self.id(name)
+        await self.rooms.database.write(lambda writer: writer.execute("UPDATE node SET pinned = ? WHERE id = ?", marks))
+
+    def plan(self, number: int, **changes: object) -> tuple[int, dict[int, int | None]]:
+        """(how many files it lists, its changes)."""
+        store: Store = self.store
+        facts: dict[str, object] = {
+            "limit": store.limit_bytes,
+            "share": 0.2,
+            "largest": 0,
+            "lacking": 100 * BLOCK,
+            "free": 0,
+            "shown_seq": store.shown_seq,
+            "last_seq": store.last_seq,
+            "once": Holds(),
+            "opened": frozenset(),
+        }
+        next = plan(self.rooms.database.path, number, Turnover(**(facts | changes)))  # type: ignore[arg-type]
+        return next.files, next.changes
+
+
+def path(name: str) -> str:
+    return name if "/" in name else f"a/{name}"
+
+
+@pytest.fixture
+def scene(rooms: Rooms) -> Scene:
+    rooms.store.limit_bytes = 0
+    return Scene(rooms)
+
+
+async def shown(scene: Scene, names: str, lacking: int = 100) -> None:
+    """A full cache of files that the first generation shows."""
+    await scene.remote(*names, lacking=lacking)
+    await scene.admit(*names)
+    await scene.begin()
+
+
+# Who is left out.
+
+
+async def test_what_was_shown_for_longest_is_left_out(scene: Scene) -> None:
+    await shown(scene, "123456")
+    first = scene.rooms.generations.current
+    second = await scene.begin(leave_out=2)
+    assert (scene.listed(), second.files) == ("3456", 4)
+    assert scene.listed(first) == "123456"  # who lists it still sees all
+    assert scene.resident() == "123456"
+    assert scene.rooms.generations.left_out_bytes() == 2 * BLOCK
+
+
+async def test_arrivals_are_shown_and_not_left_out(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.remote(*"123456")
+    await scene.admit("5", "6")
+    await scene.begin(leave_out=4)
+    assert scene.listed() == "56"
+
+
+async def test_what_is_left_out_and_not_chosen_again_is_shown_again(scene: Scene) -> None:
+    await shown(scene, "123456")
+    await scene.begin(leave_out=4)
+    assert scene.listed() == "56"
+    third = await scene.begin(leave_out=2)
+    assert scene.listed() == "3456"
+    assert {name: scene.row(name)[2] for name in "1234"} == {"1": 2, "2": 2, "3": None, "4": None}
+    assert third.files == 4
+    await scene.begin()
+    assert scene.listed() == "123456"
+
+
+async def test_nothing_is_left_out_where_all_is_local(scene: Scene) -> None:
+    await shown(scene, "123456", lacking=0)
+    await scene.begin(leave_out=4)
+    assert scene.listed() == "123456"
+
+
+async def test_no_more_is_left_out_than_is_lacking(scene: Scene) -> None:
+    await shown(scene, "123456", lacking=0)
+    scene.rooms.catalog.share = Share(7, 7 * BLOCK)
+    await scene.begin(leave_out=4)
+    assert scene.listed() == "23456"
+
+
+async def test_what_is_free_already_need_not_be_left_out(scene: Scene) -> None:
+    await shown(scene, "123456")
+    scene.store.limit_bytes += 2 * BLOCK
+    await scene.begin(leave_out=3)
+    assert scene.listed() == "23456"
+
+
+async def test_room_for_a_large_file_that_waits(scene: Scene) -> None:
+    await shown(scene, "123456")
+    scene.store.wanted_bytes = 2 * BLOCK
+    await scene.begin(leave_out=1)
+    assert scene.listed() == "56"
+
+
+async def test_nothing_is_left_out_while_readers_cannot_be_told_apart(scene: Scene) -> None:
+    await shown(scene, "123456")
+    await scene.begin(leave_out=2, once=Holds(foreign=True))
+    assert scene.listed() == "123456"
+
+
+@pytest.mark.parametrize("pinned", [PINNED, FROZEN, PINNED | FROZEN])
+async def test_pinned_and_frozen_files_never_leave(scene: Scene, pinned: int) -> None:
+    await shown(scene, "12345")
+    for name in "13":
+        await scene.mark(name, pinned)
+    for _ in range(3):
+        await scene.begin(leave_out=5)
+        assert scene.listed() == "13"
+        assert await scene.store.reserve_by_rotation(scene.store.limit_bytes, Holds()) is None
+    assert {"1", "3"} <= set(scene.resident())
+
+
+async def test_a_file_that_is_pinned_after_it_was_left_out_is_shown_again(scene: Scene) -> None:
+    await shown(scene, "12345")
+    await scene.begin(leave_out=2)
+    await scene.mark("1", PINNED)
+    await scene.begin(leave_out=2)
+    assert scene.listed() == "145"
+
+
+async def test_a_directory_keeps_the_last_of_each_extension(scene: Scene) -> None:
+    names = ["a/1.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg", "a/2.jpg", "README"]
+    await scene.remote(*names)
+    await scene.admit(*names)
+    await scene.begin()
+    await scene.begin(leave_out=6)
+    assert scene.rooms.listed() == {"a/1.txt", "a/2.jpg", "b/2.jpg", "a/README"}
+    await scene.begin(leave_out=6)
+    assert scene.rooms.listed() == {"a/1.txt", "a/2.jpg", "b/2.jpg", "a/README"}
+
+
+async def test_the_last_of_a_kind_leaves_when_its_successor_is_there(scene: Scene) -> None:
+    await scene.remote("a/1.jpg", "a/2.jpg")
+    await scene.admit("a/1.jpg")
+    await scene.begin()
+    await scene.begin(leave_out=1)
+    assert scene.rooms.listed() == {"a/1.jpg"}
+    await scene.admit("a/2.jpg")
+    await scene.begin(leave_out=2)
+    assert scene.rooms.listed() == {"a/2.jpg"}
+
+
+async def test_a_group_leaves_as_one(scene: Scene) -> None:
+    await scene.remote(*"123456")
+    await scene.admit_as_one("1", "4")
+    await scene.admit("2")
+    await scene.admit_as_one("3", "5", "6")
+    assert scene.row("1")[1] == scene.row("4")[1]
+    await scene.begin()
+    await scene.begin(leave_out=2)
+    assert scene.listed() == "2356"
+    await scene.begin(leave_out=3)
+    assert scene.listed() == "356"
+    await scene.begin(leave_out=4)
+    assert scene.listed() == "356"  # the last three leave as one or not at all
+
+
+async def test_a_group_that_comes_in_parts_is_one(scene: Scene) -> None:
+    """Its first file was here before the others came."""
+    await scene.remote(*"1234")
+    await scene.admit("1", "2", "3")
+    await scene.admit_again("4", "1", "4")
+    assert scene.row("1")[1] == scene.row("4")[1]
+    await scene.begin()
+    await scene.begin(leave_out=2)
+    assert scene.listed() == "14"
+
+
+async def test_a_file_never_opened_is_spared_once(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2, opened="234")
+    assert scene.listed() == "14"
+    assert await scene.store.reserve_by_rotation(2 * BLOCK, Holds())
+    scene.store.unreserve(2 * BLOCK)
+    scene.store.limit_bytes -= 2 * BLOCK
+    await scene.admit("2", "3")
+    await scene.begin(leave_out=2, opened="4")
+    assert scene.listed() == "23"  # 1 has had its second turn; what came was not shown before
+
+
+async def test_opens_that_were_written_count(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.rooms.database.write(lambda writer: writer.execute("UPDATE resident SET opened = 1 WHERE id > 0"))
+    await scene.begin(leave_out=2, opened="")
+    assert scene.listed() == "34"
+
+
+async def test_what_a_reader_holds_that_listed_once_is_left_out_last(scene: Scene) -> None:
+    await shown(scene, "1234")
+    once = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
+    await scene.begin(leave_out=2, once=once)
+    assert scene.listed() == "12"
+    await scene.begin(leave_out=3, once=once)
+    assert scene.listed() == "2"
+
+
+async def test_the_plan_reads_and_changes_nothing(scene: Scene) -> None:
+    await shown(scene, "12345")
+    ids = {scene.id("1"): 9, scene.id("2"): 9}
+    assert scene.plan(9, opened=frozenset(map(scene.id, "12345"))) == (3, ids)
+    assert scene.plan(9, opened=frozenset(map(scene.id, "12345"))) == (3, ids)
+    assert scene.plan(9, rotates=False) == (5, {})
+    assert scene.listed() == "12345"
+
+
+# --show-files: each generation lists exactly so many.
+
+
+async def test_a_number_of_files_is_shown_whatever_arrives(scene: Scene) -> None:
+    names = [*"123456789", "b/1", "b/2"]
+    await scene.remote(*names)
+    scene.rooms.generations.show_files = 4
+    await scene.admit(*"123456")
+    first = await scene.begin(leave_out=1)
+    assert (scene.listed(), first.files) == ("1234", 4)
+    second = await scene.begin(leave_out=1)
+    assert (scene.listed(), second.files) == ("3456", 4)
+    await scene.admit("7", "8", "9", "b/1", "b/2")
+    for _ in range(4):
+        generation = await scene.begin(leave_out=1)
+        assert len(scene.rooms.listed()) == generation.files == 4
+
+
+async def test_no_directory_is_shown_whose_files_are_not(scene: Scene) -> None:
+    await scene.remote("1", "b/1")
+    scene.rooms.generations.show_files = 1
+    await scene.admit("1", "b/1")
+    generation = await scene.begin()
+    assert [entry.name for entry in scene.rooms.generations.listed(1, 0, generation, 10, 0)] == ["a"]
+
+
+async def test_fewer_files_than_are_to_be_shown_begin_no_generation(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    await scene.remote(*"1234")
+    scene.rooms.generations.show_files = 3
+    await scene.admit("1", "2")
+    assert await scene.rooms.begin() is None
+    assert "--show-files asks for 3 files, and 2 are here" in caplog.text
+    await scene.admit("3")
+    assert (await scene.begin()).number == 1
+    assert scene.listed() == "123"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_exactly_so_many_are_shown(data: st.DataObject) -> None:
+    """Over any sequence of arrivals, deletions and generations, as long as there are so many; pins are kept."""
+    show = data.draw(st.integers(4, 8))
+    names = [f"{folder}/{number}.{suffix}" for number in range(12) for folder in "ab" for suffix in ("x", "y")]
+
+    async def run(folder: str) -> None:
+        rooms = open_rooms(Path(folder))
+        scene = Scene(rooms)
+        await scene.remote(*names)
+        rooms.generations.show_files = show
+        waiting = data.draw(st.permutations(names))
+        pinned: set[str] = set()
+        for _ in range(6):
+            count = data.draw(st.integers(0, 8))
+            arrived, waiting = waiting[:count], waiting[count:]
+            await scene.admit(*arrived)
+            before = rooms.generations.number
+            if len(rooms.resident()) < show:
+                continue
+            generation = await scene.begin(data.draw(st.integers(0, 8)), opened="")
+            assert generation.number == before + 1
+            assert len(rooms.listed()) == generation.files == show
+            assert pinned <= rooms.listed()
+            if not pinned and show > 4:
+                name = data.draw(st.sampled_from(sorted(rooms.listed())))
+                await scene.mark(name, PINNED)
+                pinned.add(name)
+            if data.draw(st.booleans()):
+                await rooms.store.reserve_by_rotation(data.draw(st.integers(1, 4)) * BLOCK, Holds())
+                rooms.store.unreserve(rooms.store.reserved_bytes)
+                assert len(rooms.listed()) == show
+        rooms.database.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(run, folder)
+
+
+# Numbers and places.
+
+
+async def test_numbers_of_admission_are_never_given_twice(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    await scene.store.evict([scene.id("2")])
+    scene.store.limit_bytes -= BLOCK
+    await scene.admit("2")
+    seqs = [scene.row(name)[0] for name in "1234"]
+    assert len(set(seqs)) == 4
+    assert max(seqs) == scene.row("2")[0]
+    await scene.begin()
+    assert scene.listed() == "1234"
+
+
+async def test_a_renewed_version_keeps_its_place(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    before = {name: scene.row(name) for name in "13"}
+    scene.store.limit_bytes += BLOCK
+    for name in "13":
+        old = scene.id(name)
+        await scene.rooms.renew(path(name), b"y" * BLOCK)
+        assert scene.id(name) != old
+        assert scene.row(name) == before[name]
+    assert scene.listed() == "34"
+    scene.store.limit_bytes -= BLOCK
+    await scene.begin(leave_out=2)
+    assert scene.listed() == "34"
+
+
+# What may be deleted.
+
+
+async def rotated(scene: Scene) -> list[str]:
+    """What rotation deletes, one after the other."""
+    gone: list[str] = []
+    while True:
+        before = scene.resident()
+        if await scene.store.reserve_by_rotation(BLOCK, Holds()) is None:
+            return gone
+        gone.append("".join(sorted(set(before) - set(scene.resident()))))
+
+
+async def test_rotation_deletes_what_is_left_out_in_order(scene: Scene) -> None:
+    await shown(scene, "123456")
+    assert await rotated(scene) == []
+    await scene.begin(leave_out=3)
+    assert await rotated(scene) == ["1", "2", "3"]
+    assert scene.resident() == scene.listed() == "456"
+    assert scene.rooms.cached().keys() == {"a/4", "a/5", "a/6"}
+
+
+async def test_rotation_spares_what_is_held(scene: Scene) -> None:
+    await shown(scene, "123456")
+    await scene.begin(leave_out=3)
+    holds = Holds([{scene.rooms.node("a").id: Hold(1, scene.row("2")[0])}])
+    assert await scene.store.reserve_by_rotation(2 * BLOCK, holds) is None
+    assert scene.resident() == "123456"  # nothing goes in vain
+    assert await scene.store.reserve_by_rotation(BLOCK, holds) == BLOCK
+    assert scene.resident() == "12456"
+    assert await scene.store.reserve_by_rotation(BLOCK, Holds(foreign=True)) is None
+    elsewhere = Holds([{scene.rooms.node("a").id + 1: Hold(1, 1 << 40)}])
+    assert await scene.store.reserve_by_rotation(BLOCK, elsewhere) == BLOCK
+    later = Holds([{EVERYWHERE: Hold(2, 1 << 40)}])
+    assert await scene.store.reserve_by_rotation(BLOCK, later) == BLOCK
+
+
+async def test_rotation_spares_what_is_open(scene: Scene) -> None:
+    await shown(scene, "123456")
+    await scene.begin(leave_out=3)
+    assert scene.store.open(scene.id("1"))
+    assert await rotated(scene) == ["2", "3"]
+    scene.store.close_file(scene.id("1"))
+    assert await rotated(scene) == ["1"]
+
+
+async def test_what_was_left_out_is_not_drawn_again_in_this_pass(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    await scene.store.reserve_by_rotation(BLOCK, Holds())
+    assert scene.rooms.node("a/1").drawn == 1
+    query = "SELECT first_shown, last_shown FROM node WHERE id = ?"
+    assert scene.rooms.database.row(query, scene.id("1")) == (1, 1)
+
+
+async def test_rotation_frees_nothing_where_there_is_room(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    scene.store.limit_bytes += BLOCK
+    assert await scene.store.reserve_by_rotation(BLOCK, Holds()) == BLOCK
+    assert scene.resident() == "1234"
+
+
+async def test_a_miss_takes_room_in_the_order_of_the_rules(scene: Scene) -> None:
+    """Unshown, the newest first; left out and not held; left out and held; listed, the oldest first."""
+    await shown(scene, "1234567")
+    await scene.begin(leave_out=4)
+    await scene.remote(*"123456789")
+    await scene.admit("8", "9")
+    holds = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
+    gone = []
+    while True:
+        before = scene.resident()
+        reserved = await scene.store.reserve_by_eviction(BLOCK, holds)
+        if reserved is None:
+            break
+        gone.append("".join(sorted(set(before) - set(scene.resident()))))
+    assert gone == ["9", "8", "3", "4", "1", "2", "5", "6"]
+    assert scene.resident() == "7"
+
+
+async def test_what_a_miss_took_the_place_of_may_be_drawn_again_where_it_was_not_left_out(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    told = []
+    scene.store.to_draw_again.tell(lambda: told.append(True))
+    assert await scene.store.reserve_by_eviction(3 * BLOCK, Holds())
+    assert scene.resident() == "4"
+    assert told
+    assert [scene.rooms.node(path(name)).drawn for name in "123"] == [1, 1, 0]
+
+
+# What is kept.
+
+
+async def test_generations_that_say_nothing_any_more_are_forgotten(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    query = "SELECT number FROM generation ORDER BY number"
+    assert scene.rooms.database.rows(query) == [(1,), (2,)]
+    await scene.remote(*"12345")
+    await scene.admit("5")
+    await scene.store.evict([scene.id(name) for name in "1234"])
+    await scene.begin()
+    assert scene.rooms.database.rows(query) == [(3,)]
+
+
+async def test_what_is_left_out_is_so_after_a_restart(scene: Scene) -> None:
+    await shown(scene, "1234")
+    second = await scene.begin(leave_out=2)
+    scene.rooms.store.stop()
+    again = open_rooms(scene.rooms.folder, scene.store.limit_bytes)
+    assert (again.store.shown_seq, again.generations.number) == (second.last_seq, 0)
+    generation = await again.begin()
+    assert generation
+    assert generation.number == 3
+    assert again.listed() == {"a/3", "a/4"}
+    again.database.close()
+
+
+async def test_held_bytes(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    generations = scene.rooms.generations
+    assert generations.held_bytes(Hold(1, 1 << 40)) == 2 * BLOCK
+    assert generations.held_bytes(Hold(1, scene.row("1")[0])) == BLOCK
+    assert generations.held_bytes(Hold(2, 1 << 40)) == 0
+
+
+# Groups come and go as one, on the disk as well.
+
+
+async def pairs(scene: Scene) -> None:
+    """Two pairs and two single files, all shown; the next generation leaves the pairs out."""
+    await scene.remote(*"123456")
+    await scene.admit_as_one("1", "2")
+    await scene.admit_as_one("3", "4")
+    await scene.admit("5", "6")
+    await scene.begin()
+    await scene.begin(leave_out=4)
+    assert scene.listed() == "56"
+
+
+async def test_rotation_deletes_a_group_whole(scene: Scene) -> None:
+    await pairs(scene)
+    assert await scene.store.reserve_by_rotation(BLOCK, Holds())
+    assert scene.resident() == "3456"
+
+
+async def test_rotation_spares_a_group_of_which_one_is_open(scene: Scene) -> None:
+    await pairs(scene)
+    assert scene.store.open(scene.id("2"))
+    assert await scene.store.reserve_by_rotation(BLOCK, Holds())
+    assert scene.resident() == "1256"
+
+
+async def test_rotation_spares_a_group_of_which_one_is_held(scene: Scene) -> None:
+    await pairs(scene)
+    assert await scene.store.reserve_by_rotation(BLOCK, Holds([{EVERYWHERE: Hold(1, scene.row("1")[0])}]))
+    assert scene.resident() == "1256"
+
+
+async def test_a_group_of_which_a_part_is_left_out_is_shown_whole_once_the_rest_comes(scene: Scene) -> None:
+    await pairs(scene)
+    await scene.store.evict([scene.id("1")])
+    scene.store.limit_bytes -= BLOCK
+    await scene.admit_again("1", "2")
+    assert scene.row("1")[1] == scene.row("2")[1]
+    assert scene.listed() == "56"
+    await scene.begin(leave_out=3)
+    assert scene.listed() == "126"
+
+
+async def test_a_miss_leaves_a_directory_one_listed_file(scene: Scene) -> None:
+    """A file that is left out, or not shown yet, and open is no successor of the last that is listed."""
+    await shown(scene, "12")
+    await scene.begin(leave_out=1)
+    assert scene.listed() == "2"
+    assert scene.store.open(scene.id("1"))
+    assert await scene.store.reserve_by_eviction(BLOCK, Holds()) is None
+    assert scene.listed() == "2"
+
+
+async def test_a_file_that_nobody_saw_and_that_is_open_is_no_successor_either(scene: Scene) -> None:
+    await shown(scene, "1")
+    await scene.remote(*"12")
+    await scene.admit("2")
+    assert scene.store.open(scene.id("2"))
+    assert await scene.store.reserve_by_eviction(BLOCK, Holds()) is None
+    assert scene.listed() == "1"
+
+
+async def test_a_directory_that_is_not_listed_yet_keeps_a_file_as_well(scene: Scene) -> None:
+    await scene.remote(*"123")
+    await scene.admit(*"123")
+    assert await scene.store.reserve_by_eviction(3 * BLOCK, Holds()) is None
+    assert await scene.store.reserve_by_eviction(2 * BLOCK, Holds())
+    assert scene.resident() == "1"
+
+
+# Between the beginning of a generation and the commit of what it decided.
+
+
+async def test_what_a_generation_shows_again_is_shown_before_its_files_tell(scene: Scene) -> None:
+    await shown(scene, "1234")
+    await scene.begin(leave_out=2)
+    generations = scene.rooms.generations
+    generations.rotates = False
+    told = [generations.is_written]
+    await generations.begin(Holds(), frozenset())
+    assert scene.listed() == "1234"
+    assert scene.row("1")[2] == 2
+    told.append(generations.is_written)  # nothing is deleted to make room as long as it is not
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generations.run)
+        await generations.written.wait()
+        nursery.cancel_scope.cancel()
+    told.append(generations.is_written)
+    assert told == [True, False, True]
+    assert scene.row("1")[2] is None
+    assert scene.listed() == "1234"
+
+
+async def test_what_a_generation_leaves_out_is_left_out_before_its_files_tell(scene: Scene) -> None:
+    await shown(scene, "1234")
+    generations, first = scene.rooms.generations, scene.rooms.generations.current
+    generations.rotates, generations.share = True, 0.5
+    await generations.begin(Holds(), frozenset(map(scene.id, "1234")))
+    assert scene.row("1")[2] is None
+    assert scene.listed() == "34"
+    assert scene.listed(first) == "1234"
