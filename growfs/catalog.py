@@ -163,6 +163,11 @@ class Catalog:
         """Where a name in a directory is, relative to the root."""
         return join(directory_path(self._db.row, parent, self.paths), name)
 
+    @property
+    def folders_with_files(self) -> int:
+        """How many directories have files of their own."""
+        return int(self._db.row("SELECT count(DISTINCT parent) FROM node WHERE is_dir = 0")[0])
+
     def unseeded(self) -> int:
         """How many directories have files, and none that is resident."""
         (count,) = self._db.row(

@@ -154,11 +154,11 @@ def wait(
     with Bar("waiting") as bar:
         while True:
             now = _ask(mountpoint, "status")
-            cache, remote = now["cache"], now["remote"]
+            cache, remote, share_files = now["cache"], now["remote"], now["coverage"]["files"]
             if bytes_:
                 done, wanted = cache["content_bytes"], bytes_wanted
             else:
-                done, wanted = cache["files"], files_wanted if files else math.ceil(share * remote["files"])
+                done, wanted = cache["files"], files_wanted if files else math.ceil(share * share_files)
             known = remote["listed"] or not (fraction or everything)
             bar.show(moving(now), done, wanted)
             if known and done >= wanted:

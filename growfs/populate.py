@@ -168,6 +168,8 @@ class Population:
                 await self._refresher.progress.wait()
 
     def _first_listed(self) -> list[Node]:
+        if self.asked.group is not None:
+            return []  # the others of a group may not be listed yet
         nodes = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.flight(node.id)]
         mine = [node for node in nodes if self.asked.has(self._catalog.path(node)) and not self._too_large(node)]
         return sorted(mine, key=lambda node: draw_key(self.asked.seed, 1, self._catalog.path(node)))

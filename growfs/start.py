@@ -49,6 +49,8 @@ class Start:
         store, state = self._store, self._population.state
         ended = state in (State.HELD, State.ERROR)  # nothing more comes, or not soon
         self._refuse_nothing(state)
+        if self._refresher.complete and self._show_files:
+            self._refuse_empty_folders()
         if store.resident_files < self._show_files:
             if ended or state is State.COMPLETE:
                 raise GrowfsError(
@@ -67,17 +69,29 @@ class Start:
         waited_s = trio.current_time() - self._began_at
         if not self._refresher.complete and waited_s > self._ask.list_timeout_s:
             promise.give_up(f"the listing was not complete after {self._ask.list_timeout_s:g} s")
-        if not promise.frozen_came:
+        waits_for_tomorrow = state is State.HELD and self._budget.is_spent
+        if not (promise.frozen_came or waits_for_tomorrow):
+            if state is State.ERROR:
+                raise RemoteError(f"not all files that --freeze names came: {self._fetcher.counters.last_error}")
             if ended:
                 raise GrowfsError(
                     f"the files that --freeze names do not fit: the cache may take {format_size(store.limit_bytes)};"
                     " freeze fewer, or raise --cache-size"
                 )
             return False
+        if state is State.HELD and not promise.seeds_came:
+            promise.give_up("--remote-budget is spent" if waits_for_tomorrow else "there is no room")
         if not (promise.seeds_came or promise.broken):
             return False
         enough = self._refresher.complete and (self._population.is_whole or bytes >= store.limit_bytes // 10)
         return enough or everything or ended or waited_s > START_S
+
+    def _refuse_empty_folders(self) -> None:
+        folders = self._catalog.folders_with_files
+        if folders > self._show_files:
+            raise GrowfsError(
+                f"--show-files {self._show_files}: {folders} directories have files, and none may be empty; show more"
+            )
 
     def _refuse_nothing(self, state: State) -> None:
         counters = self._fetcher.counters

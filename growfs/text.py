@@ -78,6 +78,8 @@ def state_text(status: dict[str, Any]) -> str:
     }[status["state"]]
     if status["state"] == "held" and status["rotation"] != "never" and status["generation"]:
         told = "full: the next listing makes room for what was not shown yet"
+    if status["state"] == "complete" and status["partition"]:
+        told = f"complete: every file of share {status['partition']} is local"
     eta_s = status["fetch"]["eta_s"]
     return f"{told}, {format_timespan(round(eta_s), max_units=2)} left" if eta_s else told
 

@@ -95,15 +95,17 @@ def _kinds_of(connection: sqlite3.Connection, ids: Iterable[int]) -> list[Kind]:
 
 
 def _newest(connection: sqlite3.Connection, asked: Turnover) -> Iterator[tuple[int, list[Kind], int]]:
-    """The units that no generation showed, the last admitted first."""
+    """The units that no generation showed, the last admitted first, up to one that is pinned or frozen."""
     rows = connection.execute(
-        "SELECT turn, seq, parent, suffix, bytes FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ?"
-        " ORDER BY seq DESC",
+        "SELECT r.turn, r.seq, r.parent, r.suffix, r.bytes, n.pinned FROM resident r JOIN node n USING (id)"
+        " WHERE r.suffix IS NOT NULL AND r.seq > ? AND r.seq <= ? ORDER BY r.seq DESC",
         (asked.shown_seq, asked.last_seq),
     )
     for _, unit in itertools.groupby(rows, key=lambda row: row[0]):
         files = list(unit)
-        yield files[-1][1], [(parent, suffix) for _, _, parent, suffix, _ in files], sum(file[-1] for file in files)
+        if any(file[-1] for file in files):
+            return  # what is pinned or frozen is always shown, and with it all that was admitted before
+        yield files[-1][1], [file[2:4] for file in files], sum(file[4] for file in files)
 
 
 def _last_shown(connection: sqlite3.Connection, asked: Turnover) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.cachefolder import FORMAT
 from growfs.fuse.mounting import mounted_at
 from tests.cli.support import (
     Done,
@@ -302,7 +303,7 @@ def test_a_cache_directory_of_another_user(growfs: Growfs) -> None:
         assert processes_of(user.folder) == []
 
 
-@pytest.mark.parametrize("version", ["2\n", "seven", ""])
+@pytest.mark.parametrize("version", [f"{FORMAT + 1}\n", "seven", ""])
 def test_a_cache_directory_of_a_newer_growfs(growfs: Growfs, remote: Path, version: str) -> None:
     growfs.cache_dir.mkdir()
     (growfs.cache_dir / "version").write_text(version)

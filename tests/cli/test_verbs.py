@@ -24,6 +24,7 @@ VERBS = [
     "set",
     "pause",
     "resume",
+    "release",
     "plan",
 ]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 PROGRAM = """
-import json, os, subprocess, sys, threading
+import json, mmap, os, subprocess, sys, threading
 
 def list(path):
     return sorted(os.listdir(path))
@@ -24,6 +26,36 @@ def list_in_thread(path):
 def read(path):
     with open(path, "rb") as file:
         return len(file.read())
+
+def walk(path):
+    return sorted(os.path.relpath(os.path.join(root, name), path) for root, _, names in os.walk(path) for name in names)
+
+def read_all(*paths):
+    return sum(read(path) for path in paths)
+
+def read_in_children(*paths):
+    children = []
+    for number in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                read_all(*paths[number::2])
+            except OSError as error:
+                os._exit(error.errno)
+            os._exit(0)
+    for child in children:
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise OSError(os.waitstatus_to_exitcode(status), "a child failed")
+
+maps = {}
+
+def map(path):
+    with open(path, "rb") as file:
+        maps[path] = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+def mapped(path):
+    return maps[path][:].hex()
 
 def lines(path):
     with open(path) as file:
@@ -49,9 +81,9 @@ def spawned_read(path):
 
 os.chdir("/")
 for line in sys.stdin:
-    verb, path = json.loads(line)
+    verb, *paths = json.loads(line)
     try:
-        answer = {"result": globals()[verb](path)}
+        answer = {"result": globals()[verb](*paths)}
     except OSError as error:
         answer = {"errno": error.errno}
     print(json.dumps(answer), flush=True)
@@ -92,6 +124,30 @@ class Reader:
         """Open and read a file; returns its length. Raises OSError."""
         return int(self._ask("read", path))
 
+    def walk(self, path: str = "") -> set[str]:
+        """All files below a directory, by their paths in the mount; each directory is listed once."""
+        return {os.path.normpath(os.path.join(path, name)) for name in self._ask("walk", path)}
+
+    def read_all(self, paths: Iterable[str]) -> int:
+        """Open and read files, one after the other; returns their length in all. Raises OSError."""
+        return int(self._ask("read_all", *paths))
+
+    def read_in_children(self, paths: Iterable[str]) -> None:
+        """Have two children, which end then, read files. Raises OSError."""
+        self._ask("read_in_children", *paths)
+
+    def map(self, path: str) -> None:
+        """Map a file into memory, and close it."""
+        self._ask("map", path)
+
+    def mapped(self, path: str) -> bytes:
+        """The content of a file that is mapped."""
+        return bytes.fromhex(self._ask("mapped", path))
+
+    def kill(self) -> None:
+        """End it without warning."""
+        self._process.kill()
+
     def lines(self, path: str) -> set[str]:
         """The lines of a text file."""
         return set(self._ask("lines", path))
@@ -108,12 +164,12 @@ class Reader:
         """Have a grandchild, which is another program, read a file."""
         self._ask("spawned_read", path)
 
-    def _ask(self, verb: str, path: str) -> Any:
+    def _ask(self, verb: str, *paths: str) -> Any:
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps([verb, str(self._mountpoint / path)]) + "\n")
+        self._process.stdin.write(json.dumps([verb, *(str(self._mountpoint / path) for path in paths)]) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         if "errno" in answer:
-            raise OSError(answer["errno"], path)
+            raise OSError(answer["errno"], " ".join(paths[:3]))
         return answer["result"]

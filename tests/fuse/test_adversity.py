@@ -45,7 +45,7 @@ def mapped_alone(path: Path) -> Iterator[int]:
 
 def test_what_is_mapped_alone_is_not_evicted(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=4, size=SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", 3 * SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", 3 * SIZE, "--rotation", "never")
     until(lambda: growfs.status()["cache"]["files"] == 3)
     local = sorted(growfs.names())
     (missing,) = set(tree) - set(local)

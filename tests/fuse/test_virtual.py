@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.fuse.conftest import Library
 from tests.harness import Growfs, make_tree, until
 
-NAMES = {"status", "status.json", "metrics", "files", "index.csv", "log"}
+NAMES = {"status", "status.json", "metrics", "files", "index.csv", "ledger.csv", "log"}
 
 
 def test_it_is_unlisted_and_opens_by_name(library: Library) -> None:

@@ -1,0 +1,221 @@
+"""What readers really do, with real processes over a full cache that rotates: no open fails, and none waits.
+
+In each test the cache has room for 10 of 40 files, and something goes on listing, so that it must change.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.reader import Reader
+from tests.fuse.rotating import HALF, ROOM, SIZE, epoch, full_cache, local, replaced, shuffled, told, waits
+from tests.harness import Growfs, make_tree, until
+
+RANKS = 8
+
+
+@pytest.fixture
+def tree(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
+    """A mount with a full cache, of which each generation leaves out half; at the end, no open has waited."""
+    yield full_cache(growfs, tmp_path / "remote")
+    assert waits(growfs) == 0
+    cache = told(growfs)["cache"]
+    assert cache["bytes"] + cache["in_flight_bytes"] + cache["orphan_bytes"] <= cache["limit_bytes"]
+
+
+def fetched(growfs: Growfs) -> int:
+    """How many files came from the remote so far."""
+    return int(told(growfs)["fetch"]["files_total"])
+
+
+def until_files(growfs: Growfs, files: int) -> None:
+    """Wait until so many are local."""
+    until(lambda: told(growfs)["cache"]["files"] == files)
+
+
+@pytest.mark.parametrize("disjoint", [True, False], ids=["parts", "everything"])
+def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, bytes], disjoint: bool) -> None:
+    seen: set[str] = set()
+    with ExitStack() as stack, ThreadPoolExecutor(RANKS) as threads:
+        ranks = [stack.enter_context(Reader(growfs.mountpoint)) for _ in range(RANKS)]
+        shown: set[str] = set()
+        for number in range(6):
+            listed = []
+            for place, rank in enumerate(ranks):
+                if number:  # one after the other ends its epoch, and lists at once
+                    rank.read_all(shuffled(shown, place)[place % len(shown) :: RANKS] if disjoint else shuffled(shown))
+                listed.append(rank.walk())
+            assert all(names == listed[0] for names in listed)
+            shown = listed[0]
+            seen |= shown
+            for done in [threads.submit(rank.read_all, sorted(shown)) for rank in ranks]:
+                done.result()
+            if number:
+                replaced(growfs)
+    assert len(seen) >= 2 * ROOM
+
+
+def test_two_jobs_out_of_phase(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
+    """One has three epochs while the other has one; what the slow one was shown stays for all of its epoch."""
+    seen: set[str] = set()
+    while len(seen) < 2 * ROOM:
+        slow = shuffled(reader.walk())
+        for third in range(3):
+            seen |= epoch(other)
+            reader.read_all(slow[third::3])
+
+
+def test_training_listed_anew_beside_validation_listed_once(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    make_tree(tmp_path / "train", directories=2, files=16, size=SIZE)
+    make_tree(tmp_path / "val", directories=1, files=16, size=SIZE)
+    (tmp_path / "remote").mkdir()
+    for part in ("train", "val"):
+        (tmp_path / part).rename(tmp_path / "remote" / part)
+    growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, "--turnover", "40%")
+    until(lambda: told(growfs)["cache"]["files"] == 12)
+    validation = reader.walk("val")
+    seen: set[str] = set()
+    while len(seen) <= 20:
+        seen |= epoch(reader, "train")
+        reader.read_all(validation)
+    assert validation <= local(growfs)
+    assert waits(growfs) == 0
+
+
+def test_a_search_starts_new_processes(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    growfs.run("set", growfs.mountpoint, "settle=0")
+    seen: set[str] = set()
+    while len(seen) < 2 * ROOM:
+        with Reader(growfs.mountpoint) as trial:
+            names = trial.walk()
+            for seed in range(2):
+                trial.read_in_children(shuffled(names, seed))
+        seen |= names
+
+
+def test_training_from_a_list_that_find_made(
+    growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader
+) -> None:
+    find = ["find", ".", "-type", "f", "-printf", "%P\n"]
+    names = subprocess.run(find, cwd=growfs.mountpoint, capture_output=True, text=True, check=True).stdout.split()
+    assert names
+    for number in range(4):
+        reader.read_in_children(shuffled(names, number))
+        reader.read_all(names)
+        epoch(other)
+    assert told(growfs)["generation"] >= 4
+
+
+def test_tools_look_in_between(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], reader: Reader) -> None:
+    at = growfs.mountpoint
+    copy = ["cp", "-r", str(at), str(tmp_path / "copy")]
+    tools = [["ls", "-lR", str(at)], ["find", str(at)], ["du", "-a", str(at)], ["grep", "-rc", "x", str(at)], copy]
+    seen: set[str] = set()
+    for number in range(6):
+        names = reader.walk()
+        seen |= names
+        order = shuffled(names, number)
+        reader.read_all(order[::2])
+        tool = tools[number % len(tools)]
+        assert subprocess.run(tool, capture_output=True, check=False, timeout=60).returncode in (0, 1), tool
+        reader.read_all(order[1::2])
+        reader.read_all(order)
+        if number:
+            replaced(growfs)
+    assert len(seen) >= 2 * ROOM
+    copied = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+    assert copied
+    assert all(path.read_bytes() == tree[str(path.relative_to(tmp_path / "copy"))] for path in copied)
+
+
+def test_what_is_mapped_stays(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
+    """np.load(mmap_mode="r"): a few opens, each closed at once, and then none for ever."""
+    names = sorted(reader.walk())[:3]
+    for name in names:
+        reader.map(name)
+    for _ in range(6):
+        epoch(other)
+    growfs.run("release", growfs.mountpoint)
+    for _ in range(4):
+        epoch(other)
+    assert [reader.mapped(name) for name in names] == [tree[name] for name in names]
+    until(lambda: fetched(growfs) > ROOM)
+
+
+def test_lists_twice_while_the_cache_fills(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    """Keras, for its training and its validation subset."""
+    full_cache(growfs, tmp_path / "remote")
+    for room in (14, 18):
+        training = reader.walk()
+        growfs.run("set", growfs.mountpoint, f"cache-size={room * SIZE}")
+        until_files(growfs, room)
+        validation = reader.walk()
+        assert training == validation
+        half = len(training) // 2
+        for _ in range(3):
+            reader.read_all(sorted(training)[:half])
+            reader.read_all(sorted(validation)[half:])
+    assert waits(growfs) == 0
+
+
+def test_a_poller_sees_enough(growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader) -> None:
+    """A script that calls glob until there is enough, beside a job."""
+    full_cache(growfs, tmp_path / "remote", "--settle", "0", "--turnover", "20%")
+    for _ in range(5):
+        names = epoch(other)
+        until(lambda: len(reader.walk()) >= ROOM - 2)
+        other.read_all(names)
+    epoch(other)
+    until(lambda: fetched(growfs) > ROOM)
+    assert waits(growfs) == 0
+
+
+def test_a_job_dies_and_resumes(growfs: Growfs, tree: dict[str, bytes], other: Reader) -> None:
+    for number in range(4):
+        with Reader(growfs.mountpoint) as job:
+            order = shuffled(job.walk(), number)
+            epoch(other)
+            job.read_all(order[: 4 * len(order) // 10])
+            epoch(other)
+            job.kill()
+    until(lambda: fetched(growfs) > ROOM)
+
+
+EPOCHS: dict[str, Callable[[list[str], random.Random], list[str]]] = {
+    "a third of it": lambda names, _: names[: len(names) // 3],
+    "with replacement": lambda names, chance: chance.choices(names, k=len(names)),
+    "three times in a row": lambda names, _: [name for name in names for _ in range(3)],
+    "half of the names": lambda names, _: sorted(names)[::2],
+}
+
+
+def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
+    """Each listed once by one process and used twice, while another goes on."""
+    chance = random.Random(1)
+    for pick in EPOCHS.values():
+        names = sorted(reader.walk())
+        for _ in range(2):
+            chance.shuffle(names)
+            reader.read_all(pick(names, chance))
+            epoch(other)
+    reader.walk()
+    until(lambda: fetched(growfs) > ROOM)
+
+
+def test_a_hundred_and_fifty_directories(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    make_tree(tmp_path / "remote", directories=150, files=3, size=100)
+    growfs.mount(tmp_path / "remote", "--cache-size", 200 * SIZE, *HALF)
+    until(lambda: told(growfs)["cache"]["files"] == 200)
+    seen: set[str] = set()
+    while len(seen) <= 200:
+        shown = epoch(reader)
+        assert len({Path(name).parent for name in shown}) == 150
+        seen |= shown
+    assert waits(growfs) == 0
