@@ -106,9 +106,8 @@ class Catalog:
         self._frozen = PathFilter(freeze) if freeze else None
         self._share: Share | None = None
         self.paths: dict[int, str] = {ROOT: ""}
-        self.files: int
-        self.bytes: int
-        self.files, self.bytes = database.row("SELECT count(*), coalesce(sum(size), 0) FROM node WHERE is_dir = 0")
+        self.files: int = database.row("SELECT count(*) FROM node WHERE is_dir = 0")[0]
+        self.bytes: int = database.row("SELECT coalesce(sum(size), 0) FROM node WHERE is_dir = 0")[0]
         self._freeze_known(json.dumps(freeze))
         self.directories: int = database.row("SELECT count(*) FROM node WHERE is_dir = 1")[0]
         self._directory_ids: dict[str, int] = {"": ROOT}
@@ -209,8 +208,8 @@ class Catalog:
 
     async def defer(self, ids: list[int], number: int) -> None:
         """Have a pass come to these files once more, after all others: they were here when it came to them."""
-        query = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?"
         values = [(-number, id, number) for id in ids]
+        query = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?"
         await self._db.write(lambda writer: writer.executemany(query, values))
 
     async def begin_pass(self, number: int) -> None:
