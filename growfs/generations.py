@@ -81,7 +81,7 @@ class Generations:
             await self.written.wait()  # this one goes by what the last one decided
         store, number = self._store, self._number + 1
         asked = Turnover(
-            limit=store.limit_bytes,
+            limit=min(store.limit_bytes, store.used_bytes - store.over(0)),  # the disk may have less for it
             share=self.share,
             largest=store.wanted_bytes,
             lacking=self._catalog.share.bytes - store.resident_content_bytes,

@@ -284,9 +284,10 @@ def test_a_disk_that_fills_up_holds_what_fits(growfs: Growfs, tmp_path: Path) ->
     with tmpfs(growfs.cache_dir, "size=8m"):
         growfs.mount(tmp_path / "remote", "--min-free", "2MB")
         until(lambda: growfs.status()["state"] == "held")
-        assert 5 < growfs.status()["cache"]["files"] < 13
+        held = growfs.status()["cache"]["files"]
+        assert 5 < held < 13
         assert os.statvfs(growfs.cache_dir).f_bavail * 4096 >= 2_000_000
-        assert len(growfs.names()) == growfs.status()["cache"]["files"]
+        assert held - 2 <= len(growfs.names()) < held  # a fifth of what fits is for what comes next
         growfs.umount()
 
 
