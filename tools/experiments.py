@@ -53,7 +53,8 @@ out the first fill; "fetched" counts it.
 - everything local: each epoch shuffles all of the data.
 - growfs: the order that the mount's own rules give (`growfs/simulation.py`) to a reader that lists, opens each listed
   file once in random order, and lists again. The cache is full at the start. For d fetches per open the turnover is
-  d / (1 + d), and the remote gives d files in the time of an open.
+  d / (1 + d), and the remote gives d files in the time of an open. What is on its way at a listing counts as room, so
+  that with a cache of so few files somewhat less is fetched where d is small.
 - LRU: lists what is there; each arrival takes the place of the least recently used file, be it listed or not. The
   remote is as fast as for growfs; what is gone before its turn is fetched again while the reader waits.
 - never evict: what came first stays. A reader that lists only once sees the same.
