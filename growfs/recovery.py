@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +30,9 @@ DIGEST_CHUNK = 4 << 20
 def digest(path: Path) -> str:
     """XXH3 (64 bits) of a file's content, in hexadecimal."""
     state = xxhash.xxh3_64()
-    buffer = memoryview(bytearray(DIGEST_CHUNK))
     with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size  # a buffer is zeroed, which took longer than the rest for a small file
+        buffer = memoryview(bytearray(min(size, DIGEST_CHUNK) or 1))
         while count := file.readinto(buffer):
             state.update(buffer[:count])
     return state.hexdigest()

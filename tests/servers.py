@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -129,13 +130,18 @@ class _QuietFiles(http.server.SimpleHTTPRequestHandler):
 class serving:  # noqa: N801 used as a function
     """A threaded web server on loopback for as long as the block lasts; gives its URL, with a slash at the end."""
 
-    def __init__(self, handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, handler: Callable[..., http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
+    ) -> None:
         self._server = _QuietServer(("127.0.0.1", 0), handler)
+        self._scheme = "https" if tls else "http"
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     def __enter__(self) -> str:
         self._thread.start()
-        return f"http://127.0.0.1:{self._server.server_port}/"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_port}/"
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()

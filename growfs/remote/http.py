@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from html.parser import HTMLParser
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
-from growfs.remote.fsspec_remote import FsspecRemote
+from growfs.remote.connection import Headers, Odd, Request
+from growfs.remote.fsspec_remote import FsspecRemote, file_from
 from growfs.remote.protocol import RemoteFile, RemoteSpec, Skipped
 
 LISTING_BYTES_MAX = 64 << 20
@@ -24,6 +26,22 @@ class HttpRemote(FsspecRemote):
 
     def _key(self, path: str) -> str:
         return f"{self.root}/{quote(path)}"
+
+    def _request(self, path: str) -> Request:
+        if self._options.keys() - {"headers"}:
+            raise Odd("an option that only the library knows")
+        url = self.fs.encode_url(self._key(path))
+        headers = dict(self._options["headers"])
+        if url.user is not None:
+            password = f"{url.user}:{url.password or ''}".encode("latin-1")  # as aiohttp does
+            headers["Authorization"] = f"Basic {b64encode(password).decode()}"
+        return Request(str(url.with_user(None)), headers)
+
+    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_of(path, size, headers)
+        if "ETag" not in headers and ("Content-MD5" in headers or "Digest" in headers):
+            return None  # a part has its own
+        return file_from(path, {"size": size, "ETag": headers.get("ETag"), "mtime": headers.get("Last-Modified")})
 
     def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
         page = self._key(folder and f"{folder}/")

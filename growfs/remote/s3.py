@@ -1,13 +1,15 @@
 """`S3Remote`: S3 and what speaks like it.
 
-Listed flat and page by page, and read by one GET whose own headers say which version it is, so that no second
-request is needed to know. `fs.get_file` is not used: it throws those headers away, takes "?versionId=" in a key for
-an option, and was half as fast on loopback.
+Listed flat and page by page, and read by GETs whose own headers say which version it is, so that no second request
+is needed to know. `fs.sign` and `fs.get_file` are not used: they take "?versionId=" in a key for an option, and the
+latter throws those headers away.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -16,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteMissing, UsageError
+from growfs.remote.connection import Headers, Odd, Request
 from growfs.remote.failures import explain
-from growfs.remote.fsspec_remote import PAGE_FILES_MAX, FsspecRemote, file_from
+from growfs.remote.fsspec_remote import PAGE_FILES_MAX, SIGNED_S, FsspecRemote, file_from
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
 
 CHUNK_BYTES = 256 * 1024
+_NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
 
 
 class S3Remote(FsspecRemote):
@@ -62,7 +66,43 @@ class S3Remote(FsspecRemote):
         reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
         return _file(path, reply["ContentLength"], reply)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def _request(self, path: str) -> Request:
+        from fsspec.asyn import sync
+
+        bucket, prefix = self._bucket_and_prefix
+
+        async def sign() -> Request:
+            await self.fs.set_session()
+            client = await self.fs.get_s3(bucket)
+            wanted = self.fs._get_s3_method_kwargs(client.get_object, Bucket=bucket, Key=prefix + path)
+            unknown = wanted.keys() - {"Bucket", "Key", "RequestPayer"}
+            if unknown or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
+                raise Odd("an option that only the library knows")
+            payer = {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {}
+            url = await client.generate_presigned_url("get_object", Params=wanted, ExpiresIn=SIGNED_S)
+            return Request(url, payer)
+
+        request: Request = sync(self.fs.loop, sign)
+        return request
+
+    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        return file_from(path, {"size": size, "ETag": headers.get("ETag"), "mtime": headers.get("Last-Modified")})
+
+    def _trusted(self) -> ssl.SSLContext:
+        """As botocore has it: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else all."""
+        verify = self._options.get("client_kwargs", {}).get("verify")
+        if verify is None:
+            verify = self.fs.session.get_config_variable("ca_bundle")
+        if isinstance(verify, str):
+            folder = os.path.isdir(verify)
+            return ssl.create_default_context(cafile=None if folder else verify, capath=verify if folder else None)
+        context = super()._trusted()
+        if verify is False:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def _by_library(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
         from fsspec.asyn import sync
 
         bucket, prefix = self._bucket_and_prefix

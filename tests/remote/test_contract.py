@@ -53,9 +53,17 @@ class Place:
     sizes_listed: bool = True
 
 
-@pytest.fixture(params=["fake", "memory", "file", "rclone", "moto", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    kind, name = request.param, uuid.uuid4().hex
+SERVED = ("rclone", "moto", "http")
+
+
+@pytest.fixture(params=["fake", "memory", "file", *SERVED, *(f"{kind} by library" for kind in SERVED)])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    kind, _, library = request.param.partition(" ")
+    name = uuid.uuid4().hex
+    if library:
+        monkeypatch.setattr("growfs.remote.ranged.Ranged.fetch", lambda *_: None)
+    monkeypatch.setattr("growfs.remote.ranged.PART_BYTES", 50_000)
+    monkeypatch.setattr("growfs.remote.ranged._tells_versions", lambda _: True)  # these files are of this very second
     if kind == "fake":
         fake = FakeRemote(page_files=5)
         return Place(fake, fake.put, fake.delete, lambda _: FakeRemote(missing=True))

@@ -1,0 +1,297 @@
+"""`Ranged`: files by plain GETs, a large one in parts that arrive side by side.
+
+Owns the connections of a process and what a server may answer; s3.py, http.py and fsspec_remote.py say what is asked
+for and which version that is. Whatever is odd (a proxy, a redirect, an answer without a length, a certificate that is
+not trusted, a refusal) is left to the store's library, whose own answer then counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import weakref
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from functools import cache
+from http.client import HTTPResponse
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+from urllib.request import getproxies, proxy_bypass
+
+from growfs import disk
+from growfs.remote.connection import Connection, Headers, Odd, Request, Unreached, drop_all
+from growfs.remote.protocol import Progress
+
+PART_BYTES = 16 << 20
+STREAMS_MAX = 4  # of one file
+ODD_MAX = 3  # files in a row that had to be left to the library, until no more are tried
+GOOD = (200, 206)
+BUSY = (408, 425, 429, 500, 502, 503, 504)
+REFUSED = (400, 401, 403)  # what stores answer to a signature that has expired
+NOT_THERE = (404, 410, 416)  # 416: of a file without a byte
+
+T = TypeVar("T")
+Check = Callable[[int, Headers], T]
+"""Given a file's bytes and the headers of its GET before the body is read; may raise Odd, and what is to be raised."""
+
+
+class Answered(Exception):
+    """The server answered with an HTTP status that is an error; failures.explain knows what it means."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Ranged:
+    """Fetches one file at a time. `usable` is False once that has proved to be of no use with this server."""
+
+    def __init__(self) -> None:
+        self.usable = True
+        self.is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
+        self._odd = 0
+        self._connections: list[Connection] = []
+        self._idle: list[Connection] = []
+        weakref.finalize(self, drop_all, self._connections)
+
+    def fetch(
+        self, sign: Callable[[], Request], size: int | None, target: Path, check: Check[T], progress: Progress
+    ) -> tuple[int, T] | None:
+        """Write what sign's request brings to target; (bytes, what check returned).
+
+        None: this is left to the library, and progress was told nothing. sign is called again, from any thread, for a
+        signature that has expired. size: bytes, where known. Raises Answered, Unreached, what check and progress raise,
+        and OSError of the local disk.
+        """
+        with target.open("wb", buffering=0) as out:
+            fetch = _Fetch(self, sign, out.fileno(), check)
+            try:
+                with self.connection() as connection:
+                    response = fetch.begin(connection, size)
+                    fetch.run(connection, response, progress)
+            except Odd as odd:
+                self._odd += odd.counts
+                self.usable = self._odd < ODD_MAX
+                if fetch.told:
+                    raise Unreached(f"an answer that makes no sense: {odd}") from odd
+                return None
+        self._odd = 0
+        return fetch.total, fetch.checked
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection for the time of the block, which any error closes."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = Connection()
+            self._connections.append(connection)
+        try:
+            yield connection
+        except BaseException:
+            connection.drop()
+            raise
+        finally:
+            self._idle.append(connection)
+
+
+class _Fetch(Generic[T]):
+    """One file on its way. begin() sets `total` (bytes) and `checked`, which stay; the threads share the rest.
+
+    Every answer has to be of the version of the first one, else the file would be a mix.
+    """
+
+    total: int
+    checked: T
+
+    def __init__(self, owner: Ranged, sign: Callable[[], Request], fd: int, check: Check[T]) -> None:
+        self.told = False
+        self._owner, self._sign, self._fd, self._check = owner, sign, fd, check
+        self._sharing = threading.Lock()
+        self._pins: dict[str, str | None] = {}
+        self._starts: Iterator[int] = iter(())
+        self._md5 = ""
+        self._connections: list[Connection] = []
+        self._ended = False
+
+    def begin(self, connection: Connection, size: int | None) -> HTTPResponse:
+        """Ask for the file or, if it is large or of unknown size, for its first part; the answer's head is checked."""
+        self._request = self._sign()
+        scheme, host = self._request.origin
+        if scheme not in ("http", "https") or self._owner.is_proxied(scheme, host):
+            raise Odd("no web server, or one behind a proxy")
+        whole = size is not None and size <= PART_BYTES
+        response = connection.ask(self._request, {} if whole else _range(0, PART_BYTES - 1))
+        if response.status in BUSY:
+            raise Answered(response.status, response.reason)
+        if response.status not in GOOD:
+            raise Odd(f"status {response.status}", counts=response.status not in NOT_THERE)
+        length, extent = _extent(response)
+        if extent:
+            start, self.total = extent
+            if start or length != min(PART_BYTES, self.total):
+                raise Odd("another range than was asked for")
+        else:
+            self.total = length
+            if not whole and (length == PART_BYTES or (size and length != size)):
+                raise Odd("that may be the part, or another file")
+        self.checked = self._check(self.total, response.headers)
+        self._pins = {name: response.headers[name] for name in ("ETag", "Last-Modified")}
+        if length < self.total:
+            if not _tells_versions(response.headers):
+                raise Odd("no version that lasts")
+            if size is not None:  # else there may be no room for it, which progress tells in time
+                disk.reserve(self._fd, self.total)  # parts are written out of order, and shall lie together
+            self._starts = iter(range(PART_BYTES, self.total, PART_BYTES))
+        else:  # of parts it would cost half the speed: they would have to be read again, in order
+            self._md5 = _told_md5(response.headers)
+        return response
+
+    def run(self, connection: Connection, response: HTTPResponse, progress: Progress) -> None:
+        """Read response, which begins the file, and all other parts. Only this thread calls progress."""
+        news: SimpleQueue[int | BaseException | None] = SimpleQueue()  # bytes; what ended a thread
+        parts = -(-self.total // PART_BYTES) if self.total > (response.length or 0) else 1
+        working = min(STREAMS_MAX, parts) - 1
+
+        def report(count: int) -> None:
+            if self._ended:
+                raise Unreached("another part has failed")
+            news.put(count)
+
+        def help_out() -> None:
+            try:
+                with self._owner.connection() as own:
+                    self._connections.append(own)
+                    self._work(own, report)
+                news.put(None)
+            except BaseException as error:  # noqa: BLE001 raised by the thread that hears of it
+                news.put(error)
+
+        def hear() -> None:
+            nonlocal working
+            item = news.get()
+            if isinstance(item, int):
+                progress(item)
+                return
+            working -= 1
+            if item is not None:
+                raise item
+
+        def tell(count: int) -> None:
+            self.told = True
+            progress(count)
+            while not news.empty():
+                hear()
+
+        threads = [threading.Thread(target=help_out, daemon=True) for _ in range(working)]
+        try:
+            for thread in threads:
+                thread.start()
+            md5 = hashlib.md5(usedforsecurity=False) if self._md5 else None
+            connection.copy(response, self._fd, 0, tell, md5)
+            if md5 and md5.hexdigest() != self._md5:
+                raise Unreached("what came has another MD5 than the server tells")
+            self._work(connection, tell)
+            while working:
+                hear()
+        finally:  # nobody may write once the file is closed: its descriptor is another file's then
+            self._ended = True
+            if working:
+                for other in self._connections:
+                    other.interrupt()
+            for thread in threads:
+                if thread.ident:
+                    thread.join()
+
+    def _work(self, connection: Connection, told: Callable[[int], None]) -> None:
+        while not self._ended and (start := self._next()) is not None:
+            response = self._part(connection, start, min(start + PART_BYTES, self.total) - 1)
+            connection.copy(response, self._fd, start, told)
+
+    def _next(self) -> int | None:
+        with self._sharing:
+            return next(self._starts, None)
+
+    def _part(self, connection: Connection, start: int, end: int) -> HTTPResponse:
+        """The answer to one part. The signature was good for the first one: if it is refused now, it has expired."""
+        etag = self._pins["ETag"]
+        headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
+        request = self._request
+        response = connection.ask(request, headers)
+        if response.status in REFUSED:
+            connection.drop()
+            response = connection.ask(self._sign_anew(request), headers)
+        if response.status not in GOOD:
+            raise Answered(response.status, response.reason)
+        length, extent = _extent(response)
+        changed = any(response.headers[name] != pin for name, pin in self._pins.items())
+        if changed or (extent[1] if extent else length) != self.total:
+            raise Answered(412, "another version")
+        if extent != (start, self.total) or length != end - start + 1:
+            raise Odd("another range than was asked for")
+        return response
+
+    def _sign_anew(self, refused: Request) -> Request:
+        with self._sharing:
+            if self._request is refused:
+                self._request = self._sign()
+            return self._request
+
+
+def _range(start: int, end: int) -> dict[str, str]:
+    return {"Range": f"bytes={start}-{end}"}
+
+
+def _extent(response: HTTPResponse) -> tuple[int, tuple[int, int] | None]:
+    """(bytes of the body, (where it begins in the file, bytes of the file)); None where the body is the whole file.
+
+    By Content-Range and not by the status: `rclone serve s3` sends a range with 200.
+    """
+    if response.length is None:
+        raise Odd("no length")
+    told = response.headers["Content-Range"]
+    if told is None and response.status == 200:
+        return response.length, None
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told or "")
+    if not found or int(found[2]) - int(found[1]) + 1 != response.length:
+        raise Odd("a range that cannot be read")
+    return response.length, (int(found[1]), int(found[3]))
+
+
+def _is_strong(etag: str) -> bool:
+    return etag.startswith('"') and len(etag) > 2  # rclone sends "" for none
+
+
+def _tells_versions(headers: Headers) -> bool:
+    """Whether another content would show: a strong ETag, or a time that is no longer now (RFC 9110, 8.8.2.2)."""
+    if _is_strong(headers.get("ETag") or ""):
+        return True
+    with suppress(TypeError, ValueError):  # for want of one, or as it is no date
+        age = parsedate_to_datetime(headers["Date"]) - parsedate_to_datetime(headers["Last-Modified"])
+        return age > timedelta(seconds=1)
+    return False
+
+
+def _told_md5(headers: Headers) -> str:
+    """The MD5 of the file in hexadecimal, where the server says so in as many words; else an empty text.
+
+    An ETag is one where S3 alone encrypted the object, if it was put in one piece
+    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html); other stores put anything there.
+    """
+    etag = (headers.get("ETag") or "").strip('"')
+    if headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag):
+        return etag
+    google = re.search(r"\bmd5=([\w+/=]+)", ",".join(headers.get_all("x-goog-hash", [])))
+    with suppress(ValueError):
+        return b64decode(google[1] if google else headers.get("Content-MD5") or "", validate=True).hex()
+    return ""
+
+
+def _is_proxied(scheme: str, host: str) -> bool:
+    proxies = getproxies()
+    return (scheme in proxies or "all" in proxies) and not proxy_bypass(host)

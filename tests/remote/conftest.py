@@ -1,0 +1,44 @@
+"""Fixtures for remotes that are read by plain GETs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from growfs.remote.fsspec_remote import FsspecRemote
+from growfs.remote.protocol import RemoteFile
+from growfs.remote.s3 import S3Remote
+from tests.remote.store import PART, Show
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.remote.ranged.PART_BYTES", PART)
+    monkeypatch.setattr("growfs.remote.connection.BUFFER_BYTES", 300)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were left to the library."""
+    left: list[str] = []
+    for kind in (FsspecRemote, S3Remote):
+
+        def by_library(self: Any, file: RemoteFile, *more: Any, real: Any = kind._by_library) -> RemoteFile:
+            left.append(file.path)
+            fetched: RemoteFile = real(self, file, *more)
+            return fetched
+
+        monkeypatch.setattr(kind, "_by_library", by_library)
+    return left
+
+
+@pytest.fixture
+def show() -> Iterator[Show]:
+    with ExitStack() as stack:
+        yield lambda store, tls=None: stack.enter_context(store.shown(tls))

@@ -1,0 +1,124 @@
+"""What is asked of a store by a plain GET: signatures, passwords, proxies, and that no secret of it is seen."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from growfs.errors import RemoteBusy, RemoteDenied
+from growfs.remote.connection import Request, Unreached
+from growfs.remote.failures import explain
+from growfs.remote.http import HttpRemote
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.ranged import Answered
+from growfs.remote.s3 import S3Remote
+from tests.remote.store import DATA, FILE, KEYS, SMALL, Show, Store, fetched, s3
+
+pytestmark = pytest.mark.usefixtures("small_parts")
+
+
+def test_a_signature_that_expires_is_made_anew(
+    show: Show, tmp_path: Path, library: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(DATA)
+    signed: list[str] = []
+    real = S3Remote._request
+
+    def request(self: S3Remote, path: str) -> Request:
+        found = real(self, path)
+        signed.append(found.url + f"&number={len(signed)}")  # within a second, signatures are alike
+        return Request(signed[-1], found.headers)
+
+    monkeypatch.setattr(S3Remote, "_request", request)
+    store.status = lambda asked: 403 if len(store.gets) > 5 and asked.target.endswith("number=0") else None
+    with caplog.at_level(logging.INFO):
+        assert fetched(s3(show(store)), tmp_path) == DATA
+    assert (len(signed), library) == (2, [])
+    assert "X-Amz" not in caplog.text
+
+
+def test_signed_urls_are_secret(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: list[str]
+) -> None:
+    assert "secret" not in repr(Request("https://h/x?X-Amz-Signature=secret", {"Authorization": "secret"}))
+    remote = s3(show(Store(DATA)), token="the-token")
+    url = remote._request("x").url
+    monkeypatch.setattr(S3Remote, "_request", lambda *_: Request(url + " \n"))  # http.client quotes it when it refuses
+    assert fetched(remote, tmp_path) == DATA
+    assert library == ["x"]
+    for error in (Unreached(f"GET {url}"), Answered(403, f"GET {url}")):
+        message = str(explain(error, "s3://bucket/x", "s3"))
+        assert not [
+            secret for secret in re.findall(r"(?:Signature|Credential|Token)=([^&]+)", url) if secret in message
+        ]
+    assert type(explain(Unreached("x"), "s3://bucket/x", "s3")) is RemoteBusy
+
+
+def test_how_s3_is_asked(show: Show, tmp_path: Path, library: list[str]) -> None:
+    store = Store(SMALL)
+    url = show(store)
+    for options in ({}, {"token": "the-token"}, {"requester_pays": True}):
+        assert fetched(s3(url, **options), tmp_path) == SMALL
+    assert fetched(S3Remote(RemoteSpec("s3://bucket", {}, url, anon=True)), tmp_path) == SMALL
+    plain, token, payer, anon = store.asked
+    assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in plain.target
+    assert "X-Amz-Security-Token=the-token" in token.target
+    assert "SignedHeaders=host%3Bx-amz-request-payer&" in payer.target
+    assert payer.headers["x-amz-request-payer"] == "requester"
+    assert (anon.target.split("?"), anon.headers["Authorization"]) == (["/bucket/x"], None)
+    assert library == []
+    for more in ({"s3_additional_kwargs": {"VersionId": "7"}}, {"config_kwargs": {"proxies": {"ftp": "x"}}}):
+        assert fetched(s3(url, **more), tmp_path) == SMALL
+    assert library == ["x"] * 2
+
+
+def test_a_bucket_in_another_region(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: list[str]
+) -> None:
+    """With s3fs's own option; it is heeded only where the options name no server."""
+    store = Store(SMALL, more={"x-amz-bucket-region": "eu-west-1"})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", show(store))
+    remote = S3Remote(RemoteSpec("s3://bucket", {**KEYS, "cache_regions": True}))
+    assert fetched(remote, tmp_path) == SMALL
+    assert "%2Feu-west-1%2Fs3%2F" in store.gets[-1].target
+    assert library == []
+
+
+def test_how_a_web_server_is_asked(show: Show, tmp_path: Path, library: list[str]) -> None:
+    store = Store(SMALL)
+    url = show(store).replace("://", "://me:p%40ss@") + "some%20folder/ü/"
+    remote = HttpRemote(RemoteSpec(url, {"headers": {"X-Key": "k"}}))
+    assert fetched(remote, tmp_path, RemoteFile("a b#c", None, None, "")) == SMALL
+    (asked,) = store.asked
+    assert asked.target == "/some%20folder/%C3%BC/a%20b%23c"
+    assert asked.headers["Authorization"] == "Basic bWU6cEBzcw=="  # me:p@ss
+    assert (asked.headers["X-Key"], asked.headers["Accept-Encoding"]) == ("k", "identity")
+    remote = HttpRemote(RemoteSpec(url, {"client_kwargs": {"trust_env": True}}))
+    assert (fetched(remote, tmp_path), library) == (SMALL, ["x"])
+
+
+def test_no_credentials_are_the_librarys_to_tell(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: list[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    with pytest.raises(RemoteDenied, match="no credentials found"):
+        S3Remote(RemoteSpec("s3://bucket", {}, show(Store(DATA)))).fetch(FILE, tmp_path / "target", lambda _: None)
+    assert library == ["x"]
+
+
+@pytest.mark.parametrize("exempt", [False, True])
+def test_a_proxy_is_left_to_the_library(
+    show: Show, tmp_path: Path, library: list[str], monkeypatch: pytest.MonkeyPatch, exempt: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    if exempt:
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert fetched(HttpRemote(RemoteSpec(show(Store(SMALL)))), tmp_path) == SMALL
+    assert library == ([] if exempt else ["x"])

@@ -1,0 +1,106 @@
+"""Plain GETs over TLS: who is trusted, and what else is told."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growfs.errors import RemoteError
+from growfs.remote.fsspec_remote import FsspecRemote
+from growfs.remote.http import HttpRemote
+from growfs.remote.protocol import RemoteSpec
+from growfs.remote.s3 import S3Remote
+from tests.remote.store import DATA, KEYS, Store, fetched
+
+pytestmark = pytest.mark.usefixtures("small_parts")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a certificate for 127.0.0.1 that nobody signed but itself, and its key."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "growfs test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path: Path = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    plain = serialization.NoEncryption()
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    path.write_bytes(text + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@pytest.fixture
+def url(certificate: Path) -> Iterator[str]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with Store(DATA).shown(context) as url:
+        yield url
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (FsspecRemote, S3Remote):
+        monkeypatch.delattr(kind, "_by_library")
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "AWS_CA_BUNDLE", "verify", "verify a folder", "verify nothing"])
+def test_who_is_trusted(
+    url: str, tmp_path: Path, certificate: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = dict(KEYS)
+    if name.startswith("verify"):
+        folder = tmp_path / "authorities"
+        folder.mkdir()
+        if name == "verify a folder":
+            (folder / f"{_hash_of(certificate)}.0").write_bytes(certificate.read_bytes())
+        value = {"verify": str(certificate), "verify a folder": str(folder), "verify nothing": False}[name]
+        options["client_kwargs"] = {"verify": value}
+    else:
+        monkeypatch.setenv(name, str(certificate))
+    assert fetched(S3Remote(RemoteSpec("s3://bucket", options, url)), tmp_path) == DATA
+    if name == "SSL_CERT_FILE":
+        assert fetched(HttpRemote(RemoteSpec(url)), tmp_path) == DATA
+
+
+def _hash_of(certificate: Path) -> str:
+    import subprocess
+
+    command = ["openssl", "x509", "-noout", "-hash", "-in", str(certificate)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("kind", ["s3", "http", "s3 with a bundle that is not there"])
+def test_a_stranger_is_not_trusted(url: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind.endswith("there"):
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none"))
+    remote = HttpRemote(RemoteSpec(url)) if kind == "http" else S3Remote(RemoteSpec("s3://bucket", KEYS, url))
+    with pytest.raises(RemoteError, match="No such file" if kind.endswith("there") else "is not trusted") as caught:
+        fetched(remote, tmp_path)
+    assert "X-Amz" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_library")
+def test_another_name_than_the_certificates(
+    url: str, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with pytest.raises(AttributeError, match="_by_library"):
+        fetched(HttpRemote(RemoteSpec(url.replace("127.0.0.1", "localhost"))), tmp_path)
