@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.server
-import os
+import random
 import re
 import ssl
 import threading
@@ -20,8 +20,8 @@ from growfs.remote.s3 import S3Remote
 from tests.servers import serving
 
 PART = 1000
-DATA = os.urandom(10 * PART + 500)
-SMALL = os.urandom(PART)
+DATA = random.Random(2).randbytes(10 * PART + 500)
+SMALL = random.Random(3).randbytes(PART)
 FILE = RemoteFile("x", None, None, "")
 KEYS = {"key": "growfs-access", "secret": "growfs-secret-0123456789"}
 MODIFIED = "Tue, 03 Nov 2020 10:00:00 GMT"

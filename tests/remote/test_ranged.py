@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import random
 import threading
 from base64 import b64encode
 from pathlib import Path
@@ -22,7 +23,7 @@ from growfs.remote.s3 import S3Remote
 from tests.remote.store import DATA, FILE, PART, SMALL, Asked, Show, Store, fetched, s3
 from tests.servers import S3Server
 
-OTHER = os.urandom(len(DATA))
+OTHER = random.Random(4).randbytes(len(DATA))
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
