@@ -210,11 +210,11 @@ class Catalog:
         """Have a pass come to these files once more, after all others: they were here when it came to them."""
         values = [(-number, id, number) for id in ids]
         query = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?"
-        await self._db.write(lambda writer: writer.executemany(query, values))
+        await self._db.write_at_last(lambda writer: writer.executemany(query, values))
 
     async def begin_pass(self, number: int) -> None:
         """Walk over the whole catalog once more."""
-        await self._db.write(lambda writer: set_meta(writer, "pass", number))
+        await self._db.write_at_last(lambda writer: set_meta(writer, "pass", number))
 
     async def finish(self, listing: int) -> None:
         """Remember that a listing was completed."""

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import sqlite3
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -84,7 +85,7 @@ class Control:
             pass  # the caller left
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             await _tell(stream, {"error": f"the daemon does not understand the request: {error}", "exit_code": 2})
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             log.warning("a verb failed: %s", error)
             await _tell(stream, {"error": f"the daemon failed: {error}", "exit_code": 1})
         finally:

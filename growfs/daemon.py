@@ -309,7 +309,7 @@ async def _keep_durable(store: Store) -> None:
         await trio.sleep(DURABLE_EVERY_S)
         try:
             await store.make_durable()
-        except OSError as error:
+        except (OSError, sqlite3.OperationalError) as error:
             log.warning("what is cached could not be made durable, trying again: %s", error)
 
 

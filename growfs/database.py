@@ -8,6 +8,7 @@ writer).
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,12 @@ import trio
 
 from growfs.sampling import extension
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+RETRY_S = 5.0
+"""Pause where the disk refuses a write that can wait."""
 
 ROOT = 1
 """Node id of the root folder, as the FUSE protocol has it (fuse.h: FUSE_ROOT_ID)."""
@@ -168,6 +174,15 @@ class Database:
             return result
 
         return await trio.to_thread.run_sync(turn, limiter=self._turn)
+
+    async def write_at_last(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """As `write`, again and again while the disk refuses: what needs no answer must not end the daemon."""
+        while True:
+            try:
+                return await self.write(function)
+            except sqlite3.OperationalError as error:
+                log.warning("the catalog cannot be written, trying again: %s", error)
+                await trio.sleep(RETRY_S)
 
     async def in_writer(self, function: Callable[[], T]) -> T:
         """Run function, outside of any transaction, in the writing thread's turn: what must not overtake a write."""

@@ -156,7 +156,7 @@ class Fetcher:
             raise flight.error
 
     def _miss(self, node: Node) -> Flight:
-        members = self._groups.members(node)
+        members = self._groups.members(node, self._store.largest)
         unit = Unit(ids=tuple(member.id for member in members) if len(members) > 1 else ())
         for member in members:
             if member.seq is None and member.id not in self._flights:
@@ -193,10 +193,8 @@ class Fetcher:
                 else:
                     await lot.park()
                     continue
-                if flight.state is not State.QUEUED:
-                    continue  # it failed with another of its group
-                if not await self._reserve(flight):
-                    continue
+                if flight.state is not State.QUEUED or not await self._reserve(flight):
+                    continue  # it failed with another of its group, or waits for room
                 flight.move(State.FETCHING)
                 try:
                     line = line or self._workers.hire()
@@ -216,6 +214,9 @@ class Fetcher:
         """Have room for a flight; one that gets none now waits for it elsewhere, and keeps no slot busy."""
         if flight.reserved is None:
             flight.reserved = await self._store.reserve_by_eviction(flight.need, self._holds())
+        if flight.state is not State.QUEUED:  # it failed with another of its group meanwhile
+            self._unreserve(flight)
+            return False
         if flight.reserved is not None:
             flight.roomless_at = None
             return True

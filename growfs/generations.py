@@ -6,6 +6,7 @@ Owns the current generation.
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -19,6 +20,9 @@ from growfs.store import Store
 from growfs.turnover import Next, Turnover
 
 log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""Pause where the disk refuses to take a generation; meanwhile listings join that, and population waits."""
 
 
 class Generations:
@@ -50,6 +54,7 @@ class Generations:
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._to_the_back: list[tuple[int, ...]] | None = None
+        self._refused = False
 
     @property
     def number(self) -> int:
@@ -66,7 +71,15 @@ class Generations:
         while True:
             while self._to_the_back is None or self.current is None:
                 await self.began.wait()
-            await self._store.freeze(self.current, self._to_the_back)
+            try:
+                await self._store.freeze(self.current, self._to_the_back)
+            except sqlite3.OperationalError as error:
+                log.warning("generation %d cannot be written, trying again: %s", self.number, error)
+                self._refused = True
+                self.written()
+                await trio.sleep(RETRY_S)
+                continue
+            self._refused = False
             self.current.changes.clear()  # the rows tell from now on
             self._to_the_back = None
             self.written()
@@ -77,15 +90,20 @@ class Generations:
         lasting: what is held by those that may never list again. opened: ids of files whose rows may not tell yet that
         they were. The current one goes on where --show-files asks for more files than there are.
         """
-        while not self.is_written:
+        while not (self.is_written or self._refused):
             await self.written.wait()  # this one goes by what the last one decided
+        if not self.is_written:
+            log.warning("generation %d cannot be written: no new one", self.number)
+            return
         store, number = self._store, self._number + 1
         asked = Turnover(
-            limit=min(store.limit_bytes, store.used_bytes - store.over(0)),  # the disk may have less for it
+            limit=min(store.limit_bytes, store.used_bytes + max(0, -store.over(0))),  # the disk may have less for it
             share=self.share,
             largest=store.wanted_bytes,
             lacking=self._catalog.share.bytes - store.resident_content_bytes,
-            free=store.reserved_bytes - store.over(0),  # what is on its way was not shown yet, as what will come
+            # What is on its way was not shown yet, as what will come. What a disk lacks that others fill is not the
+            # listing's to give: all of it would go.
+            free=max(0, store.reserved_bytes - store.over(0)),
             shown_seq=store.shown_seq,
             last_seq=store.last_seq,
             once=lasting,

@@ -5,6 +5,7 @@ The order of a pass knows that of all files; this is for an open that does not w
 
 from __future__ import annotations
 
+from growfs import disk
 from growfs.catalog import Catalog, Node
 from growfs.sampling import extension, group_of
 
@@ -16,8 +17,8 @@ class Groups:
         self._catalog = catalog
         self._template = template
 
-    def members(self, node: Node) -> list[Node]:
-        """The files of the group that a file is in, itself among them."""
+    def members(self, node: Node, bytes_max: int) -> list[Node]:
+        """The files of the group that a file is in, itself among them; it alone where all have more bytes than that."""
         if self._template is None:
             return [node]
         group = group_of(self._template, self._catalog.path(node))
@@ -25,4 +26,6 @@ class Groups:
         within_folder = "{stem}" in self._template or "{parent}" in self._template
         by_name = "{stem}" in self._template or "{name}" in self._template
         found = self._catalog.beginning_with(bare if by_name else "", node.parent if within_folder else None)
-        return [other for other in found if group_of(self._template, self._catalog.path(other)) == group]
+        group_members = [other for other in found if group_of(self._template, self._catalog.path(other)) == group]
+        fits = sum(disk.allocation(member.size or 0) for member in group_members) <= bytes_max
+        return group_members if fits else [node]

@@ -73,7 +73,7 @@ class Ledger:
 
     async def save(self) -> None:
         """Write what was counted since the last time."""
-        await self._db.write(self._taken())
+        await self._db.write_at_last(self._taken())
         self._saving.clear()
 
     def save_now(self) -> None:

@@ -39,8 +39,8 @@ LISTING_GRACE_S = 5.0
 """How long a start that asks for no number of files waits for the listing before it draws from a part of it."""
 RETRY_S = (30.0, 600.0)
 """Pause before the files that failed are tried again at the end of a pass: the first, doubled up to the last."""
-BREATH_S = 0.05
-"""Pause between two looks for room: holds end by the hundred while a reader lists its folders."""
+BREATH_S = 0.2
+"""Pause between two looks for room: holds end by the hundred while a reader lists its folders, and a look costs."""
 HOLD_S = 5.0
 """How often a held population looks whether there is room by now; others may have freed disk space."""
 DEFERRED_MAX = 256
@@ -221,6 +221,11 @@ class Population:
     def _too_large(self, node: Node) -> bool:
         return disk.allocation(self._fetcher.need(node)) > self._store.largest
 
+    def _is_too_large(self, unit: Sequence[int]) -> bool:
+        """Whether what is drawn as one can never be here as a whole."""
+        nodes = [node for id in unit if (node := self._catalog.node(id))] if len(unit) > 1 else []
+        return sum(disk.allocation(self._fetcher.need(node)) for node in nodes) > self._store.largest
+
     async def _draw_all(self, drawn: Iterable[Sequence[int]]) -> bool:
         """Draw files in order; False when the order is out of date."""
         for unit in drawn:
@@ -240,7 +245,7 @@ class Population:
             nodes = self._lacking(unit)
             if not nodes:
                 await self._defer(unit)
-            elif any(self._too_large(node) for node in nodes):
+            elif any(self._too_large(node) for node in nodes) or self._is_too_large(unit):
                 self.oversized.update(node.id for node in nodes)
                 self._settle(*unit)
             elif not await self._reserved(nodes, unit):

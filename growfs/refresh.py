@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
 from dataclasses import replace
 
 import trio
@@ -57,10 +58,11 @@ class Refresher:
         while True:
             try:
                 await self._list()
-            except GrowfsError as error:
+            except (GrowfsError, sqlite3.OperationalError) as failure:
+                error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the catalog: {failure}")
                 self.last_error = error
                 if not self.complete:
-                    raise
+                    raise error from failure
                 log.warning("the remote could not be listed, going on with what is known: %s", error)
             ended_at = trio.current_time()
             while (due := ended_at + self._pause_s()) > trio.current_time():
@@ -81,7 +83,11 @@ class Refresher:
         if self._catalog.node(node.id) is None or (found and found.version == node.version):
             return
         changed = [(node.id, found)] if found else []
-        await self._hear(Listed(self._catalog.listing, changed=changed, gone=[] if found else [node.id]))
+        try:
+            await self._hear(Listed(self._catalog.listing, changed=changed, gone=[] if found else [node.id]))
+        except sqlite3.OperationalError as error:  # the next listing finds it again
+            log.warning("%s changed, which the catalog cannot take: %s", node.name, error)
+            return
         self.renewed()
 
     async def _list(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 EVERYWHERE = 0
 """Stands for all directories at once, where a file of .growfs/ lists them."""
@@ -69,6 +69,10 @@ class Generation:
         """Whether a file admitted in time is listed. left_out: the generation that first left it out."""
         left_out = self.changes.get(id, left_out)
         return left_out is None or self.number < left_out
+
+    def as_of_now(self) -> Generation:
+        """For who reads the files' rows for a while: the changes may be written, and forgotten, meanwhile."""
+        return replace(self, changes=dict(self.changes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class _Drawing:
         mine = file.frozen or is_in_share(asked.seed, asked.share, group)
         if mine:
             self._count(file.size)
-        if mine and not file.drawn:
+        if mine and (not file.drawn or (file.frozen and not file.resident)):  # it may be frozen only now
             (self._frozen if file.frozen else self._rest).append((key + DEFERRED * file.deferred, file.id))
         if file.resident:
             self._seeded.add(file.directory)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import trio
@@ -21,6 +22,7 @@ from growfs.populate import Population
 from growfs.reader import Reader
 from growfs.readers import Readers
 from growfs.refresh import Refresher
+from growfs.rotation import Hold
 from growfs.store import Store
 from growfs.vfs import Vfs
 
@@ -128,7 +130,7 @@ class Status:
                 "per_fetch": summary.opens_per_fetch,
             },
             "requests": dict(self._requests),
-            "readers": [self._reader(reader) for reader in self._readers.living()],
+            "readers": self._all_readers(listed_files),
             "skipped": self._skipped(),
             "unpromised": self._population.promise.broken,
             "last_error": str(self._refresher.last_error or counters.last_error or "") or None,
@@ -146,9 +148,12 @@ class Status:
             skipped.append({"reason": "larger than the whole cache", "files": len(oversized), "example": example})
         return skipped
 
-    def _reader(self, reader: Reader) -> dict[str, Any]:
+    def _all_readers(self, listed_files: int) -> list[dict[str, Any]]:
+        held = cache(self._generations.held_bytes)  # readers of one job hold alike, and each sum takes a while
+        return [self._reader(reader, listed_files, held) for reader in self._readers.living()]
+
+    def _reader(self, reader: Reader, listed_files: int, held: Callable[[Hold], int]) -> dict[str, Any]:
         now = trio.current_time()
-        listed_files, _ = self._generations.totals()
         share = listed_files / self._catalog.share.files if self._catalog.share.files else 1.0
         oldest = min(reader.holds.values(), key=lambda hold: hold.generation, default=None)
         return {
@@ -159,6 +164,6 @@ class Status:
             "files_shown": reader.files_shown,
             "files_opened": len(reader.files),
             "opens": reader.opens,
-            "held_bytes": self._generations.held_bytes(oldest) if oldest else 0,
+            "held_bytes": held(oldest) if oldest else 0,
             "advice": advice(reader, now, share, self._ledger.summary.unread),
         }

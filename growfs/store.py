@@ -131,7 +131,7 @@ class Store:
                     files = expendable(self._db, self._open, holds, self.shown_seq, most)
                     ample = min(self.limit_bytes // ROOM_SHARE, sum(file.bytes for file in files))
                     if chosen := eviction(files, max(over, ample)):
-                        await self.evict(chosen)
+                        await self._evict_if_possible(chosen)
                         break
             return self.reserve(size)  # before anybody else runs
 
@@ -155,11 +155,17 @@ class Store:
                 await self.evict([file.id for file in files], draw_again=True)
         return self.used_bytes <= limit_bytes
 
+    async def _evict_if_possible(self, ids: list[int], draw_again: bool = False) -> None:
+        try:
+            await self.evict(ids, draw_again)
+        except sqlite3.OperationalError as error:  # there is no room then, and who asked for it waits
+            log.warning("no room could be made: %s", error)
+
     async def _evict_bytes(self, need: int, holds: Holds) -> None:
         for most in VICTIMS:
             files = victims(self._db, self._open, holds, self.shown_seq, most)
             if chosen := eviction(files, need):
-                await self.evict(chosen, draw_again=True)
+                await self._evict_if_possible(chosen, draw_again=True)
                 return
 
     def evictable(self, files: list[tuple[int, Kind]]) -> set[int]:

@@ -27,7 +27,7 @@ from growfs.fetcher import Fetcher
 from growfs.generations import Generations
 from growfs.ledger import Ledger
 from growfs.reader import Reader
-from growfs.readers import Readers
+from growfs.readers import Readers, thread_group
 from growfs.rotation import EVERYWHERE, Generation
 from growfs.store import Store
 
@@ -60,7 +60,7 @@ class Directory:
     """An open directory: the generation that it shows, from the first page on, and the entries that come next."""
 
     id: int
-    tid: int
+    pid: int
     reader: Reader | None = None
     generation: Generation | None = None
     position: int = 0
@@ -158,24 +158,27 @@ class Vfs:
     def open_directory(self, id: int, tid: int) -> int:
         """A handle for a directory, opened by a thread."""
         handle = next(self._handles)
-        self._directories[handle] = Directory(id, tid)
+        self._directories[handle] = Directory(id, thread_group(tid))  # the thread may end before it is read
         return handle
 
-    def begin_listing_now(self, handle: int) -> bool:
-        """Begin a listing of a directory; False where that has to wait."""
+    def begin_listing_now(self, handle: int, position: int = 0) -> bool:
+        """Begin a listing of a directory, unless it is read on from a position; False where that has to wait.
+
+        A first read may be from any position: seekdir(3).
+        """
         directory = self._directories[handle]
-        if directory.id == CONTROL_ID:
+        if directory.id == CONTROL_ID or (position and directory.generation):
             return True
-        if listing := self._readers.listing(directory.tid, directory.id):
+        if listing := self._readers.listing(directory.pid, directory.id):
             directory.reader, directory.generation = listing
             directory.ahead = []
         return listing is not None
 
-    async def begin_listing(self, handle: int) -> None:
+    async def begin_listing(self, handle: int, position: int = 0) -> None:
         """As `begin_listing_now`. Waits where a new generation begins with it."""
         directory = self._directories[handle]
-        if not self.begin_listing_now(handle):
-            directory.reader, directory.generation = await self._readers.begin(directory.tid, directory.id)
+        if not self.begin_listing_now(handle, position):
+            directory.reader, directory.generation = await self._readers.begin(directory.pid, directory.id)
             directory.ahead = []
 
     def entries(self, handle: int, position: int) -> list[Entry]:
@@ -273,7 +276,7 @@ class Vfs:
         handle = next(self._handles)
         self._rendered[handle] = content
         try:
-            await file.render(content, generation)
+            await file.render(content, generation and generation.as_of_now())
         except BaseException:
             self.close(handle)
             raise

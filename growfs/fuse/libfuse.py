@@ -8,10 +8,12 @@ interrupted here: pyfuse3 does not tell of interrupts. It ends at --miss-timeout
 from __future__ import annotations
 
 import errno
+import functools
+import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
@@ -25,8 +27,29 @@ from growfs.fuse.mounting import Mounted, Mounting, abandon, captured_stderr, mo
 from growfs.fuse.wire import REPLY_MAX
 from growfs.vfs import NAME_MAX, Vfs
 
+log = logging.getLogger(__name__)
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
+
 TASKS_MAX = 10_000
 """Requests in work at one time. Each waiting open takes one, and with none left the mount stands still."""
+
+
+def answered(handler: Callable[Asked, Coroutine[Any, Any, Answer]]) -> Callable[Asked, Coroutine[Any, Any, Answer]]:
+    """Answer EIO where a handler meets what it does not expect, such as a full disk: pyfuse3 would end the daemon."""
+
+    @functools.wraps(handler)
+    async def guarded(*args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+        try:
+            return await handler(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:
+            log.exception("a bug in growfs, or a full disk, met by a request")
+            raise pyfuse3.FUSEError(errno.EIO) from error
+
+    return guarded
 
 
 class LibfuseEngine(pyfuse3.Operations):
@@ -74,6 +97,7 @@ class LibfuseEngine(pyfuse3.Operations):
 
     # Requests. `ctx.pid` is the id of the thread that asks.
 
+    @answered
     async def lookup(
         self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -82,6 +106,7 @@ class LibfuseEngine(pyfuse3.Operations):
         except GrowfsError as error:
             _refuse(error)
 
+    @answered
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         try:
             return _entry(self._vfs.attributes(inode))
@@ -91,15 +116,16 @@ class LibfuseEngine(pyfuse3.Operations):
     async def forget(self, inode_list: object) -> None:
         """Node ids are rows of the database: there is nothing to let go of."""
 
+    @answered
     async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
         return pyfuse3.FileHandleT(self._vfs.open_directory(inode, ctx.pid))
 
+    @answered
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        if start_id == 0:
-            try:
-                await self._vfs.begin_listing(fh)
-            except GrowfsError as error:
-                _refuse(error)
+        try:
+            await self._vfs.begin_listing(fh, start_id)
+        except GrowfsError as error:
+            _refuse(error)
         count = 0
         for entry in self._vfs.entries(fh, start_id):
             name = pyfuse3.FileNameT(entry.name.encode())
@@ -108,9 +134,11 @@ class LibfuseEngine(pyfuse3.Operations):
             count += 1
         self._vfs.showed(fh, count)
 
+    @answered
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close_directory(fh)
 
+    @answered
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         self._wakefulness.note()
         try:
@@ -120,6 +148,7 @@ class LibfuseEngine(pyfuse3.Operations):
         virtual = self._vfs.is_virtual(handle)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=virtual, keep_cache=not virtual)
 
+    @answered
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> memoryview | bytes:
@@ -135,6 +164,7 @@ class LibfuseEngine(pyfuse3.Operations):
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         raise pyfuse3.FUSEError(errno.ENOSYS)  # once: the kernel then asks no more at a close
 
+    @answered
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close(fh)
 

@@ -233,13 +233,13 @@ class PassthroughEngine:
 
     def _readdir(self, request: Request, plus: bool) -> None:
         asked = structs.ReadIn.unpack(request.message, HEADER)
-        if asked.offset == 0 and not self._vfs.begin_listing_now(asked.fh):
+        if not self._vfs.begin_listing_now(asked.fh, asked.offset):
             self._later(request, partial(self._readdir_later, request, asked, plus))
         else:
             self._read_entries(request, asked, plus)
 
     async def _readdir_later(self, request: Request, asked: structs.ReadIn, plus: bool) -> None:
-        await self._vfs.begin_listing(asked.fh)
+        await self._vfs.begin_listing(asked.fh, asked.offset)
         self._read_entries(request, asked, plus)
 
     def _read_entries(self, request: Request, asked: structs.ReadIn, plus: bool) -> None:

@@ -171,8 +171,15 @@ def test_frozen_files_come_first_and_once(paths: set[str], data: st.DataObject) 
 @given(NAMES, st.data())
 def test_frozen_files_that_were_drawn_are_not_drawn_again(paths: set[str], data: st.DataObject) -> None:
     drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
-    made = whole_order(paths, Pass(0, 1), frozen=paths, drawn=drawn)
+    made = whole_order(paths, Pass(0, 1), resident=drawn, frozen=paths, drawn=drawn)
     assert set(named(paths, made.frozen)) == paths - drawn
+
+
+def test_what_is_frozen_after_it_went_is_drawn_again() -> None:
+    """--freeze of a later mount names it, and this pass has had it."""
+    paths = {"a/1.bin", "a/2.bin"}
+    made = whole_order(paths, Pass(0, 1), resident={"a/2.bin"}, frozen={"a/1.bin"}, drawn=paths)
+    assert named(paths, made.frozen) == ["a/1.bin"]
 
 
 # Shares: each node of a job draws its own.

@@ -1,0 +1,138 @@
+"""What a second pair of eyes found in rotation: each of these failed once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from growfs import disk
+from growfs.errors import RemoteError
+from growfs.fetcher import Fetcher
+from growfs.groups import Groups
+from growfs.remote.protocol import Fetched
+from growfs.rotation import Holds
+from growfs.virtual import _listed
+from growfs.wire import Fetch
+from tests.unit.rooms import Rooms, file, open_rooms
+
+SIZE = 4096
+FILES = 10
+
+
+async def full(folder: Path) -> Rooms:
+    """A full cache, of a remote that is four times as large."""
+    rooms = open_rooms(folder, FILES * SIZE)
+    await rooms.list([file(f"d/{number:03}.bin", SIZE) for number in range(4 * FILES)])
+    await rooms.admit(*(f"d/{number:03}.bin" for number in range(FILES)), content=b"x" * SIZE)
+    await rooms.begin()
+    return rooms
+
+
+async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path) -> None:
+    rooms = await full(tmp_path)
+    rooms.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
+    await rooms.begin()
+    assert len(rooms.listed()) == FILES - 2
+    rooms.close()
+
+
+async def test_nothing_is_left_out_without_rotation_even_where_the_disk_is_full(tmp_path: Path) -> None:
+    rooms = await full(tmp_path)
+    rooms.generations.rotates = False
+    rooms.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
+    await rooms.begin()
+    assert len(rooms.listed()) == FILES
+    rooms.close()
+
+
+async def test_nothing_is_left_out_for_foreign_readers_even_where_the_cache_shrank(tmp_path: Path) -> None:
+    rooms = await full(tmp_path)
+    rooms.store.limit_bytes = 4 * SIZE
+    await rooms.begin(Holds([], foreign=True))
+    assert len(rooms.listed()) == FILES
+    rooms.close()
+
+
+async def test_a_list_of_all_files_is_of_one_generation_while_that_is_written(tmp_path: Path) -> None:
+    rooms = await full(tmp_path)
+    await rooms.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '000.bin'"))
+    async with trio.open_nursery() as nursery:
+        await rooms.generations.begin(Holds(), frozenset())
+        assert rooms.generations.current
+        rows = _listed(rooms.database.path, rooms.generations.current.as_of_now())
+        expected, got = rooms.listed(), {next(rows)[0]}
+        nursery.start_soon(rooms.generations.run)
+        await rooms.generations.written.wait()
+        got |= {row[0] for row in rows}
+        nursery.cancel_scope.cancel()
+    assert got == expected
+    assert len(got) < FILES
+    rooms.close()
+
+
+class Refusing:
+    """Workers of a remote that refuses x.a, once it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = trio.Event()
+
+    def hire(self) -> Refusing:
+        return self
+
+    async def aclose(self) -> None:
+        pass
+
+    async def ask(self, request: Fetch, hear: Any = None) -> Fetched:
+        if request.file.path.endswith(".a"):
+            await self.gate.wait()
+            raise RemoteError("403")
+        request.target.write_bytes(b"x" * SIZE)
+        return Fetched(request.file, SIZE, "0")
+
+
+async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = open_rooms(tmp_path)
+    await rooms.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
+    workers = Refusing()
+    reserve: Callable[[int, Holds], Awaitable[int | None]] = rooms.store.reserve_by_eviction
+    calls = 0
+
+    async def slow(size: int, holds: Holds) -> int | None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:  # as if its eviction took a while
+            workers.gate.set()
+            await trio.sleep(0.2)
+        return await reserve(size, holds)
+
+    async def replace(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(rooms.store, "reserve_by_eviction", slow)
+    groups = Groups(rooms.catalog, "{stem}")
+    fetcher = Fetcher(
+        workers,  # type: ignore[arg-type]
+        rooms.catalog,
+        rooms.store,
+        tmp_path / "partial",
+        4,
+        5.0,
+        replace,
+        Holds,
+        groups,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        with pytest.raises(RemoteError):
+            await fetcher.ensure(rooms.node("d/1.b"), "d/1.b")
+        await trio.sleep(0.4)
+        nursery.cancel_scope.cancel()
+    assert rooms.store.reserved_bytes == 0
+    assert fetcher.in_flight == 0
+    rooms.close()
