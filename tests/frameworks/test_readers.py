@@ -54,7 +54,9 @@ def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> N
             shards[f"train-{number:05}.tfrecord"] = hashlib.sha256(together).hexdigest(), sum(map(len, records))
         each = blocks(20_000)
         growfs.env.update(rclone_s3.env)
-        growfs.mount(f"s3://{rclone_s3.bucket}/tfrecord", "--cache-size", 3 * each, "--settle", "1h")
+        growfs.mount(
+            f"s3://{rclone_s3.bucket}/tfrecord", "--cache-size", 3 * each, "--settle", "1h", "--rotation", "never"
+        )
         grow = growing(growfs, each)
         for files in (3, 6, 12):
             grow(files)
@@ -69,7 +71,7 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
     need("tensorflow")
     with Program("keras_subsets.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=4, each=10)
-        growfs.mount(tmp_path / "remote", "--cache-size", 16 * BLOCK, "--settle", "1h")
+        growfs.mount(tmp_path / "remote", "--cache-size", 16 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
         for files in (16, 32):
             grow(files)
@@ -89,7 +91,7 @@ def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) ->
     growfs.env["GROWFS_ENGINE"] = engine
     with Program("imagefolder_loader.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=6, each=5)
-        growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h")
+        growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
         classes = {name: number for number, name in enumerate(sorted(os.listdir(tmp_path / "remote")))}
         for start, files in (("fork", 12), ("spawn", 20), ("fork", 30)):
@@ -107,7 +109,7 @@ def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
     need("pandas")
     with Program("pandas_index.py", growfs.mountpoint) as training:
         tree = make_tree(tmp_path / "remote", directories=2, files=6, size=1000)
-        growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", "1h")
+        growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
         for files in (4, 8, 12):
             grow(files)

@@ -39,7 +39,7 @@ def error_of(path: Path) -> int | None:
 def held_cache(growfs: Growfs, tmp_path: Path, room: int, *flags: object) -> tuple[list[Path], list[Path]]:
     """A mount with room for so many of six files of one directory; returns (what is local, what is not)."""
     tree = make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", room * SIZE, *flags)
+    growfs.mount(tmp_path / "remote", "--cache-size", room * SIZE, "--rotation", "never", *flags)
     until(lambda: growfs.status()["state"] == "held")
     local = growfs.names()
     assert len(local) == room
