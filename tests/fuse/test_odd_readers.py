@@ -1,4 +1,4 @@
-"""What a second pair of eyes found through the kernel: each of these failed once."""
+"""Readers and remotes that are odd in ways that once did harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a second pair of eyes found in rotation: each of these failed once."""
+"""Full disks, large groups and bad moments: rotation goes on."""
 
 from __future__ import annotations
 
