@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from tests.cli.support import tmpfs
 from tests.fuse.conftest import opened
+from tests.fuse.reader import Reader
 from tests.fuse.rotating import SIZE, full_cache, local, told
 from tests.harness import Growfs, make_tree, until
 
@@ -50,3 +53,23 @@ def test_a_group_that_never_fits_holds_nothing_up(growfs: Growfs, tmp_path: Path
     until(lambda: len(local(growfs)) == 9)
     assert (growfs.mountpoint / "big/3.bin").read_bytes() == b"x" * SIZE
     assert len(local(growfs)) == 10
+
+
+def test_a_disk_that_is_full_to_the_last_byte_does_not_end_the_mount(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=100, size=SIZE)
+    with tmpfs(growfs.cache_dir, "size=8m"):
+        growfs.mount(tmp_path / "remote", "--cache-size", 50 * SIZE, "--min-free", "0", "--settle", "0")
+        until(lambda: told(growfs)["cache"]["files"] == 50)
+        hog = growfs.cache_dir / "hog"
+        with hog.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        with Reader(growfs.mountpoint) as reader:
+            for _ in range(4):  # the catalog cannot take what this brings about
+                for path in sorted(growfs.names())[:5]:
+                    with suppress(OSError):
+                        reader.read(path)
+        hog.unlink()
+        generation = told(growfs)["generation"]
+        until(lambda: growfs.names() and told(growfs)["generation"] > generation + 1)
+        growfs.umount()
