@@ -171,7 +171,8 @@ class Population:
         if self.asked.group is not None:
             return []  # the others of a group may not be listed yet
         nodes = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.flight(node.id)]
-        mine = [node for node in nodes if self.asked.has(self._catalog.path(node)) and not self._too_large(node)]
+        fitting = [node for node in nodes if not self._too_large([node])]
+        mine = [node for node in fitting if self.asked.has(self._catalog.path(node))]
         return sorted(mine, key=lambda node: draw_key(self.asked.seed, 1, self._catalog.path(node)))
 
     async def _pass(self) -> bool:
@@ -218,13 +219,13 @@ class Population:
     def _size(self, ids: Sequence[int]) -> int:
         return sum(node.size or 0 for id in ids if (node := self._catalog.node(abs(id))))
 
-    def _too_large(self, node: Node) -> bool:
-        return disk.allocation(self._fetcher.need(node)) > self._store.largest
+    def _needs(self, nodes: Sequence[Node]) -> list[int]:
+        """Bytes on the disk, for each."""
+        return [disk.allocation(self._fetcher.need(node)) for node in nodes]
 
-    def _is_too_large(self, unit: Sequence[int]) -> bool:
+    def _too_large(self, nodes: Sequence[Node]) -> bool:
         """Whether what is drawn as one can never be here as a whole."""
-        nodes = [node for id in unit if (node := self._catalog.node(id))] if len(unit) > 1 else []
-        return sum(disk.allocation(self._fetcher.need(node)) for node in nodes) > self._store.largest
+        return sum(self._needs(nodes)) > self._store.largest
 
     async def _draw_all(self, drawn: Iterable[Sequence[int]]) -> bool:
         """Draw files in order; False when the order is out of date."""
@@ -242,34 +243,37 @@ class Population:
             if self.paused:
                 await self.changed.wait()
                 continue
-            nodes = self._lacking(unit)
-            if not nodes:
+            nodes = self._nodes(unit)
+            lacking = self._lacking(nodes)
+            if not lacking:
                 await self._defer(unit)
-            elif any(self._too_large(node) for node in nodes) or self._is_too_large(unit):
-                self.oversized.update(node.id for node in nodes)
+            elif self._too_large(nodes):
+                self.oversized.update(node.id for node in lacking)
                 self._settle(*unit)
-            elif not await self._reserved(nodes, unit):
-                await self._wait_for_room(nodes)
+            elif not await self._reserved(lacking, unit):
+                await self._wait_for_room(lacking)
                 continue
             if self._state is State.HELD:
                 self._state = before
             return True
         return False
 
-    def _lacking(self, unit: Sequence[int]) -> list[Node]:
-        """The files of a unit that are neither here nor on their way."""
-        nodes = [self._catalog.node(id) for id in unit]
-        return [node for node in nodes if node and node.seq is None and not self._fetcher.flight(node.id)]
+    def _nodes(self, unit: Sequence[int]) -> list[Node]:
+        return [node for id in unit if (node := self._catalog.node(id))]
+
+    def _lacking(self, nodes: Sequence[Node]) -> list[Node]:
+        """Those that are neither here nor on their way."""
+        return [node for node in nodes if node.seq is None and not self._fetcher.flight(node.id)]
 
     async def _reserved(self, nodes: list[Node], unit: Sequence[int]) -> bool:
         """Whether there is room for files; then they are on their way."""
         if trio.current_time() < self._hold_until or self._budget.is_spent:
             return False
-        needs = [disk.allocation(self._fetcher.need(node)) for node in nodes]
+        needs = self._needs(nodes)
         reserved = self._store.reserve(sum(needs))
         if reserved is None:
             reserved = await self._make_room(sum(needs), unit[0])
-            if reserved is not None and self._lacking(unit) != nodes:  # some were asked for meanwhile
+            if reserved is not None and self._lacking(self._nodes(unit)) != nodes:  # some were asked for meanwhile
                 self._store.unreserve(reserved)
                 return False
         if reserved is None:
@@ -296,7 +300,7 @@ class Population:
         if self._fetcher.in_flight:
             await self._fetcher.moved.wait()
             return
-        self._store.wanted_bytes = sum(disk.allocation(self._fetcher.need(node)) for node in nodes)
+        self._store.wanted_bytes = sum(self._needs(nodes))
         self._state = State.HELD
         with trio.move_on_after(HOLD_S):
             await self._store.room.wait()

@@ -1,6 +1,6 @@
 """What a new generation leaves out, as the database has it; the rules are rotation's.
 
-Runs on a thread with a connection of its own, because a large cache has hundreds of thousands of files to look at.
+Runs in a worker, with a connection of its own, because a large cache has hundreds of thousands of files to look at.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Turnover:
 
     limit: of the cache; free: of that. share: of the cache that is to change. largest: a file that waits for room.
     lacking: what is not local. shown_seq: the last admission of the current generation. last_seq: of the next.
-    once: what processes hold that listed only once. opened: ids of files whose rows may not tell yet that they were.
+    once: holds that may never be renewed. opened: ids of files whose rows may not tell yet that they were.
     show_files: list exactly so many. rotates: whether anything is left out for the sake of change.
     """
 
