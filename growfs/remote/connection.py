@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any
 from urllib.parse import urlsplit
 
 BUFFER_BYTES = 1 << 20  # of each connection; 256 KiB and 4 MiB are as fast
@@ -99,10 +98,8 @@ class Connection:
         self._response = self._http.getresponse()
         return self._response
 
-    def copy(
-        self, response: http.client.HTTPResponse, fd: int, at: int, told: Callable[[int], None], md5: Any = None
-    ) -> None:
-        """Write the body to fd from offset `at` on; told gets the bytes of each piece that was written, md5 the piece.
+    def copy(self, response: http.client.HTTPResponse, fd: int, at: int, told: Callable[[memoryview], None]) -> None:
+        """Write the body to fd from offset `at` on; told gets each piece that was written.
 
         Raises Unreached, and OSError of the local disk.
         """
@@ -117,9 +114,7 @@ class Connection:
                 written = os.pwrite(fd, piece, at)
                 at, piece = at + written, piece[written:]
             left -= count
-            if md5:
-                md5.update(self._buffer[:count])
-            told(count)
+            told(self._buffer[:count])
         response.close()  # only then does http.client take the next request
 
     def interrupt(self) -> None:

@@ -10,6 +10,7 @@ from growfs.errors import RemoteError, UsageError
 from growfs.remote.connection import Headers, Odd, Request
 from growfs.remote.fsspec_remote import FsspecRemote, file_from
 from growfs.remote.protocol import RemoteFile, RemoteSpec, Skipped
+from growfs.remote.streams import Streams
 
 LISTING_BYTES_MAX = 64 << 20
 
@@ -17,8 +18,8 @@ LISTING_BYTES_MAX = 64 << 20
 class HttpRemote(FsspecRemote):
     """The files that a page links to below itself, and the pages of folders below it."""
 
-    def __init__(self, spec: RemoteSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        super().__init__(spec, streams)
         if "?" in spec.url or "#" in spec.url:
             raise UsageError(f"{self.shown()}: give a folder's URL, without ? and #")
         headers = {"Accept-Encoding": "identity", **self._options.get("headers", {})}  # else sizes are those of a gzip
