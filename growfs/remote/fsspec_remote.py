@@ -123,7 +123,7 @@ class FsspecRemote:
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         """The file that the headers of a GET describe; None where they do not tell what a listing does."""
-        if headers.get("Content-Encoding", "identity") != "identity":
+        if headers.get("content-encoding", "identity") != "identity":
             raise Odd("encoded")
         return None
 

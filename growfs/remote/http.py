@@ -40,9 +40,9 @@ class HttpRemote(FsspecRemote):
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         super()._file_of(path, size, headers)
-        if "ETag" not in headers and ("Content-MD5" in headers or "Digest" in headers):
+        if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
             return None  # a part has its own
-        return file_from(path, {"size": size, "ETag": headers.get("ETag"), "mtime": headers.get("Last-Modified")})
+        return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})
 
     def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
         page = self._key(folder and f"{folder}/")

@@ -17,13 +17,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 from growfs import disk
-from growfs.remote.connection import Connection, Headers, Odd, Request, Unreached, drop_all
+from growfs.remote.connection import Connection, Headers, Odd, Request, Response, Unreached, drop_all
 from growfs.remote.protocol import Progress
 from growfs.remote.streams import Streams
 
@@ -121,7 +120,7 @@ class _Fetch(Generic[T]):
         self._md5 = ""
         self._connections: list[Connection] = []
 
-    def begin(self, connection: Connection, size: int | None) -> HTTPResponse:
+    def begin(self, connection: Connection, size: int | None) -> Response:
         """Ask for the file or, if it is large or of unknown size, for its first part; the answer's head is checked."""
         self._request = self._sign()
         scheme, host = self._request.origin
@@ -143,7 +142,7 @@ class _Fetch(Generic[T]):
             if not whole and (length == PART_BYTES or (size and length != size)):
                 raise Odd("that may be the part, or another file")
         self.checked = self._check(self.total, response.headers)
-        self._pins = {name: response.headers[name] for name in ("ETag", "Last-Modified")}
+        self._pins = {name: response.headers.get(name) for name in ("etag", "last-modified")}
         if length < self.total:
             if not _tells_versions(response.headers):
                 raise Odd("no version that lasts")
@@ -154,7 +153,7 @@ class _Fetch(Generic[T]):
             self._md5 = _told_md5(response.headers)
         return response
 
-    def run(self, connection: Connection, response: HTTPResponse) -> None:
+    def run(self, connection: Connection, response: Response) -> None:
         """Read response, which begins the file, and all other parts, with what streams are free."""
         parts = -(-self.total // PART_BYTES) if self.total > (response.length or 0) else 1
         helped = self._owner.streams.shared(self._help, parts - 1) if parts > 1 else nullcontext()
@@ -185,7 +184,7 @@ class _Fetch(Generic[T]):
             with self._sharing:
                 self._connections.remove(connection)
 
-    def _copy(self, connection: Connection, response: HTTPResponse, start: int) -> None:
+    def _copy(self, connection: Connection, response: Response, start: int) -> None:
         md5 = hashlib.md5(usedforsecurity=False) if self._md5 else None
 
         def told(piece: memoryview) -> None:
@@ -211,9 +210,9 @@ class _Fetch(Generic[T]):
         with self._sharing:
             return next(self._starts, None)
 
-    def _part(self, connection: Connection, start: int, end: int) -> HTTPResponse:
+    def _part(self, connection: Connection, start: int, end: int) -> Response:
         """The answer to one part. The signature was good for the first one: if it is refused now, it has expired."""
-        etag = self._pins["ETag"]
+        etag = self._pins["etag"]
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
         request = self._request
         response = connection.ask(request, headers)
@@ -223,7 +222,7 @@ class _Fetch(Generic[T]):
         if response.status not in GOOD:
             raise Answered(response.status, response.reason)
         length, extent = _extent(response)
-        changed = any(response.headers[name] != pin for name, pin in self._pins.items())
+        changed = any(response.headers.get(name) != pin for name, pin in self._pins.items())
         if changed or (extent[1] if extent else length) != self.total:
             raise Answered(412, "another version")
         if extent != (start, self.total) or length != end - start + 1:
@@ -241,14 +240,14 @@ def _range(start: int, end: int) -> dict[str, str]:
     return {"Range": f"bytes={start}-{end}"}
 
 
-def _extent(response: HTTPResponse) -> tuple[int, tuple[int, int] | None]:
+def _extent(response: Response) -> tuple[int, tuple[int, int] | None]:
     """(bytes of the body, (where it begins in the file, bytes of the file)); None where the body is the whole file.
 
     By Content-Range and not by the status: `rclone serve s3` sends a range with 200.
     """
     if response.length is None:
         raise Odd("no length")
-    told = response.headers["Content-Range"]
+    told = response.headers.get("content-range")
     if told is None and response.status == 200:
         return response.length, None
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told or "")
@@ -263,10 +262,10 @@ def _is_strong(etag: str) -> bool:
 
 def _tells_versions(headers: Headers) -> bool:
     """Whether another content would show: a strong ETag, or a time that is no longer now (RFC 9110, 8.8.2.2)."""
-    if _is_strong(headers.get("ETag") or ""):
+    if _is_strong(headers.get("etag", "")):
         return True
-    with suppress(TypeError, ValueError):  # for want of one, or as it is no date
-        age = parsedate_to_datetime(headers["Date"]) - parsedate_to_datetime(headers["Last-Modified"])
+    with suppress(KeyError, ValueError):  # for want of one, or as it is no date
+        age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(headers["last-modified"])
         return age > timedelta(seconds=1)
     return False
 
@@ -277,12 +276,12 @@ def _told_md5(headers: Headers) -> str:
     An ETag is one where S3 alone encrypted the object, if it was put in one piece
     (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html); other stores put anything there.
     """
-    etag = (headers.get("ETag") or "").strip('"')
+    etag = (headers.get("etag", "")).strip('"')
     if headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag):
         return etag
-    google = re.search(r"\bmd5=([\w+/=]+)", ",".join(headers.get_all("x-goog-hash", [])))
+    google = re.search(r"\bmd5=([\w+/=]+)", headers.get("x-goog-hash", ""))
     with suppress(ValueError):
-        return b64decode(google[1] if google else headers.get("Content-MD5") or "", validate=True).hex()
+        return b64decode(google[1] if google else headers.get("content-md5") or "", validate=True).hex()
     return ""
 
 

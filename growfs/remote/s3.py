@@ -87,7 +87,7 @@ class S3Remote(FsspecRemote):
         return request
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        return file_from(path, {"size": size, "ETag": headers.get("ETag"), "mtime": headers.get("Last-Modified")})
+        return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})
 
     def _trusted(self) -> ssl.SSLContext:
         """As botocore has it: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else all."""
