@@ -38,10 +38,13 @@ def size(text: str) -> int:
 
 def rate(text: str) -> int:
     """Bytes per second, as people write them: 200MB/s, or 200MB; 0 for no limit."""
+    amount = text.strip().removesuffix("/s")
     try:
-        return size(text.strip().removesuffix("/s"))
+        if re.search("bit|bps", amount, re.IGNORECASE):  # which would be read as bytes
+            raise UsageError("bits")
+        return size(amount)
     except UsageError:
-        raise UsageError(f"{text!r} is no rate; write it as 200MB/s, or 0 for no limit") from None
+        raise UsageError(f"{text!r} is no rate in bytes; write it as 200MB/s, or 0 for no limit") from None
 
 
 def cache_size(text: str) -> CacheSize:

@@ -19,11 +19,13 @@ RANKS = [
     # names: used by all, use nothing
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
+    ["growfs.pace", "growfs.level", "growfs.priority"],
     ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
     ["growfs.reader"],
     # a room of its own: what reaches the stores
     ["growfs.remote.*"],
-    ["growfs.remote", "growfs.config"],
+    ["growfs.remote", "growfs.values"],
+    ["growfs.config"],
     # what a reader holds; the rules in memory, and what they foretell
     ["growfs.reader"],
     ["growfs.simcache"],
@@ -47,10 +49,11 @@ RANKS = [
     ["growfs.generations", "growfs.groups"],
     ["growfs.readers"],
     # the worker processes, and the daemon's side of them
-    ["growfs.worker", "growfs.workers"],
+    ["growfs.porter", "growfs.workers"],
+    ["growfs.worker"],
     # what is in flight, when the remote is listed
     ["growfs.flight", "growfs.order"],
-    ["growfs.landing", "growfs.phase"],
+    ["growfs.crew", "growfs.landing", "growfs.phase"],
     ["growfs.promise"],
     ["growfs.fetcher", "growfs.refresh"],
     # the plan
@@ -94,7 +97,8 @@ TOUCHES_DISK = {
 }
 DISK_METHODS = {"rename", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to", "write_text", "write_bytes"}
 MAY_TOUCH_DISK = {
-    ("growfs.worker", "unlink"): "a worker removes its own draft",
+    ("growfs.porter", "unlink"): "a worker removes its own draft",
+    ("growfs.priority", "write_text"): "the session's niceness, in /proc",
     ("growfs.cachefolder", "mkdir"): "the cache's folders, before there is a cache",
     ("growfs.store", "mkdir"): "files/, at the first start",
     ("growfs.fuse.mounting", "write_text"): "the read-ahead of the mount, in /sys",

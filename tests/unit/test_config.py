@@ -23,7 +23,6 @@ from growfs.values import (
     group,
     partition,
     positive,
-    rate,
     rotation,
     seconds,
     size,
@@ -45,6 +44,7 @@ WRITTEN: dict[str, tuple[Any, Any]] = {
     "show_files": ("5000", 5000),
     "remote_budget": ("500GB", 500 * 10**9),
     "workers": ("16", 16),
+    "bandwidth": ("200MB/s", 200 * 10**6),
     "include": (["*.jpg", "a/"], ("*.jpg", "a/")),
     "exclude": (["*.txt"], ("*.txt",)),
     "manifest": ("/lists/list.csv", "/lists/list.csv"),
@@ -74,6 +74,7 @@ WRONG: dict[str, list[Any]] = {
     "show_files": ["0", "-5", "x"],
     "remote_budget": ["-1", "lots"],
     "workers": ["0", "many"],
+    "bandwidth": ["fast", "-1", "200Mbit", "/s"],
     "refresh": ["-5", "5 parsecs", "nan", "inf"],
     "wait_files": ["-1", "²"],
     "engine": ["fast"],
@@ -85,7 +86,7 @@ WRONG: dict[str, list[Any]] = {
 def test_all_defaults_are_read() -> None:
     options = Options.parse({})
     assert options.cache_size == CacheSize(share=0.8)
-    assert (options.min_free, options.seed, options.workers) == (1 << 30, 0, 4)
+    assert (options.min_free, options.seed, options.workers, options.bandwidth) == (1 << 30, 0, 2, 0)
     assert (options.refresh, options.settle, options.miss_timeout) == (3600.0, 60.0, 300.0)
     assert (options.include, options.storage_option, options.wait_files, options.anon) == ((), (), None, False)
     assert (options.rotation, options.turnover, options.hold_idle) == ("auto", 0.2, 3600.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from growfs.landing import BATCH_MAX, Landing
 
 def flight(id: int, unit: Unit, urgent: bool = False, renews: bool = False) -> Flight:
     node = Node(id, 1, f"{id}", False, 10, None, "v1", 0, 0, None)
-    return Flight(node, f"{id}", 10, unit, urgent=urgent, renews=renews)
+    return Flight(node, f"{id}", Path(f"{id}"), 10, unit, urgent=urgent, renews=renews)
 
 
 def drawn(landing: Landing, *ids: int) -> Unit:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from growfs import disk
+from growfs.crew import Crew
 from growfs.errors import RemoteError
 from growfs.fetcher import Fetcher
 from growfs.groups import Groups
+from growfs.pace import Pace
 from growfs.remote.protocol import Fetched
 from growfs.rotation import Holds
 from growfs.virtual import _listed
-from growfs.wire import Fetch
+from growfs.wire import Came, Fetch, Lost, Wanted
 from tests.unit.rooms import Rooms, file, open_rooms
 
 SIZE = 4096
@@ -79,6 +80,8 @@ class Refusing:
 
     def __init__(self) -> None:
         self.gate = trio.Event()
+        self.pace = Pace()
+        self._asked, self._comes = trio.open_memory_channel[Wanted](10)
 
     def hire(self) -> Refusing:
         return self
@@ -86,12 +89,17 @@ class Refusing:
     async def aclose(self) -> None:
         pass
 
-    async def ask(self, request: Fetch, hear: Any = None) -> Fetched:
-        if request.file.path.endswith(".a"):
+    async def send(self, message: Fetch) -> None:
+        for wanted in sorted(message.files, key=lambda wanted: wanted.file.path, reverse=True):
+            await self._asked.send(wanted)
+
+    async def receive(self) -> Came:
+        wanted = await self._comes.receive()
+        if wanted.file.path.endswith(".a"):
             await self.gate.wait()
-            raise RemoteError("403")
-        request.target.write_bytes(b"x" * SIZE)
-        return Fetched(request.file, SIZE, "0")
+            return Came(0, 0, [(wanted.id, Lost(RemoteError("403")))])
+        wanted.target.write_bytes(b"x" * SIZE)
+        return Came(SIZE, 0, [(wanted.id, Fetched(wanted.file, SIZE, "0"))])
 
 
 async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
@@ -116,17 +124,8 @@ async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
 
     monkeypatch.setattr(rooms.store, "reserve_by_eviction", slow)
     groups = Groups(rooms.catalog, "{stem}")
-    fetcher = Fetcher(
-        workers,  # type: ignore[arg-type]
-        rooms.catalog,
-        rooms.store,
-        tmp_path / "partial",
-        4,
-        5.0,
-        replace,
-        Holds,
-        groups,
-    )
+    crew = Crew(workers, 1, 0)  # type: ignore[arg-type]
+    fetcher = Fetcher(rooms.catalog, rooms.store, tmp_path / "partial", crew, 5.0, replace, Holds, groups)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         with pytest.raises(RemoteError):

@@ -15,7 +15,7 @@ from growfs import errors, wire
 from growfs.catalog import Listed
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
 from growfs.sampling import Pass
-from growfs.wire import Closed, Done, Failed, Fetch, List, Made, MakeOrder, Progress, Stat, TooMuch
+from growfs.wire import Came, Closed, Done, Failed, Fetch, List, Made, MakeOrder, TooMuch, Wanted
 from growfs.workers import Line, WorkerLost
 
 FILE = RemoteFile("a/ü.jpg", 5, None, "v1")
@@ -23,10 +23,8 @@ MESSAGES = [
     List(Path("/x"), 3),
     MakeOrder(Path("/x"), Pass(1, 2, (0, 8), "{stem}", 5), Path("/y")),
     Done(Made(1, 2, 3, 4)),
-    Stat("a"),
-    Fetch(FILE, Path("/y"), 5),
-    Progress(5),
-    Done(Fetched(FILE, 5, "abc")),
+    Fetch([Wanted(7, FILE, Path("/y"), 5, True)]),
+    Came(5, 1, [(7, Fetched(FILE, 5, "abc"))]),
     Listed(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
     RemoteSpec("s3://b", {"key": "A"}),
 ]
@@ -82,18 +80,18 @@ def test_a_message_that_is_cut_short_is_none(cut: int) -> None:
 async def test_a_line_hears_progress_and_the_result() -> None:
     ours, theirs = socket.socketpair()
     line, heard = Line(ours), []
-    for message in (Progress(1), Progress(2), Done("result"), Failed(errors.RemoteMissing("none")), Progress(3)):
+    for message in (Listed(1), Listed(2), Done("result"), Failed(errors.RemoteMissing("none")), Listed(3)):
         wire.send(theirs, message)
 
-    async def hear(message: Progress) -> None:
-        heard.append(message.bytes)
+    async def hear(message: Listed) -> None:
+        heard.append(message.listing)
 
-    assert await line.ask(Stat("a"), hear) == "result"
+    assert await line.ask(List(Path("/a"), 1), hear) == "result"
     with pytest.raises(errors.RemoteMissing, match="none"):
-        await line.ask(Stat("b"))
-    assert [wire.receive(theirs), wire.receive(theirs)] == [Stat("a"), Stat("b")]
+        await line.ask(List(Path("/b"), 1))
+    assert [wire.receive(theirs), wire.receive(theirs)] == [List(Path("/a"), 1), List(Path("/b"), 1)]
     theirs.close()
     with pytest.raises(WorkerLost):
-        await line.ask(Stat("c"), hear)
+        await line.ask(List(Path("/c"), 1), hear)
     await line.aclose()
     assert heard[:2] == [1, 2]
