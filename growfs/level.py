@@ -35,7 +35,7 @@ class Level:
         if was_refused:
             self.streams = max(STREAMS_MIN, self.streams // 2)
             self._before, self._rest = None, SETTLED_PERIODS
-        elif not was_busy:
+        elif not was_busy or not bytes_per_s:  # which tells nothing
             self._before = None
         elif self._before:
             self._judge(bytes_per_s)

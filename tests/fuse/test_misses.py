@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.level import STREAMS_FIRST
 from tests.fuse.conftest import only
 from tests.fuse.gated import Gated
 from tests.harness import Growfs, make_tree, until
@@ -89,15 +90,15 @@ def test_a_hundred_waiting_opens_delay_nobody(growfs: Growfs, gated: Gated) -> N
 
 
 def test_a_miss_overtakes_what_nobody_waits_for(growfs: Growfs, gated: Gated) -> None:
-    names = [f"{number:02}.bin" for number in range(40)]
+    names = [f"{number:02}.bin" for number in range(90)]
     gated.files = dict.fromkeys(names, b"x")
     gated.held = set(names)
     growfs.mount(gated.manifest, "--no-wait", "--workers", 1)
-    until(lambda: sum(gated.fetched[name] for name in names) == 1)  # the only slot for draws waits for the gate
+    until(lambda: sum(gated.fetched[name] for name in names) == STREAMS_FIRST)  # all streams wait for the gate
     last = next(name for name in names if not gated.fetched[name])
     gated.held = set(names) - {last}
     assert (growfs.mountpoint / last).read_bytes() == b"x"
-    assert sum(gated.fetched[name] for name in names) == 2
+    assert sum(gated.fetched[name] for name in names) == STREAMS_FIRST + 1
     gated.let_go()
 
 
