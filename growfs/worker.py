@@ -19,12 +19,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from growfs import wire
+from growfs import digest, wire
 from growfs.catalog import Listed
 from growfs.database import read_only
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
 from growfs.listing import Comparison, candidates
-from growfs.recovery import digest
 from growfs.remote import open_remote, preload
 from growfs.remote.protocol import Fetched, Remote, RemoteSpec
 from growfs.sampling import draw_order
@@ -163,7 +162,7 @@ def _fetch(remote: Remote, request: Fetch, answer: Answer) -> Fetched:
         if mtime_ns is not None:
             os.utime(request.target, ns=(mtime_ns, mtime_ns))
         request.target.chmod(0o444)
-        result = Fetched(fetched, size, digest(request.target))
+        result = Fetched(fetched, size, digest.of(request.target))
     except BaseException:
         request.target.unlink(missing_ok=True)
         raise

@@ -19,7 +19,14 @@ RANKS = [
     # names: used by all, use nothing
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
-    ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
+    [
+        "growfs.digest",
+        "growfs.disk",
+        "growfs.rotation",
+        "growfs.sampling",
+        "growfs.remote.protocol",
+        "growfs.remote.names",
+    ],
     ["growfs.reader"],
     # a room of its own: what reaches the stores
     ["growfs.remote.*"],
