@@ -54,10 +54,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 def one_second(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """In which a signature does not change."""
     if "server" not in request.fixturenames:
-        import botocore.auth  # noqa: F401 only then can it be patched
-
-        now = datetime(2020, 11, 3, 10, tzinfo=timezone.utc).replace(tzinfo=None)
-        monkeypatch.setattr("botocore.auth.get_current_datetime", lambda *_, **__: now)
+        now = datetime(2020, 11, 3, 10, tzinfo=timezone.utc)
+        for module in ("botocore.auth", "botocore.crt.auth"):  # the latter signs where awscrt is installed
+            monkeypatch.setattr(
+                f"{module}.get_current_datetime",
+                lambda remove_tzinfo=True: now.replace(tzinfo=None) if remove_tzinfo else now,
+            )
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
