@@ -139,7 +139,7 @@ def wait(
     mountpoint: Path, files: str | None, bytes_: str | None, fraction: str | None, everything: bool, timeout: str | None
 ) -> None:
     """Return when enough is local; fails when that cannot be, or takes too long."""
-    from growfs.config import count, fraction_of, seconds, size
+    from growfs.values import count, fraction_of, seconds, size
 
     asked = [given is not None for given in (files, bytes_, fraction)] + [everything]
     if sum(asked) != 1:

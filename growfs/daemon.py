@@ -31,6 +31,7 @@ from growfs.cachefolder import CacheFolder, open_cache
 from growfs.catalog import Catalog
 from growfs.config import Request
 from growfs.control import Control
+from growfs.crew import Crew
 from growfs.database import Database
 from growfs.errors import GrowfsError
 from growfs.fetcher import Fetcher
@@ -41,6 +42,7 @@ from growfs.groups import Groups
 from growfs.ledger import Ledger
 from growfs.openfiles import IDLE_MAX
 from growfs.order import decided
+from growfs.pace import Pace
 from growfs.phase import Ask
 from growfs.populate import Population
 from growfs.readers import Readers
@@ -126,7 +128,7 @@ def serve(request: Request, url: str, launcher: Launcher) -> None:
     try:
         recent = _start_log(folder)
         folder.announce(url, request.mountpoint)
-        workers = Workers(spec)
+        workers = Workers(spec, Pace())
         try:
             mounting = Mounting(request.mountpoint, folder.path, allow_other)
             trio.run(_run, lambda: _build(request, url, folder, workers, recent), mounting, launcher)
@@ -207,16 +209,9 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     readers = Readers(generations, options.settle, options.hold_idle, to_the_end, ledger.opened_lately)
     refresher = Refresher(workers, catalog, store, options.refresh)
     groups = Groups(catalog, options.group)
+    crew = Crew(workers, options.workers, options.bandwidth)
     fetcher = Fetcher(
-        workers,
-        catalog,
-        store,
-        folder.partial,
-        options.workers,
-        options.miss_timeout,
-        refresher.replace,
-        readers.holds,
-        groups,
+        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups
     )
     ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
     asked = Pass(options.seed, 1, options.partition, options.group)
@@ -227,7 +222,7 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     start = Start(ask, catalog, store, fetcher, refresher, population, budget, options.show_files)
     store.admitted.tell(ledger.admitted)
     store.to_draw_again.tell(population.draw_again)
-    fetcher.received.tell(budget.spend)
+    crew.received.tell(budget.spend)
     for more_room in (readers.released, generations.written):
         more_room.tell(store.room)
     rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
@@ -244,6 +239,7 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
         catalog,
         store,
         generations,
+        crew,
         fetcher,
         refresher,
         population,
@@ -254,7 +250,7 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
         engine.requests,
     )
     verbs = Verbs(
-        database, catalog, store, fetcher, population, refresher, readers, generations, budget, status.snapshot
+        database, catalog, store, crew, fetcher, population, refresher, readers, generations, budget, status.snapshot
     )
     control = Control(folder.path, verbs.table())
     running = (refresher, readers, generations, fetcher, population, renewals, ledger, control)

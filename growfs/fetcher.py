@@ -18,7 +18,8 @@ import trio
 
 from growfs import disk
 from growfs.catalog import Catalog, Node
-from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
+from growfs.crew import Crew
+from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing
 from growfs.flight import LIVES, Counters, Flight, State, TimedOut, Unit, no_room, too_large
 from growfs.groups import Groups
 from growfs.landing import Landing
@@ -26,32 +27,33 @@ from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.remote.ranged import PART_BYTES
 from growfs.rotation import Holds
 from growfs.store import Store
-from growfs.wire import Fetch, Progress, Stat, TooMuch
-from growfs.workers import Line, WorkerLost, Workers
+from growfs.wire import Lost, TooMuch
 
 log = logging.getLogger(__name__)
 
-WINDOW_PER_WORKER = 8
-"""Drawn units in flight or waiting for an earlier one, for each worker."""
+WINDOW_FILES = 1024
+"""Drawn units in flight or waiting for an earlier one."""
+WINDOW_PARTS = 4
+"""Their bytes, in parts of files for each stream; but as many units as there are streams may be larger."""
 ROOM_POLL_S = 0.5
 """How often a miss without room looks again: others may have freed the disk meanwhile."""
 
 
 class Fetcher:
-    """Owns the flights. `moved` pulses whenever one lands or fails, `received` tells of bytes that came.
+    """Owns the flights. `moved` pulses whenever one lands or fails.
 
     holds: what readers hold at that moment.
     """
 
     def __init__(
         self,
-        workers: Workers,
         catalog: Catalog,
         store: Store,
         partial: Path,
-        parallel: int,
+        crew: Crew,
         miss_timeout_s: float,
         replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
         holds: Callable[[], Holds],
@@ -60,40 +62,39 @@ class Fetcher:
         self.miss_timeout_s = miss_timeout_s
         self.counters = Counters()
         self.moved = Pulse[[]]()
-        self.received = Pulse[[int]]()
-        self._workers = workers
         self._catalog = catalog
         self._store = store
         self._partial = partial
-        self._parallel = parallel
+        self._crew = crew
         self._replace = replace
         self._holds = holds
         self._groups = groups
         self._flights: dict[int, Flight] = {}
         self._landing = Landing()
-        self._urgent: deque[Flight] = deque()
-        self._queue: deque[Flight] = deque()
+        self._unreserved: deque[Flight] = deque()
+        self._unreserved_came = Pulse[[]]()
         self._roomless: list[Flight] = []
         self._roomless_came = Pulse[[]]()
-        self._idle = trio.lowlevel.ParkingLot()
-        self._idle_for_urgent = trio.lowlevel.ParkingLot()
         self._landed = trio.Event()
+        crew.received.tell(self.counters.add_bytes)
 
     async def run(self) -> None:
-        """Serve until cancelled: so many slots for drawn files and misses, and as many again for misses only."""
+        """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._admit)
-            nursery.start_soon(self._retry_roomless)
-            for _ in range(self._parallel):
-                nursery.start_soon(self._slot, False)
-                nursery.start_soon(self._slot, True)
+            nursery.start_soon(self._crew.run, self._became, self._worker_lost)
+            for task in (self._admit, self._reserve_room, self._retry_roomless):
+                nursery.start_soon(task)
 
     # What others ask for.
 
     @property
     def window_full(self) -> bool:
         """Whether a draw has to wait."""
-        return len(self._landing) >= self._parallel * WINDOW_PER_WORKER
+        bytes = self._store.reserved_bytes
+        streams = self._crew.streams
+        return len(self._landing) >= WINDOW_FILES or (
+            len(self._landing) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES
+        )
 
     @property
     def in_flight(self) -> int:
@@ -119,7 +120,8 @@ class Fetcher:
             self._push(self._depart(node, unit, reserved=reserved, tell=settled))
 
     def _depart(self, node: Node, unit: Unit, **state: Any) -> Flight:
-        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), self.need(node), unit, **state)
+        target = self._partial / str(node.id)
+        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), target, self.need(node), unit, **state)
         return flight
 
     async def renew(self, node: Node) -> None:
@@ -130,8 +132,7 @@ class Fetcher:
         while earlier := self._flights.get(node.id):
             await earlier.settled.wait()
         flight = self._depart(node, Unit(), renews=True)
-        self._queue.appendleft(flight)
-        self._idle.unpark()
+        self._push(flight)
         await flight.settled.wait()
 
     async def ensure(self, node: Node, path: str) -> None:
@@ -166,54 +167,29 @@ class Fetcher:
     def _hurry(self, unit: Unit) -> None:
         for flight in unit.flights:
             flight.urgent = True
-            if flight in self._queue:
-                self._queue.remove(flight)
-                self._push(flight)
+            self._crew.hurry(flight)
         self._land(unit)
 
-    # Slots.
+    # Room, and what became of it.
 
     def _push(self, flight: Flight) -> None:
-        if flight.urgent:
-            self._urgent.append(flight)
-            (self._idle_for_urgent if len(self._idle_for_urgent) else self._idle).unpark()
+        if flight.reserved is None:
+            self._unreserved.append(flight)
+            self._unreserved_came()
         else:
-            self._queue.append(flight)
-            self._idle.unpark()
+            self._crew.take(flight)
 
-    async def _slot(self, urgent_only: bool) -> None:
-        line: Line | None = None
-        lot = self._idle_for_urgent if urgent_only else self._idle
-        try:
-            while True:
-                if self._urgent:
-                    flight = self._urgent.popleft()
-                elif self._queue and not urgent_only:
-                    flight = self._queue.popleft()
-                else:
-                    await lot.park()
-                    continue
-                if flight.state is not State.QUEUED or not await self._reserve(flight):
-                    continue  # it failed with another of its group, or waits for room
-                flight.move(State.FETCHING)
-                try:
-                    line = line or self._workers.hire()
-                    await self._fetch(flight, line)
-                except WorkerLost:
-                    assert line
-                    await line.aclose()
-                    line = None
-                    self._worker_lost(flight)
-                except GrowfsError as error:
-                    self._fail(flight, error)
-        finally:
-            if line:
-                await line.aclose()
+    async def _reserve_room(self) -> None:
+        while True:
+            while not self._unreserved:
+                await self._unreserved_came.wait()
+            flight = self._unreserved.popleft()
+            if flight.state is State.QUEUED and await self._reserve(flight):
+                self._crew.take(flight)
 
     async def _reserve(self, flight: Flight) -> bool:
-        """Have room for a flight; one that gets none now waits for it elsewhere, and keeps no slot busy."""
-        if flight.reserved is None:
-            flight.reserved = await self._store.reserve_by_eviction(flight.need, self._holds())
+        """Have room for a flight; one that gets none now waits for it, and keeps no other waiting."""
+        flight.reserved = await self._store.reserve_by_eviction(flight.need, self._holds())
         if flight.state is not State.QUEUED:  # it failed with another of its group meanwhile
             self._unreserve(flight)
             return False
@@ -239,43 +215,32 @@ class Fetcher:
                 if flight.state is State.QUEUED:
                     self._push(flight)
 
-    async def _fetch(self, flight: Flight, line: Line) -> None:
-        node = flight.node
-        assert flight.reserved is not None
-        wanted = RemoteFile(flight.path, node.size, node.mtime_ns, node.version)
-        target = self._partial / str(node.id)
-        try:
-            fetched: Fetched = await line.ask(Fetch(wanted, target, flight.need), self._progress)
-        except TooMuch:
-            if flight.need >= self._store.largest:
-                raise too_large(flight.path) from None
-            self._unreserve(flight)
-            flight.need = min(2 * flight.need, self._store.largest)
-            flight.move(State.QUEUED)
-            self._push(flight)
+    async def _became(self, flight: Flight, became: Fetched | Lost) -> None:
+        if isinstance(became, Lost):
+            await self._not_fetched(flight, became)
             return
-        except (RemoteChanged, RemoteMissing):
-            await self._look_again(node, line, flight.path)
-            raise
-        flight.reserved = self._store.settle(flight.reserved, fetched.size)
-        flight.draft = Draft(node, flight.path, target, fetched, flight.reserved, flight.renews, flight.unit.ids)
+        assert flight.reserved is not None
+        flight.reserved = self._store.settle(flight.reserved, became.size)
+        flight.draft = Draft(
+            flight.node, flight.path, flight.target, became, flight.reserved, flight.renews, flight.unit.ids
+        )
         flight.move(State.FETCHED)
         if error := flight.unit.error:
             self._fail(flight, error)
         else:
             self._land(flight.unit)
 
-    async def _progress(self, message: Progress) -> None:
-        self.counters.add_bytes(message.bytes)
-        self.received(message.bytes)
-
-    async def _look_again(self, node: Node, line: Line, path: str) -> None:
-        """Have the catalog know the version that took this one's place."""
-        try:
-            found: RemoteFile | None = await line.ask(Stat(path))
-        except RemoteMissing:
-            found = None
-        await self._replace(node, found)
+    async def _not_fetched(self, flight: Flight, lost: Lost) -> None:
+        error = lost.error
+        if isinstance(error, TooMuch) and flight.need < self._store.largest:
+            self._unreserve(flight)
+            flight.need = min(2 * flight.need, self._store.largest)
+            flight.move(State.QUEUED)
+            self._push(flight)
+            return
+        if lost.found or isinstance(error, RemoteMissing):
+            await self._replace(flight.node, lost.found)
+        self._fail(flight, too_large(flight.path) if isinstance(error, TooMuch) else error)
 
     def _unreserve(self, flight: Flight) -> None:
         if flight.reserved is not None:
@@ -316,14 +281,14 @@ class Fetcher:
 
     def _worker_lost(self, flight: Flight) -> None:
         with contextlib.suppress(OSError):  # the next one writes over it
-            disk.unlink("DRAFT_LOST", self._partial / str(flight.node.id))
+            disk.unlink("DRAFT_LOST", flight.target)
         flight.lives -= 1
         if flight.lives == 0:
             self._fail(flight, RemoteBusy(f"{flight.path}: {LIVES} worker processes died or hung over it; see the log"))
             return
         log.warning("%s: its worker died or hung; another takes over", flight.path)
         flight.move(State.QUEUED)
-        (self._urgent if flight.urgent else self._queue).appendleft(flight)  # the slot that lost it is awake
+        self._crew.take(flight, first=True)
 
     def _fail(self, flight: Flight, error: GrowfsError) -> None:
         self._unreserve(flight)

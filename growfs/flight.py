@@ -7,6 +7,7 @@ import errno
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
@@ -69,13 +70,14 @@ class Unit:
 class Flight:
     """One file on its way.
 
-    need: bytes to reserve. reserved: bytes of the quota that it has, None before. urgent: a reader waits for it.
-    renews: the node is a newer version of the resident file with the same id. roomless_at: since when it waits for
-    room, in trio's time.
+    target: where it is written. need: bytes to reserve. reserved: bytes of the quota that it has, None before.
+    urgent: a reader waits for it. renews: the node is a newer version of the resident file with the same id.
+    roomless_at: since when it waits for room, in trio's time.
     """
 
     node: Node
     path: str
+    target: Path
     need: int
     unit: Unit
     reserved: int | None = None

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from growfs.cachefolder import daemon_of, is_in_use
-from growfs.config import Options, Request, absolute
+from growfs.config import Options, Request
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import Mounted, is_dead, mounted_at, resolved, unmount
+from growfs.values import absolute
 
 END_S = 60.0
 """How long a daemon may take to leave its cache in order."""

@@ -15,10 +15,10 @@ from typing import Any
 from humanfriendly import format_size, format_timespan
 from rich.table import Table
 
-from growfs.config import count, fraction_of, positive, size
 from growfs.errors import UsageError
 from growfs.simcache import POLICIES, File
 from growfs.simulation import Simulation
+from growfs.values import count, fraction_of, positive, size
 
 MODEL_FILES = 2000
 """So many files a simulated data set has, or more where its cache would hold fewer than the next number."""

@@ -14,6 +14,7 @@ import growfs
 from growfs.advice import advice
 from growfs.budget import Budget
 from growfs.catalog import Catalog
+from growfs.crew import Crew
 from growfs.fetcher import Fetcher
 from growfs.generations import Generations
 from growfs.ledger import Ledger
@@ -51,6 +52,7 @@ class Status:
         catalog: Catalog,
         store: Store,
         generations: Generations,
+        crew: Crew,
         fetcher: Fetcher,
         refresher: Refresher,
         population: Population,
@@ -64,6 +66,7 @@ class Status:
         self._catalog = catalog
         self._store = store
         self._generations = generations
+        self._crew = crew
         self._fetcher = fetcher
         self._refresher = refresher
         self._population = population
@@ -113,6 +116,8 @@ class Status:
                 "bytes_per_s": rate,
                 "eta_s": room / rate if rate and room > 0 and self._population.state in GROWING else None,
                 "failed": counters.failed,
+                "streams": self._crew.streams,
+                "limit_bytes_per_s": self._crew.bytes_per_s or None,
             },
             "evict": {"files_total": store.evicted_files, "bytes_total": store.evicted_bytes},
             "miss": {"files_total": self._vfs.misses.files, "wait_s_total": self._vfs.misses.wait_s},

@@ -14,8 +14,9 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.budget import Budget
 from growfs.catalog import NODE, Catalog, Node, directory_path, join, row_of_connection
-from growfs.config import CacheSize, Options, flag_name, parse_value
+from growfs.config import Options, flag_name, parse_value
 from growfs.control import Verb
+from growfs.crew import Crew
 from growfs.database import PINNED, ROOT, Database, read_only
 from growfs.errors import GrowfsError, UsageError
 from growfs.fetcher import Fetcher
@@ -25,6 +26,7 @@ from growfs.readers import Readers
 from growfs.refresh import Refresher
 from growfs.remote.filter import PathFilter
 from growfs.store import Store
+from growfs.values import CacheSize
 
 FETCH_PARALLEL = 32
 
@@ -36,6 +38,7 @@ class Verbs:
     database: Database
     catalog: Catalog
     store: Store
+    crew: Crew
     fetcher: Fetcher
     population: Population
     refresher: Refresher
@@ -145,6 +148,8 @@ class Verbs:
             self.generations.rotates = value != "never"
             self.readers.to_the_end = value == "always"
             self.population.nudge()
+        elif name == "bandwidth":
+            self.crew.bytes_per_s = value
         elif name == "remote_budget":
             self.budget.limit = value
             self.store.room()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import RemoteFile
+from growfs.remote.protocol import Fetched, RemoteFile
 from growfs.sampling import Pass
 from growfs.turnover import Turnover
 
@@ -86,13 +86,6 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
-    """Ask for one file. Answers: Done(RemoteFile)."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class Decide:
     """Say what generation `number` lists. Answers: Done(Next)."""
 
@@ -102,22 +95,44 @@ class Decide:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Write a file to target, whole, checked, and with the remote's mtime.
+class Wanted:
+    """A file to be written to target, whole, checked, and with the remote's mtime.
 
-    size_max: bytes; more than that is TooMuch. Answers: Progress ..., then Done(Fetched).
+    size_max: bytes; more than that is TooMuch. urgent: a reader waits for it.
     """
 
+    id: int
     file: RemoteFile
     target: Path
     size_max: int
+    urgent: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Bytes that were written since the last one."""
+class Fetch:
+    """Fetch these files, beside those that were asked for before. Answers: Came, as things come about."""
+
+    files: list[Wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A file that does not come. found: what the remote has in its place; RemoteMissing says that there is nothing."""
+
+    error: GrowfsError
+    found: RemoteFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What a worker that fetches has to tell since the last time: what became of files, by id.
+
+    bytes: written, of files that are through and of those that are not. refusals: how often the store was busy.
+    """
 
     bytes: int
+    refusals: int
+    files: list[tuple[int, Fetched | Lost]]
 
 
 @dataclass(frozen=True, slots=True)

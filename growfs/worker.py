@@ -1,8 +1,9 @@
 """The worker processes: all that lists, fetches and sorts, so that neither the GIL nor a crash of it reaches a reader.
 
-`python -m growfs.worker FD` is the nursery: it imports what the remote needs once, and forks a worker for each socket
-that the daemon sends it. It never opens a remote itself, so there is no thread or connection that a fork could break.
-A worker answers one request at a time, writes to partial/ only, and ends when the daemon hangs up.
+`python -m growfs.worker FD PACE` is the nursery: it imports what the remote needs once, and forks a worker for each
+socket that the daemon sends it. It never opens a remote itself, so no thread or connection is there that a fork breaks.
+A worker answers one request at a time, but for files to fetch, of which it takes all that come; it writes to partial/
+only, and ends when the daemon hangs up.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ import signal
 import socket
 import sys
 import threading
-import time
 from array import array
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-from growfs import digest, wire
+from growfs import wire
 from growfs.catalog import Listed
 from growfs.database import read_only
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
 from growfs.listing import Comparison, candidates
+from growfs.pace import Pace
+from growfs.porter import Porter
+from growfs.priority import step_aside
 from growfs.remote import open_remote, preload
-from growfs.remote.protocol import Fetched, Remote, RemoteSpec
+from growfs.remote.protocol import Remote, RemoteSpec
 from growfs.sampling import draw_order
 from growfs.turnover import plan
-from growfs.wire import Decide, Done, Failed, Fetch, List, Made, MakeOrder, Progress, TooMuch
+from growfs.wire import Decide, Done, Failed, Fetch, List, Made, MakeOrder
 
-PROGRESS_EVERY_S = 0.2
 GONE_PER_PART = 1000
 
 
@@ -38,10 +39,10 @@ Answer = Callable[[Any], None]
 
 
 def main() -> None:
-    """Fork a worker for each socket that comes over the descriptor named by the only argument."""
+    """Fork a worker for each socket that comes over the first descriptor given; the second is the page of Pace."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one who mounts
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control, pace = socket.socket(fileno=int(sys.argv[1])), Pace(int(sys.argv[2]))
     spec: RemoteSpec = wire.receive(control)
     with contextlib.suppress(GrowfsError):  # each worker tells it to the one who asks
         preload(spec)
@@ -51,33 +52,44 @@ def main() -> None:
             return
         if os.fork() == 0:
             control.close()
-            serve(spec, socket.socket(fileno=descriptors[0]))
+            serve(spec, pace, socket.socket(fileno=descriptors[0]))
             os._exit(0)
         os.close(descriptors[0])
 
 
-def serve(spec: RemoteSpec, line: socket.socket) -> None:
+def serve(spec: RemoteSpec, pace: Pace, line: socket.socket) -> None:
     """Answer requests until the daemon hangs up."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requests = _Requests(line)
-    remote = cache(lambda: open_remote(spec))  # not before it is needed: for some stores that takes a while
+    sending = threading.Lock()
+
+    def answer(message: Any) -> None:
+        try:
+            with sending:
+                wire.send(line, message)
+        except OSError:
+            os._exit(0)
+
+    porter: Porter | None = None
     while True:
         request = requests.next()
-
-        def answer(message: Any) -> None:
-            try:
-                wire.send(line, message)
-            except OSError:
-                os._exit(0)
-
         try:
-            answer(Done(_perform(remote, request, answer)))
+            if isinstance(request, Fetch):
+                porter = porter or _porter(spec, pace, answer)
+                porter.take(request.files)
+            else:
+                answer(Done(_perform(spec, request, answer)))
         except GrowfsError as error:
             answer(Failed(error))
         except OSError as error:
             answer(Failed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}")))
         except Exception as error:  # noqa: BLE001 - a bug of a client library must not read as a crash
             answer(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
+
+
+def _porter(spec: RemoteSpec, pace: Pace, answer: Answer) -> Porter:
+    step_aside()
+    return Porter(spec, pace, answer)
 
 
 class _Requests:
@@ -102,16 +114,13 @@ class _Requests:
         return self._pending.pop(0)
 
 
-def _perform(remote: Callable[[], Remote], request: Any, answer: Answer) -> Any:
-    if isinstance(request, Fetch):
-        return _fetch(remote(), request, answer)
+def _perform(spec: RemoteSpec, request: Any, answer: Answer) -> Any:
     if isinstance(request, List):
-        return _list(remote(), request, answer)
+        return _list(open_remote(spec), request, answer)
     if isinstance(request, MakeOrder):
         return _order(request)
-    if isinstance(request, Decide):
-        return plan(request.catalog, request.number, request.asked)
-    return remote().stat(request.path)
+    assert isinstance(request, Decide)
+    return plan(request.catalog, request.number, request.asked)
 
 
 def _list(remote: Remote, request: List, answer: Answer) -> int:
@@ -140,34 +149,6 @@ def _order(request: MakeOrder) -> Made:
         for part in (order.frozen, order.seeds, order.rest):
             file.write(memoryview(array("q", part)))
     return Made(len(order.frozen), len(order.seeds), order.files, order.bytes)
-
-
-def _fetch(remote: Remote, request: Fetch, answer: Answer) -> Fetched:
-    told_at, untold, total = time.monotonic(), 0, 0
-
-    def progress(count: int) -> None:
-        nonlocal told_at, untold, total
-        untold += count
-        total += count
-        if total > request.size_max:
-            raise TooMuch(f"{request.file.path}: larger than {request.size_max} bytes")
-        if time.monotonic() - told_at >= PROGRESS_EVERY_S:
-            answer(Progress(untold))
-            told_at, untold = time.monotonic(), 0
-
-    try:
-        fetched = remote.fetch(request.file, request.target, progress)
-        size = request.target.stat().st_size
-        mtime_ns = fetched.mtime_ns or request.file.mtime_ns
-        if mtime_ns is not None:
-            os.utime(request.target, ns=(mtime_ns, mtime_ns))
-        request.target.chmod(0o444)
-        result = Fetched(fetched, size, digest.of(request.target))
-    except BaseException:
-        request.target.unlink(missing_ok=True)
-        raise
-    answer(Progress(size - (total - untold)))
-    return result
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import trio
 
 from growfs import wire
 from growfs.errors import GrowfsError
+from growfs.pace import Pace
 from growfs.remote.names import redact
 from growfs.remote.protocol import RemoteSpec
 from growfs.wire import Done, Failed
@@ -26,21 +27,22 @@ STALL_S = 120.0
 class Workers:
     """Owns the nursery process. A nursery that died is started again when the next worker is wanted.
 
-    The spec goes through the socket, because it may hold secrets and a process list is public.
+    pace: how fast its workers may be. The spec goes through the socket, because it may hold secrets and a process list
+    is public.
     """
 
-    def __init__(self, spec: RemoteSpec) -> None:
+    def __init__(self, spec: RemoteSpec, pace: Pace) -> None:
         self.url = redact(spec.url)
         self._spec = spec
+        self.pace = pace
         self._start()
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
-            fd = theirs.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "growfs.worker", str(fd)], pass_fds=[fd], stdin=subprocess.DEVNULL
-            )
+            fds = theirs.fileno(), self.pace.fd
+            command = [sys.executable, "-m", "growfs.worker", *map(str, fds)]
+            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
         wire.send(self._control, self._spec)
 
     def hire(self) -> Line:
@@ -77,34 +79,45 @@ class WorkerLost(Exception):
 
 
 class Line:
-    """The daemon's end of the line to one worker. One request at a time."""
+    """The daemon's end of the line to one worker."""
 
     def __init__(self, end: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(end))
         self._got = bytearray()
 
     async def ask(self, request: Any, hear: Callable[[Any], Awaitable[None]] | None = None) -> Any:
-        """A request's result. hear: given what the worker says before it is done.
+        """A request's result. One at a time. hear: given what the worker says before it is done.
 
         Raises the GrowfsError that the worker met, and WorkerLost.
         """
-        try:
-            await self._stream.send_all(wire.pack(request))
-            while True:
+        await self.send(request)
+        while True:
+            try:
                 with trio.fail_after(STALL_S):
-                    message = await self._receive()
-                if isinstance(message, Done):
-                    return message.result
-                if isinstance(message, Failed):
-                    raise message.error
-                if hear:
-                    await hear(message)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
+                    message = await self.receive()
+            except trio.TooSlowError as error:
+                raise WorkerLost from error
+            if isinstance(message, Done):
+                return message.result
+            if isinstance(message, Failed):
+                raise message.error
+            if hear:
+                await hear(message)
+
+    async def send(self, message: Any) -> None:
+        """Say something; raises WorkerLost."""
+        try:
+            await self._stream.send_all(wire.pack(message))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise WorkerLost from error
 
-    async def _receive(self) -> Any:
-        (count,) = wire.length.unpack(await self._exactly(wire.length.size))
-        return wire.unpack(await self._exactly(count))
+    async def receive(self) -> Any:
+        """What the worker says next; raises WorkerLost."""
+        try:
+            (count,) = wire.length.unpack(await self._exactly(wire.length.size))
+            return wire.unpack(await self._exactly(count))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise WorkerLost from error
 
     async def _exactly(self, count: int) -> bytes:
         while len(self._got) < count:

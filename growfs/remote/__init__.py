@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,16 @@ from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpe
 
 if TYPE_CHECKING:
     from growfs.remote.fsspec_remote import FsspecRemote
+    from growfs.remote.streams import Streams
 
 __all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", "open_remote", "preload"]
 
 
-def open_remote(spec: RemoteSpec) -> Remote:
+def open_remote(spec: RemoteSpec, streams: Streams | None = None, busy: Callable[[], None] = lambda: None) -> Remote:
     """The remote that spec describes, with retries, manifest and filters. Touches no network and starts no thread.
 
+    streams: what fetches; none given: a few of its own. busy: called when the store is busy or fails, before it is
+    asked again.
     Raises UsageError where the URL, its options or a pattern make no sense, or a package is missing.
     """
     from growfs.remote.filter import Filtered, PathFilter
@@ -24,10 +28,10 @@ def open_remote(spec: RemoteSpec) -> Remote:
 
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
-    remote: Remote = _open_store(spec)
+    remote: Remote = _open_store(spec, streams)
     if spec.manifest:
         remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote, spec.url)
-    remote = Retrying(remote)
+    remote = Retrying(remote, busy)
     if spec.include or spec.exclude:
         remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
     return remote
@@ -45,24 +49,24 @@ def preload(spec: RemoteSpec) -> None:
     _open_store(spec)
 
 
-def _open_store(spec: RemoteSpec) -> FsspecRemote:
+def _open_store(spec: RemoteSpec, streams: Streams | None = None) -> FsspecRemote:
     from growfs.remote.fsspec_remote import FsspecRemote, import_store, store_of
 
     store = store_of(spec.url)
     if store == "file":
         from growfs.remote.local import LocalRemote
 
-        return LocalRemote(spec)
+        return LocalRemote(spec, streams)
     import_store(spec.url)
     if store == "s3":
         from growfs.remote.s3 import S3Remote
 
-        return S3Remote(spec)
+        return S3Remote(spec, streams)
     if store == "http":
         from growfs.remote.http import HttpRemote
 
-        return HttpRemote(spec)
-    return FsspecRemote(spec)
+        return HttpRemote(spec, streams)
+    return FsspecRemote(spec, streams)
 
 
 def _open_manifest(spec: RemoteSpec, url: str) -> FsspecRemote:

@@ -29,7 +29,7 @@ def expected(headers: Headers) -> Expected | None:
     """
     told = _google(headers)
     if _is_whole(headers):  # else it may be the part's
-        told.setdefault("md5", headers.get("Content-MD5", ""))
+        told.setdefault("md5", headers.get("content-md5", ""))
         if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
             told |= {name: text for name in _SIZES if (text := headers.get(f"x-amz-checksum-{name}"))}
     for name, size in _SIZES.items():
@@ -140,7 +140,7 @@ def _differs(name: str) -> str:
 
 def _is_whole(headers: Headers) -> bool:
     """Whether the answer is all of the file, though a range may have been asked for."""
-    told = headers.get("Content-Range")
+    told = headers.get("content-range")
     found = re.fullmatch(r"bytes 0-(\d+)/(\d+)", told or "")
     return told is None or (found is not None and int(found[1]) + 1 == int(found[2]))
 
@@ -149,9 +149,9 @@ def _google(headers: Headers) -> dict[str, str]:
     """Of the whole file also where a part is sent, but as it is stored, which is not as it is sent where it unpacks it
     (https://cloud.google.com/storage/docs/transcoding).
     """
-    if headers.get("x-goog-stored-content-encoding", "identity") != headers.get("Content-Encoding", "identity"):
+    if headers.get("x-goog-stored-content-encoding", "identity") != headers.get("content-encoding", "identity"):
         return {}
-    return dict(re.findall(r"\b(crc32c|md5)=([\w+/=]+)", ",".join(headers.get_all("x-goog-hash", []))))
+    return dict(re.findall(r"\b(crc32c|md5)=([\w+/=]+)", headers.get("x-goog-hash", "")))
 
 
 def _etag_md5(headers: Headers) -> bytes:
@@ -159,6 +159,6 @@ def _etag_md5(headers: Headers) -> bytes:
 
     (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html); other stores put anything there.
     """
-    etag = (headers.get("ETag") or "").strip('"')
+    etag = headers.get("etag", "").strip('"')
     is_md5 = headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag)
     return bytes.fromhex(etag) if is_md5 else b""

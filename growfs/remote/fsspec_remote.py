@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import re
 import ssl
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
@@ -24,6 +25,7 @@ from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.ranged import Answered, Ranged
+from growfs.remote.streams import Streams
 
 PAGE_FILES_MAX = 1000
 SIGNED_S = 3600
@@ -47,9 +49,11 @@ class FsspecRemote:
     `store` is the store's name ('s3' for s3a:// too). `fs` and `root` are made at first use; nothing else has state.
     """
 
-    def __init__(self, spec: RemoteSpec) -> None:
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
         """Raises UsageError where the URL or the options make no sense. Touches no network."""
         self.spec = spec
+        self._streams = streams or Streams()
+        self._one_at_a_time = threading.Lock()
         self.store = store_of(spec.url)
         self._secrets = {*secrets_in(spec.storage_options), *secrets_in(_userinfo(spec.url))}
         self._options = self._store_options()
@@ -85,7 +89,16 @@ class FsspecRemote:
             return file_from(path, info)
 
     def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        return self._by_ranges(file, target, progress) or self._by_library(file, target, progress)
+        if found := self._by_ranges(file, target, progress):
+            return found
+
+        def spend(count: int) -> None:
+            self._streams.spend(count)
+            progress(count)
+
+        # Only of libraries that have an event loop it is known that any thread may use them.
+        with nullcontext() if self.fs.async_impl else self._one_at_a_time:
+            return self._by_library(file, target, spend)
 
     def _by_ranges(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
@@ -114,13 +127,13 @@ class FsspecRemote:
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         """The file that the headers of a GET describe; None where they do not tell what a listing does."""
-        if headers.get("Content-Encoding", "identity") != "identity":
+        if headers.get("content-encoding", "identity") != "identity":
             raise Odd("encoded")
         return None
 
     @cached_property
     def _ranged(self) -> Ranged:
-        return Ranged()
+        return Ranged(self._streams)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

@@ -10,6 +10,7 @@ from growfs.errors import RemoteError, UsageError
 from growfs.remote.connection import Headers, Odd, Request
 from growfs.remote.fsspec_remote import FsspecRemote, file_from
 from growfs.remote.protocol import RemoteFile, RemoteSpec, Skipped
+from growfs.remote.streams import Streams
 
 LISTING_BYTES_MAX = 64 << 20
 
@@ -17,8 +18,8 @@ LISTING_BYTES_MAX = 64 << 20
 class HttpRemote(FsspecRemote):
     """The files that a page links to below itself, and the pages of folders below it."""
 
-    def __init__(self, spec: RemoteSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        super().__init__(spec, streams)
         if "?" in spec.url or "#" in spec.url:
             raise UsageError(f"{self.shown()}: give a folder's URL, without ? and #")
         headers = {"Accept-Encoding": "identity", **self._options.get("headers", {})}  # else sizes are those of a gzip
@@ -39,9 +40,9 @@ class HttpRemote(FsspecRemote):
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         super()._file_of(path, size, headers)
-        if "ETag" not in headers and ("Content-MD5" in headers or "Digest" in headers):
+        if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
             return None  # a part has its own
-        return file_from(path, {"size": size, "ETag": headers.get("ETag"), "mtime": headers.get("Last-Modified")})
+        return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})
 
     def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
         page = self._key(folder and f"{folder}/")

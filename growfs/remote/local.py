@@ -12,6 +12,7 @@ from pathlib import Path
 from growfs.errors import RemoteError, RemoteMissing
 from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.protocol import Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.streams import Streams
 
 CHUNK_BYTES = 1 << 20
 
@@ -19,8 +20,8 @@ CHUNK_BYTES = 1 << 20
 class LocalRemote(FsspecRemote):
     """The files below a folder. `base` is the folder's path, without links in it."""
 
-    def __init__(self, spec: RemoteSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        super().__init__(spec, streams)
         self.base = os.path.realpath(os.path.expanduser(spec.url.partition("://")[2] or spec.url))
 
     def stat(self, path: str) -> RemoteFile:
@@ -43,6 +44,7 @@ class LocalRemote(FsspecRemote):
                         break
                     out.write(chunk)
                     written += len(chunk)
+                    self._streams.spend(len(chunk))
                     progress(len(chunk))
                 with self.told(path):
                     return self._checked(now, _file(path, os.fstat(source)), written)

@@ -13,22 +13,20 @@ import threading
 import weakref
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
-from http.client import HTTPResponse
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 from growfs import disk
-from growfs.remote.connection import Connection, Headers, Odd, Request, Unreached, drop_all
+from growfs.remote.connection import Connection, Headers, Odd, Request, Response, Unreached, drop_all
 from growfs.remote.protocol import Progress
+from growfs.remote.streams import Streams
 
 PART_BYTES = 16 << 20
-STREAMS_MAX = 4  # of one file
 ODD_MAX = 3  # files in a row that had to be left to the library, until no more are tried
 GOOD = (200, 206)
 BUSY = (408, 425, 429, 500, 502, 503, 504)
@@ -49,10 +47,11 @@ class Answered(Exception):
 
 
 class Ranged:
-    """Fetches one file at a time. `usable` is False once that has proved to be of no use with this server."""
+    """Fetches files, in any thread. `usable` is False once that has proved to be of no use with this server."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams) -> None:
         self.usable = True
+        self.streams = streams
         self.is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
         self._odd = 0
         self._connections: list[Connection] = []
@@ -64,16 +63,16 @@ class Ranged:
     ) -> tuple[int, T] | None:
         """Write what sign's request brings to target; (bytes, what check returned).
 
-        None: this is left to the library, and progress was told nothing. sign is called again, from any thread, for a
-        signature that has expired. size: bytes, where known. Raises Answered, Unreached, what check and progress raise,
-        and OSError of the local disk.
+        None: this is left to the library, and progress was told nothing. sign is called again for a signature that has
+        expired; it and progress are called from any thread, progress by one at a time. size: bytes, where known.
+        Raises Answered, Unreached, what check and progress raise, and OSError of the local disk.
         """
         with target.open("wb", buffering=0) as out:
-            fetch = _Fetch(self, sign, out.fileno(), check)
+            fetch = _Fetch(self, sign, out.fileno(), check, progress)
             try:
                 with self.connection() as connection:
                     response = fetch.begin(connection, size)
-                    fetch.run(connection, response, progress)
+                    fetch.run(connection, response)
             except Odd as odd:
                 self._odd += odd.counts
                 self.usable = self._odd < ODD_MAX
@@ -109,17 +108,19 @@ class _Fetch(Generic[T]):
     total: int
     checked: T
 
-    def __init__(self, owner: Ranged, sign: Callable[[], Request], fd: int, check: Check[T]) -> None:
+    def __init__(
+        self, owner: Ranged, sign: Callable[[], Request], fd: int, check: Check[T], progress: Progress
+    ) -> None:
         self.told = False
-        self._owner, self._sign, self._fd, self._check = owner, sign, fd, check
+        self._owner, self._sign, self._fd, self._check, self._progress = owner, sign, fd, check, progress
         self._sharing = threading.Lock()
+        self._error: BaseException | None = None
         self._pins: dict[str, str | None] = {}
         self._starts: Iterator[int] = iter(())
         self._md5 = ""
         self._connections: list[Connection] = []
-        self._ended = False
 
-    def begin(self, connection: Connection, size: int | None) -> HTTPResponse:
+    def begin(self, connection: Connection, size: int | None) -> Response:
         """Ask for the file or, if it is large or of unknown size, for its first part; the answer's head is checked."""
         self._request = self._sign()
         scheme, host = self._request.origin
@@ -141,7 +142,7 @@ class _Fetch(Generic[T]):
             if not whole and (length == PART_BYTES or (size and length != size)):
                 raise Odd("that may be the part, or another file")
         self.checked = self._check(self.total, response.headers)
-        self._pins = {name: response.headers[name] for name in ("ETag", "Last-Modified")}
+        self._pins = {name: response.headers.get(name) for name in ("etag", "last-modified")}
         if length < self.total:
             if not _tells_versions(response.headers):
                 raise Odd("no version that lasts")
@@ -152,74 +153,66 @@ class _Fetch(Generic[T]):
             self._md5 = _told_md5(response.headers)
         return response
 
-    def run(self, connection: Connection, response: HTTPResponse, progress: Progress) -> None:
-        """Read response, which begins the file, and all other parts. Only this thread calls progress."""
-        news: SimpleQueue[int | BaseException | None] = SimpleQueue()  # bytes; what ended a thread
+    def run(self, connection: Connection, response: Response) -> None:
+        """Read response, which begins the file, and all other parts, with what streams are free."""
         parts = -(-self.total // PART_BYTES) if self.total > (response.length or 0) else 1
-        working = min(STREAMS_MAX, parts) - 1
+        helped = self._owner.streams.shared(self._help, parts - 1) if parts > 1 else nullcontext()
+        with helped, self._used(connection):
+            self._copy(connection, response, 0)
+            self._work(connection)
+        if self._error:
+            raise self._error
 
-        def report(count: int) -> None:
-            if self._ended:
-                raise Unreached("another part has failed")
-            news.put(count)
+    def _help(self) -> None:
+        with self._owner.connection() as connection, self._used(connection):
+            self._work(connection)
 
-        def help_out() -> None:
-            try:
-                with self._owner.connection() as own:
-                    self._connections.append(own)
-                    self._work(own, report)
-                news.put(None)
-            except BaseException as error:  # noqa: BLE001 raised by the thread that hears of it
-                news.put(error)
-
-        def hear() -> None:
-            nonlocal working
-            item = news.get()
-            if isinstance(item, int):
-                progress(item)
-                return
-            working -= 1
-            if item is not None:
-                raise item
-
-        def tell(count: int) -> None:
-            self.told = True
-            progress(count)
-            while not news.empty():
-                hear()
-
-        threads = [threading.Thread(target=help_out, daemon=True) for _ in range(working)]
+    @contextmanager
+    def _used(self, connection: Connection) -> Iterator[None]:
+        """Where one thread fails, no other waits for what is of no use any more; the first error is what counts."""
+        with self._sharing:
+            self._connections.append(connection)
         try:
-            for thread in threads:
-                thread.start()
-            md5 = hashlib.md5(usedforsecurity=False) if self._md5 else None
-            connection.copy(response, self._fd, 0, tell, md5)
-            if md5 and md5.hexdigest() != self._md5:
-                raise Unreached("what came has another MD5 than the server tells")
-            self._work(connection, tell)
-            while working:
-                hear()
-        finally:  # nobody may write once the file is closed: its descriptor is another file's then
-            self._ended = True
-            if working:
-                for other in self._connections:
-                    other.interrupt()
-            for thread in threads:
-                if thread.ident:
-                    thread.join()
+            yield
+        except BaseException as error:  # noqa: BLE001 raised by `run`
+            with self._sharing:
+                self._error = self._error or error
+                self._starts = iter(())
+                for used in self._connections:
+                    used.interrupt()
+        finally:
+            with self._sharing:
+                self._connections.remove(connection)
 
-    def _work(self, connection: Connection, told: Callable[[int], None]) -> None:
-        while not self._ended and (start := self._next()) is not None:
+    def _copy(self, connection: Connection, response: Response, start: int) -> None:
+        md5 = hashlib.md5(usedforsecurity=False) if self._md5 else None
+
+        def told(piece: memoryview) -> None:
+            if self._error:
+                raise Unreached("another part has failed")
+            if md5:
+                md5.update(piece)
+            self._owner.streams.spend(len(piece))
+            with self._sharing:
+                self.told = True
+                self._progress(len(piece))
+
+        connection.copy(response, self._fd, start, told)
+        if md5 and md5.hexdigest() != self._md5:
+            raise Unreached("what came has another MD5 than the server tells")
+
+    def _work(self, connection: Connection) -> None:
+        while (start := self._next()) is not None:
             response = self._part(connection, start, min(start + PART_BYTES, self.total) - 1)
-            connection.copy(response, self._fd, start, told)
+            self._copy(connection, response, start)
 
     def _next(self) -> int | None:
         with self._sharing:
             return next(self._starts, None)
 
-    def _part(self, connection: Connection, start: int, end: int) -> HTTPResponse:
+    def _part(self, connection: Connection, start: int, end: int) -> Response:
         """The answer to one part. The signature was good for the first one: if it is refused now, it has expired."""
-        etag = self._pins["ETag"]
+        etag = self._pins["etag"]
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
         request = self._request
         response = connection.ask(request, headers)
@@ -229,7 +222,7 @@ class _Fetch(Generic[T]):
         if response.status not in GOOD:
             raise Answered(response.status, response.reason)
         length, extent = _extent(response)
-        changed = any(response.headers[name] != pin for name, pin in self._pins.items())
+        changed = any(response.headers.get(name) != pin for name, pin in self._pins.items())
         if changed or (extent[1] if extent else length) != self.total:
             raise Answered(412, "another version")
         if extent != (start, self.total) or length != end - start + 1:
@@ -247,14 +240,14 @@ def _range(start: int, end: int) -> dict[str, str]:
     return {"Range": f"bytes={start}-{end}"}
 
 
-def _extent(response: HTTPResponse) -> tuple[int, tuple[int, int] | None]:
+def _extent(response: Response) -> tuple[int, tuple[int, int] | None]:
     """(bytes of the body, (where it begins in the file, bytes of the file)); None where the body is the whole file.
 
     By Content-Range and not by the status: `rclone serve s3` sends a range with 200.
     """
     if response.length is None:
         raise Odd("no length")
-    told = response.headers["Content-Range"]
+    told = response.headers.get("content-range")
     if told is None and response.status == 200:
         return response.length, None
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told or "")
@@ -269,10 +262,10 @@ def _is_strong(etag: str) -> bool:
 
 def _tells_versions(headers: Headers) -> bool:
     """Whether another content would show: a strong ETag, or a time that is no longer now (RFC 9110, 8.8.2.2)."""
-    if _is_strong(headers.get("ETag") or ""):
+    if _is_strong(headers.get("etag", "")):
         return True
-    with suppress(TypeError, ValueError):  # for want of one, or as it is no date
-        age = parsedate_to_datetime(headers["Date"]) - parsedate_to_datetime(headers["Last-Modified"])
+    with suppress(KeyError, ValueError):  # for want of one, or as it is no date
+        age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(headers["last-modified"])
         return age > timedelta(seconds=1)
     return False
 
@@ -283,12 +276,12 @@ def _told_md5(headers: Headers) -> str:
     An ETag is one where S3 alone encrypted the object, if it was put in one piece
     (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html); other stores put anything there.
     """
-    etag = (headers.get("ETag") or "").strip('"')
+    etag = (headers.get("etag", "")).strip('"')
     if headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag):
         return etag
-    google = re.search(r"\bmd5=([\w+/=]+)", ",".join(headers.get_all("x-goog-hash", [])))
+    google = re.search(r"\bmd5=([\w+/=]+)", headers.get("x-goog-hash", ""))
     with suppress(ValueError):
-        return b64decode(google[1] if google else headers.get("Content-MD5") or "", validate=True).hex()
+        return b64decode(google[1] if google else headers.get("content-md5") or "", validate=True).hex()
     return ""
 
 

@@ -26,8 +26,12 @@ class Retrying:
     A listing goes on after the last page that arrived, and its tries are counted afresh from there.
     """
 
-    def __init__(self, remote: Remote, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, remote: Remote, busy: Callable[[], None] = lambda: None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """busy: called before each further try."""
         self._remote = remote
+        self._busy = busy
         self._sleep = sleep
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
@@ -70,12 +74,12 @@ class Retrying:
             wait=tenacity.wait_exponential(DELAY_S_MIN, max=DELAY_S_MAX) + tenacity.wait_random(0, DELAY_S_MIN),
             stop=tenacity.stop_after_attempt(TRIES_MAX),
             sleep=self._sleep,
-            before_sleep=_warn,
+            before_sleep=self._warn,
             reraise=True,
         )
 
-
-def _warn(state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    delay_s = state.next_action.sleep if state.next_action else 0.0
-    log.warning("%s (try %d of %d, next in %.1f s)", error, state.attempt_number, TRIES_MAX, delay_s)
+    def _warn(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        delay_s = state.next_action.sleep if state.next_action else 0.0
+        log.warning("%s (try %d of %d, next in %.1f s)", error, state.attempt_number, TRIES_MAX, delay_s)
+        self._busy()

@@ -24,6 +24,7 @@ from growfs.remote.fsspec_remote import PAGE_FILES_MAX, FsspecRemote, file_from
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.signer import Signer
+from growfs.remote.streams import Streams
 
 CHUNK_BYTES = 256 * 1024
 _NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
@@ -32,8 +33,8 @@ _NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's op
 class S3Remote(FsspecRemote):
     """A bucket, or the keys below a prefix of it. The cursor of a page is its last key."""
 
-    def __init__(self, spec: RemoteSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        super().__init__(spec, streams)
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.shown()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
@@ -91,7 +92,7 @@ class S3Remote(FsspecRemote):
         return Signer(client, self.fs.loop, wanted)
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        return file_from(path, {"size": size, "ETag": headers.get("ETag"), "mtime": headers.get("Last-Modified")})
+        return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})
 
     def _trusted(self) -> ssl.SSLContext:
         """As botocore has it: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else all."""

@@ -6,13 +6,13 @@ import hashlib
 import random
 import threading
 from base64 import b64encode
-from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from growfs.remote import checksum
 from growfs.remote.checksum import Expected, expected
+from growfs.remote.connection import Headers
 
 PART = 1000
 DATA = random.Random(6).randbytes(3 * PART + 10)
@@ -33,15 +33,12 @@ def base64(hexadecimal: str) -> str:
     return b64encode(bytes.fromhex(hexadecimal)).decode()
 
 
-def headers(**told: str) -> Message:
-    """With hyphens for underscores."""
-    message = Message()
-    for name, text in told.items():
-        message[name.replace("_", "-")] = text
-    return message
+def headers(**told: str) -> Headers:
+    """With hyphens for underscores, in small letters."""
+    return {name.replace("_", "-").lower(): text for name, text in told.items()}
 
 
-def aws(name: str, text: str = "", **more: str) -> Message:
+def aws(name: str, text: str = "", **more: str) -> Headers:
     return headers(**{f"x_amz_checksum_{name}": text or base64(TOLD[name])}, **more)
 
 
@@ -106,7 +103,7 @@ def test_each_way_of_telling(tmp_path: Path, way: str, part: int) -> None:
     ],
     ids=str,
 )
-def test_what_tells_nothing(told: Message) -> None:
+def test_what_tells_nothing(told: Headers) -> None:
     assert expected(told) is None
 
 

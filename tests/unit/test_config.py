@@ -11,27 +11,23 @@ import pytest
 from click.testing import CliRunner
 
 from growfs import cli, launch
-from growfs.config import (
+from growfs.config import Options, flag_name, nested, parse_value, read_file
+from growfs.errors import GrowfsError, UsageError
+from growfs.values import (
     LAUNCHERS,
     CacheSize,
-    Options,
     absolute,
     cache_size,
     count,
-    flag_name,
     fraction_of,
     group,
-    nested,
-    parse_value,
     partition,
     positive,
-    read_file,
     rotation,
     seconds,
     size,
     storage_option,
 )
-from growfs.errors import GrowfsError, UsageError
 
 ROWS = {row.name: row for row in fields(Options)}
 WRITTEN: dict[str, tuple[Any, Any]] = {

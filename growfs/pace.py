@@ -1,0 +1,79 @@
+"""How fast the worker processes may be: a page of memory that the daemon writes and all of them read.
+
+So a change reaches a worker in the middle of a file, and needs no message.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+
+_PAGE = struct.Struct("=IIQ")  # streams, over all workers; workers that share them; bytes/s, 0 for no limit
+
+LOOK_EVERY_S = 0.1
+"""How soon a stream that waits for its share of the bandwidth sees another one."""
+BURST_S = 0.1
+"""What was not used of the bandwidth is good for so long."""
+
+
+class Pace:
+    """Owns the page. fd: where it comes from, to be given to another process."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("growfs-pace") if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, mmap.PAGESIZE)
+        self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
+
+    def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
+        """What all workers may do together. The daemon's."""
+        _PAGE.pack_into(self._page, 0, streams, max(1, workers), bytes_per_s)
+
+    @property
+    def streams(self) -> int:
+        """How many requests this worker may have under way."""
+        streams, workers, _ = self._read()
+        return max(1, -(-streams // workers))
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What this worker may fetch; 0: as much as it can."""
+        _, workers, bytes_per_s = self._read()
+        return bytes_per_s / workers
+
+    def _read(self) -> tuple[int, int, int]:
+        streams, workers, bytes_per_s = _PAGE.unpack_from(self._page)
+        return streams, workers or 1, bytes_per_s
+
+
+class Bandwidth:
+    """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._lock = threading.Lock()
+        self._balance = 0.0  # bytes
+        self._at = time.monotonic()
+
+    def spend(self, count: int) -> None:
+        """Return when count bytes more have come no faster than they may."""
+        if not self._pace.bytes_per_s:
+            return
+        with self._lock:
+            self._balance -= count
+        while (wait_s := self._wait_s()) > 0:
+            time.sleep(min(wait_s, LOOK_EVERY_S))
+
+    def _wait_s(self) -> float:
+        rate = self._pace.bytes_per_s
+        with self._lock:
+            now = time.monotonic()
+            if not rate:
+                self._balance, self._at = 0.0, now
+                return 0.0
+            self._balance = min(self._balance + (now - self._at) * rate, BURST_S * rate)
+            self._at = now
+            return -self._balance / rate

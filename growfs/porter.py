@@ -1,0 +1,106 @@
+"""The part of a worker that fetches: takes files as they are sent, and tells of many at a time what became of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from growfs import digest
+from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteMissing
+from growfs.pace import Bandwidth, Pace
+from growfs.remote import RemoteSpec, open_remote
+from growfs.remote.protocol import Fetched
+from growfs.remote.streams import Streams
+from growfs.wire import Came, Lost, TooMuch, Wanted
+
+TELL_EVERY_S = 0.2
+GATHER_S = 0.003
+"""What is through in so short a time is told in one message."""
+
+
+class Porter:
+    """Owns the streams of a worker. say: sends a message to the daemon. Raises UsageError as open_remote does."""
+
+    def __init__(self, spec: RemoteSpec, pace: Pace, say: Callable[[Came], None]) -> None:
+        self._streams = Streams(lambda: pace.streams, Bandwidth(pace).spend)
+        self._remote = open_remote(spec, self._streams, self._refused)
+        self._say = say
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._files: list[tuple[int, Fetched | Lost]] = []
+        self._bytes = self._refusals = self._under_way = 0
+        self._waited_for = False
+        threading.Thread(target=self._tell, daemon=True).start()
+
+    def take(self, files: list[Wanted]) -> None:
+        """Fetch these, too."""
+        with self._lock:
+            self._under_way += len(files)
+        self._news.set()
+        for wanted in files:
+            self._streams.begin(lambda wanted=wanted: self._fetch(wanted), wanted.urgent)  # type: ignore[misc]
+
+    def _fetch(self, wanted: Wanted) -> None:
+        try:
+            became: Fetched | Lost = self._fetched(wanted)
+        except GrowfsError as error:
+            became = self._lost(wanted, error)
+        except OSError as error:
+            became = Lost(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}"))
+        except Exception as error:  # noqa: BLE001 - a bug of a client library must not read as a crash
+            became = Lost(RemoteBusy(f"{wanted.file.path}: unexpected {type(error).__name__}: {error}"))
+        if isinstance(became, Lost):
+            wanted.target.unlink(missing_ok=True)
+        with self._lock:
+            self._files.append((wanted.id, became))
+            self._under_way -= 1
+            self._waited_for |= wanted.urgent
+        self._news.set()
+
+    def _fetched(self, wanted: Wanted) -> Fetched:
+        file, target = wanted.file, wanted.target
+        total = 0
+
+        def progress(count: int) -> None:
+            nonlocal total
+            total += count
+            if total > wanted.size_max:
+                raise TooMuch(f"{file.path}: larger than {wanted.size_max} bytes")
+            with self._lock:
+                self._bytes += count
+
+        found = self._remote.fetch(file, target, progress)
+        size = target.stat().st_size
+        mtime_ns = found.mtime_ns or file.mtime_ns
+        if mtime_ns is not None:
+            os.utime(target, ns=(mtime_ns, mtime_ns))
+        target.chmod(0o444)
+        return Fetched(found, size, digest.of(target))
+
+    def _lost(self, wanted: Wanted, error: GrowfsError) -> Lost:
+        """Why a file does not come; where the remote has not what it told, it is asked what it has."""
+        if not isinstance(error, (RemoteChanged, RemoteMissing)):
+            return Lost(error)
+        try:
+            return Lost(error, self._remote.stat(wanted.file.path))
+        except GrowfsError as other:
+            return Lost(other)
+
+    def _refused(self) -> None:
+        with self._lock:
+            self._refusals += 1
+
+    def _tell(self) -> None:
+        while True:
+            self._news.wait(TELL_EVERY_S if self._under_way else None)
+            if self._news.is_set() and not self._waited_for:
+                time.sleep(GATHER_S)
+            with self._lock:
+                self._news.clear()
+                came = Came(self._bytes, self._refusals, self._files)
+                self._bytes = self._refusals = 0
+                self._files, self._waited_for = [], False
+            if came.bytes or came.refusals or came.files:
+                self._say(came)
