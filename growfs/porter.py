@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from growfs import digest
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.pace import Bandwidth, Pace
-from growfs.recovery import digest
 from growfs.remote import RemoteSpec, open_remote
 from growfs.remote.protocol import Fetched
 from growfs.remote.streams import Streams
@@ -77,7 +77,7 @@ class Porter:
         if mtime_ns is not None:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         target.chmod(0o444)
-        return Fetched(found, size, digest(target))
+        return Fetched(found, size, digest.of(target))
 
     def _lost(self, wanted: Wanted, error: GrowfsError) -> Lost:
         """Why a file does not come; where the remote has not what it told, it is asked what it has."""

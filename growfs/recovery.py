@@ -9,33 +9,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-import xxhash
-
-from growfs import disk
+from growfs import digest, disk
 from growfs.catalog import directory_path, join, row_of_connection
 from growfs.database import ROOT, Database, set_meta
 from growfs.errors import TooManyOpen
 
 log = logging.getLogger(__name__)
-
-DIGEST_CHUNK = 4 << 20
-
-
-def digest(path: Path) -> str:
-    """XXH3 (64 bits) of a file's content, in hexadecimal."""
-    state = xxhash.xxh3_64()
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size  # a buffer is zeroed, which took longer than the rest for a small file
-        buffer = memoryview(bytearray(min(size, DIGEST_CHUNK) or 1))
-        while count := file.readinto(buffer):
-            state.update(buffer[:count])
-    return state.hexdigest()
 
 
 def identity(path: Path, expected: str) -> tuple[int, int] | None:
@@ -45,7 +29,7 @@ def identity(path: Path, expected: str) -> tuple[int, int] | None:
     """
     try:
         stat = path.lstat()
-        whole = S_ISREG(stat.st_mode) and digest(path) == expected
+        whole = S_ISREG(stat.st_mode) and digest.of(path, expected) == expected
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None

@@ -19,7 +19,7 @@ RANKS = [
     # names: used by all, use nothing
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
-    ["growfs.pace", "growfs.level", "growfs.priority"],
+    ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority"],
     ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
     ["growfs.reader"],
     # a room of its own: what reaches the stores

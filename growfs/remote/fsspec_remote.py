@@ -34,6 +34,10 @@ EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
 _ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
+_LATER = {  # what a store's library, or what verifies its answers, would import at the first file
+    "s3": ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions", "awscrt.checksums"),
+    "gs": ("awscrt.checksums",),
+}
 _VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -299,9 +303,8 @@ def import_store(url: str) -> None:
     store = store_of(url)
     try:
         get_filesystem_class(store)
-        if store == "s3":
-            for name in ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions"):
-                importlib.import_module(name)
+        for name in _LATER.get(store, ()):
+            importlib.import_module(name)
     except ImportError as error:
         if package := _PACKAGES.get(store):
             raise UsageError(f"{store}:// needs a package that is not installed: pip install {package}") from None

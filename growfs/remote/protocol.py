@@ -48,7 +48,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A file that was written to the local disk. size: bytes. digest: XXH3 (64 bits) of the content."""
+    """A file that was written to the local disk. size: bytes. digest: growfs.digest's."""
 
     file: RemoteFile
     size: int

@@ -20,9 +20,10 @@ from typing import Any
 from growfs.errors import RemoteMissing, UsageError
 from growfs.remote.connection import Headers, Odd, Request
 from growfs.remote.failures import explain
-from growfs.remote.fsspec_remote import PAGE_FILES_MAX, SIGNED_S, FsspecRemote, file_from
+from growfs.remote.fsspec_remote import PAGE_FILES_MAX, FsspecRemote, file_from
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.signer import Signer
 from growfs.remote.streams import Streams
 
 CHUNK_BYTES = 256 * 1024
@@ -36,6 +37,7 @@ class S3Remote(FsspecRemote):
         super().__init__(spec, streams)
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.shown()}: names no bucket; write it as s3://bucket/prefix")
+        self._signer: Signer | None = None
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
@@ -68,23 +70,26 @@ class S3Remote(FsspecRemote):
         return _file(path, reply["ContentLength"], reply)
 
     def _request(self, path: str) -> Request:
+        bucket, prefix = self._bucket_and_prefix
+        if self._signer is None or not self._signer.is_fresh:
+            self._signer = self._new_signer(bucket)
+        return self._signer.request(prefix + path)
+
+    def _new_signer(self, bucket: str) -> Signer:
         from fsspec.asyn import sync
 
-        bucket, prefix = self._bucket_and_prefix
-
-        async def sign() -> Request:
+        async def find() -> Any:
             await self.fs.set_session()
-            client = await self.fs.get_s3(bucket)
-            wanted = self.fs._get_s3_method_kwargs(client.get_object, Bucket=bucket, Key=prefix + path)
-            unknown = wanted.keys() - {"Bucket", "Key", "RequestPayer"}
-            if unknown or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
-                raise Odd("an option that only the library knows")
-            payer = {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {}
-            url = await client.generate_presigned_url("get_object", Params=wanted, ExpiresIn=SIGNED_S)
-            return Request(url, payer)
+            return await self.fs.get_s3(bucket)
 
-        request: Request = sync(self.fs.loop, sign)
-        return request
+        client = sync(self.fs.loop, find)
+        asks = getattr(client.meta.config, "response_checksum_validation", "") == "when_supported"
+        mode = {"ChecksumMode": "ENABLED"} if asks else {}
+        wanted = self.fs._get_s3_method_kwargs(client.get_object, mode, Bucket=bucket, Key="")
+        unknown = wanted.keys() - {"Bucket", "Key", "RequestPayer", "ChecksumMode"}
+        if unknown or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
+            raise Odd("an option that only the library knows")
+        return Signer(client, self.fs.loop, wanted)
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from growfs import digest
 from growfs.fuse.mounting import is_dead
-from growfs.recovery import digest
 from tests.crash.scene import Scene
 from tests.harness import Growfs, make_tree, until
 
@@ -162,7 +162,7 @@ def test_the_digest_decides_where_only_the_change_time_differs(growfs: Growfs, s
     assert path.stat().st_ino == before.st_ino
     growfs.umount()
     row = database(growfs).execute("SELECT digest FROM resident WHERE ino = ?", (before.st_ino,)).fetchone()
-    assert row == (digest(path),)
+    assert row == (digest.of(path),)
 
 
 @pytest.mark.parametrize("name", [b"stray", b"class0/stray", b"new/folder/stray", b"class0/0000.bin.x", b"caf\xe9"])

@@ -67,7 +67,7 @@ def test_how_s3_is_asked(show: Show, tmp_path: Path, library: list[str]) -> None
     plain, token, payer, anon = store.asked
     assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in plain.target
     assert "X-Amz-Security-Token=the-token" in token.target
-    assert "SignedHeaders=host%3Bx-amz-request-payer&" in payer.target
+    assert "SignedHeaders=host%3Bx-amz-checksum-mode%3Bx-amz-request-payer&" in payer.target
     assert payer.headers["x-amz-request-payer"] == "requester"
     assert (anon.target.split("?"), anon.headers["Authorization"]) == (["/bucket/x"], None)
     assert library == []

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import trio
 
-from growfs import disk
+from growfs import digest, disk
 from growfs.catalog import Catalog, Changes, Listed, Node
 from growfs.database import ROOT, Database, read_only
 from growfs.generations import Generations
 from growfs.listing import Comparison
 from growfs.publish import Draft
-from growfs.recovery import digest, recover
+from growfs.recovery import recover
 from growfs.remote.protocol import Fetched, RemoteFile, Skipped
 from growfs.rotation import Generation, Holds
 from growfs.store import Store
@@ -77,7 +77,7 @@ class Rooms:
         reserved = self.store.reserve(len(content))
         assert reserved is not None, "no room"
         fetched = RemoteFile(path, len(content), node.mtime_ns, node.version)
-        return Draft(node, path, file, Fetched(fetched, len(content), digest(file)), reserved)
+        return Draft(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
 
     async def admit(self, *paths: str, content: bytes = b"x" * 100) -> None:
         """Have files be resident."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from growfs import digest
 from growfs.database import VERSION, Database
 from growfs.disk import BLOCK, allocated
-from growfs.recovery import boot_id, digest
+from growfs.recovery import boot_id
 from growfs.rotation import Holds
 from tests.unit.rooms import Rooms, open_rooms
 
@@ -76,7 +77,7 @@ def old_cache(tmp_path: Path) -> Path:
             connection.execute("UPDATE node SET size = ? WHERE id = ?", (stat.st_size, id))
             connection.execute(
                 "INSERT INTO resident VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
-                (id, FOLDER_ID, id, allocated(stat), stat.st_ino, stat.st_ctime_ns, digest(file)),
+                (id, FOLDER_ID, id, allocated(stat), stat.st_ino, stat.st_ctime_ns, digest.of(file)),
             )
     facts = {"clean": 0, "boot_id": boot_id(), "generation": 7, "listing": 1, "pass": 1}
     connection.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())

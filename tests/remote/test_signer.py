@@ -1,0 +1,135 @@
+"""Signed URLs of S3: the very same that the store's library makes, and real servers take them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.request import Request as Get
+from urllib.request import urlopen
+
+import pytest
+
+from growfs.remote.checksum import expected
+from growfs.remote.protocol import RemoteSpec
+from growfs.remote.s3 import S3Remote
+from growfs.remote.signer import Signer
+from tests.remote.store import KEYS
+from tests.servers import S3Server
+
+ODD_KEYS = [
+    "x",
+    "a b+c&d=e?f#g%25%zz",
+    "/x",
+    "//x//y/",
+    "./x/../y",
+    "~'()*!;:@$,[]{}|\\^`\"<>",
+    "sch\xf6n/\u65e5\u672c/\U0001f600",
+    "line\nfeed\ttab\r\x7f",
+    "sample/sample?sample",
+]
+AWS = {"client_kwargs": {"region_name": "eu-central-1"}}
+ENDPOINT = "http://127.0.0.1:9"
+VIRTUAL = {"config_kwargs": {"s3": {"addressing_style": "virtual"}}}
+CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "endpoint": ("bucket", {}, ENDPOINT),
+    "path": ("bucket", {}, ENDPOINT + "/some/path"),
+    "slash": ("bucket", {}, ENDPOINT + "/some/path/"),
+    "virtual": ("bucket", VIRTUAL, "https://store.example"),
+    "named as the sample": ("sample", {}, ENDPOINT),
+    "aws": ("bucket", AWS, None),
+    "aws without a region": ("bucket", {}, None),
+    "dots": ("my.bucket", AWS, None),
+    "dual stack": ("bucket", {"config_kwargs": {"use_dualstack_endpoint": True}, **AWS}, None),
+    "accelerated": ("bucket", {"config_kwargs": {"s3": {"use_accelerate_endpoint": True}}, **AWS}, None),
+    "token": ("bucket", {"token": "the/token+=="}, ENDPOINT),
+    "payer": ("bucket", {"requester_pays": True}, ENDPOINT),
+    "no checksums": ("bucket", {"config_kwargs": {"response_checksum_validation": "when_required"}}, ENDPOINT),
+    "access point": ("arn:aws:s3:eu-west-1:123456789012:accesspoint/name", AWS, None),
+    "outpost": ("arn:aws:s3-outposts:eu-west-1:123456789012:outpost/op-01234567890123456/accesspoint/name", AWS, None),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_second(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """In which a signature does not change."""
+    if "server" not in request.fixturenames:
+        now = datetime(2020, 11, 3, 10, tzinfo=timezone.utc)
+        for module in ("botocore.auth", "botocore.crt.auth"):  # the latter signs where awscrt is installed
+            monkeypatch.setattr(
+                f"{module}.get_current_datetime",
+                lambda remove_tzinfo=True: now.replace(tzinfo=None) if remove_tzinfo else now,
+            )
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def signer_of(bucket: str, options: dict[str, Any], endpoint_url: str | None, anon: bool = False) -> Signer:
+    keys = {} if anon else KEYS
+    remote = S3Remote(RemoteSpec("s3://bucket", {**keys, **options}, endpoint_url, anon=anon))
+    remote._request("x")
+    made = remote._signer
+    assert made
+    return Signer(made._client, made._loop, {**made._wanted, "Bucket": bucket})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_urls_are_those_of_the_library(case: str) -> None:
+    signer = signer_of(*CASES[case])
+    assert signer._is_plain
+    for key in ODD_KEYS:
+        for method in ("GET", "HEAD"):
+            assert signer.request(key, method).url == signer._by_library(key, method), key
+
+
+def test_what_nobody_signs() -> None:
+    signer = signer_of("bucket", {}, ENDPOINT, anon=True)
+    for key in ODD_KEYS:
+        assert signer.request(key).url == signer._by_library(key, "GET")
+    assert (signer._is_plain, signer.request("x").url) == (True, f"{ENDPOINT}/bucket/x")
+
+
+def test_what_is_left_to_the_library() -> None:
+    signer = signer_of("bucket", {"config_kwargs": {"signature_version": "s3"}}, ENDPOINT)
+    assert not signer._is_plain
+    assert signer.request("x").url.startswith(f"{ENDPOINT}/bucket/x?AWSAccessKeyId=")
+
+
+def test_credentials_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = S3Remote(RemoteSpec("s3://bucket", KEYS, ENDPOINT))
+    first = remote._request("x").url
+    assert remote._signer
+    remote._signer._client._request_signer._credentials.access_key = "another"
+    assert remote._request("x").url == first
+    monkeypatch.setattr("growfs.remote.signer.FRESH_S", 0)
+    assert "Credential=another%2F" in remote._request("x").url
+
+
+def test_no_secret_is_seen() -> None:
+    signer = signer_of("bucket", {"token": "the-token"}, ENDPOINT)
+    for shown in (repr(signer), repr(signer.request("x"))):
+        assert not [secret for secret in ("the-token", "Signature", KEYS["secret"]) if secret in shown]
+
+
+@pytest.mark.parametrize("server", ["rclone_s3", "moto_s3"])
+@pytest.mark.parametrize("token", [None, "the/token+=="])
+def test_real_servers_take_them(server: str, token: str | None, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    store: S3Server = request.getfixturevalue(server)
+    data = b"of an odd name"
+    for number, key in enumerate(["x", "a b+c&d=e?f#g%25%zz", "~'()*!;:@$,[]", "sch\xf6n/\u65e5\u672c"]):
+        path = f"signed/{number}/{key}"
+        store.put(path, data)
+        remote = S3Remote(store.spec("signed"))
+        if token:
+            remote = S3Remote(store.spec("signed", storage_options={**store.storage_options, "token": token}))
+        remote._request(key)
+        assert remote._signer
+        assert remote._signer._is_plain
+        for method in ("GET", "HEAD"):
+            asked = remote._signer.request(path, method)
+            with urlopen(Get(asked.url, headers=asked.headers, method=method)) as answer:
+                assert answer.read() == (data if method == "GET" else b"")
+                told = expected({name.lower(): text for name, text in answer.headers.items()})
+            assert bool(told) == (server == "moto_s3"), "which tells a CRC where it is asked to"
+            if told:
+                told.part(0).update(memoryview(data))
+                assert told.mismatch(len(data), tmp_path) is None
