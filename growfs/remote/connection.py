@@ -34,10 +34,11 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A GET of the whole of a file; url and headers may hold a signature or a password."""
+    """Of the whole of a file, by GET or HEAD; url and headers may hold a signature or a password."""
 
     url: str = field(repr=False)
     headers: dict[str, str] = field(default_factory=dict, repr=False)
+    method: str = "GET"
     tls: Callable[[], ssl.SSLContext] = field(default=ssl.create_default_context, repr=False)
 
     @property
@@ -96,12 +97,12 @@ class Connection:
         with _reaching():
             if self._socket is not None:
                 with suppress(ConnectionError, ssl.SSLError, _HungUp):
-                    return self._ask(self._socket, head)
+                    return self._ask(self._socket, request, head)
                 self.drop()
             self._socket, self._origin = _connected(request), request.origin
-            return self._ask(self._socket, head)
+            return self._ask(self._socket, request, head)
 
-    def _ask(self, line: socket.socket, head: bytes) -> Response:
+    def _ask(self, line: socket.socket, request: Request, head: bytes) -> Response:
         self._keeps = False
         line.sendall(head)
         end = got = 0
@@ -113,7 +114,9 @@ class Connection:
                 raise _HungUp("it hung up")
             got += count
         self._body = end + 4, got
-        return _parsed(bytes(self._buffer[:end]).decode("latin-1"))
+        response = _parsed(bytes(self._buffer[:end]).decode("latin-1"))
+        self._keeps = request.method == "HEAD" and got == end + 4 and response.keeps
+        return response
 
     def copy(self, response: Response, fd: int, at: int, told: Callable[[memoryview], None]) -> None:
         """Write the body to fd from offset `at` on; told gets each piece that was written.
@@ -169,7 +172,7 @@ def _head_of(request: Request, more: Headers) -> bytes:
     if not _SENDABLE.fullmatch(target) or not all(map(_VALUE.fullmatch, headers.values())):
         raise Odd("a request that cannot be sent")
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    return f"GET {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+    return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
 
 def _parsed(head: str) -> Response:

@@ -1,15 +1,19 @@
-"""`Signer`: signed requests for the objects of a bucket, at a quarter of what the store's library takes for each.
+"""`Signer`: signed requests for the objects of a bucket, a hundred times as fast as the store's library makes them.
 
-The library makes one URL, so that its rules say where the bucket is found and what is signed; its signer then signs
-each key's. Where that would give another URL (directory buckets, older signatures), the library makes them all.
+The library makes one URL, so that its rules say where the bucket is found and what is signed. Only the key differs in
+those of other objects, so their signatures are made here, by Signature Version 4
+(https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html). Where that does not give the library's
+own URL again (directory buckets, older signatures), the library makes them all.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import time
 from contextlib import suppress
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 from growfs.remote.connection import Request
 from growfs.remote.fsspec_remote import SIGNED_S
@@ -18,6 +22,7 @@ FRESH_S = 60  # then the library is asked anew: it changes credentials ten minut
 
 _SAMPLE = "sample"
 _HEADERS = {"RequestPayer": "x-amz-request-payer", "ChecksumMode": "x-amz-checksum-mode"}
+_SIGNATURE = "&X-Amz-Signature="
 
 
 class Signer:
@@ -31,17 +36,15 @@ class Signer:
         self._client, self._loop, self._wanted = client, loop, wanted
         self._headers = {header: wanted[name] for name, header in _HEADERS.items() if name in wanted}
         self._made_s = time.monotonic()
-        self._auth: Any = None
         url = self._by_library(_SAMPLE, "GET")
         path, _, query = url.partition("?")
-        self._base = path.removesuffix(_SAMPLE)
-        scope = parse_qs(query).get("X-Amz-Credential", [""])[0].split("/")
-        if len(scope) == 5:
-            _, _, region, service, _ = scope
-            with suppress(AttributeError):  # it is botocore's own business how it comes by it
-                sign = client._request_signer.get_auth_instance
-                self._auth = self._sync(sign, service, region, "s3v4-query", expires=SIGNED_S)
-        self._is_plain = _without_time(self._sign(_SAMPLE, "GET")) == _without_time(url)
+        self._base, self._query = path.removesuffix(_SAMPLE), query.partition(_SIGNATURE)[0]
+        self._signing: _Signing | None = None
+        if query:
+            with suppress(AttributeError, KeyError):  # it is botocore's own business how it comes by its secret
+                auth = self._sync(client._request_signer.get_auth_instance, "s3", "", "s3v4-query")
+                self._signing = _Signing(auth.credentials.secret_key, self._base, self._query, self._headers)
+        self._is_plain = bool(self._signing or not query) and self._sign(_SAMPLE, "GET") == url
 
     @property
     def is_fresh(self) -> bool:
@@ -53,15 +56,14 @@ class Signer:
 
         Raises what the library does.
         """
-        return Request((self._sign if self._is_plain else self._by_library)(key, method), self._headers)
+        url = self._sign(key, method) if self._is_plain else self._by_library(key, method)
+        return Request(url, self._headers, method)
 
     def _sign(self, key: str, method: str) -> str:
-        from botocore.awsrequest import AWSRequest
-
-        request = AWSRequest(method, self._base + quote(key), self._headers)
-        if self._auth:
-            self._auth.add_auth(request)
-        return str(request.url)
+        quoted = quote(key)
+        if self._signing is None:
+            return self._base + quoted
+        return f"{self._base}{quoted}?{self._query}{_SIGNATURE}{self._signing.signature(method, quoted)}"
 
     def _by_library(self, key: str, method: str) -> str:
         wanted = {**self._wanted, "Key": key}
@@ -73,8 +75,29 @@ class Signer:
         return sync(self._loop, call, *args, **more)
 
 
-def _without_time(url: str) -> tuple[str, list[tuple[str, str]]]:
-    """All of a URL but what changes with each second."""
-    path, _, query = url.partition("?")
-    told = parse_qsl(query, keep_blank_values=True)
-    return path, [(name, text) for name, text in told if name not in ("X-Amz-Date", "X-Amz-Signature")]
+class _Signing:
+    """What all signatures of one moment have in common."""
+
+    def __init__(self, secret: str, base: str, query: str, headers: dict[str, str]) -> None:
+        """Raises KeyError where the query is of another kind of signature."""
+        told = {name: values[0] for name, values in parse_qs(query).items()}
+        _, self._scope = told["X-Amz-Credential"].split("/", 1)
+        self._time = told["X-Amz-Date"]
+        self._key = f"AWS4{secret}".encode()
+        for part in self._scope.split("/"):
+            self._key = hmac.digest(self._key, part.encode(), "sha256")
+        there = urlsplit(base)
+        self._folder = there.path
+        lines = {"host": there.netloc} | headers
+        signed = told["X-Amz-SignedHeaders"]
+        self._rest = "\n".join(
+            ["", "&".join(sorted(query.split("&"))), *(f"{name}:{lines[name]}" for name in signed.split(";"))]
+            + ["", signed, "UNSIGNED-PAYLOAD"]
+        )
+
+    def signature(self, method: str, quoted: str) -> str:
+        """Of a request for a key, in hexadecimal."""
+        canonical = f"{method}\n{self._folder}{quoted}{self._rest}".encode()
+        digest = hashlib.sha256(canonical).hexdigest()
+        text = f"AWS4-HMAC-SHA256\n{self._time}\n{self._scope}\n{digest}"
+        return hmac.digest(self._key, text.encode(), "sha256").hex()
