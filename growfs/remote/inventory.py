@@ -87,7 +87,7 @@ class Inventory:
             raise RemoteError(f"{shown}: its files are {kind}; let the inventory's configuration write CSV or Parquet")
         url = f"s3://{target.rpartition(':')[2]}"
         data = self._data.setdefault(url, FsspecRemote(replace(self._spec, url=url)))
-        for key, md5 in files:
+        for key, md5 in files:  # a Parquet file is never read whole, so its MD5 stays unknown
             yield Csv(data, key, md5.lower(), names=names) if kind == "CSV" else Parquet(data, key)
 
     def _listed(self, table: Table, after: int) -> Iterator[tuple[int, RemoteFile]]:
