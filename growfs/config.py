@@ -107,7 +107,7 @@ class Options:
     include: tuple[str, ...] = several(str, "GLOB", "Only these files of the remote (as in .gitignore).")
     exclude: tuple[str, ...] = several(str, "GLOB", "None of these files of the remote.")
     manifest: str | None = option(
-        None, absolute, "FILE", "A text or CSV file of paths, local or remote, instead of a listing."
+        None, absolute, "FILE", "Instead of a listing: a text, CSV or Parquet file of paths, or an S3 Inventory."
     )
     refresh: float = option("1h", seconds, "TIME", "Time between listings of the remote; 0: only once.", live=True)
     list_timeout: float = option("60s", seconds, "TIME", "Start without a complete listing after this time.")

@@ -10,6 +10,7 @@ from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpe
 
 if TYPE_CHECKING:
     from growfs.remote.fsspec_remote import FsspecRemote
+    from growfs.remote.manifest import Source
     from growfs.remote.streams import Streams
 
 __all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", "open_remote", "preload"]
@@ -23,14 +24,15 @@ def open_remote(spec: RemoteSpec, streams: Streams | None = None, busy: Callable
     Raises UsageError where the URL, its options or a pattern make no sense, or a package is missing.
     """
     from growfs.remote.filter import Filtered, PathFilter
-    from growfs.remote.manifest import SUFFIXES, ManifestRemote, suffix_of
+    from growfs.remote.manifest import ManifestRemote
     from growfs.remote.retry import Retrying
+    from growfs.remote.tables import SUFFIXES, suffix_of
 
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
     remote: Remote = _open_store(spec, streams)
     if spec.manifest:
-        remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote, spec.url)
+        remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote)
     remote = Retrying(remote, busy)
     if spec.include or spec.exclude:
         remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
@@ -43,6 +45,7 @@ def preload(spec: RemoteSpec) -> None:
     Makes no filesystem, thread or event loop. Raises UsageError where a package is missing.
     """
     import growfs.remote.filter
+    import growfs.remote.inventory
     import growfs.remote.manifest
     import growfs.remote.retry  # noqa: F401
 
@@ -69,10 +72,16 @@ def _open_store(spec: RemoteSpec, streams: Streams | None = None) -> FsspecRemot
     return FsspecRemote(spec, streams)
 
 
-def _open_manifest(spec: RemoteSpec, url: str) -> FsspecRemote:
+def _open_manifest(spec: RemoteSpec, url: str) -> Source:
     """A manifest in the same kind of store is read with the same options; in another, with none."""
     from growfs.remote.fsspec_remote import FsspecRemote, import_store, store_of
+    from growfs.remote.inventory import Inventory
+    from growfs.remote.manifest import Paths
+    from growfs.remote.tables import open_table, suffix_of
 
     import_store(url)
     same = store_of(url) == store_of(spec.url)
-    return FsspecRemote(replace(spec, url=url) if same else RemoteSpec(url))
+    manifest = FsspecRemote(replace(spec, url=url) if same else RemoteSpec(url))
+    if suffix_of(url) == ".json" or url.endswith("/"):
+        return Inventory(manifest, spec)
+    return Paths(open_table(manifest), spec.url)

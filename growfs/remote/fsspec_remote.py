@@ -41,6 +41,7 @@ _LATER = {  # what a store's library, or what verifies its answers, would import
 _VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class FsspecRemote:
@@ -99,6 +100,10 @@ class FsspecRemote:
         # Only of libraries that have an event loop it is known that any thread may use them.
         with nullcontext() if self.fs.async_impl else self._one_at_a_time:
             return self._by_library(file, target, spend)
+
+    def open(self, path: str = "", **how: Any) -> Any:
+        """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
+        return self.fs.open(self._key(path), "rb", **how)
 
     def _by_ranges(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
@@ -329,20 +334,25 @@ def to_ns(when: Any) -> int | None:
     To the microsecond, so that one moment gives one number whether a store tells it as float or as datetime.
     """
     if isinstance(when, str):
-        try:
-            when = float(when)
-        except ValueError:
-            when = _parsed(when)
+        when = _parsed(when)
     if isinstance(when, (int, float)) and abs(when) < 1e12:
         return round(when * 1_000_000) * 1000
     if not isinstance(when, datetime):
         return None
     moment = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+    return (moment - _EPOCH) // _MICROSECOND * 1000
 
 
-def _parsed(text: str) -> datetime | None:
-    iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text.strip())  # Python 3.10 wants 6
+def _parsed(text: str) -> datetime | float | None:
+    text = text.strip()
+    if text[4:5] == "-":  # as most manifests have it, of which there may be 100 million rows
+        try:
+            return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1] in "zZ" else text)
+        except ValueError:
+            pass
+    with suppress(ValueError):
+        return float(text)
+    iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text)  # Python 3.10 wants 6
     with suppress(ValueError):
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", iso))
     with suppress(TypeError, ValueError):

@@ -18,6 +18,9 @@ _SIGNATURE = re.compile(
 
 def reason_to_skip(path: str) -> str | None:
     """Why path cannot be a file below a local folder; None if it can. The reasons are few and fixed, to be counted."""
+    odd = path[:1] in "./" or path[-1] == "/" or "//" in path or "/." in path or "\0" in path
+    if not odd and len(path) <= COMPONENT_BYTES_MAX and path.isascii():
+        return None  # as nearly all names are, so this comes first
     try:
         encoded = path.encode()
     except UnicodeEncodeError:

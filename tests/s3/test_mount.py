@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.harness import Growfs, until
+from tests.inventories import InventoryBucket
 from tests.s3.proxy import before
 from tests.servers import S3Server, WebFolder
 
@@ -163,6 +164,26 @@ def test_a_table_as_manifest(growfs: Growfs, moto: S3Server, tmp_path: Path) -> 
     (tmp_path / "list.csv").write_text("label,path,size\ncat,a/0.bin,2000\ndog,b/1.bin,\n")
     growfs.mount(url, "--manifest", tmp_path / "list.csv")
     assert content(growfs) == {path: tree[path] for path in ("a/0.bin", "b/1.bin")}
+
+
+@pytest.mark.parametrize("kind", ["CSV", "Parquet"])
+def test_an_inventory_as_manifest(growfs: Growfs, moto: S3Server, inventories: InventoryBucket, kind: str) -> None:
+    url, tree = put_tree(moto)
+    prefix = url.rpartition("/")[2]
+    moto.put(f"{prefix}/{ODD}", b"odd")
+    rows = inventories.objects(f"{prefix}/")
+    moto.put(f"{prefix}/a/later.bin", b"not in it yet")
+    growfs.mount(url, "--manifest", inventories.write(rows, kind))
+    assert content(growfs) == {**tree, ODD: b"odd"}
+    assert growfs.status()["remote"]["files"] == len(tree) + 1
+
+
+def test_the_inventory_of_another_bucket(growfs: Growfs, moto: S3Server, inventories: InventoryBucket) -> None:
+    url, _ = put_tree(moto)
+    manifest = inventories.write([], sourceBucket="theirs")
+    done = growfs.mount(url, "--manifest", manifest, check=False)
+    assert done.returncode == 1
+    assert f"is the inventory of s3://theirs, not of {url}; mount that" in done.stderr
 
 
 def test_a_manifest_with_a_file_that_is_not_there(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""S3 Inventories as Amazon documents them, of a bucket on moto's server, in a bucket of their own."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote_plus
+
+import pytest
+
+from tests.servers import S3Server
+
+CSV_COLUMNS = ["Bucket", "Key", "VersionId", "IsLatest", "IsDeleteMarker", "Size", "LastModifiedDate", "ETag"]
+PARQUET_COLUMNS = [
+    "bucket",
+    "key",
+    "version_id",
+    "is_latest",
+    "is_delete_marker",
+    "size",
+    "last_modified_date",
+    "e_tag",
+]
+
+
+@dataclass
+class InventoryBucket:
+    """Where inventories of source are written. put and delete change it; objects are source's, as listed now."""
+
+    source: S3Server
+    name: str
+    put: Callable[[str, bytes], None]
+    delete: Callable[[str], None]
+    objects: Callable[[str], list[dict[str, Any]]]
+
+    def write(
+        self,
+        rows: Sequence[dict[str, Any]],
+        kind: str = "CSV",
+        parts: int = 2,
+        folder: str = "",
+        pack: Callable[[bytes], bytes] = lambda data: data,
+        **changes: Any,
+    ) -> str:
+        """Write an inventory of rows in so many data files (parts); the URL of its manifest.json.
+
+        rows: as list_objects_v2 tells objects, or with the columns of a Parquet inventory. pack: applied to each
+        data file behind the manifest's back. changes: of the manifest.json.
+        """
+        folder = folder or f"inv/{self.source.bucket}/{uuid.uuid4().hex}/2026-01-02T01-00Z"
+        told = []
+        for number in range(parts):
+            part = [self._row(row) for row in rows[number::parts]]
+            data = csv_gz(part) if kind == "CSV" else parquet(part)
+            key = f"{folder.rpartition('/')[0]}/data/{uuid.uuid4()}.{'csv.gz' if kind == 'CSV' else 'parquet'}"
+            self.put(key, pack(data))
+            told.append({"key": key, "size": len(data), "MD5checksum": hashlib.md5(data).hexdigest()})
+        manifest = {
+            "sourceBucket": self.source.bucket,
+            "destinationBucket": f"arn:aws:s3:::{self.name}",
+            "version": "2016-11-30",
+            "creationTimestamp": "1514944800000",
+            "fileFormat": kind,
+            "fileSchema": ", ".join(CSV_COLUMNS) if kind == "CSV" else "message s3.inventory { required binary key; }",
+            "files": told,
+            **changes,
+        }
+        self.put(f"{folder}/manifest.json", json.dumps(manifest).encode())
+        return f"s3://{self.name}/{folder}/manifest.json"
+
+    def _row(self, found: dict[str, Any]) -> list[Any]:
+        given = {
+            "bucket": self.source.bucket,
+            "key": found.get("Key"),
+            "is_latest": True,
+            "is_delete_marker": False,
+            "size": found.get("Size"),
+            "last_modified_date": found.get("LastModified"),
+            "e_tag": str(found.get("ETag", "")).strip('"'),
+            **found,
+        }
+        return [given.get(column) for column in PARQUET_COLUMNS]
+
+
+def csv_gz(rows: Sequence[Sequence[Any]]) -> bytes:
+    """All quoted, keys encoded as in a URL, no header."""
+
+    def told(value: Any, column: str) -> Any:
+        if isinstance(value, datetime):
+            return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03}Z"
+        if isinstance(value, bool):
+            return str(value).lower()
+        return quote_plus(value, safe="/", errors="surrogateescape") if column == "Key" and value else value
+
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows([told(*cell) for cell in zip(row, CSV_COLUMNS, strict=False)] for row in rows)
+    return gzip.compress(text.getvalue().encode())
+
+
+def parquet(rows: Sequence[Sequence[Any]]) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    kinds = {"is_latest": "bool_", "is_delete_marker": "bool_", "size": "int64"}
+    schema = pyarrow.schema(
+        (
+            name,
+            pyarrow.timestamp("ms", "UTC")
+            if name == "last_modified_date"
+            else getattr(pyarrow, kinds.get(name, "string"))(),
+        )
+        for name in PARQUET_COLUMNS
+    )
+    columns = [[row[number] for row in rows] for number in range(len(PARQUET_COLUMNS))]
+    written = io.BytesIO()
+    write_table(pyarrow.table(columns, schema=schema), written, row_group_size=7)
+    return written.getvalue()
+
+
+@pytest.fixture(scope="session")
+def inventories(moto_s3: S3Server) -> Iterator[InventoryBucket]:
+    boto3 = pytest.importorskip("boto3")
+    keys = {"aws_access_key_id": moto_s3.access_key, "aws_secret_access_key": moto_s3.secret_key}
+    client = boto3.client("s3", endpoint_url=moto_s3.endpoint_url, region_name="us-east-1", **keys)
+    client.create_bucket(Bucket="growfs-inventory")
+    yield InventoryBucket(
+        moto_s3,
+        "growfs-inventory",
+        lambda key, data: client.put_object(Bucket="growfs-inventory", Key=key, Body=data) and None,
+        lambda key: client.delete_object(Bucket="growfs-inventory", Key=key) and None,
+        lambda prefix: client.list_objects_v2(Bucket=moto_s3.bucket, Prefix=prefix).get("Contents", []),
+    )
+    client.close()

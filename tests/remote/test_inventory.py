@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from growfs.errors import RemoteChanged, RemoteError, RemoteMissing, UsageError
+from growfs.remote import open_remote
+from growfs.remote.fsspec_remote import FsspecRemote
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+from tests.inventories import InventoryBucket
+
+ODD = "odd names/ä ü+&=%20%#?日本\"',.bin"
+WHEN = datetime(2024, 1, 2, 3, 4, 5, 678_000, timezone.utc)
+KINDS = pytest.mark.parametrize("kind", ["CSV", "Parquet"])
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"tree-{uuid.uuid4().hex[:8]}"
+
+
+def row(key: str, **more: Any) -> dict[str, Any]:
+    return {"key": key, "size": 7, "last_modified_date": WHEN, "e_tag": "abc", **more}
+
+
+def listed(inventories: InventoryBucket, manifest: str, prefix: str = "") -> list[RemoteFile]:
+    remote = open_remote(inventories.source.spec(prefix, manifest=manifest))
+    return sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
+
+
+@KINDS
+def test_an_inventory_tells_what_a_listing_tells(
+    inventories: InventoryBucket, kind: str, prefix: str, tmp_path: Path
+) -> None:
+    for number, name in enumerate(["a.bin", "sub/b.bin", ODD, "sub/", ".growfs/x"]):
+        inventories.source.put(f"{prefix}/{name}", b"x" * number * (name != "sub/"))
+    inventories.source.put(f"{prefix}-other/x", b"beside")
+    manifest = inventories.write(inventories.objects(prefix), kind)
+    remote = open_remote(inventories.source.spec(prefix))
+    files = sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
+    assert len(files) == 3
+    assert listed(inventories, manifest, prefix) == files
+    by_manifest = open_remote(inventories.source.spec(prefix, manifest=manifest))
+    assert [skipped.path for page in by_manifest.pages() for skipped in page.skipped] == [".growfs/x"]
+    for file in files:
+        assert by_manifest.fetch(file, tmp_path / "target", lambda _: None) == file
+
+
+@KINDS
+def test_old_versions_and_deleted_files_are_left_out(inventories: InventoryBucket, kind: str) -> None:
+    rows = [row("a"), row("a", is_latest=False, e_tag="old"), row("b", is_delete_marker=True, size=None)]
+    manifest = inventories.write([*rows, row("folder/", size=0), row("c", is_latest=None, is_delete_marker=None)], kind)
+    second = int(WHEN.timestamp()) * 10**9
+    assert listed(inventories, manifest) == [RemoteFile("a", 7, second, "abc"), RemoteFile("c", 7, second, "abc")]
+
+
+@KINDS
+def test_a_stale_row_is_found_by_the_fetch(
+    inventories: InventoryBucket, kind: str, prefix: str, tmp_path: Path
+) -> None:
+    inventories.source.put(f"{prefix}/a", b"old")
+    manifest = inventories.write(inventories.objects(prefix), kind)
+    inventories.source.put(f"{prefix}/a", b"new")
+    remote = open_remote(inventories.source.spec(prefix, manifest=manifest))
+    ((file,),) = (page.files for page in remote.pages())
+    with pytest.raises(RemoteChanged, match="no longer the version"):
+        remote.fetch(file, tmp_path / "target", lambda _: None)
+
+
+@KINDS
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    keys=st.sets(
+        st.text("aZ0 +%&=\"',;#?\\~\n\r\téü日😀", min_size=1, max_size=8)
+        | st.from_regex(r"(%[0-9A-F]{2}|\+| )+", fullmatch=True),
+        max_size=40,
+    )
+)
+def test_any_key_comes_back(inventories: InventoryBucket, kind: str, keys: set[str]) -> None:
+    manifest = inventories.write([row(f"p/{key}") for key in keys], kind, parts=1)
+    if keys:
+        assert [file.path for file in listed(inventories, manifest, "p")] == sorted(keys)
+    else:
+        assert listed(inventories, manifest) == []
+
+
+@KINDS
+def test_pages_go_on_from_each_cursor(inventories: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.remote.manifest.PAGE_FILES_MAX", 7)
+    manifest = inventories.write([row(f"{number}.bin") for number in range(26)], kind, parts=3)
+    remote = open_remote(inventories.source.spec(manifest=manifest))
+    pages = list(remote.pages())
+    assert len(pages) == 4
+    assert len({file.path for page in pages for file in page.files}) == 26
+    for number, page in enumerate(pages, 1):
+        rest = [file.path for page in remote.pages(page.cursor) for file in page.files]
+        assert rest == [file.path for page in pages[number:] for file in page.files]
+
+
+@KINDS
+def test_an_error_midway_costs_no_file_and_reads_no_data_file_again(
+    inventories: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growfs.remote.manifest.PAGE_FILES_MAX", 7)
+    monkeypatch.setattr("growfs.remote.retry.DELAY_S_MIN", 0.0)
+    manifest = inventories.write([row(f"{number}.bin") for number in range(30)], kind, parts=3)
+    real = FsspecRemote.open
+    opened: list[str] = []
+
+    def open_(self: FsspecRemote, path: str = "", **how: Any) -> Any:
+        opened.append(path)
+        if len(set(opened)) == 4 and opened.count(path) == 1:  # the manifest.json and two data files came before
+            raise ConnectionResetError("gone")
+        return real(self, path, **how)
+
+    monkeypatch.setattr(FsspecRemote, "open", open_)
+    files = listed(inventories, manifest)
+    assert len(files) == len({file.path for file in files}) == 30
+    assert opened == ["", first := opened[1], second := opened[2], third := opened[3], "", second, third]
+    assert first not in (second, third)
+
+
+def test_of_a_configurations_folder_the_newest_is_taken(inventories: InventoryBucket, prefix: str) -> None:
+    folder = f"inv/{inventories.source.bucket}/{prefix}"
+    with pytest.raises(RemoteError, match="no such file or folder"):
+        listed(inventories, f"s3://{inventories.name}/{folder}/")
+    inventories.put(f"{folder}/hive/dt=2026-01-02-01-00/symlink.txt", b"s3://x")
+    with pytest.raises(RemoteMissing, match=r"has no folder such as 2026-01-31T01-00Z with a manifest\.json"):
+        listed(inventories, f"s3://{inventories.name}/{folder}/")
+    for day in ("2026-01-02", "2026-01-09", "2025-12-31"):
+        inventories.write([row(day)], parts=1, folder=f"{folder}/{day}T01-00Z")
+    inventories.put(f"{folder}/2026-02-01T01-00Z/manifest.checksum", b"not yet")
+    assert [file.path for file in listed(inventories, f"s3://{inventories.name}/{folder}/")] == ["2026-01-09"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "changes", "message"),
+    [
+        ("CSV", [row("a")], {"fileFormat": "ORC"}, "its files are ORC; let the inventory's configuration write CSV"),
+        ("CSV", [row("a")], {"sourceBucket": "theirs"}, "is the inventory of s3://theirs, not of s3://growfs-test"),
+        ("CSV", [row("a")], {"fileSchema": "Bucket, Name"}, "line 1 has no column 'key'"),
+        ("CSV", [row("a")], {"fileSchema": "Bucket, Key"}, "line 1 has 8 columns, not 2"),
+        ("CSV", [row("a")], {"files": None}, r"is no manifest\.json of an S3 Inventory \(TypeError"),
+        ("CSV", [row("a")], {"files": [{"key": "inv/gone.csv.gz"}]}, r"inv/gone\.csv\.gz: no such file"),
+        ("CSV", [row("a"), row("b", size="big")], {}, "line 2 has a size that is no number: 'big'"),
+        ("CSV", [row("a", bucket="theirs")], {}, "line 1 is of s3://theirs, not of s3://growfs-test"),
+        ("Parquet", [row("a", bucket="theirs")], {}, "row 1 is of s3://theirs, not of s3://growfs-test"),
+        ("Parquet", [row("a")], {"files": [{"key": "inv/gone.parquet"}]}, r"inv/gone\.parquet: no such file"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    inventories: InventoryBucket, kind: str, rows: list[dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    manifest = inventories.write(rows, kind, parts=1, **changes)
+    with pytest.raises(RemoteError, match=message):
+        listed(inventories, manifest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "message"),
+    [
+        ("CSV", slice(-20), "is cut short or damaged after line"),
+        ("CSV", slice(0), r"is not the file that was meant \(its MD5 differs\)"),
+        ("Parquet", slice(-20), "is no whole Parquet file"),
+    ],
+)
+def test_data_files_that_were_cut(inventories: InventoryBucket, kind: str, at: slice, message: str) -> None:
+    manifest = inventories.write([row(str(number)) for number in range(100)], kind, parts=1, pack=lambda data: data[at])
+    with pytest.raises(RemoteError, match=message):
+        listed(inventories, manifest)
+
+
+def test_a_file_that_is_no_inventory(inventories: InventoryBucket) -> None:
+    inventories.put("some/manifest.json", b"[1, 2]")
+    with pytest.raises(RemoteError, match=r"some/manifest\.json: is no manifest\.json of an S3 Inventory"):
+        listed(inventories, f"s3://{inventories.name}/some/manifest.json")
+
+
+def test_nothing_below_the_prefix(inventories: InventoryBucket) -> None:
+    manifest = inventories.write([row("a"), row("train")])
+    with pytest.raises(RemoteMissing, match="has nothing below s3://growfs-test/train; check the prefix"):
+        listed(inventories, manifest, "train")
+
+
+def test_an_inventory_is_of_a_bucket(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is an inventory of a bucket; mount that, as s3://bucket/prefix"):
+        open_remote(RemoteSpec(str(tmp_path), manifest="s3://inv/manifest.json"))
