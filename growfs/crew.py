@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import trio
 
+from growfs.digest import PART_BYTES
 from growfs.errors import GrowfsError
 from growfs.flight import LIVES, Flight, State
 from growfs.level import Level
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
-from growfs.remote.ranged import PART_BYTES
 from growfs.wire import Came, Failed, Fetch, Lost, Wanted
 from growfs.workers import STALL_S, Line, WorkerLost, Workers
 

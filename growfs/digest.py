@@ -29,6 +29,11 @@ class Digest:
             raise ValueError(f"no part begins at {start}")
         return Stretch(self._parts, number)
 
+    @property
+    def bytes(self) -> int:
+        """How many came."""
+        return sum(PART_BYTES - part.left for part in self._parts.values())
+
     def hexdigest(self) -> str:
         """The digest, once all bytes are in. Raises ValueError where it can be seen that some are missing."""
         parts = [part for _, part in sorted(self._parts.items())]

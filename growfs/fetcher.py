@@ -19,6 +19,7 @@ import trio
 from growfs import disk
 from growfs.catalog import Catalog, Node
 from growfs.crew import Crew
+from growfs.digest import PART_BYTES
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing
 from growfs.flight import LIVES, Counters, Flight, State, TimedOut, Unit, no_room, too_large
 from growfs.groups import Groups
@@ -27,7 +28,6 @@ from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
-from growfs.remote.ranged import PART_BYTES
 from growfs.rotation import Holds
 from growfs.store import Store
 from growfs.wire import Lost, TooMuch

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from growfs import digest
+from growfs.digest import Digest
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.pace import Bandwidth, Pace
 from growfs.remote import RemoteSpec, open_remote
@@ -71,13 +72,14 @@ class Porter:
             with self._lock:
                 self._bytes += count
 
-        found = self._remote.fetch(file, target, progress)
+        passed = Digest()
+        found = self._remote.fetch(file, target, progress, passed)
         size = target.stat().st_size
         mtime_ns = found.mtime_ns or file.mtime_ns
         if mtime_ns is not None:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         target.chmod(0o444)
-        return Fetched(found, size, digest.of(target))
+        return Fetched(found, size, passed.hexdigest() if passed.bytes == size else digest.of(target))
 
     def _lost(self, wanted: Wanted, error: GrowfsError) -> Lost:
         """Why a file does not come; where the remote has not what it told, it is asked what it has."""

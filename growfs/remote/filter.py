@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from growfs.digest import Digest
 from growfs.errors import UsageError
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile
 
@@ -41,8 +42,8 @@ class Filtered:
     def stat(self, path: str) -> RemoteFile:
         return self._remote.stat(path)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        return self._remote.fetch(file, target, progress)
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
+        return self._remote.fetch(file, target, progress, digest)
 
 
 def _spec(patterns: Collection[str]) -> Any:

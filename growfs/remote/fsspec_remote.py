@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers, Odd, Request, Unreached
 from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
@@ -89,8 +90,8 @@ class FsspecRemote:
                 raise RemoteMissing(f"{self.shown(path)}: is a folder now; list again")
             return file_from(path, info)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        if found := self._by_ranges(file, target, progress):
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
+        if found := self._by_ranges(file, target, progress, digest or Digest()):
             return found
 
         def spend(count: int) -> None:
@@ -105,14 +106,14 @@ class FsspecRemote:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
         return self.fs.open(self._key(path), "rb", **how)
 
-    def _by_ranges(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile | None:
+    def _by_ranges(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
         if not self._ranged.usable:
             return None
 
-        def sign() -> Request:
+        def sign(method: str = "GET") -> Request:
             try:
-                return replace(self._request(file.path), tls=lambda: self._tls)
+                return replace(self._request(file.path, method), tls=lambda: self._tls)
             except Exception as error:
                 raise Odd("cannot be signed") from error
 
@@ -121,13 +122,17 @@ class FsspecRemote:
             return now and self._checked(file, now)
 
         try:
-            found = self._ranged.fetch(sign, file.size, target, check, progress)
+            found = self._ranged.fetch(sign, file.size, target, check, progress, digest)
         except (Answered, Unreached) as error:
             raise explain(error, self._where(file.path), self.store, self._secrets) from None
         return found and self._checked(file, found[1] or self.stat(file.path), found[0])
 
-    def _request(self, path: str) -> Request:
-        """A GET of path that needs nothing else, signed anew. Raises anything where there is none."""
+    def _request(self, path: str, method: str = "GET") -> Request:
+        """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
+        is none.
+        """
+        if method != "GET":
+            raise Odd("only what is told with the content", counts=False)
         return Request(self.fs.sign(self._key(path), expiration=SIGNED_S))
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:

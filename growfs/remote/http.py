@@ -28,8 +28,8 @@ class HttpRemote(FsspecRemote):
     def _key(self, path: str) -> str:
         return f"{self.root}/{quote(path)}"
 
-    def _request(self, path: str) -> Request:
-        if self._options.keys() - {"headers"}:
+    def _request(self, path: str, method: str = "GET") -> Request:
+        if method != "GET" or self._options.keys() - {"headers"}:
             raise Odd("an option that only the library knows")
         url = self.fs.encode_url(self._key(path))
         headers = dict(self._options["headers"])

@@ -9,6 +9,7 @@ import os
 import stat
 from pathlib import Path
 
+from growfs.digest import Digest
 from growfs.errors import RemoteError, RemoteMissing
 from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.protocol import Progress, RemoteFile, RemoteSpec, Skipped
@@ -28,9 +29,10 @@ class LocalRemote(FsspecRemote):
         with self.told(path):
             return _file(path, os.stat(self._resolved(path)))
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
         path = file.path
         written = 0
+        passing = digest.part(0).update if digest else None
         with target.open("wb") as out:
             with self.told(path):
                 source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo would block
@@ -44,6 +46,8 @@ class LocalRemote(FsspecRemote):
                         break
                     out.write(chunk)
                     written += len(chunk)
+                    if passing:
+                        passing(memoryview(chunk))
                     self._streams.spend(len(chunk))
                     progress(len(chunk))
                 with self.told(path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from growfs.digest import Digest
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, Skipped
 from growfs.remote.tables import Table
@@ -49,8 +50,8 @@ class ManifestRemote:
     def stat(self, path: str) -> RemoteFile:
         return self._remote.stat(path)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
-        return self._remote.fetch(file, target, progress)
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
+        return self._remote.fetch(file, target, progress, digest)
 
 
 class Paths:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from growfs.digest import Digest
+
 Progress = Callable[[int], None]
 """Called with the number of bytes that were added to the target since the last call. What it raises ends the fetch."""
 
@@ -89,8 +91,11 @@ class Remote(Protocol):
         """The file as the remote has it now."""
         ...
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
         """Write the whole of file to target (created or truncated), and return what was fetched.
+
+        digest: fed with what passes through this process on the way; where its `bytes` are not those of the file, some
+        did not.
 
         Raises RemoteChanged when the remote's version is not `file.version` (where both are known),
         before, during or after the transfer. A target left behind by a raised error is the caller's to remove.

@@ -7,11 +7,9 @@ not trusted, a refusal) is left to the store's library, whose own answer then co
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 import weakref
-from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -21,12 +19,15 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
+from growfs import digest as digests
 from growfs import disk
+from growfs.digest import Digest
+from growfs.remote.checksum import Expected, expected
 from growfs.remote.connection import Connection, Headers, Odd, Request, Response, Unreached, drop_all
 from growfs.remote.protocol import Progress
 from growfs.remote.streams import Streams
 
-PART_BYTES = 16 << 20
+HEADS_IN_VAIN_MAX = 8
 ODD_MAX = 3  # files in a row that had to be left to the library, until no more are tried
 GOOD = (200, 206)
 BUSY = (408, 425, 429, 500, 502, 503, 504)
@@ -34,6 +35,8 @@ REFUSED = (400, 401, 403)  # what stores answer to a signature that has expired
 NOT_THERE = (404, 410, 416)  # 416: of a file without a byte
 
 T = TypeVar("T")
+Sign = Callable[..., Request]
+"""A request for the file, signed anew: by GET, or by the method that is given. May raise Odd."""
 Check = Callable[[int, Headers], T]
 """Given a file's bytes and the headers of its GET before the body is read; may raise Odd, and what is to be raised."""
 
@@ -52,23 +55,30 @@ class Ranged:
     def __init__(self, streams: Streams) -> None:
         self.usable = True
         self.streams = streams
+        self.head_tells = True  # more than a GET of a part does
         self.is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
-        self._odd = 0
+        self._odd = self._heads_in_vain = 0
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
         weakref.finalize(self, drop_all, self._connections)
 
     def fetch(
-        self, sign: Callable[[], Request], size: int | None, target: Path, check: Check[T], progress: Progress
+        self,
+        sign: Sign,
+        size: int | None,
+        target: Path,
+        check: Check[T],
+        progress: Progress,
+        digest: Digest,
     ) -> tuple[int, T] | None:
-        """Write what sign's request brings to target; (bytes, what check returned).
+        """Write what sign's request brings to target; (bytes, what check returned). digest: fed with all of it.
 
         None: this is left to the library, and progress was told nothing. sign is called again for a signature that has
         expired; it and progress are called from any thread, progress by one at a time. size: bytes, where known.
         Raises Answered, Unreached, what check and progress raise, and OSError of the local disk.
         """
         with target.open("wb", buffering=0) as out:
-            fetch = _Fetch(self, sign, out.fileno(), check, progress)
+            fetch = _Fetch(self, sign, out.fileno(), target, check, progress, digest)
             try:
                 with self.connection() as connection:
                     response = fetch.begin(connection, size)
@@ -81,6 +91,11 @@ class Ranged:
                 return None
         self._odd = 0
         return fetch.total, fetch.checked
+
+    def note_head(self, told: bool) -> None:
+        """Whether a HEAD told what was asked for; a store whose answers never do is not asked for ever."""
+        self._heads_in_vain = 0 if told else self._heads_in_vain + 1
+        self.head_tells = self._heads_in_vain < HEADS_IN_VAIN_MAX
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -109,15 +124,23 @@ class _Fetch(Generic[T]):
     checked: T
 
     def __init__(
-        self, owner: Ranged, sign: Callable[[], Request], fd: int, check: Check[T], progress: Progress
+        self,
+        owner: Ranged,
+        sign: Sign,
+        fd: int,
+        target: Path,
+        check: Check[T],
+        progress: Progress,
+        digest: Digest,
     ) -> None:
         self.told = False
-        self._owner, self._sign, self._fd, self._check, self._progress = owner, sign, fd, check, progress
+        self._owner, self._sign, self._check, self._progress = owner, sign, check, progress
+        self._fd, self._target, self._digest = fd, target, digest
         self._sharing = threading.Lock()
         self._error: BaseException | None = None
         self._pins: dict[str, str | None] = {}
         self._starts: Iterator[int] = iter(())
-        self._md5 = ""
+        self._expected: Expected | None = None
         self._connections: list[Connection] = []
 
     def begin(self, connection: Connection, size: int | None) -> Response:
@@ -126,8 +149,8 @@ class _Fetch(Generic[T]):
         scheme, host = self._request.origin
         if scheme not in ("http", "https") or self._owner.is_proxied(scheme, host):
             raise Odd("no web server, or one behind a proxy")
-        whole = size is not None and size <= PART_BYTES
-        response = connection.ask(self._request, {} if whole else _range(0, PART_BYTES - 1))
+        whole = size is not None and size <= digests.PART_BYTES
+        response = connection.ask(self._request, {} if whole else _range(0, digests.PART_BYTES - 1))
         if response.status in BUSY:
             raise Answered(response.status, response.reason)
         if response.status not in GOOD:
@@ -135,11 +158,11 @@ class _Fetch(Generic[T]):
         length, extent = _extent(response)
         if extent:
             start, self.total = extent
-            if start or length != min(PART_BYTES, self.total):
+            if start or length != min(digests.PART_BYTES, self.total):
                 raise Odd("another range than was asked for")
         else:
             self.total = length
-            if not whole and (length == PART_BYTES or (size and length != size)):
+            if not whole and (length == digests.PART_BYTES or (size and length != size)):
                 raise Odd("that may be the part, or another file")
         self.checked = self._check(self.total, response.headers)
         self._pins = {name: response.headers.get(name) for name in ("etag", "last-modified")}
@@ -148,20 +171,33 @@ class _Fetch(Generic[T]):
                 raise Odd("no version that lasts")
             if size is not None:  # else there may be no room for it, which progress tells in time
                 disk.reserve(self._fd, self.total)  # parts are written out of order, and shall lie together
-            self._starts = iter(range(PART_BYTES, self.total, PART_BYTES))
-        else:  # of parts it would cost half the speed: they would have to be read again, in order
-            self._md5 = _told_md5(response.headers)
+            self._starts = iter(range(digests.PART_BYTES, self.total, digests.PART_BYTES))
+        self._expected = expected(response.headers)
+        if length < self.total and not self._expected and self._owner.head_tells:
+            self._expected = self._told_of_the_whole()
         return response
+
+    def _told_of_the_whole(self) -> Expected | None:
+        """The checksum of a file that comes in parts: S3 tells it with the whole only, so in the answer to a HEAD."""
+        told = None
+        with suppress(Odd, Unreached), self._owner.connection() as connection:
+            response = connection.ask(self._sign("HEAD"), {})
+            if response.status in GOOD and response.headers.get("etag") == self._pins["etag"]:
+                told = expected(response.headers)
+        self._owner.note_head(told is not None)
+        return told
 
     def run(self, connection: Connection, response: Response) -> None:
         """Read response, which begins the file, and all other parts, with what streams are free."""
-        parts = -(-self.total // PART_BYTES) if self.total > (response.length or 0) else 1
+        parts = -(-self.total // digests.PART_BYTES) if self.total > (response.length or 0) else 1
         helped = self._owner.streams.shared(self._help, parts - 1) if parts > 1 else nullcontext()
         with helped, self._used(connection):
             self._copy(connection, response, 0)
             self._work(connection)
         if self._error:
             raise self._error
+        if self._expected and (mismatch := self._expected.mismatch(self.total, self._target)):
+            raise Unreached(mismatch)
 
     def _help(self) -> None:
         with self._owner.connection() as connection, self._used(connection):
@@ -185,25 +221,25 @@ class _Fetch(Generic[T]):
                 self._connections.remove(connection)
 
     def _copy(self, connection: Connection, response: Response, start: int) -> None:
-        md5 = hashlib.md5(usedforsecurity=False) if self._md5 else None
+        digest = self._digest.part(start)
+        expected = self._expected and self._expected.part(start)
 
         def told(piece: memoryview) -> None:
             if self._error:
                 raise Unreached("another part has failed")
-            if md5:
-                md5.update(piece)
+            digest.update(piece)
+            if expected:
+                expected.update(piece)
             self._owner.streams.spend(len(piece))
             with self._sharing:
                 self.told = True
                 self._progress(len(piece))
 
         connection.copy(response, self._fd, start, told)
-        if md5 and md5.hexdigest() != self._md5:
-            raise Unreached("what came has another MD5 than the server tells")
 
     def _work(self, connection: Connection) -> None:
         while (start := self._next()) is not None:
-            response = self._part(connection, start, min(start + PART_BYTES, self.total) - 1)
+            response = self._part(connection, start, min(start + digests.PART_BYTES, self.total) - 1)
             self._copy(connection, response, start)
 
     def _next(self) -> int | None:
@@ -268,21 +304,6 @@ def _tells_versions(headers: Headers) -> bool:
         age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(headers["last-modified"])
         return age > timedelta(seconds=1)
     return False
-
-
-def _told_md5(headers: Headers) -> str:
-    """The MD5 of the file in hexadecimal, where the server says so in as many words; else an empty text.
-
-    An ETag is one where S3 alone encrypted the object, if it was put in one piece
-    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html); other stores put anything there.
-    """
-    etag = (headers.get("etag", "")).strip('"')
-    if headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag):
-        return etag
-    google = re.search(r"\bmd5=([\w+/=]+)", headers.get("x-goog-hash", ""))
-    with suppress(ValueError):
-        return b64decode(google[1] if google else headers.get("content-md5") or "", validate=True).hex()
-    return ""
 
 
 def _is_proxied(scheme: str, host: str) -> bool:

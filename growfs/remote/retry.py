@@ -10,6 +10,7 @@ from typing import Any
 
 import tenacity
 
+from growfs.digest import Digest
 from growfs.errors import RemoteBusy
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile
 
@@ -52,7 +53,7 @@ class Retrying:
     def stat(self, path: str) -> RemoteFile:
         return self._tries()(self._remote.stat, path)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
         told = 0  # over all tries, so that progress never counts a byte twice
 
         def attempt() -> RemoteFile:
@@ -64,7 +65,7 @@ class Retrying:
                 news, told = max(0, written - told), max(told, written)
                 progress(news)  # 0 too: it may want to end the fetch
 
-            return self._remote.fetch(file, target, forward)
+            return self._remote.fetch(file, target, forward, digest)
 
         return self._tries()(attempt)
 

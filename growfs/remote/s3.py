@@ -69,11 +69,11 @@ class S3Remote(FsspecRemote):
         reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
         return _file(path, reply["ContentLength"], reply)
 
-    def _request(self, path: str) -> Request:
+    def _request(self, path: str, method: str = "GET") -> Request:
         bucket, prefix = self._bucket_and_prefix
         if self._signer is None or not self._signer.is_fresh:
             self._signer = self._new_signer(bucket)
-        return self._signer.request(prefix + path)
+        return self._signer.request(prefix + path, method)
 
     def _new_signer(self, bucket: str) -> Signer:
         from fsspec.asyn import sync

@@ -90,10 +90,8 @@ class _Signing:
         self._folder = there.path
         lines = {"host": there.netloc} | headers
         signed = told["X-Amz-SignedHeaders"]
-        self._rest = "\n".join(
-            ["", "&".join(sorted(query.split("&"))), *(f"{name}:{lines[name]}" for name in signed.split(";"))]
-            + ["", signed, "UNSIGNED-PAYLOAD"]
-        )
+        named = [f"{name}:{lines[name]}" for name in signed.split(";")]
+        self._rest = "\n".join(["", "&".join(sorted(query.split("&"))), *named, "", signed, "UNSIGNED-PAYLOAD"])
 
     def signature(self, method: str, quoted: str) -> str:
         """Of a request for a key, in hexadecimal."""

@@ -16,7 +16,7 @@ from tests.remote.store import PART, Show
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.ranged.PART_BYTES", PART)
+    monkeypatch.setattr("growfs.digest.PART_BYTES", PART)
     monkeypatch.setattr("growfs.remote.connection.BUFFER_BYTES", 1500)
     monkeypatch.setattr("growfs.remote.connection.PIECE_BYTES", 300)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):

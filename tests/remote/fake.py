@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, RemoteFile, Skipped
@@ -60,7 +61,7 @@ class FakeRemote:
         self._called("stat", path)
         return self._file(path, asked=True)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
         self._called("fetch", file.path)
         now = self._file(file.path, asked=True)
         content = self.data[file.path]

@@ -36,7 +36,7 @@ def test_parts_are_asked_for_once_each_of_one_version(show: Show, tmp_path: Path
     assert {asked.headers["If-Match"] for asked in store.gets if asked.start} == {'"v1"'}
     assert fetched(remote, tmp_path) == DATA
     assert len({asked.port for asked in store.gets}) <= STREAMS + 1
-    assert ({asked.method for asked in store.asked}, library) == ({"GET"}, [])
+    assert ({asked.method for asked in store.asked}, library) == ({"GET", "HEAD"}, [])
 
 
 @pytest.mark.parametrize("size", [len(SMALL), None])
