@@ -25,7 +25,7 @@ from growfs.remote.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers,
 from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
-from growfs.remote.ranged import Answered, Ranged
+from growfs.remote.ranged import Answered, Damaged, Ranged
 from growfs.remote.streams import Streams
 
 PAGE_FILES_MAX = 1000
@@ -123,7 +123,7 @@ class FsspecRemote:
 
         try:
             found = self._ranged.fetch(sign, file.size, target, check, progress, digest)
-        except (Answered, Unreached) as error:
+        except (Answered, Damaged, Unreached) as error:
             raise explain(error, self._where(file.path), self.store, self._secrets) from None
         return found and self._checked(file, found[1] or self.stat(file.path), found[0])
 

@@ -49,6 +49,10 @@ class Answered(Exception):
         self.status = status
 
 
+class Damaged(Exception):
+    """What came is not what the store says that it has."""
+
+
 class Ranged:
     """Fetches files, in any thread. `usable` is False once that has proved to be of no use with this server."""
 
@@ -75,7 +79,7 @@ class Ranged:
 
         None: this is left to the library, and progress was told nothing. sign is called again for a signature that has
         expired; it and progress are called from any thread, progress by one at a time. size: bytes, where known.
-        Raises Answered, Unreached, what check and progress raise, and OSError of the local disk.
+        Raises Answered, Damaged, Unreached, what check and progress raise, and OSError of the local disk.
         """
         with target.open("wb", buffering=0) as out:
             fetch = _Fetch(self, sign, out.fileno(), target, check, progress, digest)
@@ -197,7 +201,7 @@ class _Fetch(Generic[T]):
         if self._error:
             raise self._error
         if self._expected and (mismatch := self._expected.mismatch(self.total, self._target)):
-            raise Unreached(mismatch)
+            raise Damaged(mismatch)
 
     def _help(self) -> None:
         with self._owner.connection() as connection, self._used(connection):

@@ -77,6 +77,7 @@ class Store:
     heeds_if_match: bool = True
     location: str = ""
     more: dict[str, str] = field(default_factory=dict)
+    more_of: Callable[[Asked], dict[str, str]] = lambda _: {}
     before: Callable[[Asked], object] = lambda _: None
     status: Callable[[Asked], int | None] = lambda _: None
     asked: list[Asked] = field(default_factory=list)
@@ -95,7 +96,7 @@ class Store:
                 self.before(asked)
             status = self.status(asked)
             data, etag, modified = self.data, self.etag, self.modified
-        headers = dict(self.more)
+        headers = self.more | self.more_of(asked)
         if self.location and not asked.target.endswith(self.location):
             headers["Location"] = self.location
             return self.reply(handler, 302, headers, b"moved")

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from awscrt import checksums
 
+from growfs import digest
+from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteMissing
 from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.http import HttpRemote
 from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.ranged import HEADS_IN_VAIN_MAX
 from growfs.remote.retry import Retrying
 from growfs.remote.s3 import S3Remote
 from growfs.remote.streams import STREAMS
@@ -171,8 +175,8 @@ AES = {"x-amz-server-side-encryption": "AES256"}
         ("0" * 32 + "-2", AES, True),
         ("v1", {"Content-MD5": b64encode(MD5.digest()).decode()}, True),
         ("v1", {"Content-MD5": b64encode(bytes(16)).decode()}, False),
-        ("v1", {"x-goog-hash": f"crc32c=AAAAAA==,md5={b64encode(MD5.digest()).decode()}"}, True),
-        ("v1", {"x-goog-hash": f"crc32c=AAAAAA==,md5={b64encode(bytes(16)).decode()}"}, False),
+        ("v1", {"x-goog-hash": f"md5={b64encode(MD5.digest()).decode()}"}, True),
+        ("v1", {"x-goog-hash": f"md5={b64encode(bytes(16)).decode()}"}, False),
         ("v1", {"Content-MD5": "no such thing"}, True),
     ],
 )
@@ -185,6 +189,39 @@ def test_an_md5_that_is_told_is_asserted(
     else:
         with pytest.raises(RemoteBusy, match="another MD5"):
             fetched(remote, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["crc32c", "crc64nvme", "crc32"])
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("told_by", ["GET", "HEAD"])
+def test_the_checksum_of_a_file_that_comes_in_parts(
+    show: Show, tmp_path: Path, name: str, right: bool, told_by: str
+) -> None:
+    crc = getattr(checksums, name)(DATA if right else OTHER)
+    told = {f"x-amz-checksum-{name}": b64encode(crc.to_bytes(8 if name == "crc64nvme" else 4, "big")).decode()}
+    store = Store(DATA, ranges="partial" if told_by == "HEAD" else "ignored")
+    store.more_of = lambda asked: told if asked.method == told_by else {}
+    remote = s3(show(store))
+    if right:
+        assert fetched(remote, tmp_path) == DATA
+    else:
+        with pytest.raises(RemoteBusy, match=f"damaged on the way.*{name.upper()}"):
+            fetched(remote, tmp_path)
+
+
+def test_a_store_that_tells_no_checksums_is_not_asked_for_ever(show: Show, tmp_path: Path) -> None:
+    store = Store(DATA)
+    remote = s3(show(store))
+    for _ in range(HEADS_IN_VAIN_MAX + 3):
+        fetched(remote, tmp_path)
+    assert sum(asked.method == "HEAD" for asked in store.asked) == HEADS_IN_VAIN_MAX
+
+
+def test_the_digest_is_that_of_the_file(show: Show, tmp_path: Path) -> None:
+    for data, size in ((DATA, len(DATA)), (DATA, None), (SMALL, len(SMALL))):
+        passed = Digest()
+        s3(show(Store(data))).fetch(RemoteFile("x", size, None, ""), tmp_path / "target", lambda _: None, passed)
+        assert (passed.bytes, passed.hexdigest()) == (len(data), digest.of(tmp_path / "target"))
 
 
 def test_what_progress_raises_ends_all_threads(show: Show, tmp_path: Path) -> None:
