@@ -39,7 +39,6 @@ class Request:
     url: str = field(repr=False)
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     method: str = "GET"
-    tls: Callable[[], ssl.SSLContext] = field(default=ssl.create_default_context, repr=False)
 
     @property
     def origin(self) -> tuple[str, str]:
@@ -78,7 +77,8 @@ class _HungUp(Exception):
 class Connection:
     """Opened at the first request, kept from file to file, opened anew where another server is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
+        self._tls = tls
         self._origin = ("", "")
         self._socket: socket.socket | None = None
         self._keeps = False  # the last answer was read to its end, and another may follow
@@ -99,7 +99,7 @@ class Connection:
                 with suppress(ConnectionError, ssl.SSLError, _HungUp):
                     return self._ask(self._socket, request, head)
                 self.drop()
-            self._socket, self._origin = _connected(request), request.origin
+            self._socket, self._origin = _connected(request, self._tls), request.origin
             return self._ask(self._socket, request, head)
 
     def _ask(self, line: socket.socket, request: Request, head: bytes) -> Response:
@@ -194,7 +194,7 @@ def _parsed(head: str) -> Response:
     return Response(int(code), reason, headers, int(length) if known else None, keeps)
 
 
-def _connected(request: Request) -> socket.socket:
+def _connected(request: Request, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
     """A socket to the server, by any of its addresses: stores give many, and work is to be spread over them."""
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
@@ -210,7 +210,7 @@ def _connected(request: Request) -> socket.socket:
             line.settimeout(CONNECT_TIMEOUT_S)
             line.connect(address)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _secured(line, parts.hostname, request) if is_tls else _timed(line)
+            return _secured(line, parts.hostname, tls) if is_tls else _timed(line)
         except Odd:
             line.close()
             raise
@@ -220,9 +220,9 @@ def _connected(request: Request) -> socket.socket:
     raise error
 
 
-def _secured(line: socket.socket, host: str, request: Request) -> socket.socket:
+def _secured(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
     try:
-        context = request.tls()
+        context = tls()
     except OSError as error:
         raise Odd(f"certificates that cannot be read: {error.strerror}") from None
     try:

@@ -12,7 +12,6 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -113,7 +112,7 @@ class FsspecRemote:
 
         def sign(method: str = "GET") -> Request:
             try:
-                return replace(self._request(file.path, method), tls=lambda: self._tls)
+                return self._request(file.path, method)
             except Exception as error:
                 raise Odd("cannot be signed") from error
 
@@ -143,7 +142,7 @@ class FsspecRemote:
 
     @cached_property
     def _ranged(self) -> Ranged:
-        return Ranged(self._streams)
+        return Ranged(self._streams, lambda: self._tls)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -355,6 +354,9 @@ def _parsed(text: str) -> datetime | float | None:
             return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1] in "zZ" else text)
         except ValueError:
             pass
+    if text[3:5] == ", ":  # as HTTP has it
+        with suppress(TypeError, ValueError):
+            return parsedate_to_datetime(text)
     with suppress(ValueError):
         return float(text)
     iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text)  # Python 3.10 wants 6
