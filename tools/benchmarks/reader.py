@@ -93,6 +93,26 @@ def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, fl
     return {what: spread(times) for what, times in took.items() if len(times) > 1}
 
 
+def in_turn(folders: list[str], names: str) -> list[dict[str, float]]:
+    """Until the next line comes: how long it takes to open and read a file in each of the folders, at random.
+
+    names: a file of what each of the folders has, a line each.
+    """
+    paths = Path(names).read_text().splitlines()
+    into = [bytearray(BUFFER)]
+    took: list[list[float]] = [[] for _ in folders]
+    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0]:
+        for folder, times in zip(folders, took, strict=True):
+            path = f"{folder}/{random.choice(paths)}"
+            began = time.perf_counter()
+            fd = os.open(path, os.O_RDONLY)
+            os.readv(fd, into)
+            times.append(time.perf_counter() - began)
+            os.close(fd)
+    sys.stdin.readline()
+    return [spread(times) for times in took]
+
+
 def spread(times: list[float]) -> dict[str, float]:
     """Milliseconds."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
@@ -107,4 +127,4 @@ def serve(doers: Mapping[str, Callable[..., object]]) -> None:
 
 
 if __name__ == "__main__":
-    serve({"sequential": sequential, "files": files, "walk": walk, "probe": probe})
+    serve({"sequential": sequential, "files": files, "walk": walk, "probe": probe, "in_turn": in_turn})
