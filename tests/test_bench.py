@@ -33,7 +33,11 @@ SEEN = {
     "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
     "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
     "far": ["shards, growfs, of the link's rate", "small files, s5cmd cp"],
-    "while-filling": ["libfuse, p99, filling, of idle", "local file, libfuse, p99, filling, of idle"],
+    "while-filling": [
+        "libfuse, p99, filling, of idle",
+        "local file, libfuse, p99, filling",
+        "another process, libfuse, p50, idle",
+    ],
 }
 NEEDS = {
     "frameworks": ("tensorflow", "torchvision"),

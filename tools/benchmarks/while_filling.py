@@ -1,8 +1,9 @@
 """How long a reader waits for a resident small file while growfs fetches others at full speed.
 
 The S3 server stands for another machine, so it gets only the CPU time that nobody else wants. In turn with each file
-of the mount the reader opens one on the local disk, without growfs: what that takes longer is the kernel's part, who
-shares the cores with the fetch all the same.
+of the mount the reader opens one on the local disk, without growfs, and sends a byte to a process that sends it back.
+What these two take longer is not growfs's doing but the kernel's, which has the cores to share: an open through the
+mount is at the least the two together, as the daemon is another process.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                     rate, times = probed(mount, reader, [mount.mountpoint / SMALL, local], names)
                 rates[who].append(rate)
                 for load, both in times.items():
-                    for whose, one in zip((who, f"local file, {who}"), both, strict=True):
+                    for whose, one in zip((who, *controls(who)), both, strict=True):
                         took[whose, who, load].append(one)
                 shutil.rmtree(folder)
     found = []
     for who in engines:
         found.append(figure(f"{who}, fetched meanwhile", rates[who], "MB/s"))
-        for whose in (who, f"local file, {who}"):
+        for whose in (who, *controls(who)):
             for which in WHICH:
                 values = {load: [one[which] for one in took[whose, who, load]] for load in LOADS}
                 name = f"{whose}, {which[:3]}"
@@ -77,10 +78,15 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     return f"open and read of a resident file of 100 kB, while {shards.SHARDS} shards of {mib} MiB come", found
 
 
+def controls(who: str) -> tuple[str, str]:
+    """What the reader also does, beside a mount."""
+    return f"local file, {who}", f"another process, {who}"
+
+
 def probed(
     mount: Mount, reader: Reader, folders: list[Path], names: Path
 ) -> tuple[float, dict[str, list[dict[str, float]]]]:
-    """MB/s that came while it filled, and by load what opening and reading took in each of the folders."""
+    """MB/s that came while it filled, and by load what in_turn tells of the folders and of another process."""
     for folder in folders:
         reader.do("files", folder, names, 0)  # from its second open on a file is ready
     until(lambda: fetched(mount), "filling", every_s=0.02)
