@@ -1,4 +1,6 @@
-"""Measures growfs on this machine, beside the plain files, and says which targets are met. Start it as tools/bench.
+"""Measures growfs on this machine, beside the plain files and programs that copy, and says which targets are met.
+
+Start it as tools/bench.
 
 Each figure is a median over rounds in which both engines, the plain files and the peers take turns: ratios are of
 neighbours in time. A mount is a fresh one in each round, so that "first" means that the kernel has nothing of the mount
