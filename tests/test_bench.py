@@ -29,6 +29,19 @@ SEEN = {
     "idle": ["libfuse, daemon's CPU"],
     "catalog": ["keys listed per second", "second mount returns"],  # so short a listing may be over unseen
     "start": ["mount returns"],
+    "shards": ["rclone copy", "s5cmd cp", "growfs, of ", "growfs mount, from its start to its end"],
+    "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
+    "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
+    "far": ["shards, growfs, of the link's rate", "small files, s5cmd cp"],
+    "while-filling": [
+        "libfuse, p99, filling, of idle",
+        "local file, libfuse, p99, filling",
+        "another process, libfuse, p50, idle",
+    ],
+}
+NEEDS = {
+    "frameworks": ("tensorflow", "torchvision"),
+    **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
 MAY_BE_NOTHING = {"idle", "page-cache"}  # an idle daemon sleeps; the machine's page cache is not ours alone
@@ -43,7 +56,7 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_figures_as_json(name: str, tmp_path: Path) -> None:
-    for module in ("tensorflow", "torchvision") if name == "frameworks" else ():
+    for module in NEEDS.get(name, ()):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     file = tmp_path / "figures.json"
