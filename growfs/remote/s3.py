@@ -12,74 +12,97 @@ import re
 import ssl
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteMissing, UsageError
-from growfs.remote.connection import Headers, Odd, Request
+from growfs.remote import s3_listing
+from growfs.remote.connection import Connection, Headers, Odd, Request, Unreached
 from growfs.remote.failures import explain
 from growfs.remote.fsspec_remote import PAGE_FILES_MAX, SIGNED_S, FsspecRemote, file_from
-from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.keyspace import Keyspace, Span
+from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec
+from growfs.remote.ranged import ODD_MAX, Answered
+from growfs.remote.walkers import Answer, Pace, Walkers
 
 CHUNK_BYTES = 256 * 1024
+UNORDERED = "--x-s3"  # directory buckets, which know no order and no place to begin at (S3 Express)
 _NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
 
 
 class S3Remote(FsspecRemote):
-    """A bucket, or the keys below a prefix of it. The cursor of a page is its last key."""
+    """A bucket, or the keys below a prefix of it. The cursor of a page is the intervals of names that are left."""
 
     def __init__(self, spec: RemoteSpec) -> None:
         super().__init__(spec)
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.shown()}: names no bucket; write it as s3://bucket/prefix")
+        self._pace = Pace()  # of the last listing, where that has to go on
+        self._odd_pages = 0
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
-        more: dict[str, Any] = {"StartAfter": cursor} if cursor else {}
-        while True:
-            reply = self._call("", "list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=PAGE_FILES_MAX, **more)
-            # From the next page on: dateutil, which reads botocore's times, is half of what a listing costs.
-            self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
-            objects = reply.get("Contents", [])
-            if prefix and not objects and not more:
-                raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
-            files, skipped = [], []
-            for item in objects:
-                path = item["Key"][len(prefix) :]
-                if item["Key"].endswith("/") and not item["Size"]:
-                    continue  # a marker that stands for a folder
-                if reason := reason_to_skip(path):
-                    skipped.append(Skipped(reason, path))
-                else:
-                    files.append(_file(path, item["Size"], item))
-            if objects:
-                yield Page(files, skipped, objects[-1]["Key"])
-            if not reply.get("IsTruncated"):
-                return
-            more = {"ContinuationToken": reply["NextContinuationToken"]}
+        keyspace = Keyspace(cursor, serial=bucket.endswith(UNORDERED))
+        if cursor is None:
+            self._pace = Pace()
+        yield from Walkers(keyspace, self._pace, self._names, s3_listing.files).pages()
+        if prefix and cursor is None and not keyspace.pages:
+            raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
+
+    def _names(self, connection: Connection, span: Span) -> Answer:
+        """A page of the names after the beginning of span."""
+        bucket, prefix = self._bucket_and_prefix
+        asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX}
+        if span.token is not None:
+            asked["ContinuationToken"] = span.token
+        elif span.after:
+            asked["StartAfter"] = prefix + span.after
+        if self._odd_pages < ODD_MAX:
+            try:
+                return s3_listing.get(connection, self._direct("list_objects_v2", asked), prefix)
+            except (Answered, Unreached) as error:
+                raise explain(error, self._where(), self.store, self._secrets) from None
+            except Odd:
+                self._odd_pages += 1
+        # From the next page on: dateutil, which reads botocore's times, is half of what a page costs.
+        self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
+        return s3_listing.by_library(self._call("", "list_objects_v2", **asked), prefix)
 
     def stat(self, path: str) -> RemoteFile:
         bucket, prefix = self._bucket_and_prefix
         reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
         return _file(path, reply["ContentLength"], reply)
 
-    def _request(self, path: str) -> Request:
-        from fsspec.asyn import sync
+    def _direct(self, method: str, asked: dict[str, Any]) -> Request:
+        """A GET that needs nothing else. Raises Odd where there is none."""
+        try:
+            request = replace(self._signed(method, asked), tls=lambda: self._tls)
+        except Exception as error:
+            raise Odd("cannot be signed") from error
+        if self._ranged.is_proxied(*request.origin):
+            raise Odd("behind a proxy")
+        return request
 
+    def _request(self, path: str) -> Request:
         bucket, prefix = self._bucket_and_prefix
+        return self._signed("get_object", {"Bucket": bucket, "Key": prefix + path})
+
+    def _signed(self, method: str, asked: dict[str, Any]) -> Request:
+        """A GET that does what the library's method does. Raises Odd, and anything where it cannot be signed."""
+        from fsspec.asyn import sync
 
         async def sign() -> Request:
             await self.fs.set_session()
-            client = await self.fs.get_s3(bucket)
-            wanted = self.fs._get_s3_method_kwargs(client.get_object, Bucket=bucket, Key=prefix + path)
-            unknown = wanted.keys() - {"Bucket", "Key", "RequestPayer"}
+            client = await self.fs.get_s3(asked["Bucket"])
+            wanted = self.fs._get_s3_method_kwargs(getattr(client, method), **asked)
+            unknown = wanted.keys() - {*asked, "RequestPayer"}
             if unknown or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
                 raise Odd("an option that only the library knows")
             payer = {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {}
-            url = await client.generate_presigned_url("get_object", Params=wanted, ExpiresIn=SIGNED_S)
+            url = await client.generate_presigned_url(method, Params=wanted, ExpiresIn=SIGNED_S)
             return Request(url, payer)
 
         request: Request = sync(self.fs.loop, sign)
