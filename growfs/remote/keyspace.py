@@ -19,8 +19,9 @@ REST_PAGES_MIN = 3
 LAST = "\U0010fffd"  # after every character that names have; XML can carry it, unlike the two after it
 POINT_BYTES_MAX = 512  # of a guess; S3's keys end at 1024, prefix included
 DIGITS = 8  # characters of a name that a guess reckons with
-ALPHABET_MAX = 4096
 DECIMALS = "0123456789"
+FOREIGN = [each for each in map(chr, range(0x80, 0x10000, 0x20)) if each.isprintable()]
+"""What stands for all characters that are not ASCII: names hold too few of them to know from some which others."""
 SAMPLE_EVERY = 50
 
 
@@ -75,7 +76,8 @@ class Keyspace:
         self._intervals = [Interval(*span) for span in left]
         at_origin = (each for each in self._intervals if each.after == origin.after)
         self._begins = next(at_origin, Interval(*origin))  # stays as it was last asked for when it is read
-        self._alphabet: list[str] = []
+        self._alphabet: list[str] = []  # what guesses are made of
+        self._foreign = False
         self._no_split = False  # before the next page
         self.serial = serial
         self.pages = 0
@@ -88,13 +90,16 @@ class Keyspace:
     def cursor(self, unsaid: Iterable[Span] = ()) -> Cursor:
         """What is left, and with it the spans that were found and that nobody has been told of yet."""
         left: list[Span] = []
+        if self.serial:
+            left = [*unsaid, *(each.span for each in self._intervals)][:1]
+            return Cursor(tuple(left), self._begins.span, True)
         for span in sorted([*unsaid, *(each.span for each in self._intervals)], key=lambda span: span.after):
             if left and left[-1].until == span.after:
                 left[-1] = left[-1]._replace(until=span.until)
             else:
                 left.append(span)
         origin = min([self._begins.span, *left[:1]], key=lambda span: span.after)
-        return Cursor(tuple(left), origin, self.serial)
+        return Cursor(tuple(left), origin, False)
 
     def take(self) -> Interval | None:
         """The next interval to ask about: one that waits, else half of the largest; None if there is none now."""
@@ -130,15 +135,17 @@ class Keyspace:
         if not inside:
             return None
         interval.pages += 1
-        return asked if interval not in self._intervals else asked._replace(until=interval.after)
+        return asked if self.serial or interval not in self._intervals else asked._replace(until=interval.after)
 
-    def follow_the_server(self) -> None:
-        """Go on one after the other in the server's own order, from where that was left.
+    def follow_the_server(self, unsaid: Iterable[Span] = ()) -> None:
+        """Go on page by page in the server's own order, from where the reader is that began at the beginning.
 
-        What was handed out of later intervals is told twice; where a server does not heed what is asked, that is none.
+        The spans in unsaid are found again. What was told of later intervals is told twice; where a server begins
+        elsewhere than asked, that is none.
         """
+        origin = self.cursor(unsaid).origin
         self.serial = True
-        self._begins = Interval(self._begins.after, None, self._begins.token)
+        self._begins = Interval(origin.after, None, origin.token)
         self._intervals = [self._begins]
 
     def _go_on(self, interval: Interval, after: str, token: str | None, more: bool) -> None:
@@ -157,10 +164,13 @@ class Keyspace:
         if not names or self.serial:
             return
         interval.first = interval.first or names[0]
-        known = set(self._alphabet)
-        seen = set().union(*names[::SAMPLE_EVERY], names[-1]) - known
-        if seen and len(known) < ALPHABET_MAX:
-            self._alphabet = sorted(known.union(each for each in seen if each.isprintable() and each < LAST))
+        seen = set().union(*names[::SAMPLE_EVERY], names[-1]).difference(self._alphabet)
+        added = [each for each in seen if each.isascii() and each.isprintable()]
+        if not self._foreign and not all(map(str.isascii, seen)):
+            added += FOREIGN
+            self._foreign = True
+        if added:
+            self._alphabet = sorted([*self._alphabet, *added])
 
     def _split(self) -> Interval | None:
         if self.serial or self._no_split or self.pages < PAGES_ALONE or self.wasted > WASTE_SHARE * self.pages:

@@ -67,9 +67,10 @@ class S3Remote(FsspecRemote):
                 raise explain(error, self._where(), self.store, self._secrets) from None
             except Odd:
                 self._odd_pages += 1
+        reply = self._call("", "list_objects_v2", **asked)
         # From the next page on: dateutil, which reads botocore's times, is half of what a page costs.
         self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
-        return s3_listing.by_library(self._call("", "list_objects_v2", **asked), prefix)
+        return s3_listing.by_library(reply, prefix)
 
     def stat(self, path: str) -> RemoteFile:
         bucket, prefix = self._bucket_and_prefix

@@ -164,10 +164,11 @@ class Walkers:
                 span = self._keyspace.found(interval, answer.names, answer.token, answer.more)
             except Unordered:
                 log.info("the server lists in an order of its own: its pages are read one after the other")
-                self._keyspace.follow_the_server()
+                self._keyspace.follow_the_server(span for span, *_ in self._ready)
+                self._ready.clear()
             if answer.more:
                 self._pace.answered(took_s)
-            if span is not None and answer.names:
+            if span is not None:
                 count = len(answer.names) if span.until is None else bisect_right(answer.names, span.until)
                 self._ready.append((span, *self._make(answer.facts[:count])))
             self._asking -= 1

@@ -108,7 +108,8 @@ class Formula(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until ended."""
-    Formula.keys, Formula.size, Formula.delay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3] if sys.argv[3:] else 0)
+    Formula.keys, Formula.size = int(sys.argv[1]), int(sys.argv[2])
+    Formula.delay_s = float(sys.argv[3]) if sys.argv[3:] else 0.0
     with ThreadingHTTPServer(("127.0.0.1", 0), Formula) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
