@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from growfs.errors import RemoteBusy
+from growfs.errors import GrowfsError, RemoteBusy
 from growfs.remote.connection import Connection
 from growfs.remote.keyspace import Interval, Keyspace, Span, Unordered
 from growfs.remote.protocol import Page, RemoteFile, Skipped
@@ -118,8 +118,15 @@ class Walkers:
         """Threads for what may be asked and nobody is free to ask."""
         while len(self._connections) == self._asking and (interval := self._take()):
             connection = Connection()
+            try:
+                threading.Thread(target=self._walk, args=(connection, interval), daemon=True).start()
+            except RuntimeError:  # there may be no more of them
+                self._asking -= 1
+                self._keyspace.give_back(interval)
+                if not self._connections:
+                    raise
+                return
             self._connections.append(connection)
-            threading.Thread(target=self._walk, args=(connection, interval), daemon=True).start()
 
     def _take(self) -> Interval | None:
         if self._over or self._asking >= self._pace.limit or self._asking + len(self._ready) >= PAGES_MAX:
@@ -136,6 +143,10 @@ class Walkers:
                     answer = self._ask(connection, interval.span)
                 except RemoteBusy as error:
                     self._back_off(interval, error)
+                except GrowfsError:
+                    if interval.token is not None or not interval.after:
+                        raise
+                    self._refused()
                 else:
                     self._take_in(interval, answer, time.monotonic() - began)
                 interval = self._next()
@@ -157,15 +168,25 @@ class Walkers:
                 self._failed = self._failed or error
             self._changed.notify_all()
 
+    def _refused(self) -> None:
+        """A server may not like a name to begin after that was guessed; other errors come again without one."""
+        with self._changed:
+            self._follow_the_server()
+            self._asking -= 1
+            self._changed.notify_all()
+
+    def _follow_the_server(self) -> None:
+        log.info("the server cannot be asked for names in order from any one on: its pages are read one by one")
+        self._keyspace.follow_the_server(span for span, *_ in self._ready)
+        self._ready.clear()
+
     def _take_in(self, interval: Interval, answer: Answer, took_s: float) -> None:
         with self._changed:
             span = None
             try:
                 span = self._keyspace.found(interval, answer.names, answer.token, answer.more)
             except Unordered:
-                log.info("the server lists in an order of its own: its pages are read one after the other")
-                self._keyspace.follow_the_server(span for span, *_ in self._ready)
-                self._ready.clear()
+                self._follow_the_server()
             if answer.more:
                 self._pace.answered(took_s)
             if span is not None:

@@ -42,11 +42,13 @@ def paths(pages: Iterator[Page]) -> list[str]:
 class Bucket:
     """A server that lists `names` in their own order, a page at a time. fault: the status of a request, None if good.
 
-    heeds: whether it begins where it is asked to. busiest: how many requests were under way at once.
+    heeds: whether it begins where it is asked to; refuses: it answers 400 instead.
+    busiest: how many requests were under way at once.
     """
 
     names: list[str]
     heeds: bool = True
+    refuses: bool = False
     delay_s: float = 0.0
     fault: Callable[[int], int | None] = lambda _: None
     asked: list[dict[str, str]] = field(default_factory=list)
@@ -63,7 +65,7 @@ class Bucket:
         time.sleep(self.delay_s)
         with self.lock:
             self.under_way -= 1
-        if status := self.fault(number):
+        if status := self.fault(number) or (400 if self.refuses and "start-after" in query else None):
             return status, "<Error><Code>Odd</Code></Error>"
         begin = 0
         if token := query.get("continuation-token"):
@@ -208,8 +210,9 @@ def test_a_server_that_stays_busy_is_told(shown: Shown) -> None:
         paths(shown(Bucket(NAMES, fault=lambda number: 503 if number > 20 else None)).pages())
 
 
-def test_a_server_that_begins_elsewhere_than_asked(shown: Shown) -> None:
-    remote = shown(bucket := Bucket(NAMES, heeds=False))
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_server_that_begins_elsewhere_than_asked(shown: Shown, refuses: bool) -> None:
+    remote = shown(bucket := Bucket(NAMES, heeds=False, refuses=refuses))
     assert paths(remote.pages()) == NAMES
     assert any("start-after" in asked for asked in bucket.asked), "or nothing was tried"
 
@@ -262,6 +265,21 @@ def test_what_is_no_listing_is_left_to_the_library(shown: Shown, monkeypatch: py
     monkeypatch.setattr(bucket, "answer", lambda query: (200, body) if "X-Amz-Signature" in query else real(query))
     assert sorted(paths(remote.pages())) == NAMES
     assert remote._odd_pages == ODD_MAX
+
+
+def test_a_process_that_may_start_no_more_threads(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def one(self: threading.Thread) -> None:
+        if "_walk" in self.name:
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", one)
+    assert sorted(paths(shown(Bucket(NAMES)).pages())) == NAMES
 
 
 def test_an_empty_prefix_is_missing(moto_s3: S3Server) -> None:

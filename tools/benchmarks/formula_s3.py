@@ -1,6 +1,6 @@
 """A store of any number of keys that needs no disk: it answers as S3 does, from a formula.
 
-`python -m tools.benchmarks.formula_s3 KEYS SIZE [DELAY_S]` serves the bucket 'formula' on loopback, prints its URL, and
+`python -m tools.benchmarks.formula_s3 KEYS SIZE DELAY_S` serves the bucket 'formula' on loopback, prints its URL, and
 runs until it is ended. Each page of a listing takes DELAY_S longer. Key number n is d{n // 1000}/f{n % 1000}.bin; the
 order of the keys is that of the numbers. Knows ListObjectsV2, HEAD and GET, and neither checks nor wants credentials.
 """
@@ -108,8 +108,7 @@ class Formula(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until ended."""
-    Formula.keys, Formula.size = int(sys.argv[1]), int(sys.argv[2])
-    Formula.delay_s = float(sys.argv[3]) if sys.argv[3:] else 0.0
+    Formula.keys, Formula.size, Formula.delay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     with ThreadingHTTPServer(("127.0.0.1", 0), Formula) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()
