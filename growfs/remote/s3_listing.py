@@ -1,4 +1,4 @@
-"""How a page of S3's ListObjectsV2 is read: by a plain GET, which costs a fifth of what the library takes for it.
+"""How a page of S3's ListObjectsV2 is read: by a plain GET, which costs a third of what the library takes for it.
 
 What is odd is left to the library, whose own answer then counts.
 """
