@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from typing import Any
 
+from growfs.remote.walkers import REQUESTS_MAX
 from tools.benchmarks.formula_s3 import PER_DIRECTORY
-from tools.benchmarks.measure import BenchError, Figure, Setting, figure, memory_mb, until
+from tools.benchmarks.measure import BenchError, Figure, Setting, figure, memory_mb, run, until
 from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.readers import Reader
 from tools.benchmarks.servers import formula_server
@@ -14,6 +17,7 @@ from tools.benchmarks.servers import formula_server
 MEMORY_MB = 300
 READY_S = 3.0
 SIZE = 1000
+DELAY_S = 0.05  # of each page, as from a store that is not next door
 CACHE_SIZE = "16MiB"  # holds four times as many files as there are directories; a million would be about something else
 
 
@@ -68,7 +72,27 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
             figure(f"{what} during the listing, {which}", [times[f"{which}_ms"]], "ms")
             for which in ("p50", "p99", "max")
         ]
-    return f"{keys:,} keys in directories of {PER_DIRECTORY:,}", found
+    return f"{keys:,} keys in directories of {PER_DIRECTORY:,}", found + side_by_side(setting, keys)
+
+
+def side_by_side(setting: Setting, keys: int) -> list[Figure]:
+    """The listing alone, from a server that takes its time: one request after the other, and several at once."""
+    told: dict[str, list[float]] = {"one by one": [], "side by side": []}
+    cpu_us: list[float] = []
+    with formula_server(keys, SIZE, setting.folder / "slow.log", DELAY_S) as endpoint:
+        for _ in range(setting.rounds):
+            for name, requests, part in (("one by one", 1, keys // 20), ("side by side", REQUESTS_MAX, keys - 1000)):
+                command = [sys.executable, "-m", "tools.benchmarks.listing", endpoint, part, requests]
+                done = json.loads(run(command))
+                told[name].append(done["keys_per_s"])
+            cpu_us.append(done["cpu_us"])
+    ratios = [many / one for one, many in zip(told["one by one"], told["side by side"], strict=True)]
+    each = f"pages take {DELAY_S * 1000:g} ms"
+    return [
+        *(figure(f"listing alone, {each}, {name}", rates, "keys/s") for name, rates in told.items()),
+        figure(f"listing alone, {each}, times as fast", ratios, "x"),
+        figure("listing alone, CPU for each key", cpu_us, "us"),
+    ]
 
 
 def probed(mount: Mount) -> dict[str, Any]:

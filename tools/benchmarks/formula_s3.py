@@ -1,14 +1,15 @@
 """A store of any number of keys that needs no disk: it answers as S3 does, from a formula.
 
-`python -m tools.benchmarks.formula_s3 KEYS SIZE` serves the bucket 'formula' on loopback, prints its URL, and runs
-until it is ended. Key number n is d{n // 1000}/f{n % 1000}.bin; the order of the keys is that of the numbers. Knows
-ListObjectsV2, HEAD and GET, and neither checks nor wants credentials.
+`python -m tools.benchmarks.formula_s3 KEYS SIZE DELAY_S` serves the bucket 'formula' on loopback, prints its URL, and
+runs until it is ended. Each page of a listing takes DELAY_S longer. Key number n is d{n // 1000}/f{n % 1000}.bin; the
+order of the keys is that of the numbers. Knows ListObjectsV2, HEAD and GET, and neither checks nor wants credentials.
 """
 
 from __future__ import annotations
 
 import bisect
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -37,6 +38,7 @@ class Formula(BaseHTTPRequestHandler):
     wbufsize = 1 << 16
     keys = 0
     size = 0
+    delay_s = 0.0
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: a million lines would be measured too."""
@@ -55,11 +57,13 @@ class Formula(BaseHTTPRequestHandler):
         prefix = query.get("prefix", "")
         after = query.get("continuation-token") or query.get("start-after", "")
         numbers = range(self.keys)
-        start = bisect.bisect_right(numbers, after, key=key) if after else bisect.bisect_left(numbers, prefix, key=key)
+        start = bisect.bisect_left(numbers, prefix, key=key)
+        start = max(start, bisect.bisect_right(numbers, after, key=key) if after else 0)
         end = min(self.keys, start + min(PAGE_KEYS_MAX, int(query.get("max-keys") or PAGE_KEYS_MAX)))
         while end > start and not key(end - 1).startswith(prefix):
             end -= 1
         more = end < self.keys and end > start and key(end).startswith(prefix)
+        time.sleep(self.delay_s)
         contents = "".join(
             f"<Contents><Key>{key(number)}</Key><LastModified>{MODIFIED_ISO}</LastModified>"
             f"<ETag>{etag(number)}</ETag><Size>{self.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
@@ -104,7 +108,7 @@ class Formula(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until ended."""
-    Formula.keys, Formula.size = int(sys.argv[1]), int(sys.argv[2])
+    Formula.keys, Formula.size, Formula.delay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     with ThreadingHTTPServer(("127.0.0.1", 0), Formula) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()

@@ -108,9 +108,9 @@ class Certificate:
 
 
 @contextlib.contextmanager
-def formula_server(keys: int, size: int, log: Path) -> Iterator[str]:
+def formula_server(keys: int, size: int, log: Path, delay_s: float = 0.0) -> Iterator[str]:
     """A store whose keys and contents come from a formula; its only bucket is 'formula'. Gives the endpoint."""
-    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size]
+    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size, delay_s]
     with running(command, log, r"(http://\S+)") as server:
         yield server.said
 
