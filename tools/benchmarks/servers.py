@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.benchmarks.formula_s3 import PER_DIRECTORY
 from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, until
 
 SERVER_START_S_MAX = 20.0
@@ -65,9 +66,9 @@ def rclone_server(folder: Path, log: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def formula_server(keys: int, size: int, log: Path) -> Iterator[str]:
+def formula_server(keys: int, size: int, log: Path, per_directory: int = PER_DIRECTORY) -> Iterator[str]:
     """A store whose keys and contents come from a formula; its only bucket is 'formula'. Gives the endpoint."""
-    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size]
+    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size, per_directory]
     with running(command, log, r"(http://\S+)") as server:
         yield server.said
 
