@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 import growfs
-from tools.benchmarks import catalog, frameworks, idle, page_cache, reads, small_files, start, walk
+from tools.benchmarks import catalog, directory, frameworks, idle, page_cache, reads, small_files, start, walk
 from tools.benchmarks.measure import NOISE_MAX, BenchError, Figure, Setting, temporary_folder
 from tools.benchmarks.mounts import ENGINES, PEERS, engines_here
 
@@ -32,6 +32,7 @@ BENCHMARKS = {
     "reads": reads,
     "small-files": small_files,
     "walk": walk,
+    "directory": directory,
     "frameworks": frameworks,
     "page-cache": page_cache,
     "idle": idle,

@@ -93,6 +93,28 @@ def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, fl
     return {what: spread(times) for what, times in took.items() if len(times) > 1}
 
 
+def listing(folder: str) -> dict[str, float]:
+    """List one directory."""
+    began = time.perf_counter()
+    files = len(os.listdir(folder))
+    return {"files": files, "s": time.perf_counter() - began}
+
+
+def others(folder: str, files: int) -> dict[str, float]:
+    """Until the next line comes: how long it takes to open, read and close a file of the formula's first directory."""
+    digits = max(4, len(str(files - 1)))
+    took: list[float] = []
+    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0] or len(took) < 2:
+        path = f"{folder}/f{random.randrange(files):0{digits}}.bin"
+        began = time.perf_counter()
+        fd = os.open(path, os.O_RDONLY)
+        os.read(fd, PAGE)
+        os.close(fd)
+        took.append(time.perf_counter() - began)
+    sys.stdin.readline()
+    return spread(took)
+
+
 def spread(times: list[float]) -> dict[str, float]:
     """Milliseconds."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
@@ -107,4 +129,6 @@ def serve(doers: Mapping[str, Callable[..., object]]) -> None:
 
 
 if __name__ == "__main__":
-    serve({"sequential": sequential, "files": files, "walk": walk, "probe": probe})
+    serve(
+        {"sequential": sequential, "files": files, "walk": walk, "probe": probe, "listing": listing, "others": others}
+    )
