@@ -8,10 +8,15 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from growfs import worker
+from growfs.attributes import Entry
 from growfs.database import ROOT, read_only
 from growfs.disk import BLOCK
 from growfs.rotation import EVERYWHERE, Hold, Holds
 from growfs.sampling import Candidate, Pass, draw_order
+from growfs.wire import MakeOrder, Progress
 from tests.unit.rooms import Rooms, file, open_rooms
 
 FILES = 60
@@ -87,7 +92,7 @@ async def test_files_that_are_left_out_are_passed_over_step_by_step(tmp_path: Pa
     left_out = FILES + 1 - generation.files
     assert left_out > 20
     passed: int | None = 0
-    entries, steps = [], 0
+    entries, steps = list[Entry](), 0
     while passed is not None:
         entries, passed = rooms.generations.listed(folder, passed, generation, 5, 0)
         steps += 1
@@ -143,3 +148,14 @@ def test_an_order_takes_few_bytes_for_each_file() -> None:
         tracemalloc.stop()
     assert len(order.rest) == files
     assert peak < 60 * files  # a list of (key, id) takes 150 and more
+
+
+async def test_a_worker_that_makes_an_order_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = open_rooms(tmp_path)
+    await rooms.list([file(f"a/{number}") for number in range(FILES)])
+    monkeypatch.setattr(worker, "TELL_EVERY_FILES", 10)
+    said: list[object] = []
+    made = worker._order(MakeOrder(rooms.database.path, Pass(0, 1), tmp_path / "order"), said.append)
+    assert made.files == FILES
+    assert said == [Progress(0)] * (FILES // 10)
+    rooms.close()
