@@ -20,6 +20,7 @@ FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", 
 SEEN = {
     "reads": ["cold, mmap, 1 reader", "libfuse, warm, daemon's CPU"],
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
+    "directory": ["libfuse, os.listdir", "libfuse, open and read while it is listed, p99"],
     "walk": ["plain files, os.walk", "libfuse, again, os.stat"],
     "frameworks": [
         "TFRecordDataset, records of 100 kB, libfuse, later",
@@ -48,7 +49,8 @@ NEEDS = {
     **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
-MAY_BE_NOTHING = {"idle", "page-cache"}  # an idle daemon sleeps; the machine's page cache is not ours alone
+MAY_BE_NOTHING = {"idle", "page-cache", "directory"}
+"""An idle daemon sleeps; the machine's page cache is not ours alone; memory need not grow."""
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -28,6 +28,7 @@ from rich.text import Text
 import growfs
 from tools.benchmarks import (
     catalog,
+    directory,
     far,
     frameworks,
     idle,
@@ -48,6 +49,7 @@ BENCHMARKS = {
     "reads": reads,
     "small-files": small_files,
     "walk": walk,
+    "directory": directory,
     "frameworks": frameworks,
     "page-cache": page_cache,
     "idle": idle,

@@ -128,6 +128,28 @@ def in_turn(folders: list[str], names: str) -> list[dict[str, float]]:
     return [spread(times) for times in took]
 
 
+def listing(folder: str) -> dict[str, float]:
+    """List one directory."""
+    began = time.perf_counter()
+    files = len(os.listdir(folder))
+    return {"files": files, "s": time.perf_counter() - began}
+
+
+def others(folder: str, files: int) -> dict[str, float]:
+    """Until the next line comes: how long it takes to open, read and close a file of the formula's first directory."""
+    digits = max(4, len(str(files - 1)))
+    took: list[float] = []
+    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0] or len(took) < 2:
+        path = f"{folder}/f{random.randrange(files):0{digits}}.bin"
+        began = time.perf_counter()
+        fd = os.open(path, os.O_RDONLY)
+        os.read(fd, PAGE)
+        os.close(fd)
+        took.append(time.perf_counter() - began)
+    sys.stdin.readline()
+    return spread(took)
+
+
 def spread(times: list[float]) -> dict[str, float]:
     """Milliseconds."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
@@ -142,4 +164,14 @@ def serve(doers: Mapping[str, Callable[..., object]]) -> None:
 
 
 if __name__ == "__main__":
-    serve({"sequential": sequential, "files": files, "walk": walk, "probe": probe, "in_turn": in_turn})
+    serve(
+        {
+            "sequential": sequential,
+            "files": files,
+            "walk": walk,
+            "probe": probe,
+            "in_turn": in_turn,
+            "listing": listing,
+            "others": others,
+        }
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from tools.benchmarks.formula_s3 import PER_DIRECTORY
 from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, run, until
 
 SERVER_START_S_MAX = 20.0
@@ -108,9 +109,11 @@ class Certificate:
 
 
 @contextlib.contextmanager
-def formula_server(keys: int, size: int, log: Path, delay_s: float = 0.0) -> Iterator[str]:
+def formula_server(
+    keys: int, size: int, log: Path, delay_s: float = 0.0, per_directory: int = PER_DIRECTORY
+) -> Iterator[str]:
     """A store whose keys and contents come from a formula; its only bucket is 'formula'. Gives the endpoint."""
-    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size, delay_s]
+    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size, delay_s, per_directory]
     with running(command, log, r"(http://\S+)") as server:
         yield server.said
 
