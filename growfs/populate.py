@@ -126,6 +126,8 @@ class Population:
     def nudge(self) -> None:
         """Look again: there may be more to draw, or more room."""
         self._stale = True
+        if self._state is State.HELD:  # until that is known again
+            self._state = State.FILLING
         self.changed()
 
     def draw_again(self) -> None:
