@@ -25,7 +25,7 @@ from growfs.workers import STALL_S, Line, WorkerLost, Workers
 
 log = logging.getLogger(__name__)
 
-AHEAD_FILES = 32
+AHEAD_FILES = 64
 AHEAD = 2
 """Of the work for all its streams, a worker has so many times as much."""
 PERIOD_S = 0.5

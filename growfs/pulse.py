@@ -14,12 +14,13 @@ class Pulse(Generic[What]):
     """Wakes every task that waits at that moment, and calls every listener, each time."""
 
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self._event: trio.Event | None = None
         self._listeners: list[Callable[What, None]] = []
 
     def __call__(self, *args: What.args, **kwargs: What.kwargs) -> None:
-        self._event.set()
-        self._event = trio.Event()
+        if self._event is not None:
+            self._event.set()
+            self._event = None
         for listener in self._listeners:
             listener(*args, **kwargs)
 
@@ -29,4 +30,6 @@ class Pulse(Generic[What]):
 
     async def wait(self) -> None:
         """Return at the next pulse."""
+        if self._event is None:
+            self._event = trio.Event()
         await self._event.wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.remote.protocol import Fetched, Packed, RemoteFile
 from growfs.sampling import Pass
 from growfs.turnover import Turnover
 
@@ -103,7 +103,7 @@ class Decide:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Packed):
     """A file to be written to target, whole, checked, and with the remote's mtime.
 
     size_max: bytes; more than that is TooMuch. urgent: a reader waits for it.

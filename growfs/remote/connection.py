@@ -30,7 +30,7 @@ Headers = dict[str, str]
 """Of an answer, by name in lower case; of a name that came several times, the values with commas between them."""
 
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
-_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _head_of(request: Request, more: Headers) -> bytes:
     if not target.startswith("/"):
         target = f"/{target}"
     headers = {"Host": host, "User-Agent": "growfs", "Accept-Encoding": "identity", **request.headers, **more}
-    if not _SENDABLE.fullmatch(target) or not all(map(_VALUE.fullmatch, headers.values())):
+    if not _SENDABLE.fullmatch(target) or _UNSENDABLE.search("".join(headers.values())):
         raise Odd("a request that cannot be sent")
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
@@ -233,7 +233,7 @@ def _parsed(head: str) -> Response:
     headers: Headers = {}
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon or not _SENDABLE.fullmatch(name):
+        if not colon or not name or " " in name or "\t" in name:
             raise Odd("a header that cannot be read")
         name, value = name.lower(), value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value

@@ -6,8 +6,10 @@ import re
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
+from growfs.remote.connection import Headers
 from growfs.remote.protocol import RemoteFile
 
 _VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
@@ -26,6 +28,13 @@ def file_from(path: str, info: dict[str, Any]) -> RemoteFile:
     return RemoteFile(path, None if size is None else int(size), mtime_ns, version)
 
 
+def file_of(path: str, size: int, headers: Headers) -> RemoteFile:
+    """The RemoteFile that the headers of a GET describe."""
+    mtime_ns = to_ns(headers.get("last-modified"))
+    version = headers.get("etag", "").strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
+    return RemoteFile(path, size, mtime_ns, version)
+
+
 def to_ns(when: Any) -> int | None:
     """Nanoseconds since the epoch of a datetime, of seconds, or of an ISO 8601 or HTTP date; None for anything else.
 
@@ -41,6 +50,7 @@ def to_ns(when: Any) -> int | None:
     return (moment - _EPOCH) // _MICROSECOND * 1000
 
 
+@lru_cache(maxsize=1024)  # files that were stored in one second are many
 def _parsed(text: str) -> datetime | float | None:
     text = text.strip()
     if text[4:5] == "-":  # as most manifests have it, of which there may be 100 million rows

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
 from growfs.remote.connection import Headers, Odd, Request
-from growfs.remote.facts import file_from
+from growfs.remote.facts import file_of
 from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.protocol import RemoteFile, RemoteSpec, Skipped
 from growfs.remote.streams import Streams
@@ -43,7 +43,7 @@ class HttpRemote(FsspecRemote):
         super()._file_of(path, size, headers)
         if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
             return None  # a part has its own
-        return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})
+        return file_of(path, size, headers)
 
     def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
         page = self._key(folder and f"{folder}/")

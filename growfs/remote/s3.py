@@ -20,7 +20,7 @@ from typing import Any
 from growfs.errors import RemoteMissing, UsageError
 from growfs.remote import s3_listing
 from growfs.remote.connection import Connection, Headers, Odd, Request, Unreached
-from growfs.remote.facts import file_from
+from growfs.remote.facts import file_from, file_of
 from growfs.remote.failures import explain
 from growfs.remote.fsspec_remote import PAGE_FILES_MAX, SIGNED_S, FsspecRemote
 from growfs.remote.keyspace import Keyspace, Span
@@ -129,7 +129,7 @@ class S3Remote(FsspecRemote):
         return wanted
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})
+        return file_of(path, size, headers)
 
     def _trusted(self) -> ssl.SSLContext:
         """As botocore has it: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else all."""
