@@ -62,7 +62,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     name = uuid.uuid4().hex
     if library:
         monkeypatch.setattr("growfs.remote.ranged.Ranged.fetch", lambda *_: None)
-    monkeypatch.setattr("growfs.remote.ranged.PART_BYTES", 50_000)
+    monkeypatch.setattr("growfs.digest.PART_BYTES", 50_000)
     monkeypatch.setattr("growfs.remote.ranged._tells_versions", lambda _: True)  # these files are of this very second
     if kind == "fake":
         fake = FakeRemote(page_files=5)
