@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from growfs.remote.connection import Connection, Odd, Request, Response, Unreach
 
 BODY = bytes(range(256)) * 40
 SECRET = "the-signature"
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: \"1\"\r\n\r\n" % len(BODY)
+HEAD = b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "1"\r\n\r\n' % len(BODY)
 
 Answer = Callable[[socket.socket, int], object]
 """Given the line, and the number of the request on it from 0; hangs up where that returns True."""
@@ -120,16 +121,14 @@ def test_segments_may_end_anywhere(server: Server, connection: Connection, targe
     ]
     for at in cuts:
         places = [0, *at, len(whole)]
-        pieces = [whole[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+        pieces = [whole[start:stop] for start, stop in pairwise(places)]
         server.answer = lambda line, _, pieces=pieces: slowly(line, *pieces)  # type: ignore[misc]
         assert got(connection, server.url, target) == BODY
     assert [len(heads) for heads in server.heads] == [len(cuts)], "one connection serves all"
 
 
 @pytest.mark.parametrize("room", [0, 1, 5, 100])
-def test_a_head_that_fills_the_buffer(
-    server: Server, target: int, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
+def test_a_head_that_fills_the_buffer(server: Server, target: int, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     monkeypatch.setattr(module, "BUFFER_BYTES", len(HEAD) + room)
     connection = Connection()
     assert got(connection, server.url, target) == BODY
@@ -301,9 +300,7 @@ def test_a_kept_connection_that_falls_silent_is_not_asked_again(
     assert [len(heads) for heads in server.heads] == [2]
 
 
-def test_what_is_left_of_an_answer_is_not_read_as_the_next(
-    server: Server, connection: Connection, target: int
-) -> None:
+def test_what_is_left_of_an_answer_is_not_read_as_the_next(server: Server, connection: Connection, target: int) -> None:
     def fail(_: memoryview) -> None:
         raise InterruptedError
 
@@ -440,8 +437,17 @@ def test_no_failure_tells_a_secret(connection: Connection, failure: OSError, mon
 
 def test_a_read_can_be_ended_from_another_thread(server: Server, connection: Connection, target: int) -> None:
     asked = threading.Event()
-    server.answer = lambda *_: asked.set() or server.gate.wait()
-    threading.Thread(target=lambda: asked.wait() and connection.interrupt(), daemon=True).start()
+
+    def answer(*_: object) -> None:
+        asked.set()
+        server.gate.wait()
+
+    def interrupt() -> None:
+        asked.wait()
+        connection.interrupt()
+
+    server.answer = answer
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(Unreached):
         connection.ask(Request(server.url), {})
     connection.drop()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -86,6 +86,14 @@ def pace() -> Iterator[Pace]:
     os.close(pace.fd)
 
 
+def spends(bandwidth: Bandwidth, pieces: int, piece: int) -> Callable[[], None]:
+    def spend() -> None:
+        for _ in range(pieces):
+            bandwidth.spend(piece)
+
+    return spend
+
+
 def test_another_process_sees_what_is_set(pace: Pace) -> None:
     ask, answer = os.pipe(), os.pipe()
     if not (child := os.fork()):
@@ -125,7 +133,7 @@ def test_the_rate_is_kept(clock: Clock, pace: Pace, threads: int, piece: int) ->
     pieces = max(3, 5 * RATE // (threads * piece))
     clock.now += 3600  # for an hour nothing was asked for
     began = clock.now
-    clock.run(*[lambda: [bandwidth.spend(piece) for _ in range(pieces)] and None] * threads)
+    clock.run(*[spends(bandwidth, pieces, piece)] * threads)
     total = threads * pieces * piece
     assert 0.9 * total / RATE <= clock.now - began <= 1.1 * total / RATE
     assert clock.now - began >= total / RATE - BURST_S
@@ -135,7 +143,7 @@ def test_workers_share_the_rate(clock: Clock, pace: Pace) -> None:
     pace.set(16, 4, RATE)
     began = clock.now
     bandwidths = [Bandwidth(Pace(os.dup(pace.fd))) for _ in range(4)]
-    clock.run(*[lambda one=one: [one.spend(10_000) for _ in range(100)] and None for one in bandwidths])  # type: ignore[misc]
+    clock.run(*[spends(one, 100, 10_000) for one in bandwidths])
     assert clock.now - began == pytest.approx(4, rel=0.1)
 
 
@@ -151,7 +159,7 @@ def test_each_goes_on_as_soon_as_its_own_bytes_are_earned(clock: Clock, pace: Pa
 
     went_on.append(clock.now)
     clock.run(*[one] * 20)
-    gaps = [after - before for before, after in zip(went_on, went_on[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(went_on)]
     assert max(gaps) <= 1.1 * (1 << 20) / RATE
 
 
@@ -159,7 +167,7 @@ def test_no_limit_costs_nothing(clock: Clock, pace: Pace) -> None:
     pace.set(16, 1, 0)
     bandwidth = Bandwidth(pace)
     began = clock.now
-    clock.run(*[lambda: [bandwidth.spend(1 << 30) for _ in range(10)] and None] * 8)
+    clock.run(*[spends(bandwidth, 10, 1 << 30)] * 8)
     assert clock.now == pytest.approx(began, abs=0.001)
     pace.set(16, 1, RATE)
     clock.run(lambda: bandwidth.spend(RATE))
@@ -178,7 +186,3 @@ def test_a_change_counts_at_once(clock: Clock, pace: Pace, rate: int, ends_after
 
     clock.run(change, *[lambda: bandwidth.spend(RATE)] * 10)
     assert clock.now - began == pytest.approx(ends_after_s, abs=0.3)
-
-
-def test_the_real_clock_is_used() -> None:
-    assert module.time is time
