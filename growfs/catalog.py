@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from growfs.database import FROZEN, PINNED, ROOT, Database, set_meta
+from growfs.database import FROZEN, PINNED, ROOT, Ask, Database, set_last_known, set_meta
 from growfs.remote.filter import PathFilter
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.rotation import Kind
@@ -26,6 +26,11 @@ RowOf = Callable[..., Any]
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
 """The columns of a Node, of `node AS n` and `resident AS r`."""
+NODES = f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE"
+FOLDERS = (
+    "SELECT count(*) FROM node d WHERE d.is_dir = 1"
+    " AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +108,16 @@ class Catalog:
     def __init__(self, database: Database, freeze: tuple[str, ...] = ()) -> None:
         self.file = database.path
         self._db = database
-        self._frozen = PathFilter(freeze) if freeze else None
+        self.freezes = bool(freeze)
+        self._frozen = PathFilter(freeze)
         self._share: Share | None = None
         self.paths: dict[int, str] = {ROOT: ""}
-        self.files: int = database.row("SELECT count(*) FROM node WHERE is_dir = 0")[0]
-        self.bytes: int = database.row("SELECT coalesce(sum(size), 0) FROM node WHERE is_dir = 0")[0]
+        totals: tuple[int, int, int] = database.last_known("catalog") or database.row(
+            "SELECT count(*), coalesce(sum(size), 0), (SELECT count(*) FROM node WHERE is_dir = 1)"
+            " FROM node WHERE is_dir = 0"
+        )
+        self.files, self.bytes, self.directories = totals
         self._freeze_known(json.dumps(freeze))
-        self.directories: int = database.row("SELECT count(*) FROM node WHERE is_dir = 1")[0]
         self._directory_ids: dict[str, int] = {"": ROOT}
 
     # What is known. On the thread that answers the kernel.
@@ -135,22 +143,17 @@ class Catalog:
 
     def find(self, parent: int, name: str) -> Node | None:
         """The node of that name in a directory."""
-        row = self._db.row(
-            f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE n.parent = ? AND n.name = ?", parent, name
-        )
+        row = self._db.row(f"{NODES} n.parent = ? AND n.name = ?", parent, name)
         return row and Node(*row)
 
     def node(self, id: int) -> Node | None:
         """The node with that id; None once a newer version took its place, or the remote deleted it."""
-        row = self._db.row(f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?", id)
+        row = self._db.row(f"{NODES} n.id = ?", id)
         return row and Node(*row)
 
     def beginning_with(self, name: str, parent: int | None) -> list[Node]:
         """The files whose names begin so, of one directory or of all."""
-        query = (
-            f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id)"
-            " WHERE n.parent = ? AND n.name >= ? AND n.name < ? AND n.is_dir = 0"
-        )
+        query = f"{NODES} n.parent = ? AND n.name >= ? AND n.name < ? AND n.is_dir = 0"
         parents = [(parent,)] if parent else self._db.rows("SELECT id FROM node WHERE is_dir = 1")
         return [Node(*row) for (id,) in parents for row in self._db.rows(query, id, name, name + LAST_LETTER)]
 
@@ -165,29 +168,22 @@ class Catalog:
     @property
     def folders_with_files(self) -> int:
         """How many directories have files of their own."""
-        return int(self._db.row("SELECT count(DISTINCT parent) FROM node WHERE is_dir = 0")[0])
+        return int(self._db.row(FOLDERS)[0])
 
     def unseeded(self) -> int:
         """How many directories have files, and none that is resident."""
-        (count,) = self._db.row(
-            "SELECT count(*) FROM node d WHERE d.is_dir = 1"
-            " AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
-            " AND NOT EXISTS (SELECT 1 FROM resident r JOIN node f USING (id) WHERE r.parent = d.id AND f.is_dir = 0)"
-        )
-        return int(count)
+        seeded = "SELECT 1 FROM resident r JOIN node f USING (id) WHERE r.parent = d.id AND f.is_dir = 0"
+        return int(self._db.row(f"{FOLDERS} AND NOT EXISTS ({seeded})")[0])
 
     def undrawn(self, limit: int) -> list[Node]:
         """The first files, in the order of the listing, that no pass has drawn."""
-        rows = self._db.rows(
-            f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id)"
-            " WHERE n.is_dir = 0 AND n.drawn = 0 ORDER BY n.id LIMIT ?",
-            limit,
-        )
+        rows = self._db.rows(f"{NODES} n.is_dir = 0 AND n.drawn = 0 ORDER BY n.id LIMIT ?", limit)
         return [Node(*row) for row in rows]
 
-    def skipped(self) -> list[tuple[str, int, str]]:
+    @staticmethod
+    def skipped(ask: Ask) -> list[tuple[str, int, str]]:
         """(reason, how many names, one of them)."""
-        return self._db.rows("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
+        return ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
 
     # What a listing says. `then` is given the changes after the commit, in the writing thread.
 
@@ -225,6 +221,10 @@ class Catalog:
 
         await self._db.write(write)
 
+    def save(self, writer: sqlite3.Connection) -> None:
+        """Write the totals down for the next daemon: the last thing that happens."""
+        set_last_known(writer, "catalog", (self.files, self.bytes, self.directories))
+
     def _freeze_known(self, globs: str) -> None:
         """Mark the files that --freeze names, where it names others than at the last mount."""
         if self._db.meta("freeze", "[]") == globs:
@@ -240,7 +240,7 @@ class Catalog:
         self._db.write_now(write)
 
     def _mark(self, path: str) -> int:
-        return FROZEN if self._frozen and self._frozen.matches(path) else 0
+        return FROZEN if self.freezes and self._frozen.matches(path) else 0
 
     def _apply(self, writer: sqlite3.Connection, part: Listed) -> Changes:
         changes = Changes()

@@ -68,6 +68,9 @@ PROGRESS_EVERY_S = 0.1
 DURABLE_EVERY_S = 30.0
 LOG_BYTES_MAX = 4 << 20
 DESCRIPTORS_MIN = 256
+SWITCH_S = 2e-4
+"""After which another thread has to let go of the interpreter: each call to the kernel that an open takes may wait so
+long for it, while a list of a million files is written out."""
 
 
 class Launcher:
@@ -105,6 +108,7 @@ def main() -> None:
     url = redact(request.options.remote(request.url).url)
     setproctitle(f"growfs: {url} on {request.mountpoint}")
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_S)
     try:
         serve(request, url, launcher)
     except GrowfsError as error:
@@ -236,6 +240,7 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
     status = Status(
         described,
+        database,
         catalog,
         store,
         generations,
@@ -271,7 +276,7 @@ async def _run(build: Callable[[], Rooms], mounting: Mounting, launcher: Launche
             nursery.start_soon(_serve, rooms.engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mounting.mountpoint, abandon_on_cancel=True)
             await _progress_until(rooms, launcher, rooms.start.is_possible)
-            launcher.leave(ready=rooms.status.snapshot())
+            launcher.leave(ready=await rooms.status.snapshot())
     except BaseExceptionGroup as group:
         raise _cause(group) from group
     finally:
@@ -283,7 +288,7 @@ async def _run(build: Callable[[], Rooms], mounting: Mounting, launcher: Launche
 
 async def _progress_until(rooms: Rooms, launcher: Launcher, done: Callable[[], bool]) -> None:
     while not done():
-        launcher.tell(progress=rooms.status.snapshot())
+        launcher.tell(progress=await rooms.status.snapshot())
         await trio.sleep(PROGRESS_EVERY_S)
 
 

@@ -13,7 +13,7 @@ import trio
 
 from growfs.attributes import Entry
 from growfs.catalog import Catalog
-from growfs.database import Database
+from growfs.database import Ask, Database
 from growfs.pulse import Pulse
 from growfs.rotation import Generation, Hold, Holds
 from growfs.store import Store
@@ -119,42 +119,48 @@ class Generations:
             return
         self._number = number
         self.current = Generation(number, next.last_seq, trio.current_time(), next.files, next.changes)
-        store.shown_seq = next.last_seq
+        store.shown_seq, store.generation = next.last_seq, number
         self._to_the_back = next.to_the_back
         self.began()
 
-    def listed(self, parent: int, after_seq: int, generation: Generation, most: int, mtime_ns: int) -> list[Entry]:
+    def listed(
+        self, parent: int, after_seq: int, generation: Generation, most: int, mtime_ns: int
+    ) -> tuple[list[Entry], int | None]:
         """Entries of a directory that a generation shows, admitted after after_seq, in the order of admission.
 
-        mtime_ns: of what the remote tells no time of.
+        So many are looked at, and none may be shown: then the admission after which to look on comes with them, else
+        None. mtime_ns: of what the remote tells no time of.
         """
-        while True:
-            rows = self._db.rows(
-                "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
-                " FROM resident r JOIN node n USING (id)"
-                " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
-                mtime_ns, parent, after_seq, generation.last_seq, most,
-            )  # fmt: skip
-            entries = [Entry._make(row[:-1]) for row in rows if generation.shows(row[0], row[-1])]
-            if entries or len(rows) < most:
-                return entries
-            after_seq = rows[-1][-2]  # all of them are left out, and none would mean the directory's end
+        rows = self._db.rows(
+            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
+            " FROM resident r JOIN node n USING (id)"
+            " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
+            mtime_ns, parent, after_seq, generation.last_seq, most,
+        )  # fmt: skip
+        entries = [Entry._make(row[:-1]) for row in rows if generation.shows(row[0], row[-1])]
+        return entries, rows[-1][-2] if len(rows) == most and not entries else None
 
-    def totals(self) -> tuple[int, int]:
-        """(files, bytes) of the current generation."""
-        store, generation = self._store, self.current
-        files, bytes = self._db.row(
+    # What is summed up over many files: to be asked aside.
+
+    def hidden(self, ask: Ask) -> tuple[int, int]:
+        """(files, bytes) that are here, and that the current generation does not list."""
+        generation = self.current
+        if generation is None:
+            return self._store.resident_files, self._store.resident_content_bytes
+        ((files, bytes),) = ask(
             "SELECT count(*), coalesce(sum(n.size), 0) FROM resident r JOIN node n USING (id)"
             " WHERE r.suffix IS NOT NULL AND (r.seq > ? OR r.left_out <= ?)",
-            generation.last_seq if generation else 0, self.number,
+            generation.last_seq, generation.number,
         )  # fmt: skip
-        return store.resident_files - files, store.resident_content_bytes - bytes
+        return files, bytes
 
-    def left_out_bytes(self) -> int:
+    @staticmethod
+    def left_out_bytes(ask: Ask) -> int:
         """What the files take on the disk that are no longer listed, and not yet deleted."""
-        return int(self._db.row("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")[0])
+        return int(ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")[0][0])
 
-    def held_bytes(self, hold: Hold) -> int:
+    @staticmethod
+    def held_bytes(ask: Ask, hold: Hold) -> int:
         """What of that may not be deleted while there is such a hold on every directory."""
         query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out > ? AND seq <= ?"
-        return int(self._db.row(query, hold.generation, hold.last_seq)[0])
+        return int(ask(query, hold.generation, hold.last_seq)[0][0])

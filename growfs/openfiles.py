@@ -76,10 +76,15 @@ class OpenFiles:
         self._idle_max = min(IDLE_MAX, limit // 2)
         self._most = max(limit // 2, limit - RESERVED)
 
-    def __contains__(self, id: int) -> bool:
+    def __contains__(self, id: object) -> bool:
         """Whether a reader has a file open or mapped."""
-        idle = self._idle.get(id)
+        idle = self._idle.get(id) if isinstance(id, int) else None
         return id in self._files or (idle is not None and idle.is_mapped())
+
+    @property
+    def ids(self) -> set[int]:
+        """Of the files that readers have open; others may be mapped."""
+        return set(self._files)
 
     def get(self, id: int) -> OpenFile | None:
         """The file with that node id, if a reader has it open."""

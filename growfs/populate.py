@@ -97,7 +97,7 @@ class Population:
             await self._draw_early()
             nursery.start_soon(self._watch_catalog)
             if self._catalog.unseeded() == 0:
-                self.promise.nothing_is_missing()
+                self.promise.nothing_is_missing(self._catalog.freezes)
             while True:
                 self._stale = self._evicted = False
                 if await self._pass():
@@ -126,6 +126,8 @@ class Population:
     def nudge(self) -> None:
         """Look again: there may be more to draw, or more room."""
         self._stale = True
+        if self._state is State.HELD:  # until that is known again
+            self._state = State.FILLING
         self.changed()
 
     def draw_again(self) -> None:

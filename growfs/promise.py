@@ -26,9 +26,11 @@ class Promise:
         elif seed_bytes > limit_bytes // 2:
             self._broken = "a file of each directory would take more than half of the cache"
 
-    def nothing_is_missing(self) -> None:
-        """Every directory has a file: known before the order of a large catalog is."""
+    def nothing_is_missing(self, freezes: bool) -> None:
+        """Every directory has a file: known before the order of a large catalog is. freezes: some may be frozen."""
         self._seeds = set()
+        if not freezes:
+            self._frozen = set()
 
     def settle(self, *ids: int) -> None:
         """Nothing more comes of those among these that are still to come."""

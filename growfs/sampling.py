@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 SEED_DIRECTORIES_MAX = 10_000
@@ -18,6 +18,8 @@ SHARES = 0
 """Stands for the number of a pass where the hash decides which node's share a file is in; passes count from 1."""
 DEFERRED = 1 << 64
 """Added to the keys of files that come after all others."""
+PART_BITS = 8
+"""Keys are sorted in so many parts, by their first bits, because a sort makes objects of them."""
 GROUP_FIELDS = ("stem", "name", "parent")
 
 
@@ -127,16 +129,32 @@ def draw_order(files: Iterable[Candidate], asked: Pass) -> Order:
     return drawing.order()
 
 
-@dataclass(order=True, slots=True)
+class _Keyed:
+    """Ids in the order of their keys, which may be DEFERRED: 16 bytes each, where ten million tuples take 2 GB."""
+
+    def __init__(self) -> None:
+        self._parts = [array("Q") for _ in range(2 << PART_BITS)]
+
+    def add(self, key: int, id: int) -> None:
+        """Put one in."""
+        self._parts[key >> (64 - PART_BITS)].extend((key % DEFERRED, id))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(key without DEFERRED, id), in order."""
+        for part in self._parts:
+            yield from sorted(zip(part[::2], part[1::2], strict=True))
+
+
+@dataclass(slots=True)
 class _First:
     """The file of a kind that the first pass draws first."""
 
     first_key: int
     id: int
-    key: int = field(compare=False)
-    size: int = field(compare=False)
-    mine: bool = field(compare=False)
-    drawn: bool = field(compare=False)
+    key: int
+    size: int
+    mine: bool
+    drawn: bool
 
 
 class _Drawing:
@@ -148,8 +166,8 @@ class _Drawing:
 
     def __init__(self, asked: Pass) -> None:
         self._asked = asked
-        self._frozen: list[tuple[int, int]] = []
-        self._rest: list[tuple[int, int]] = []
+        self._frozen = _Keyed()
+        self._rest = _Keyed()
         self._firsts: dict[tuple[int, str], _First] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
         self._seeded: set[int] = set()
@@ -167,7 +185,7 @@ class _Drawing:
         if mine:
             self._count(file.size)
         if mine and (not file.drawn or (file.frozen and not file.resident)):  # it may be frozen only now
-            (self._frozen if file.frozen else self._rest).append((key + DEFERRED * file.deferred, file.id))
+            (self._frozen if file.frozen else self._rest).add(key + DEFERRED * file.deferred, file.id)
         if file.resident:
             self._seeded.add(file.directory)
         if asked.group is not None:
@@ -178,11 +196,12 @@ class _Drawing:
                 self._others.setdefault(key, []).append(file.size)
         kind = (file.directory, extension(file.path))
         self._counts[kind] += 1
-        candidate = _First(first_key, file.id, key, file.size, mine, file.drawn)
-        self._firsts[kind] = min(self._firsts.get(kind, candidate), candidate)
+        first = self._firsts.get(kind)
+        if first is None or (first_key, file.id) < (first.first_key, first.id):
+            self._firsts[kind] = _First(first_key, file.id, key, file.size, mine, file.drawn)
 
     def order(self) -> Order:
-        seeds: list[tuple[int, int]] = []
+        seeds = _Keyed()
         done = {id for _, id in self._frozen}
         for directory, seed in self._seeds().items():
             if not seed.mine:  # seeds are every node's
@@ -190,9 +209,9 @@ class _Drawing:
                 if self._asked.group is None:
                     self._count(seed.size)
             if directory not in self._seeded and seed.id not in done:
-                seeds.append((seed.key, seed.id))
+                seeds.add(seed.key, seed.id)
             elif not (seed.mine or seed.drawn):
-                self._rest.append((seed.key, seed.id))
+                self._rest.add(seed.key, seed.id)
         for key in self._whole:
             for size in self._others.get(key, ()):
                 self._count(size)
@@ -214,14 +233,13 @@ class _Drawing:
             best[directory] = min(best.get(directory, rank), rank)
         return {directory: self._firsts[directory, suffix] for directory, (_, suffix) in best.items()}
 
-    def _ids(self, keys: list[tuple[int, int]], done: set[int]) -> array[int]:
+    def _ids(self, keys: _Keyed, done: set[int]) -> array[int]:
         """Ids in the order of their keys, without those that are done; with groups, all of each."""
         ids = array("q")
-        keys.sort()
         if not self._groups:
             ids.extend(id for _, id in keys if id not in done)
             return ids
-        for key in dict.fromkeys(key % DEFERRED for key, _ in keys):
+        for key in dict.fromkeys(key for key, _ in keys):
             first, *others = self._groups[key]
             if first not in done:
                 ids.append(first)

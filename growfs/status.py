@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import partial
 from typing import Any
 
 import trio
@@ -15,6 +15,7 @@ from growfs.advice import advice
 from growfs.budget import Budget
 from growfs.catalog import Catalog
 from growfs.crew import Crew
+from growfs.database import Ask, Database
 from growfs.fetcher import Fetcher
 from growfs.generations import Generations
 from growfs.ledger import Ledger
@@ -43,12 +44,31 @@ class Mount:
     engine_reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What is asked aside. hidden: what is here and not listed. held_bytes: of what is left out, by hold.
+
+    skipped: as Catalog has it.
+    """
+
+    hidden_files: int
+    hidden_bytes: int
+    left_out_bytes: int
+    held_bytes: dict[Hold, int]
+    skipped: list[tuple[str, int, str]]
+
+
+def _oldest(reader: Reader) -> Hold | None:
+    return min(reader.holds.values(), key=lambda hold: hold.generation, default=None)
+
+
 class Status:
     """Reads all rooms."""
 
     def __init__(
         self,
         mount: Mount,
+        database: Database,
         catalog: Catalog,
         store: Store,
         generations: Generations,
@@ -63,6 +83,7 @@ class Status:
         requests: Mapping[str, int],
     ) -> None:
         self._mount = mount
+        self._database = database
         self._catalog = catalog
         self._store = store
         self._generations = generations
@@ -76,15 +97,27 @@ class Status:
         self._budget = budget
         self._requests = requests
 
-    def snapshot(self) -> dict[str, Any]:
-        """All figures, of one moment. Sizes in bytes, times in seconds."""
+    async def snapshot(self) -> dict[str, Any]:
+        """All figures. Sizes in bytes, times in seconds."""
+        living = self._readers.living()
+        sums = await self._database.aside(partial(self._sums, {hold for reader in living if (hold := _oldest(reader))}))
+        return self._told(living, sums)
+
+    def _sums(self, holds: set[Hold], ask: Ask) -> Sums:
+        """What takes long where there are many files."""
+        files, bytes = self._generations.hidden(ask)
+        held = {hold: self._generations.held_bytes(ask, hold) for hold in holds}
+        return Sums(files, bytes, self._generations.left_out_bytes(ask), held, self._catalog.skipped(ask))
+
+    def _told(self, living: list[Reader], sums: Sums) -> dict[str, Any]:
         store, counters = self._store, self._fetcher.counters
         store.sweep()
         rate = counters.bytes_per_s()
         share, asked = self._catalog.share, self._population.asked
         room = min(share.bytes - store.resident_content_bytes, store.limit_bytes - store.resident_bytes)
         summary = self._ledger.summary
-        listed_files, listed_bytes = self._generations.totals()
+        listed_files = max(0, store.resident_files - sums.hidden_files)
+        listed_bytes = max(0, store.resident_content_bytes - sums.hidden_bytes)
         return {
             "version": growfs.__version__,
             **asdict(self._mount),
@@ -107,7 +140,7 @@ class Status:
                 "limit_bytes": store.limit_bytes,
                 "in_flight_bytes": store.reserved_bytes,
                 "orphan_bytes": store.orphan_bytes,
-                "left_out_bytes": self._generations.left_out_bytes(),
+                "left_out_bytes": sums.left_out_bytes,
             },
             "listed": {"files": listed_files, "bytes": listed_bytes},
             "fetch": {
@@ -135,8 +168,8 @@ class Status:
                 "per_fetch": summary.opens_per_fetch,
             },
             "requests": dict(self._requests),
-            "readers": self._all_readers(listed_files),
-            "skipped": self._skipped(),
+            "readers": [self._reader(reader, listed_files, sums) for reader in living],
+            "skipped": self._skipped(sums),
             "unpromised": self._population.promise.broken,
             "last_error": str(self._refresher.last_error or counters.last_error or "") or None,
         }
@@ -145,22 +178,17 @@ class Status:
     def _rotation(self) -> str:
         return "never" if not self._generations.rotates else "always" if self._readers.to_the_end else "auto"
 
-    def _skipped(self) -> list[dict[str, Any]]:
-        skipped = [{"reason": r, "files": files, "example": path} for r, files, path in self._catalog.skipped()]
+    def _skipped(self, sums: Sums) -> list[dict[str, Any]]:
+        skipped = [{"reason": r, "files": files, "example": path} for r, files, path in sums.skipped]
         if oversized := self._population.oversized:
             node = self._catalog.node(min(oversized))
             example = self._catalog.path(node) if node else ""
             skipped.append({"reason": "larger than the whole cache", "files": len(oversized), "example": example})
         return skipped
 
-    def _all_readers(self, listed_files: int) -> list[dict[str, Any]]:
-        held = cache(self._generations.held_bytes)  # readers of one job hold alike, and each sum takes a while
-        return [self._reader(reader, listed_files, held) for reader in self._readers.living()]
-
-    def _reader(self, reader: Reader, listed_files: int, held: Callable[[Hold], int]) -> dict[str, Any]:
+    def _reader(self, reader: Reader, listed_files: int, sums: Sums) -> dict[str, Any]:
         now = trio.current_time()
         share = listed_files / self._catalog.share.files if self._catalog.share.files else 1.0
-        oldest = min(reader.holds.values(), key=lambda hold: hold.generation, default=None)
         return {
             "pid": reader.pid,
             "command": reader.command,
@@ -169,6 +197,6 @@ class Status:
             "files_shown": reader.files_shown,
             "files_opened": len(reader.files),
             "opens": reader.opens,
-            "held_bytes": held(oldest) if oldest else 0,
+            "held_bytes": sums.held_bytes.get(oldest, 0) if (oldest := _oldest(reader)) else 0,
             "advice": advice(reader, now, share, self._ledger.summary.unread),
         }

@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from growfs import disk
 from growfs.catalog import NODE, Catalog, Changes, Node, Removed
-from growfs.database import Database, set_meta
+from growfs.database import Database, set_last_known, set_meta
 from growfs.openfiles import OpenFile, OpenFiles
 from growfs.publish import Draft, Moved, Publisher, mark_durable
 from growfs.pulse import Pulse
 from growfs.recovery import identity, set_identity
-from growfs.rotation import Generation, Holds, Kind, eviction
-from growfs.victims import evictable, expendable, victims
+from growfs.rotation import Generation, Holds, Kind
+from growfs.victims import LOOKS, choose, evictable, expendable, victims
 
 log = logging.getLogger(__name__)
 
-VICTIMS = (256, 100_000)
-"""How many files of each sort are looked at when room is made; the second number where the first was not enough."""
 ROOM_SHARE = 500
 """One part in 500 of the cache is made room at a time, where that much is left out: each time costs a commit."""
 
@@ -38,8 +38,8 @@ class Store:
     cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
     `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
     go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
-    the descriptor was closed. shown_seq: the last admission that a generation showed. wanted_bytes: of the draw that
-    waits for room.
+    the descriptor was closed. shown_seq: the last admission that a generation showed; generation: the number of
+    the current one. wanted_bytes: of the draw that waits for room.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -58,20 +58,21 @@ class Store:
         self._catalog = catalog
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
-        self.shown_seq, self.last_seq, last_turn = database.row(
-            "SELECT (SELECT coalesce(max(last_seq), 0) FROM generation), coalesce(max(seq), 0), coalesce(max(turn), 0)"
-            " FROM resident"
-        )
+        self.generation = 0
         self.wanted_bytes = 0
-        self._publisher = Publisher(self._files, catalog.paths, max(self.shown_seq, self.last_seq, last_turn))
         self._making_room = trio.Lock()
         self.resident_files: int
         self.resident_bytes: int
         self.resident_content_bytes: int
-        self.resident_files, self.resident_bytes, self.resident_content_bytes = database.row(
-            "SELECT count(*), coalesce(sum(r.bytes), 0), coalesce(sum(n.size), 0)"
-            " FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0"
+        self.resident_files, self.resident_bytes, self.resident_content_bytes, last_place = database.last_known(
+            "resident"
+        ) or database.row(
+            "SELECT count(r.suffix), coalesce(sum(r.bytes), 0), coalesce(sum(iif(n.is_dir, 0, n.size)), 0),"
+            " max(coalesce(max(r.seq), 0), coalesce(max(r.turn), 0)) FROM resident r JOIN node n USING (id)"
         )
+        (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
+        (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
+        self._publisher = Publisher(self._files, catalog.paths, max(self.shown_seq, last_place))
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
 
     # The quota.
@@ -127,12 +128,11 @@ class Store:
         async with self._making_room:
             over = self.over(disk.allocation(size))
             if over > 0:
-                for most in VICTIMS:
-                    files = expendable(self._db, self._open, holds, self.shown_seq, most)
-                    ample = min(self.limit_bytes // ROOM_SHARE, sum(file.bytes for file in files))
-                    if chosen := eviction(files, max(over, ample)):
-                        await self._evict_if_possible(chosen)
-                        break
+                generation = self.generation
+                may_go = partial(expendable, holds=holds, shown_seq=self.shown_seq)
+                chosen = await choose(self._db, self._open, may_go, over, self.limit_bytes // ROOM_SHARE)
+                if self.generation == generation:  # a new one may show again what was chosen
+                    await self._evict_if_possible(chosen)
             return self.reserve(size)  # before anybody else runs
 
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
@@ -151,8 +151,10 @@ class Store:
             if (over := self.used_bytes - limit_bytes) > 0:
                 await self._evict_bytes(over, holds)
             if self.used_bytes > limit_bytes:  # all that may go is not enough, and goes all the same
-                files = victims(self._db, self._open, holds, self.shown_seq, VICTIMS[-1])
-                await self.evict([file.id for file in files], draw_again=True)
+                may_go = partial(victims, holds=holds, shown_seq=self.shown_seq)
+                await self.evict(
+                    await choose(self._db, self._open, may_go, 1, sys.maxsize, LOOKS[-1:]), draw_again=True
+                )
         return self.used_bytes <= limit_bytes
 
     async def _evict_if_possible(self, ids: list[int], draw_again: bool = False) -> None:
@@ -162,15 +164,12 @@ class Store:
             log.warning("no room could be made: %s", error)
 
     async def _evict_bytes(self, need: int, holds: Holds) -> None:
-        for most in VICTIMS:
-            files = victims(self._db, self._open, holds, self.shown_seq, most)
-            if chosen := eviction(files, need):
-                await self._evict_if_possible(chosen, draw_again=True)
-                return
+        may_go = partial(victims, holds=holds, shown_seq=self.shown_seq)
+        await self._evict_if_possible(await choose(self._db, self._open, may_go, need), draw_again=True)
 
     def evictable(self, files: list[tuple[int, Kind]]) -> set[int]:
         """Which of these may all go: none is open, and each directory keeps one of each extension."""
-        return evictable(self._db, self._open, files, self.shown_seq)
+        return evictable(self._db.rows, self._open, files, self.shown_seq)
 
     # Coming and going.
 
@@ -336,6 +335,9 @@ class Store:
 
         def write(writer: sqlite3.Connection) -> None:
             mark_durable(writer)
+            self._catalog.save(writer)
+            resident = self.resident_files, self.resident_bytes, self.resident_content_bytes, self._publisher.last_seq
+            set_last_known(writer, "resident", resident)
             set_meta(writer, "clean", int(not self._publisher.left_behind))
 
         self._db.write_now(write)

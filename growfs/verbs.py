@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,7 +45,7 @@ class Verbs:
     readers: Readers
     generations: Generations
     budget: Budget
-    snapshot: Callable[[], dict[str, Any]]
+    snapshot: Callable[[], Awaitable[dict[str, Any]]]
 
     def table(self) -> dict[str, Verb]:
         """The verbs by name."""
@@ -63,22 +63,22 @@ class Verbs:
 
     async def status(self) -> AsyncIterator[Any]:
         """All figures."""
-        yield self.snapshot()
+        yield await self.snapshot()
 
     async def pause(self) -> AsyncIterator[Any]:
         """Fetch nothing but misses."""
         self.population.pause(True)
-        yield self.snapshot()
+        yield await self.snapshot()
 
     async def resume(self) -> AsyncIterator[Any]:
         """Go on filling."""
         self.population.pause(False)
-        yield self.snapshot()
+        yield await self.snapshot()
 
     async def release(self) -> AsyncIterator[Any]:
         """Hold nothing for the readers any more: what is left out may go."""
         self.readers.release()
-        yield self.snapshot()
+        yield await self.snapshot()
 
     async def pin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch what matches, and never evict it."""
@@ -121,7 +121,7 @@ class Verbs:
             values[name] = parse_value(rows[name], text)
         for name, value in values.items():
             await self._set(name, value)
-        yield self.snapshot()
+        yield await self.snapshot()
 
     async def _set(self, name: str, value: Any) -> None:
         if name == "cache_size":

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -26,8 +26,7 @@ from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, 
 from growfs.fetcher import Fetcher
 from growfs.generations import Generations
 from growfs.ledger import Ledger
-from growfs.reader import Reader
-from growfs.readers import Readers, thread_group
+from growfs.readers import NOTHING, Directory, Readers, thread_group
 from growfs.rotation import EVERYWHERE, Generation
 from growfs.store import Store
 
@@ -41,7 +40,8 @@ NODE_MASK = (1 << READER_SHIFT) - 1
 VIRTUAL_HANDLES_FROM = 1 << 62
 NAME_MAX = 255
 """Bytes of the longest name: a Linux file system's limit (limits.h), which the cache's files are under as well."""
-READ_AHEAD_ENTRIES = 512
+LOOK_ENTRIES = 128
+"""Of a directory that are looked at in one step: 1 to 2 ms, for which the requests of others wait."""
 RENDERED_MAX = 128
 """Files of .growfs/ that are open at one time; each takes a descriptor, of which the daemon needs some for itself."""
 
@@ -53,18 +53,6 @@ class VirtualFile:
     name: str
     render: Callable[[IO[bytes], Generation | None], Awaitable[None]]
     lists: bool = False
-
-
-@dataclass(slots=True)
-class Directory:
-    """An open directory: the generation that it shows, from the first page on, and the entries that come next."""
-
-    id: int
-    pid: int
-    reader: Reader | None = None
-    generation: Generation | None = None
-    position: int = 0
-    ahead: list[Entry] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -167,35 +155,47 @@ class Vfs:
         A first read may be from any position: seekdir(3).
         """
         directory = self._directories[handle]
-        if directory.id == CONTROL_ID or (position and directory.generation):
+        if directory.id == CONTROL_ID:
             return True
-        if listing := self._readers.listing(directory.pid, directory.id):
-            directory.reader, directory.generation = listing
-            directory.ahead = []
-        return listing is not None
+        if not (directory.looking or (position and directory.generation)):
+            listing = self._readers.listing(directory.pid, directory.id)
+            if listing is None:
+                return False
+            directory.begin(*listing)
+        return self._look(directory, position)
 
     async def begin_listing(self, handle: int, position: int = 0) -> None:
-        """As `begin_listing_now`. Waits where a new generation begins with it."""
+        """As `begin_listing_now`. Waits where a new generation begins with it, or much is passed over."""
         directory = self._directories[handle]
         if not self.begin_listing_now(handle, position):
-            directory.reader, directory.generation = await self._readers.begin(directory.pid, directory.id)
-            directory.ahead = []
+            if not directory.looking:
+                directory.begin(*await self._readers.begin(directory.pid, directory.id))
+            while not self._look(directory, position):
+                await trio.lowlevel.checkpoint()
+
+    def _look(self, directory: Directory, position: int) -> bool:
+        """Look for what comes from a position on; False where all that was looked at is left out, and more comes."""
+        if position != directory.position:
+            directory.position = directory.passed = position
+        elif directory.ahead:
+            return True
+        generation = directory.generation or NOTHING
+        directory.ahead, passed = self._generations.listed(
+            directory.id, directory.passed, generation, LOOK_ENTRIES, self._started_ns
+        )
+        directory.looking = passed is not None
+        directory.passed = passed or directory.passed
+        return not directory.looking
 
     def entries(self, handle: int, position: int) -> list[Entry]:
-        """What comes from a position on, once the listing has begun. None means that it is the end.
+        """Some of what comes from a position on, once the listing has begun there. None means that it is the end.
 
-        Not more than some hundreds at a time; `showed` tells how many of them the reader was given.
+        `showed` tells how many of them the reader was given.
         """
         directory = self._directories[handle]
         if directory.id == CONTROL_ID:
             now_ns = time.time_ns()
             return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._virtual.items() if id > position]
-        assert directory.generation
-        if position != directory.position or not directory.ahead:
-            directory.ahead = self._generations.listed(
-                directory.id, position, directory.generation, READ_AHEAD_ENTRIES, self._started_ns
-            )
-        directory.position = position
         return directory.ahead
 
     def showed(self, handle: int, count: int) -> list[Entry]:
@@ -203,7 +203,7 @@ class Vfs:
         directory = self._directories[handle]
         given, directory.ahead = directory.ahead[:count], directory.ahead[count:]
         if given:
-            directory.position = given[-1].position
+            directory.position = directory.passed = given[-1].position
             if directory.reader:
                 directory.reader.is_shown(directory.id, sum(not entry.is_dir for entry in given))
         return given

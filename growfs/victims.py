@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from growfs.database import Database
+from growfs.database import Ask, Database
 from growfs.openfiles import OpenFiles
-from growfs.rotation import Holds, Kind, Victim
+from growfs.rotation import Holds, Kind, Victim, eviction
 
 ROW = "r.id, r.parent, r.suffix, r.bytes, r.turn, r.seq, r.left_out"
 LEFT_OUT = "r.left_out IS NOT NULL", "r.left_out, r.turn"
@@ -16,38 +17,68 @@ UNSHOWN = "r.left_out IS NULL AND r.seq > ?", "r.seq DESC"
 LISTED = "r.left_out IS NULL AND r.seq <= ?", "r.turn"
 
 
-def expendable(db: Database, in_use: OpenFiles, holds: Holds, shown_seq: int, most: int) -> list[Victim]:
+LOOKS = (256, 100_000)
+"""How many files of each sort are looked at when room is made; the second number where the first was not enough."""
+
+
+async def choose(
+    db: Database,
+    open: OpenFiles,
+    may_go: Callable[..., list[Victim]],
+    need: int,
+    ample: int = 0,
+    looks: Sequence[int] = LOOKS,
+) -> list[int]:
+    """The ids of files to evict for need bytes, or for ample if there are as many; none where that cannot be.
+
+    may_go: `expendable` or `victims`. It looks on a thread: to find that a hundred thousand files are held takes a
+    second.
+    """
+    in_use = open.ids
+    for most in looks:
+        while True:
+            files = await db.aside(partial(may_go, in_use=in_use, most=most))
+            chosen = eviction(files, max(need, min(ample, sum(file.bytes for file in files))))
+            if not (taken := {id for id in chosen if id in open}):  # opened meanwhile, or mapped
+                break
+            in_use |= taken
+        if chosen:
+            return chosen
+    return []
+
+
+def expendable(ask: Ask, in_use: Container[int], holds: Holds, shown_seq: int, most: int) -> list[Victim]:
     """Up to `most` files that are left out and that nobody holds, in the order in which they are to go.
 
     Of what leaves as one, nothing goes while any of it is held or open.
     """
-    rows = _rows(db, LEFT_OUT, most)
+    rows = _rows(ask, LEFT_OUT, most)
     kept = {row[4] for row in rows if row[0] in in_use or holds.cover(row[1], *row[5:])}
-    return _allowed(db, in_use, (row for row in rows if row[4] not in kept), shown_seq)
+    return _allowed(ask, in_use, (row for row in rows if row[4] not in kept), shown_seq)
 
 
-def victims(db: Database, in_use: OpenFiles, holds: Holds, shown_seq: int, most: int) -> list[Victim]:
+def victims(ask: Ask, in_use: Container[int], holds: Holds, shown_seq: int, most: int) -> list[Victim]:
     """What a miss may take the place of, up to `most` of each sort, in that order.
 
     Files that no reader saw listed, the last first; those left out, first what nobody holds; those listed, the oldest
     first. shown_seq: the last admission that a generation showed.
     """
-    left_out = _rows(db, LEFT_OUT, most)
+    left_out = _rows(ask, LEFT_OUT, most)
     held = [holds.cover(row[1], *row[5:]) for row in left_out]
     return _allowed(
-        db,
+        ask,
         in_use,
         [
-            *_rows(db, UNSHOWN, most, shown_seq),
+            *_rows(ask, UNSHOWN, most, shown_seq),
             *(row for row, kept in zip(left_out, held, strict=True) if not kept),
             *(row for row, kept in zip(left_out, held, strict=True) if kept),
-            *_rows(db, LISTED, most, shown_seq),
+            *_rows(ask, LISTED, most, shown_seq),
         ],
         shown_seq,
     )
 
 
-def evictable(db: Database, in_use: OpenFiles, files: Iterable[tuple[int, Kind]], shown_seq: int) -> set[int]:
+def evictable(ask: Ask, in_use: Container[int], files: Iterable[tuple[int, Kind]], shown_seq: int) -> set[int]:
     """Which of these may all go: none is in use, and each directory keeps one of each extension.
 
     One that is listed, if any is: its listing would be empty else, although a file is there that is left out and open.
@@ -59,16 +90,16 @@ def evictable(db: Database, in_use: OpenFiles, files: Iterable[tuple[int, Kind]]
     for id, kind in files:
         if kind not in left:
             most = asked[kind] + 1  # of these one is left, if all that are asked for go
-            left[kind] = _ids(db, kind, "left_out IS NULL AND seq <= ?", shown_seq, most) or _ids(db, kind, "1", most)
+            left[kind] = _ids(ask, kind, "left_out IS NULL AND seq <= ?", shown_seq, most) or _ids(ask, kind, "1", most)
         if id not in in_use and left[kind] != {id}:
             left[kind].discard(id)
             allowed.add(id)
     return allowed
 
 
-def _rows(db: Database, which: tuple[str, str], most: int, *values: object) -> list[Any]:
+def _rows(ask: Ask, which: tuple[str, str], most: int, *values: object) -> list[Any]:
     condition, order = which
-    return db.rows(
+    return ask(
         f"SELECT {ROW} FROM resident r JOIN node n USING (id)"
         f" WHERE r.suffix IS NOT NULL AND n.pinned = 0 AND {condition} ORDER BY {order} LIMIT ?",
         *values,
@@ -76,13 +107,13 @@ def _rows(db: Database, which: tuple[str, str], most: int, *values: object) -> l
     )
 
 
-def _allowed(db: Database, in_use: OpenFiles, rows: Iterable[Any], shown_seq: int) -> list[Victim]:
+def _allowed(ask: Ask, in_use: Container[int], rows: Iterable[Any], shown_seq: int) -> list[Victim]:
     rows = list(rows)
-    allowed = evictable(db, in_use, [(row[0], (row[1], row[2])) for row in rows], shown_seq)
+    allowed = evictable(ask, in_use, [(row[0], (row[1], row[2])) for row in rows], shown_seq)
     return [Victim(row[0], row[3], row[4]) for row in rows if row[0] in allowed]
 
 
-def _ids(db: Database, kind: Kind, condition: str, *values: int) -> set[int]:
-    """Files of that extension in a directory, up to so many."""
-    query = f"SELECT id FROM resident WHERE parent = ? AND suffix = ? AND {condition} LIMIT ?"
-    return {id for (id,) in db.rows(query, *kind, *values)}
+def _ids(ask: Ask, kind: Kind, condition: str, *values: int) -> set[int]:
+    """Files of that extension in a directory, up to so many; the last ones, as the first may all be left out."""
+    query = f"SELECT id FROM resident WHERE parent = ? AND suffix = ? AND {condition} ORDER BY seq DESC LIMIT ?"
+    return {id for (id,) in ask(query, *kind, *values)}

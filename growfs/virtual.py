@@ -7,7 +7,7 @@ import io
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,12 +34,14 @@ class RecentLog(logging.Handler):
         self.lines.append(self.format(record))
 
 
-def virtual_files(catalog: Path, snapshot: Callable[[], dict[str, Any]], recent: RecentLog) -> list[VirtualFile]:
+def virtual_files(
+    catalog: Path, snapshot: Callable[[], Awaitable[dict[str, Any]]], recent: RecentLog
+) -> list[VirtualFile]:
     """The rows. catalog: the database file. snapshot: the status of this moment."""
 
     def of_status(text: Callable[[dict[str, Any]], str | bytes]) -> VirtualRender:
         async def write(out: IO[bytes], _: Generation | None) -> None:
-            content = text(snapshot())
+            content = text(await snapshot())
             out.write(content.encode() if isinstance(content, str) else content)
 
         return write

@@ -68,11 +68,19 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class MakeOrder:
-    """Write the ids of the files that a pass has still to draw, as 64-bit integers. Answers: Done(Made)."""
+    """Write the ids of the files that a pass has still to draw, as 64-bit integers.
+
+    Answers: AtWork ..., then Done(Made).
+    """
 
     catalog: Path
     asked: Pass
     target: Path
+
+
+@dataclass(frozen=True, slots=True)
+class AtWork:
+    """What takes long goes on."""
 
 
 @dataclass(frozen=True, slots=True)

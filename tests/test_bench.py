@@ -20,6 +20,7 @@ FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", 
 SEEN = {
     "reads": ["cold, mmap, 1 reader", "libfuse, warm, daemon's CPU"],
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
+    "directory": ["libfuse, os.listdir", "libfuse, open and read while it is listed, p99"],
     "walk": ["plain files, os.walk", "libfuse, again, os.stat"],
     "frameworks": [
         "TFRecordDataset, records of 100 kB, libfuse, later",
@@ -27,11 +28,29 @@ SEEN = {
     ],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
     "idle": ["libfuse, daemon's CPU"],
-    "catalog": ["keys listed per second", "second mount returns"],  # so short a listing may be over unseen
+    "catalog": [
+        "keys listed per second",
+        "second mount returns",
+        "side by side",
+    ],  # so short a listing may be over unseen
     "start": ["mount returns"],
+    "shards": ["rclone copy", "s5cmd cp", "growfs, of ", "growfs mount, from its start to its end"],
+    "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
+    "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
+    "far": ["shards, growfs, of the link's rate", "small files, s5cmd cp"],
+    "while-filling": [
+        "libfuse, p99, filling, of idle",
+        "local file, libfuse, p99, filling",
+        "another process, libfuse, p50, idle",
+    ],
+}
+NEEDS = {
+    "frameworks": ("tensorflow", "torchvision"),
+    **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
-MAY_BE_NOTHING = {"idle", "page-cache"}  # an idle daemon sleeps; the machine's page cache is not ours alone
+MAY_BE_NOTHING = {"idle", "page-cache", "directory"}
+"""An idle daemon sleeps; the machine's page cache is not ours alone; memory need not grow."""
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -43,7 +62,7 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_figures_as_json(name: str, tmp_path: Path) -> None:
-    for module in ("tensorflow", "torchvision") if name == "frameworks" else ():
+    for module in NEEDS.get(name, ()):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     file = tmp_path / "figures.json"

@@ -1,4 +1,6 @@
-"""Measures growfs on this machine, beside the plain files, and says which targets are met. Start it as tools/bench.
+"""Measures growfs on this machine, beside the plain files and programs that copy, and says which targets are met.
+
+Start it as tools/bench.
 
 Each figure is a median over rounds in which both engines, the plain files and the peers take turns: ratios are of
 neighbours in time. A mount is a fresh one in each round, so that "first" means that the kernel has nothing of the mount
@@ -24,7 +26,22 @@ from rich.table import Table
 from rich.text import Text
 
 import growfs
-from tools.benchmarks import catalog, frameworks, idle, page_cache, reads, small_files, start, walk
+from tools.benchmarks import (
+    catalog,
+    directory,
+    far,
+    frameworks,
+    idle,
+    page_cache,
+    reads,
+    shards,
+    shards_tls,
+    small_fetch,
+    small_files,
+    start,
+    walk,
+    while_filling,
+)
 from tools.benchmarks.measure import NOISE_MAX, BenchError, Figure, Setting, temporary_folder
 from tools.benchmarks.mounts import ENGINES, PEERS, engines_here
 
@@ -32,11 +49,17 @@ BENCHMARKS = {
     "reads": reads,
     "small-files": small_files,
     "walk": walk,
+    "directory": directory,
     "frameworks": frameworks,
     "page-cache": page_cache,
     "idle": idle,
     "catalog": catalog,
     "start": start,
+    "shards": shards,
+    "shards-tls": shards_tls,
+    "small-fetch": small_fetch,
+    "far": far,
+    "while-filling": while_filling,
 }
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)

@@ -21,12 +21,20 @@ BUFFER_BYTES = 1 << 20
 # What can be verified, the cheapest first, and its size in bytes.
 _SIZES = {"crc64nvme": 8, "crc32c": 4, "crc32": 4, "sha256": 32, "sha1": 20, "md5": 16}
 
+_TELLING = {f"x-amz-checksum-{name}" for name in _SIZES} | {
+    "content-md5",
+    "x-goog-hash",
+    "x-amz-server-side-encryption",
+}
+
 
 def expected(headers: Headers) -> Expected | None:
     """What the headers of an answer, to a GET or a HEAD, tell of the whole file; None where that is nothing.
 
     What is given back takes in one file, once.
     """
+    if not headers.keys() & _TELLING:
+        return None
     told = _google(headers)
     if _is_whole(headers):  # else it may be the part's
         told.setdefault("md5", headers.get("content-md5", ""))

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 BUFFER_BYTES = 1 << 20  # of each connection; a file that is smaller is written in one piece
 PIECE_BYTES = 1 << 18  # of a larger file, so much is written at a time, at least
 HEAD_BYTES_MAX = 1 << 16
+TEXT_BYTES_MAX = 64 << 20
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 
@@ -40,7 +41,6 @@ class Request:
     url: str = field(repr=False)
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     method: str = "GET"
-    tls: Callable[[], ssl.SSLContext] = field(default=ssl.create_default_context, repr=False)
 
     @property
     def origin(self) -> tuple[str, str]:
@@ -57,6 +57,7 @@ class Response:
     reason: str
     headers: Headers
     length: int | None
+    is_chunked: bool
     keeps: bool
 
 
@@ -79,7 +80,8 @@ class _HungUp(Exception):
 class Connection:
     """Opened at the first request, kept from file to file, opened anew where another server is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
+        self._tls = tls
         self._origin = ("", "")
         self._socket: socket.socket | None = None
         self._keeps = False  # the last answer was read to its end, and another may follow
@@ -100,7 +102,7 @@ class Connection:
                 with suppress(ConnectionError, ssl.SSLError, _HungUp):
                     return self._ask(self._socket, request, head)
                 self.drop()
-            self._socket, self._origin = _connected(request), request.origin
+            self._socket, self._origin = _connected(request, self._tls), request.origin
             return self._ask(self._socket, request, head)
 
     def _ask(self, line: socket.socket, request: Request, head: bytes) -> Response:
@@ -144,6 +146,53 @@ class Connection:
             told(self._buffer[start:end])
             start = end = 0
         self._keeps = whole and response.keeps
+
+    def read(self, response: Response) -> bytes:
+        """The whole of a body that is a text. Raises Unreached, and Odd where it has no end or none that is near."""
+        got = bytearray(self._buffer[slice(*self._body)])
+        if response.is_chunked:
+            return self._read_chunks(response, got)
+        if response.length is None:
+            raise Odd("no length")
+        while len(got) < response.length:
+            self._read_more(got)
+        self._keeps = response.keeps and len(got) == response.length
+        return bytes(got[: response.length])
+
+    def _read_chunks(self, response: Response, got: bytearray) -> bytes:
+        """RFC 9112, 7.1: each with its size before it; one of no size, and maybe more headers, at the end."""
+        body, at, size = bytearray(), 0, 1
+        while size:
+            line, at = self._read_line(got, at)
+            try:
+                size = int(line.partition(b";")[0], 16)
+            except ValueError:
+                raise Odd("a chunk without a size") from None
+            while len(got) < at + size:
+                self._read_more(got)
+            body += got[at : at + size]
+            at += size
+            if size:
+                _, at = self._read_line(got, at)
+        while line:
+            line, at = self._read_line(got, at)
+        self._keeps = response.keeps and len(got) == at
+        return bytes(body)
+
+    def _read_line(self, got: bytearray, at: int) -> tuple[bytes, int]:
+        while (end := got.find(b"\r\n", at)) < 0:
+            self._read_more(got)
+        return bytes(got[at:end]), end + 2
+
+    def _read_more(self, got: bytearray) -> None:
+        assert self._socket is not None
+        if len(got) > TEXT_BYTES_MAX:
+            raise Odd("a text that is too long")
+        with _reaching():
+            count = self._socket.recv_into(self._buffer)
+        if not count:
+            raise Unreached("the answer was cut short")
+        got += self._buffer[:count]
 
     def interrupt(self) -> None:
         """End what another thread reads here."""
@@ -198,12 +247,13 @@ def _parsed(head: str) -> Response:
         name, value = name.lower(), value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     length = headers.get("content-length", "")
-    known = re.fullmatch("[0-9]{1,19}", length) is not None and "transfer-encoding" not in headers
-    keeps = known and version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
-    return Response(int(code), reason, headers, int(length) if known else None, keeps)
+    encoding = headers.get("transfer-encoding", "").lower()
+    known = re.fullmatch("[0-9]{1,19}", length) is not None and not encoding
+    keeps = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
+    return Response(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keeps)
 
 
-def _connected(request: Request) -> socket.socket:
+def _connected(request: Request, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
     """A socket to the server, by any of its addresses: stores give many, and work is to be spread over them."""
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
@@ -219,7 +269,7 @@ def _connected(request: Request) -> socket.socket:
             line.settimeout(CONNECT_TIMEOUT_S)
             line.connect(address)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _secured(line, parts.hostname, request) if is_tls else _timed(line)
+            return _secured(line, parts.hostname, tls) if is_tls else _timed(line)
         except Odd:
             line.close()
             raise
@@ -229,9 +279,9 @@ def _connected(request: Request) -> socket.socket:
     raise error
 
 
-def _secured(line: socket.socket, host: str, request: Request) -> socket.socket:
+def _secured(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
     try:
-        context = request.tls()
+        context = tls()
     except OSError as error:
         raise Odd(f"certificates that cannot be read: {error.strerror}") from None
     try:

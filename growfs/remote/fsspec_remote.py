@@ -11,10 +11,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers, Odd, Request, Unreached
+from growfs.remote.facts import file_from
 from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
@@ -39,10 +37,6 @@ _LATER = {  # what a store's library, or what verifies its answers, would import
     "s3": ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions", "awscrt.checksums"),
     "gs": ("awscrt.checksums",),
 }
-_VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
-_MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 class FsspecRemote:
@@ -113,7 +107,7 @@ class FsspecRemote:
 
         def sign(method: str = "GET") -> Request:
             try:
-                return replace(self._request(file.path, method), tls=lambda: self._tls)
+                return self._request(file.path, method)
             except Exception as error:
                 raise Odd("cannot be signed") from error
 
@@ -143,7 +137,7 @@ class FsspecRemote:
 
     @cached_property
     def _ranged(self) -> Ranged:
-        return Ranged(self._streams)
+        return Ranged(self._streams, lambda: self._tls)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -321,45 +315,3 @@ def import_store(url: str) -> None:
         raise UsageError(f"{store}:// needs a package that is not installed: {error}") from None
     except ValueError:
         raise UsageError(f"{store}:// is no store that fsspec knows; examples: {EXAMPLES}") from None
-
-
-def file_from(path: str, info: dict[str, Any]) -> RemoteFile:
-    """The RemoteFile that a store's own answer describes."""
-    size = info.get("size")
-    mtime_ns = next((ns for key in _MTIME_KEYS if (ns := to_ns(info.get(key))) is not None), None)
-    version = next((text for key in _VERSION_KEYS if (text := str(info.get(key) or "").strip('"'))), "")
-    if not version and mtime_ns is not None and size is not None:
-        version = f"{mtime_ns}-{size}"
-    return RemoteFile(path, None if size is None else int(size), mtime_ns, version)
-
-
-def to_ns(when: Any) -> int | None:
-    """Nanoseconds since the epoch of a datetime, of seconds, or of an ISO 8601 or HTTP date; None for anything else.
-
-    To the microsecond, so that one moment gives one number whether a store tells it as float or as datetime.
-    """
-    if isinstance(when, str):
-        when = _parsed(when)
-    if isinstance(when, (int, float)) and abs(when) < 1e12:
-        return round(when * 1_000_000) * 1000
-    if not isinstance(when, datetime):
-        return None
-    moment = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return (moment - _EPOCH) // _MICROSECOND * 1000
-
-
-def _parsed(text: str) -> datetime | float | None:
-    text = text.strip()
-    if text[4:5] == "-":  # as most manifests have it, of which there may be 100 million rows
-        try:
-            return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1] in "zZ" else text)
-        except ValueError:
-            pass
-    with suppress(ValueError):
-        return float(text)
-    iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text)  # Python 3.10 wants 6
-    with suppress(ValueError):
-        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", iso))
-    with suppress(TypeError, ValueError):
-        return parsedate_to_datetime(text)
-    return None

@@ -8,7 +8,8 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
 from growfs.remote.connection import Headers, Odd, Request
-from growfs.remote.fsspec_remote import FsspecRemote, file_from
+from growfs.remote.facts import file_from
+from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.protocol import RemoteFile, RemoteSpec, Skipped
 from growfs.remote.streams import Streams
 

@@ -8,6 +8,7 @@ not trusted, a refusal) is left to the store's library, whose own answer then co
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -56,9 +57,10 @@ class Damaged(Exception):
 class Ranged:
     """Fetches files, in any thread. `usable` is False once that has proved to be of no use with this server."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, tls: Callable[[], ssl.SSLContext]) -> None:
         self.usable = True
         self.streams = streams
+        self._tls = tls
         self.head_tells = True  # more than a GET of a part does
         self.is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
         self._odd = self._heads_in_vain = 0
@@ -107,7 +109,7 @@ class Ranged:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = Connection()
+            connection = Connection(self._tls)
             self._connections.append(connection)
         try:
             yield connection

@@ -18,51 +18,67 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteMissing, UsageError
-from growfs.remote.connection import Headers, Odd, Request
+from growfs.remote import s3_listing
+from growfs.remote.connection import Connection, Headers, Odd, Request, Unreached
+from growfs.remote.facts import file_from
 from growfs.remote.failures import explain
-from growfs.remote.fsspec_remote import PAGE_FILES_MAX, FsspecRemote, file_from
-from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.fsspec_remote import PAGE_FILES_MAX, SIGNED_S, FsspecRemote
+from growfs.remote.keyspace import Keyspace, Span
+from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec
+from growfs.remote.ranged import ODD_MAX, Answered
 from growfs.remote.signer import Signer
 from growfs.remote.streams import Streams
+from growfs.remote.walkers import Answer, Walkers, Width
 
 CHUNK_BYTES = 256 * 1024
+UNORDERED = "--x-s3"  # directory buckets, which know no order and no place to begin at (S3 Express)
 _NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
 
 
 class S3Remote(FsspecRemote):
-    """A bucket, or the keys below a prefix of it. The cursor of a page is its last key."""
+    """A bucket, or the keys below a prefix of it. The cursor of a page is the intervals of names that are left."""
 
     def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
         super().__init__(spec, streams)
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.shown()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
+        self._width = Width()  # of the last listing, where that has to go on
+        self._odd_pages = 0
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
-        more: dict[str, Any] = {"StartAfter": cursor} if cursor else {}
-        while True:
-            reply = self._call("", "list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=PAGE_FILES_MAX, **more)
-            # From the next page on: dateutil, which reads botocore's times, is half of what a listing costs.
-            self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
-            objects = reply.get("Contents", [])
-            if prefix and not objects and not more:
-                raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
-            files, skipped = [], []
-            for item in objects:
-                path = item["Key"][len(prefix) :]
-                if item["Key"].endswith("/") and not item["Size"]:
-                    continue  # a marker that stands for a folder
-                if reason := reason_to_skip(path):
-                    skipped.append(Skipped(reason, path))
-                else:
-                    files.append(_file(path, item["Size"], item))
-            if objects:
-                yield Page(files, skipped, objects[-1]["Key"])
-            if not reply.get("IsTruncated"):
-                return
-            more = {"ContinuationToken": reply["NextContinuationToken"]}
+        keyspace = Keyspace(cursor, serial=bucket.endswith(UNORDERED))
+        if cursor is None:
+            self._width = Width()
+        yield from Walkers(
+            keyspace, self._width, lambda: Connection(lambda: self._tls), self._names, s3_listing.files
+        ).pages()
+        if prefix and cursor is None and not keyspace.pages:
+            raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
+
+    def _connection(self) -> Connection:
+        return Connection(lambda: self._tls)
+
+    def _names(self, connection: Connection, span: Span) -> Answer:
+        """A page of the names after the beginning of span."""
+        bucket, prefix = self._bucket_and_prefix
+        asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX}
+        if span.token is not None:
+            asked["ContinuationToken"] = span.token
+        elif span.after:
+            asked["StartAfter"] = prefix + span.after
+        if self._odd_pages < ODD_MAX:
+            try:
+                return s3_listing.get(connection, self._page_request(asked), prefix)
+            except (Answered, Unreached) as error:
+                raise explain(error, self._where(), self.store, self._secrets) from None
+            except Odd:
+                self._odd_pages += 1
+        reply = self._call("", "list_objects_v2", **asked)
+        # From the next page on: dateutil, which reads botocore's times, is half of what a page costs.
+        self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
+        return s3_listing.by_library(reply, prefix)
 
     def stat(self, path: str) -> RemoteFile:
         bucket, prefix = self._bucket_and_prefix
@@ -76,20 +92,41 @@ class S3Remote(FsspecRemote):
         return self._signer.request(prefix + path, method)
 
     def _new_signer(self, bucket: str) -> Signer:
+        client = self._client(bucket)
+        asks = getattr(client.meta.config, "response_checksum_validation", "") == "when_supported"
+        more = {"ChecksumMode": "ENABLED"} if asks else {}
+        return Signer(client, self.fs.loop, self._wanted(client.get_object, {"Bucket": bucket, "Key": "", **more}))
+
+    def _page_request(self, asked: dict[str, Any]) -> Request:
+        """A GET that needs nothing else. Raises Odd where there is none."""
+        from fsspec.asyn import sync
+
+        try:
+            client = self._client(asked["Bucket"])
+            wanted = self._wanted(client.list_objects_v2, asked)
+            url = sync(self.fs.loop, client.generate_presigned_url, "list_objects_v2", wanted, SIGNED_S)
+        except Exception as error:
+            raise Odd("cannot be signed") from error
+        request = Request(url, {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {})
+        if self._ranged.is_proxied(*request.origin):
+            raise Odd("behind a proxy")
+        return request
+
+    def _client(self, bucket: str) -> Any:
         from fsspec.asyn import sync
 
         async def find() -> Any:
             await self.fs.set_session()
             return await self.fs.get_s3(bucket)
 
-        client = sync(self.fs.loop, find)
-        asks = getattr(client.meta.config, "response_checksum_validation", "") == "when_supported"
-        mode = {"ChecksumMode": "ENABLED"} if asks else {}
-        wanted = self.fs._get_s3_method_kwargs(client.get_object, mode, Bucket=bucket, Key="")
-        unknown = wanted.keys() - {"Bucket", "Key", "RequestPayer", "ChecksumMode"}
-        if unknown or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
+        return sync(self.fs.loop, find)
+
+    def _wanted(self, method: Any, asked: dict[str, Any]) -> dict[str, Any]:
+        """What the library would have the method told. Raises Odd where only it can tell that."""
+        wanted: dict[str, Any] = self.fs._get_s3_method_kwargs(method, **asked)
+        if wanted.keys() - {*asked, "RequestPayer"} or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
             raise Odd("an option that only the library knows")
-        return Signer(client, self.fs.loop, wanted)
+        return wanted
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         return file_from(path, {"size": size, "ETag": headers.get("etag"), "mtime": headers.get("last-modified")})

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteError, UsageError
-from growfs.remote.fsspec_remote import FsspecRemote, to_ns
+from growfs.remote.facts import to_ns
+from growfs.remote.fsspec_remote import FsspecRemote
 
 Row = tuple[Any, ...]
 

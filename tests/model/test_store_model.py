@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
         generation = self.run(self.rooms.begin)
         listed = self.rooms.listed()
         assert generation
-        assert len(listed) == generation.files == self.rooms.generations.totals()[0]
+        assert len(listed) == generation.files == self.rooms.totals()[0]
         assert listed <= before == self.rooms.resident()
         assert self.pinned & before <= listed
         kinds = {(str(Path(path).parent), Path(path).suffix) for path in before}

@@ -205,7 +205,7 @@ LENGTHS = {
 def test_an_answer_whose_length_is_not_told(server: Server, connection: Connection, line: bytes) -> None:
     server.answer = lambda to, _: to.sendall(b"HTTP/1.1 200 OK\r\n" + line + b"\r\n\r\n")
     response = connection.ask(Request(server.url), {})
-    assert (response.status, response.length, response.keeps) == (200, None, False)
+    assert (response.status, response.length) == (200, None)
 
 
 HEADS = [
@@ -239,7 +239,7 @@ def test_how_a_head_is_read(server: Server, connection: Connection) -> None:
     server.answer = lambda line, _: line.sendall(b"HTTP/1.1 404 Not Found at all\r\n" + lines)
     response = connection.ask(Request(server.url), {})
     headers = {"a": "1, 3", "b": "two words", "empty": "", "latin": "é", "content-length": "0"}
-    assert response == Response(404, "Not Found at all", headers, 0, True)
+    assert response == Response(404, "Not Found at all", headers, 0, False, True)
 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", HEAD, HEAD + BODY[:100]], ids=["-", "half", "head", "body"])

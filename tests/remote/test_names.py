@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.errors import UsageError
+from growfs.remote.facts import to_ns
 from growfs.remote.filter import PathFilter
-from growfs.remote.fsspec_remote import to_ns
 from growfs.remote.names import reason_to_skip, redact
 
 awkward = st.lists(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
 from growfs import digest, disk
+from growfs.attributes import Entry
 from growfs.catalog import Catalog, Changes, Listed, Node
 from growfs.database import ROOT, Database, read_only
 from growfs.generations import Generations
@@ -108,12 +111,27 @@ class Rooms:
         assert generation
         found, folders = set[str](), [ROOT]
         while folders:
-            for entry in self.generations.listed(folders.pop(), 0, generation, 1000, 0):
+            for entry in self.entries(folders.pop(), generation):
                 if entry.is_dir:
                     folders.append(entry.id)
                 elif node := self.catalog.node(entry.id):
                     found.add(self.catalog.path(node))
         return found
+
+    def entries(self, directory: int, generation: Generation, at_once: int = 1000) -> Sequence[Entry]:
+        """What a generation lists of a directory, looking at so many at once."""
+        found = deque[Entry]()
+        passed: int | None = 0
+        while passed is not None:
+            entries, passed = self.generations.listed(directory, passed, generation, at_once, 0)
+            found += entries
+            passed = entries[-1].position if entries else passed
+        return found
+
+    def totals(self) -> tuple[int, int]:
+        """(files, bytes) of the current generation."""
+        files, bytes = self.generations.hidden(self.database.rows)
+        return self.store.resident_files - files, self.store.resident_content_bytes - bytes
 
     def resident(self) -> set[str]:
         """The paths of the resident files."""

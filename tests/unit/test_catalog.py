@@ -99,14 +99,14 @@ async def test_of_a_file_and_a_directory_of_one_name_the_directory_stays(
     for _ in range(2):
         await rooms.list(files, page)
         assert rooms.known() == {file("a/b")}
-        assert rooms.catalog.skipped() == [(FILE_AND_DIRECTORY, 1, "a")]
+        assert rooms.catalog.skipped(rooms.database.rows) == [(FILE_AND_DIRECTORY, 1, "a")]
         assert (rooms.catalog.files, rooms.catalog.bytes, rooms.catalog.directories) == (1, 100, 2)
 
 
 async def test_a_conflict_deep_in_a_path_is_named_where_it_is(rooms: Rooms) -> None:
     await rooms.list([file("a/b"), file("a/b/c/d")])
     assert rooms.known() == {file("a/b/c/d")}
-    assert rooms.catalog.skipped() == [(FILE_AND_DIRECTORY, 1, "a/b")]
+    assert rooms.catalog.skipped(rooms.database.rows) == [(FILE_AND_DIRECTORY, 1, "a/b")]
 
 
 async def test_a_file_becomes_a_directory_and_a_file_again(rooms: Rooms) -> None:
@@ -134,16 +134,16 @@ async def test_a_cached_directory_gives_way_to_a_file(rooms: Rooms) -> None:
 async def test_skipped_names_are_those_of_the_last_listing(rooms: Rooms) -> None:
     names = [Skipped("too long", "x" * 300), Skipped("too long", "y" * 300), Skipped("'..' in path", "a/../b")]
     await rooms.list([file("a")], skipped=names)
-    assert rooms.catalog.skipped() == [("too long", 2, "x" * 300), ("'..' in path", 1, "a/../b")]
+    assert rooms.catalog.skipped(rooms.database.rows) == [("too long", 2, "x" * 300), ("'..' in path", 1, "a/../b")]
     await rooms.list([file("a")], skipped=names[2:])
-    assert rooms.catalog.skipped() == [("'..' in path", 1, "a/../b")]
+    assert rooms.catalog.skipped(rooms.database.rows) == [("'..' in path", 1, "a/../b")]
     await rooms.list([file("a")])
-    assert rooms.catalog.skipped() == []
+    assert rooms.catalog.skipped(rooms.database.rows) == []
 
 
 async def test_a_skipped_name_need_not_be_text(rooms: Rooms) -> None:
     await rooms.list([file("a")], skipped=[Skipped("name is not UTF-8", "caf\udce9")])
-    assert rooms.catalog.skipped() == [("name is not UTF-8", 1, "caf?")]
+    assert rooms.catalog.skipped(rooms.database.rows) == [("name is not UTF-8", 1, "caf?")]
 
 
 async def test_a_pin_holds_for_the_next_version(rooms: Rooms) -> None:

@@ -189,7 +189,7 @@ async def test_the_order_of_admission_is_kept(rooms: Rooms) -> None:
     await listed(rooms, *paths)
     await rooms.store.admit([rooms.draft(path, b"x") for path in paths], 1)
     everything = Generation(1, 1 << 40, 0.0)
-    assert [node.name for node in rooms.generations.listed(rooms.node("a").id, 0, everything, 10, 0)] == ["3", "1", "2"]
+    assert [node.name for node in rooms.entries(rooms.node("a").id, everything, 10)] == ["3", "1", "2"]
 
 
 async def test_a_generation_is_frozen(rooms: Rooms) -> None:
@@ -199,14 +199,14 @@ async def test_a_generation_is_frozen(rooms: Rooms) -> None:
     assert first
     await rooms.admit("a/2", content=b"x" * 50)
     folder = rooms.node("a").id
-    assert [node.name for node in rooms.generations.listed(folder, 0, first, 10, 0)] == ["1"]
-    assert (first.files, *rooms.generations.totals()) == (1, 1, 100)
+    assert [node.name for node in rooms.entries(folder, first, 10)] == ["1"]
+    assert (first.files, *rooms.totals()) == (1, 1, 100)
     second = await rooms.begin()
     assert second
     assert second.number == first.number + 1
-    assert [node.name for node in rooms.generations.listed(folder, 0, second, 10, 0)] == ["1", "2"]
-    assert [node.name for node in rooms.generations.listed(folder, 0, first, 10, 0)] == ["1"]
-    assert (second.files, *rooms.generations.totals()) == (2, 2, 150)
+    assert [node.name for node in rooms.entries(folder, second, 10)] == ["1", "2"]
+    assert [node.name for node in rooms.entries(folder, first, 10)] == ["1"]
+    assert (second.files, *rooms.totals()) == (2, 2, 150)
 
 
 async def full(rooms: Rooms, count: int = 6, shown: int = 3) -> None:

@@ -133,7 +133,7 @@ async def test_what_was_shown_for_longest_is_left_out(scene: Scene) -> None:
     assert (scene.listed(), second.files) == ("3456", 4)
     assert scene.listed(first) == "123456"  # who lists it still sees all
     assert scene.resident() == "123456"
-    assert scene.rooms.generations.left_out_bytes() == 2 * BLOCK
+    assert scene.rooms.generations.left_out_bytes(scene.rooms.database.rows) == 2 * BLOCK
 
 
 async def test_arrivals_are_shown_and_not_left_out(scene: Scene) -> None:
@@ -317,7 +317,7 @@ async def test_no_directory_is_shown_whose_files_are_not(scene: Scene) -> None:
     scene.rooms.generations.show_files = 1
     await scene.admit("1", "b/1")
     generation = await scene.begin()
-    assert [entry.name for entry in scene.rooms.generations.listed(1, 0, generation, 10, 0)] == ["a"]
+    assert [entry.name for entry in scene.rooms.entries(1, generation, 10)] == ["a"]
 
 
 async def test_fewer_files_than_are_to_be_shown_begin_no_generation(
@@ -528,9 +528,9 @@ async def test_held_bytes(scene: Scene) -> None:
     await shown(scene, "1234")
     await scene.begin(leave_out=2)
     generations = scene.rooms.generations
-    assert generations.held_bytes(Hold(1, 1 << 40)) == 2 * BLOCK
-    assert generations.held_bytes(Hold(1, scene.row("1")[0])) == BLOCK
-    assert generations.held_bytes(Hold(2, 1 << 40)) == 0
+    assert generations.held_bytes(scene.rooms.database.rows, Hold(1, 1 << 40)) == 2 * BLOCK
+    assert generations.held_bytes(scene.rooms.database.rows, Hold(1, scene.row("1")[0])) == BLOCK
+    assert generations.held_bytes(scene.rooms.database.rows, Hold(2, 1 << 40)) == 0
 
 
 # Groups come and go as one, on the disk as well.

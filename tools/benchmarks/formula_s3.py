@@ -1,14 +1,16 @@
 """A store of any number of keys that needs no disk: it answers as S3 does, from a formula.
 
-`python -m tools.benchmarks.formula_s3 KEYS SIZE` serves the bucket 'formula' on loopback, prints its URL, and runs
-until it is ended. Key number n is d{n // 1000}/f{n % 1000}.bin; the order of the keys is that of the numbers. Knows
-ListObjectsV2, HEAD and GET, and neither checks nor wants credentials.
+`python -m tools.benchmarks.formula_s3 KEYS SIZE DELAY_S PER_DIRECTORY` serves the bucket 'formula' on loopback, prints
+its URL, and runs until it is ended. Each page of a listing takes DELAY_S longer. Key number n is
+d{n // 1000}/f{n % 1000}.bin, where directories have a thousand keys; the order of the keys is that of the numbers.
+Knows ListObjectsV2, HEAD and GET, and neither checks nor wants credentials.
 """
 
 from __future__ import annotations
 
 import bisect
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -19,9 +21,10 @@ MODIFIED_ISO = "2024-05-06T07:08:09.000Z"
 MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
 
 
-def key(number: int) -> str:
+def key(number: int, per_directory: int = PER_DIRECTORY) -> str:
     """The name of a key, in the order of numbers up to ten million."""
-    return f"d{number // PER_DIRECTORY:04}/f{number % PER_DIRECTORY:04}.bin"
+    directory, place = divmod(number, per_directory)
+    return f"d{directory:04}/f{place:0{max(4, len(str(per_directory - 1)))}}.bin"
 
 
 def etag(number: int) -> str:
@@ -37,6 +40,8 @@ class Formula(BaseHTTPRequestHandler):
     wbufsize = 1 << 16
     keys = 0
     size = 0
+    delay_s = 0.0
+    per_directory = PER_DIRECTORY
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: a million lines would be measured too."""
@@ -54,12 +59,14 @@ class Formula(BaseHTTPRequestHandler):
     def _list(self, query: dict[str, str]) -> None:
         prefix = query.get("prefix", "")
         after = query.get("continuation-token") or query.get("start-after", "")
-        numbers = range(self.keys)
-        start = bisect.bisect_right(numbers, after, key=key) if after else bisect.bisect_left(numbers, prefix, key=key)
+        numbers, key = range(self.keys), self._key
+        start = bisect.bisect_left(numbers, prefix, key=key)
+        start = max(start, bisect.bisect_right(numbers, after, key=key) if after else 0)
         end = min(self.keys, start + min(PAGE_KEYS_MAX, int(query.get("max-keys") or PAGE_KEYS_MAX)))
         while end > start and not key(end - 1).startswith(prefix):
             end -= 1
         more = end < self.keys and end > start and key(end).startswith(prefix)
+        time.sleep(self.delay_s)
         contents = "".join(
             f"<Contents><Key>{key(number)}</Key><LastModified>{MODIFIED_ISO}</LastModified>"
             f"<ETag>{etag(number)}</ETag><Size>{self.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
@@ -77,6 +84,9 @@ class Formula(BaseHTTPRequestHandler):
             ).encode(),
         )
 
+    def _key(self, number: int) -> str:
+        return key(number, self.per_directory)
+
     def _answer(self, code: int, body: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Type", "application/xml")
@@ -86,8 +96,8 @@ class Formula(BaseHTTPRequestHandler):
 
     def _object(self, body: bool) -> None:
         name = unquote(urlsplit(self.path).path).strip("/").partition("/")[2]
-        number = bisect.bisect_left(range(self.keys), name, key=key)
-        if number >= self.keys or key(number) != name:
+        number = bisect.bisect_left(range(self.keys), name, key=self._key)
+        if number >= self.keys or self._key(number) != name:
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>" if body else b"")
             return
         self.send_response(200)
@@ -104,7 +114,8 @@ class Formula(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until ended."""
-    Formula.keys, Formula.size = int(sys.argv[1]), int(sys.argv[2])
+    Formula.keys, Formula.size, Formula.delay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    Formula.per_directory = int(sys.argv[4])
     with ThreadingHTTPServer(("127.0.0.1", 0), Formula) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()

@@ -121,18 +121,21 @@ def make_file(path: Path, mib: int) -> None:
             file.write(os.urandom(1 << 20))
 
 
-def run(command: Sequence[object]) -> str:
-    """A command's output. Raises BenchError with what it said where it fails."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S_MAX,
-        check=False,
-        env=environment(),
-        cwd=ROOT,
-    )
+def run(command: Sequence[object], **variables: object) -> str:
+    """A command's output. variables: more of its environment. Raises BenchError with what it said where it fails."""
+    try:
+        done = subprocess.run(
+            [str(word) for word in command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S_MAX,
+            check=False,
+            env=environment() | {name: str(value) for name, value in variables.items()},
+            cwd=ROOT,
+        )
+    except FileNotFoundError:
+        raise BenchError(f"{command[0]} is not installed") from None
     if done.returncode:
         raise BenchError(f"{' '.join(map(str, command[:6]))} ...: {done.stderr.strip() or done.returncode}")
     return done.stdout

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,16 @@ class Mount:
 
 
 @contextlib.contextmanager
-def mounted(url: object, folder: Path, *flags: object) -> Iterator[Mount]:
-    """Mount with folder/mnt and folder/cache."""
+def mounted(
+    url: object, folder: Path, *flags: object, start: Callable[[Sequence[object]], object] = run
+) -> Iterator[Mount]:
+    """Mount with folder/mnt and folder/cache. start: what runs the command."""
     mount = Mount(folder / "mnt", folder)
     mount.mountpoint.mkdir(parents=True, exist_ok=True)
     command = [*GROWFS, "mount", url, mount.mountpoint, "--cache-dir", folder / "cache", *flags]
     try:
         began = time.monotonic()
-        run(command)
+        start(command)
         mount.returned_s = time.monotonic() - began
         status = mount.status()
         mount.pid, mount.engine = status["pid"], status["engine"]

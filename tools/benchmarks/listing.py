@@ -1,0 +1,35 @@
+"""The listing that a catalog is made of, alone in a fresh process.
+
+`python -m tools.benchmarks.listing ENDPOINT FILES REQUESTS` prints as JSON, for at least so many FILES of the bucket
+'formula', with at most so many REQUESTS under way: `keys_per_s`, and the process's `cpu_us` for each key.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from growfs.remote import open_remote, preload, walkers
+from growfs.remote.protocol import RemoteSpec
+
+
+def main() -> None:
+    """List it; the imports and the first page, for which a client is made, are not counted."""
+    endpoint, files, requests = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    walkers.REQUESTS_MAX = requests
+    spec = RemoteSpec("s3://formula", endpoint_url=endpoint)
+    preload(spec)
+    pages = open_remote(spec).pages()
+    next(pages)
+    began, cpu, keys = time.perf_counter(), time.process_time(), 0
+    for page in pages:
+        keys += len(page.files)
+        if keys >= files:
+            break
+    took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    print(json.dumps({"keys_per_s": keys / took_s, "cpu_us": cpu_s / keys * 1e6}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
