@@ -10,6 +10,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -166,7 +167,8 @@ class Crew:
             except GrowfsError as error:
                 if not self._hands:
                     raise
-                log.warning("%s", error)
+                log.warning("%s; going on with %d", error, len(self._hands))
+                self._size = len(self._hands)
             else:
                 self._hands.append(best)
                 nursery.start_soon(self._hear, best)
@@ -182,32 +184,34 @@ class Crew:
     # What became of it.
 
     async def _hear(self, hand: Hand) -> None:
-        try:
-            while True:
+        failed: Failed | None = None
+        with suppress(WorkerLost):
+            while not failed:
                 with trio.CancelScope() as hand.silence:
                     if hand.flights:
                         hand.silence.deadline = trio.current_time() + STALL_S
                     message = await hand.line.receive()
                 if hand.silence.cancelled_caught:
                     raise WorkerLost
-                await self._note(hand, message)
-        except WorkerLost:
-            self._hands.remove(hand)
-            await hand.line.aclose()
-            for flight in reversed(hand.flights.values()):
+                if isinstance(message, Failed):
+                    failed = message  # it cannot fetch anything; what it has begun all the same ends with it
+                else:
+                    await self._note(hand, message)
+        self._hands.remove(hand)
+        await hand.line.aclose()
+        for flight in reversed(hand.flights.values()):
+            if failed:
+                await self._became(flight, Lost(failed.error))
+            else:
                 self._lost(flight)
-            self._changed()
+        self._changed()
 
-    async def _note(self, hand: Hand, message: Came | Failed) -> None:
-        if isinstance(message, Failed):  # it cannot fetch anything
-            files: list[tuple[int, Fetched | Lost]] = [(id, Lost(message.error)) for id in hand.flights]
-        else:
-            files = message.files
-            hand.came += message.bytes
-            self._period_bytes += message.bytes
-            self._period_refusals += message.refusals
-            self.received(message.bytes)
-        for id, became in files:
+    async def _note(self, hand: Hand, message: Came) -> None:
+        hand.came += message.bytes
+        self._period_bytes += message.bytes
+        self._period_refusals += message.refusals
+        self.received(message.bytes)
+        for id, became in message.files:
             flight = hand.flights.pop(id)
             hand.bytes -= flight.node.size or 0
             hand.came = max(0, hand.came - (became.size if isinstance(became, Fetched) else 0))

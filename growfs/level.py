@@ -35,8 +35,8 @@ class Level:
         if was_refused:
             self.streams = max(STREAMS_MIN, self.streams // 2)
             self._before, self._rest = None, SETTLED_PERIODS
-        elif not was_busy or not bytes_per_s:  # which tells nothing
-            self._before = None
+        elif not was_busy or not bytes_per_s:
+            pass  # which tells nothing; a step that is being tried is judged later
         elif self._before:
             self._judge(bytes_per_s)
         elif self._rest:

@@ -13,6 +13,7 @@ import time
 
 _PAGE = struct.Struct("=IIQ")  # streams, over all workers; workers that share them; bytes/s, 0 for no limit
 
+RATE_MAX = (1 << 64) - 1
 LOOK_EVERY_S = 0.1
 """How soon a stream that waits for its share of the bandwidth sees another one."""
 BURST_S = 0.1
@@ -30,7 +31,7 @@ class Pace:
 
     def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
         """What all workers may do together. The daemon's."""
-        _PAGE.pack_into(self._page, 0, streams, max(1, workers), bytes_per_s)
+        _PAGE.pack_into(self._page, 0, streams, max(1, workers), min(bytes_per_s, RATE_MAX))
 
     @property
     def streams(self) -> int:
@@ -50,12 +51,16 @@ class Pace:
 
 
 class Bandwidth:
-    """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker."""
+    """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker.
+
+    Each goes on in its turn, as soon as its own bytes are earned: else, with many threads and a low rate, all would
+    wait for the sum, and the worker would seem to hang.
+    """
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._lock = threading.Lock()
-        self._balance = 0.0  # bytes
+        self._spent = self._earned = 0.0  # bytes
         self._at = time.monotonic()
 
     def spend(self, count: int) -> None:
@@ -63,17 +68,20 @@ class Bandwidth:
         if not self._pace.bytes_per_s:
             return
         with self._lock:
-            self._balance -= count
-        while (wait_s := self._wait_s()) > 0:
+            self._earn()
+            self._spent += count
+            mine = self._spent
+        while (wait_s := self._wait_s(mine)) > 0:
             time.sleep(min(wait_s, LOOK_EVERY_S))
 
-    def _wait_s(self) -> float:
-        rate = self._pace.bytes_per_s
+    def _wait_s(self, mine: float) -> float:
         with self._lock:
-            now = time.monotonic()
-            if not rate:
-                self._balance, self._at = 0.0, now
-                return 0.0
-            self._balance = min(self._balance + (now - self._at) * rate, BURST_S * rate)
-            self._at = now
-            return -self._balance / rate
+            rate = self._earn()
+            return (mine - self._earned) / rate if rate else 0.0
+
+    def _earn(self) -> float:
+        rate, now = self._pace.bytes_per_s, time.monotonic()
+        most = self._spent + BURST_S * rate
+        self._earned = min(self._earned + (now - self._at) * rate, most) if rate else most
+        self._at = now
+        return rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -53,7 +54,8 @@ class Porter:
         except Exception as error:  # noqa: BLE001 - a bug of a client library must not read as a crash
             became = Lost(RemoteBusy(f"{wanted.file.path}: unexpected {type(error).__name__}: {error}"))
         if isinstance(became, Lost):
-            wanted.target.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                wanted.target.unlink()
         with self._lock:
             self._files.append((wanted.id, became))
             self._under_way -= 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import select
 import socket
 import ssl
 import struct
@@ -93,7 +94,7 @@ class Connection:
 
         Raises Unreached, and Odd where the store's library may do better: it may trust another certificate.
         """
-        if request.origin != self._origin or not self._keeps:
+        if request.origin != self._origin or not self._keeps or (self._socket and _has_more(self._socket)):
             self.drop()
         head = _head_of(request, headers)
         with _reaching():
@@ -212,13 +213,21 @@ def drop_all(connections: Iterable[Connection]) -> None:
         connection.drop()
 
 
+def _has_more(line: socket.socket) -> bool:
+    """Whether something came that nobody asked for: the end, or more than belonged to the last answer."""
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _head_of(request: Request, more: Headers) -> bytes:
     scheme, host = request.origin
     target = request.url[len(scheme) + 3 + len(host) :].partition("#")[0] or "/"
     if not target.startswith("/"):
         target = f"/{target}"
     headers = {"Host": host, "User-Agent": "growfs", "Accept-Encoding": "identity", **request.headers, **more}
-    if not _SENDABLE.fullmatch(target) or _UNSENDABLE.search("".join(headers.values())):
+    sendable = _SENDABLE.fullmatch("".join([target, *headers])) and not _UNSENDABLE.search("".join(headers.values()))
+    if not sendable:
         raise Odd("a request that cannot be sent")
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
@@ -228,7 +237,7 @@ def _parsed(head: str) -> Response:
     first, *lines = head.split("\r\n")
     version, _, status = first.partition(" ")
     code, _, reason = status.partition(" ")
-    if not version.startswith("HTTP/1.") or not code.isdecimal() or int(code) < 200:
+    if not version.startswith("HTTP/1.") or not re.fullmatch("[2-9][0-9]{2}", code):
         raise Odd("an answer that is no HTTP/1.1")
     headers: Headers = {}
     for line in lines:
@@ -239,7 +248,7 @@ def _parsed(head: str) -> Response:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     length = headers.get("content-length", "")
     encoding = headers.get("transfer-encoding", "").lower()
-    known = length.isdecimal() and not encoding
+    known = re.fullmatch("[0-9]{1,19}", length) is not None and not encoding
     keeps = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
     return Response(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keeps)
 

@@ -195,19 +195,24 @@ class _Fetch(Generic[T]):
 
     def run(self, connection: Connection, response: Response) -> None:
         """Read response, which begins the file, and all other parts, with what streams are free."""
-        parts = -(-self.total // digests.PART_BYTES) if self.total > (response.length or 0) else 1
-        helped = self._owner.streams.shared(self._help, parts - 1) if parts > 1 else nullcontext()
+        in_parts = self.total > (response.length or 0)
+        helped = self._owner.streams.shared(self._help) if in_parts else nullcontext()
         with helped, self._used(connection):
             self._copy(connection, response, 0)
-            self._work(connection)
+            while (start := self._next()) is not None:
+                self._fetch_part(connection, start)
         if self._error:
             raise self._error
         if self._expected and (mismatch := self._expected.mismatch(self.total, self._target)):
             raise Damaged(mismatch)
 
-    def _help(self) -> None:
+    def _help(self) -> bool:
+        """Read one part; False where there is none left."""
+        if (start := self._next()) is None:
+            return False
         with self._owner.connection() as connection, self._used(connection):
-            self._work(connection)
+            self._fetch_part(connection, start)
+        return True
 
     @contextmanager
     def _used(self, connection: Connection) -> Iterator[None]:
@@ -243,10 +248,9 @@ class _Fetch(Generic[T]):
 
         connection.copy(response, self._fd, start, told)
 
-    def _work(self, connection: Connection) -> None:
-        while (start := self._next()) is not None:
-            response = self._part(connection, start, min(start + digests.PART_BYTES, self.total) - 1)
-            self._copy(connection, response, start)
+    def _fetch_part(self, connection: Connection, start: int) -> None:
+        response = self._part(connection, start, min(start + digests.PART_BYTES, self.total) - 1)
+        self._copy(connection, response, start)
 
     def _next(self) -> int | None:
         with self._sharing:

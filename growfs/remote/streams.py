@@ -1,7 +1,8 @@
 """`Streams`: the threads of a process that fetch. Whole files and parts of files share them.
 
 A stream that is free helps with the earliest file that has parts left, and else begins the next one: so files end
-about as they were begun, and the last ones of many do not end alone.
+about as they were begun, and the last ones of many do not end alone. While there is something to do, one thread that
+is free looks for it, also where all streams are at work: so that it sees when there may be more of them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 
-THREADS_MAX = 128
+THREADS_MAX = 192
+"""More than there are streams, so that what is urgent finds one."""
 LOOK_EVERY_S = 0.1
 """How soon a thread sees that there may be more streams."""
 STREAMS = 4
@@ -19,9 +21,9 @@ STREAMS = 4
 
 
 class Shared:
-    """Work that several threads do together: each calls `work`, which returns when there is nothing left to begin."""
+    """Work that several threads do together: `work` does a piece of it; False where there is nothing left to begin."""
 
-    def __init__(self, work: Callable[[], None], lock: threading.Lock) -> None:
+    def __init__(self, work: Callable[[], bool], lock: threading.Lock) -> None:
         self.work = work
         self.helpers = 0
         self.left = threading.Condition(lock)
@@ -44,22 +46,24 @@ class Streams:
         self._urgent: deque[Callable[[], None]] = deque()
         self._jobs: deque[Callable[[], None]] = deque()
         self._shared: list[Shared] = []
-        self._working = self._idle = 0
+        self._working = self._idle = 0  # idle: all others, those that have yet to begin too
 
     def begin(self, job: Callable[[], None], urgent: bool = False) -> None:
         """Have a thread call job, which raises nothing; one that is urgent does not wait for a free stream."""
         with self._lock:
             (self._urgent if urgent else self._jobs).append(job)
-            self._wake(urgent)
+            self._wake()
 
     @contextmanager
-    def shared(self, work: Callable[[], None], most: int) -> Iterator[None]:
-        """Have up to `most` free threads call work, which raises nothing, until the block ends and they returned."""
+    def shared(self, work: Callable[[], bool]) -> Iterator[None]:
+        """Have free threads call work, which raises nothing, until there is nothing left or the block ends.
+
+        The block ends when they have returned.
+        """
         ours = Shared(work, self._lock)
         with self._lock:
             self._shared.append(ours)
-            for _ in range(most):
-                self._wake()
+            self._wake()
         try:
             yield
         finally:
@@ -68,23 +72,28 @@ class Streams:
                     self._shared.remove(ours)
                 ours.left.wait_for(lambda: not ours.helpers)
 
-    def _wake(self, urgent: bool = False) -> None:
+    def _wake(self) -> None:
+        """Have a thread look for what there is to do; it has the next one look before it begins."""
         if self._idle:
             self._comes.notify()
-        elif self._working < (THREADS_MAX if urgent else min(THREADS_MAX, self._limit())):
-            self._working += 1
-            threading.Thread(target=self._run, daemon=True).start()
+        elif self._working < THREADS_MAX:
+            with suppress(RuntimeError) if self._working else nullcontext():  # there can be no more threads
+                threading.Thread(target=self._run, daemon=True).start()
+                self._idle += 1
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                self._working -= 1
-                self._idle += 1
                 while (task := self._next()) is None:
                     self._comes.wait(LOOK_EVERY_S if self._shared or self._jobs else None)
                 self._idle -= 1
                 self._working += 1
+                if self._urgent or self._shared or self._jobs:
+                    self._wake()
             task()
+            with self._lock:
+                self._working -= 1
+                self._idle += 1
 
     def _next(self) -> Callable[[], None] | None:
         if self._urgent:
@@ -98,9 +107,9 @@ class Streams:
         return self._jobs.popleft() if self._jobs else None
 
     def _help(self, ours: Shared) -> None:
-        ours.work()
+        more = ours.work()
         with self._lock:
             ours.helpers -= 1
-            if ours in self._shared:
-                self._shared.remove(ours)  # there is nothing left to begin
+            if not more and ours in self._shared:
+                self._shared.remove(ours)
             ours.left.notify_all()

@@ -1,0 +1,370 @@
+"""Who gets which file, and what becomes of it where workers die, hang, refuse or cannot be had."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from growfs.catalog import Node
+from growfs.crew import AHEAD, AHEAD_FILES, PERIOD_S, Crew
+from growfs.digest import PART_BYTES
+from growfs.errors import GrowfsError, UsageError
+from growfs.flight import LIVES, Flight, State, Unit
+from growfs.level import STREAMS_FIRST
+from growfs.pace import Pace
+from growfs.remote.protocol import Fetched
+from growfs.wire import Came, Failed, Fetch, Lost, Wanted
+from growfs.workers import STALL_S, WorkerLost
+
+SIZE = 1000
+
+
+class Worker:
+    """One end of a line, at which the test is the worker. wanted: what it has to fetch."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, Wanted] = {}
+        self.had: list[list[str]] = []  # of each message
+        self.closed = False
+        self._says, self._comes = trio.open_memory_channel[Any](1000)
+
+    async def send(self, message: Fetch) -> None:
+        if self.closed:
+            raise WorkerLost
+        self.had.append([wanted.file.path for wanted in message.files])
+        self.wanted |= {wanted.file.path: wanted for wanted in message.files}
+
+    async def receive(self) -> Any:
+        try:
+            return await self._comes.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            raise WorkerLost from None
+
+    async def aclose(self) -> None:
+        self.die()
+        await trio.lowlevel.checkpoint()
+
+    def die(self) -> None:
+        self.closed = True
+        self._says.close()
+
+    def fetched(self, *paths: str) -> None:
+        """These are through; all, where none is named."""
+        files: list[tuple[int, Fetched | Lost]] = []
+        for path in paths or tuple(self.wanted):
+            wanted = self.wanted.pop(path)
+            files.append((wanted.id, Fetched(wanted.file, wanted.file.size or 0, "0")))
+        self._says.send_nowait(Came(sum(found.size for _, found in files if isinstance(found, Fetched)), 0, files))
+
+    def says(self, message: Any) -> None:
+        self._says.send_nowait(message)
+
+
+class Office:
+    """Stands in for Workers: whom the test has hired. refuses: what hire raises."""
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self.all: list[Worker] = []
+        self.refuses: Callable[[], GrowfsError | None] = lambda: None
+        self.tries = 0
+
+    def hire(self) -> Worker:
+        self.tries += 1
+        if error := self.refuses():
+            raise error
+        self.all.append(Worker())
+        return self.all[-1]
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self.all if not worker.closed]
+
+
+class Scene:
+    """A crew at work, and what it told. It does for flights what the fetcher does."""
+
+    def __init__(self, size: int) -> None:
+        self.office = Office()
+        self.crew = Crew(self.office, size, 0)  # type: ignore[arg-type]
+        self.fetched: list[str] = []
+        self.errors: dict[str, str] = {}
+        self._ids = itertools.count(2)
+
+    def flight(self, path: str, size: int | None = SIZE, urgent: bool = False) -> Flight:
+        node = Node(next(self._ids), 1, path, False, size, 0, "", 0, 0, None)
+        return Flight(node, path, Path("/nowhere") / path, size or 0, Unit(), urgent=urgent)
+
+    def take(self, *paths: str, **more: Any) -> list[Flight]:
+        flights = [self.flight(path, **more) for path in paths]
+        for flight in flights:
+            self.crew.take(flight)
+        return flights
+
+    async def became(self, flight: Flight, became: Fetched | Lost) -> None:
+        if isinstance(became, Lost):
+            flight.move(State.FAILED)
+            self.errors[flight.path] = str(became.error)
+        else:
+            flight.move(State.FETCHED)
+            self.fetched.append(flight.path)
+
+    def lost(self, flight: Flight) -> None:
+        flight.lives -= 1
+        if not flight.lives:
+            flight.move(State.FAILED)
+            self.errors[flight.path] = "its worker died"
+            return
+        flight.move(State.QUEUED)
+        self.crew.take(flight, first=True)
+
+    async def finish(self, poison: str = "") -> None:
+        """Have the workers do what there is until nothing is left; one dies of what is poison."""
+        await quiet()
+        while workers := [worker for worker in self.office.alive if worker.wanted]:
+            for worker in workers:
+                if poison in worker.wanted:
+                    worker.die()
+                else:
+                    worker.fetched()
+            await quiet()
+
+
+async def quiet() -> None:
+    """Return when nothing more happens by itself."""
+    await trio.testing.wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def scene(size: int) -> AsyncIterator[Scene]:
+    found = Scene(size)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(found.crew.run, found.became, found.lost)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+def names(count: int, prefix: str = "") -> list[str]:
+    return [f"{prefix}{number:04}" for number in range(count)]
+
+
+@pytest.fixture
+def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
+    return autojump_clock
+
+
+@pytest.mark.parametrize(("files", "size"), [(2, 2), (4, 4), (40, 4), (3, 8)])
+async def test_few_files_do_not_go_all_to_one(files: int, size: int) -> None:
+    async with scene(size) as at:
+        at.take(*names(files))
+        await quiet()
+        counts = [len(worker.wanted) for worker in at.office.all]
+        assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
+        assert at.office.pace.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
+
+
+async def test_bytes_count_too() -> None:
+    async with scene(2) as at:
+        at.take("large", size=100 * SIZE)
+        at.take(*names(AHEAD_FILES))
+        await quiet()
+        assert sorted(len(worker.wanted) for worker in at.office.all) == [1, AHEAD_FILES]
+
+
+async def test_a_worker_is_only_a_little_ahead() -> None:
+    async with scene(1) as at:
+        at.take(*names(200))
+        await quiet()
+        (worker,) = at.office.all
+        assert list(worker.wanted) == names(200)[: max(AHEAD_FILES, AHEAD * STREAMS_FIRST)]
+        worker.fetched("0000", "0007")
+        await quiet()
+        assert worker.had[-1] == ["0032", "0033"]
+        await at.finish()
+        assert sorted(at.fetched) == names(200)
+        assert len(at.office.all) == 1
+
+
+async def test_a_worker_is_ahead_by_bytes() -> None:
+    async with scene(1) as at:
+        at.take(*names(100), size=4 * PART_BYTES)
+        await quiet()
+        (worker,) = at.office.all
+        assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4
+        worker.says(Came(4 * PART_BYTES, 0, []))  # of several, in part
+        await quiet()
+        assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4 + 1
+
+
+async def test_what_is_urgent_overtakes_and_heeds_no_limit() -> None:
+    async with scene(1) as at:
+        *_, last = at.take(*names(100))
+        await quiet()
+        (worker,) = at.office.all
+        at.take("u", urgent=True)
+        await quiet()
+        last.urgent = True
+        at.crew.hurry(last)
+        await quiet()
+        assert worker.had[1:] == [["u"], [last.path]]
+        assert all(worker.wanted[path].urgent for path in ("u", last.path))
+        await at.finish()
+        assert len(at.fetched) == len(set(at.fetched)) == 101
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_files_of_a_worker_that_dies_come_again_each_alone(size: int) -> None:
+    async with scene(size) as at:
+        at.take(*names(30))
+        await quiet()
+        first = at.office.all[0]
+        lost = set(first.wanted)
+        first.die()
+        await quiet()
+        begun: list[set[str]] = []
+        while any(worker.wanted for worker in at.office.alive):
+            begun += [set(worker.wanted) for worker in at.office.alive if worker.wanted.keys() & lost]
+            for worker in at.office.alive:
+                if worker.wanted:
+                    worker.fetched()
+            await quiet()
+        assert all(len(files) == 1 for files in begun)
+        assert set().union(*begun) == lost
+        assert (sorted(at.fetched), at.errors) == (names(30), {})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_file_that_kills_takes_no_other_along(size: int) -> None:
+    async with scene(size) as at:
+        at.take(*names(60))
+        await at.finish(poison="0013")
+        assert at.errors == {"0013": "its worker died"}
+        assert sorted(at.fetched) == [name for name in names(60) if name != "0013"]
+        assert len([worker for worker in at.office.all if worker.closed]) == LIVES
+
+
+async def test_a_worker_that_falls_silent_is_given_up(clock: trio.testing.MockClock) -> None:
+    async with scene(1) as at:
+        at.take("a", "b")
+        await trio.sleep(STALL_S - 1)
+        (silent,) = at.office.all
+        silent.says(Came(10, 0, []))
+        await trio.sleep(STALL_S - 1)
+        assert at.office.alive == [silent], "a word is enough"
+        await trio.sleep(2)
+        assert silent not in at.office.alive
+        await at.finish()
+        assert (sorted(at.fetched), at.errors) == (["a", "b"], {})
+
+
+async def test_a_worker_with_nothing_to_do_may_be_silent(clock: trio.testing.MockClock) -> None:
+    async with scene(1) as at:
+        at.take("a")
+        await at.finish()
+        await trio.sleep(10 * STALL_S)
+        at.take("b")
+        await trio.sleep(STALL_S - 1)
+        await at.finish()
+        assert (at.fetched, len(at.office.all)) == (["a", "b"], 1)
+
+
+async def test_no_worker_can_be_had() -> None:
+    async with scene(2) as at:
+        at.office.refuses = lambda: GrowfsError("no more processes")
+        at.take("a", "b")
+        at.take("c", urgent=True)
+        await quiet()
+        assert at.errors == dict.fromkeys("abc", "no more processes")
+        at.office.refuses = lambda: None
+        at.take("d")
+        await at.finish()
+        assert at.fetched == ["d"]
+
+
+async def test_no_further_worker_can_be_had(caplog: pytest.LogCaptureFixture) -> None:
+    async with scene(4) as at:
+        at.office.refuses = lambda: GrowfsError("no more processes") if len(at.office.all) > 1 else None
+        at.take(*names(300))
+        await at.finish()
+        assert (sorted(at.fetched), at.errors) == (names(300), {})
+        assert caplog.text.count("no more processes; going on with 2") == 1
+        assert at.office.tries == 3
+        at.office.all[0].die()
+        at.office.all[1].die()
+        await quiet()
+        at.office.refuses = lambda: None
+        at.take("later")
+        await at.finish()
+        assert at.fetched[-1] == "later"
+
+
+async def test_a_worker_that_can_fetch_nothing() -> None:
+    async with scene(1) as at:
+        at.take("a", "b")
+        await quiet()
+        (first,) = at.office.all
+        wanted = dict(first.wanted)
+        first.says(Failed(UsageError("no such option")))
+        first.says(Came(0, 0, [(wanted["a"].id, Fetched(wanted["a"].file, SIZE, "0"))]))  # of what it had begun
+        await quiet()
+        assert at.errors == {"a": "no such option", "b": "no such option"}
+        assert first.closed, "what it goes on with must not meet another worker's"
+        at.take("c")
+        await at.finish()
+        assert at.fetched == ["c"]
+
+
+async def test_what_failed_while_it_waited_is_not_handed_out() -> None:
+    async with scene(1) as at:
+        flights = at.take(*names(40))
+        await quiet()
+        flights[35].move(State.FAILED)
+        await at.finish()
+        assert "0035" not in at.fetched
+        assert len(at.fetched) == 39
+
+
+async def test_a_worker_may_die_while_it_is_given_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seen by the one who sends: the one who hears is told a moment later."""
+
+    async def broken(self: Worker, message: Fetch) -> None:
+        self.die()
+        raise WorkerLost
+
+    async with scene(2) as at:
+        with monkeypatch.context() as patched:
+            patched.setattr(Worker, "send", broken)
+            at.take("a")
+            await quiet()
+        assert at.errors == {"a": "its worker died"}, "that is as often as its lives allow"
+        at.take("b")
+        await at.finish()
+        assert at.fetched == ["b"]
+
+
+async def test_the_store_asks_for_fewer_requests(clock: trio.testing.MockClock) -> None:
+    async with scene(1) as at:
+        at.take(*names(100))
+        await quiet()
+        (worker,) = at.office.all
+        worker.says(Came(0, 3, []))
+        await trio.sleep(1.5 * PERIOD_S)
+        assert at.crew.streams == at.office.pace.streams == STREAMS_FIRST // 2
+
+
+async def test_the_bandwidth_is_told_at_once() -> None:
+    async with scene(2) as at:
+        at.take("a", "b")
+        await quiet()
+        at.crew.bytes_per_s = 5000
+        assert (at.crew.bytes_per_s, at.office.pace.bytes_per_s) == (5000, 2500)
+        at.office.all[0].fetched()
+        await quiet()
+        assert at.office.pace.bytes_per_s == 5000, "one is at work"

@@ -1,0 +1,88 @@
+"""The worker's side of fetching: whatever happens to a file, the daemon is told of it, once."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growfs import digest
+from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
+from growfs.pace import Pace
+from growfs.porter import Porter
+from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec
+from growfs.wire import Came, Lost, TooMuch, Wanted
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def said() -> queue.Queue[Came]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def porter(tmp_path: Path, said: queue.Queue[Came]) -> Porter:
+    for name, size in (("small", 10), ("large", 100_000)):
+        (tmp_path / "remote" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "remote" / name).write_bytes(bytes(size))
+    return Porter(RemoteSpec(str(tmp_path / "remote")), Pace(), said.put)
+
+
+def wanted(folder: Path, id: int, path: str, size_max: int = 1 << 30) -> Wanted:
+    return Wanted(id, RemoteFile(path, None, None, ""), folder / str(id), size_max, False)
+
+
+def told(said: queue.Queue[Came], files: int) -> tuple[dict[int, Fetched | Lost], int]:
+    """What became of so many files, and how many bytes came."""
+    found: list[tuple[int, Fetched | Lost]] = []
+    bytes = 0
+    while len(found) < files:
+        came = said.get(timeout=WAIT_S)
+        found += came.files
+        bytes += came.bytes
+    assert len(dict(found)) == len(found) == files
+    return dict(found), bytes
+
+
+def test_what_becomes_of_files(tmp_path: Path, porter: Porter, said: queue.Queue[Came]) -> None:
+    (tmp_path / "3").mkdir()  # where a file is to be written
+    porter.take([wanted(tmp_path, 1, "small"), wanted(tmp_path, 2, "gone"), wanted(tmp_path, 3, "small")])
+    porter.take([wanted(tmp_path, 4, "large", 99_999)])
+    found, bytes = told(said, 4)
+    small = found[1]
+    assert isinstance(small, Fetched)
+    assert (small.size, small.digest) == (10, digest.of(tmp_path / "1"))
+    assert [type(lost.error) for _, lost in sorted(found.items()) if isinstance(lost, Lost)] == [
+        RemoteMissing,
+        NoRoom,
+        TooMuch,
+    ]
+    assert bytes <= 10 + 100_000
+    assert not (tmp_path / "4").exists()
+
+
+def test_a_disk_that_refuses_even_to_delete(
+    tmp_path: Path, porter: Porter, said: queue.Queue[Came], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    porter.take([wanted(tmp_path, id, "gone") for id in range(300)])
+    found, _ = told(said, 300)
+    assert all(isinstance(lost, Lost) and isinstance(lost.error, RemoteMissing) for lost in found.values())
+
+
+def test_a_bug_of_a_library_is_told(
+    tmp_path: Path, porter: Porter, said: queue.Queue[Came], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(porter._remote, "fetch", lambda *_: 1 / 0)
+    porter.take([wanted(tmp_path, 1, "small")])
+    found, _ = told(said, 1)
+    lost = found[1]
+    assert isinstance(lost, Lost)
+    assert isinstance(lost.error, RemoteBusy)
+    assert "unexpected ZeroDivisionError" in str(lost.error)
