@@ -226,8 +226,8 @@ def _head_of(request: Request, more: Headers) -> bytes:
     if not target.startswith("/"):
         target = f"/{target}"
     headers = {"Host": host, "User-Agent": "growfs", "Accept-Encoding": "identity", **request.headers, **more}
-    sendable = _SENDABLE.fullmatch("".join([target, *headers])) and not _UNSENDABLE.search("".join(headers.values()))
-    if not sendable:
+    names_fit = all(map(_SENDABLE.fullmatch, [target, *headers]))
+    if not names_fit or _UNSENDABLE.search("".join(headers.values())):
         raise Odd("a request that cannot be sent")
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
