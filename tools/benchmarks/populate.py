@@ -25,6 +25,10 @@ from tools.benchmarks.servers import Certificate, Running, rclone, s5cmd
 
 NAME = "bucket"
 POLL_S = 0.002
+SETTLE_S = 5.0
+"""A virtual machine may give freed memory back to its host within seconds, and writing to it then costs three times as
+much: so each contender begins when that has happened.
+"""
 RCLONE_FLAGS = (
     "--transfers=8",
     "--multi-thread-streams=4",
@@ -83,6 +87,7 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
             target = folder / f"target-{number}-{who.replace(' ', '-')}"
             target.mkdir()
             os.sync()
+            time.sleep(SETTLE_S)
             taken.rounds[who].append(bring(source, target))
             for path in target.rglob("*"):
                 if path.is_file():
