@@ -48,8 +48,13 @@ def preload(spec: RemoteSpec) -> None:
     import growfs.remote.inventory
     import growfs.remote.manifest
     import growfs.remote.retry  # noqa: F401
+    from growfs.remote.fsspec_remote import store_of
 
     _open_store(spec)
+    if store_of(spec.url) == "s3":
+        from growfs.remote import s3
+
+        s3.preload()
 
 
 def _open_store(spec: RemoteSpec, streams: Streams | None = None) -> FsspecRemote:

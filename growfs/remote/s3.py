@@ -32,7 +32,21 @@ from growfs.remote.walkers import Answer, Walkers, Width
 
 CHUNK_BYTES = 256 * 1024
 UNORDERED = "--x-s3"  # directory buckets, which know no order and no place to begin at (S3 Express)
+_session: Any = None  # that has read them
 _NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
+
+
+def preload() -> None:
+    """Read the descriptions of S3 that botocore has in JSON, for a process that forks afterwards: they take 70 ms."""
+    global _session
+    from aiobotocore.session import AioSession
+
+    _session = AioSession()
+    loader = _session.get_component("data_loader")
+    for name in ("service-2", "endpoint-rule-set-1", "paginators-1"):
+        loader.load_service_model("s3", name)
+    for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
+        loader.load_data(name)
 
 
 class S3Remote(FsspecRemote):
@@ -45,6 +59,8 @@ class S3Remote(FsspecRemote):
         self._signer: Signer | None = None
         self._width = Width()  # of the last listing, where that has to go on
         self._odd_pages = 0
+        if not self._options.keys() & {"session", "profile"}:
+            self._options["session"] = _session
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
