@@ -22,7 +22,7 @@ def measured(setting: Setting, certificate: Certificate | None, target: float) -
     """certificate: over TLS."""
     mib = 8 if setting.quick else 128
     bytes = make(setting.folder / "remote", SHARDS, mib)
-    with rclone_serving(setting.folder / "remote", setting.folder / "rclone.log", certificate) as server:
+    with rclone_serving(setting.folder / "remote", setting.folder / "rclone.log", certificate, yields=True) as server:
         source = Source(server, SHARDS, bytes, certificate)
         contenders = {"growfs": growfs(setting.contenders[0]), **PEERS}
         taken = compare(source, setting.folder, setting.rounds, contenders)

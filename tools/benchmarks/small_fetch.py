@@ -20,7 +20,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """s5cmd also with fewer requests under way than its 256, which served it better on a machine with few cores."""
     files = 200 if setting.quick else 10_000
     make(setting.folder / "remote", files)
-    with rclone_serving(setting.folder / "remote", setting.folder / "rclone.log") as server:
+    with rclone_serving(setting.folder / "remote", setting.folder / "rclone.log", yields=True) as server:
         source = Source(server, files, files * SIZE)
         contenders = {"growfs": growfs(setting.contenders[0]), **PEERS, "s5cmd cp, 64": s5cmd_cp("--numworkers", 64)}
         taken = compare(source, setting.folder, min(setting.rounds, ROUNDS_MAX), contenders)
