@@ -35,14 +35,15 @@ PERIOD_S = 0.5
 
 @dataclass(eq=False)
 class Hand:
-    """One worker process. bytes: of all its files; came: of those that it has not finished. silence: ends the wait
-    for its next word.
+    """One worker process. bytes: of all its files; came: of those that it has not finished. hurry: which of them it is
+    to be told that a reader waits for. silence: ends the wait for its next word.
     """
 
     line: Line
     flights: dict[int, Flight] = field(default_factory=dict)
     bytes: int = 0
     came: int = 0
+    hurry: list[int] = field(default_factory=list)
     silence: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
@@ -104,7 +105,10 @@ class Crew:
         if flight in self.queue:
             self.queue.remove(flight)
             self.urgent.append(flight)
-            self._changed()
+        for hand in self._hands:
+            if flight.node.id in hand.flights:
+                hand.hurry.append(flight.node.id)
+        self._changed()
 
     async def run(
         self, became: Callable[[Flight, Fetched | Lost], Awaitable[None]], lost: Callable[[Flight], None]
@@ -142,14 +146,16 @@ class Crew:
             hand.bytes += flight.node.size or 0
             parts.setdefault(hand, []).append(flight)
         self._share()
-        for hand, flights in parts.items():
+        told = [hand for hand in self._hands if hand in parts or hand.hurry]
+        for hand in told:
             if hand.silence.deadline == math.inf:
                 hand.silence.deadline = trio.current_time() + STALL_S
+            hurry, hand.hurry = hand.hurry, []
             try:
-                await hand.line.send(Fetch([_wanted(flight) for flight in flights]))
+                await hand.line.send(Fetch([_wanted(flight) for flight in parts.get(hand, [])], hurry))
             except WorkerLost:
                 hand.silence.cancel()
-        return bool(parts)
+        return bool(told)
 
     def _next(self) -> Flight | None:
         for line in (self.urgent, self.queue):

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from growfs import digest
 from growfs.digest import Digest
@@ -15,7 +16,7 @@ from growfs.pace import Bandwidth, Pace
 from growfs.remote import RemoteSpec, open_remote
 from growfs.remote.protocol import Fetched
 from growfs.remote.streams import Streams
-from growfs.wire import Came, Lost, TooMuch, Wanted
+from growfs.wire import Came, Fetch, Lost, TooMuch, Wanted
 
 TELL_EVERY_S = 0.2
 GATHER_S = 0.01
@@ -31,20 +32,26 @@ class Porter:
         self._say = say
         self._lock = threading.Lock()
         self._news = threading.Event()
+        self._waiting: dict[int, Callable[[], None]] = {}
         self._files: list[tuple[int, Fetched | Lost]] = []
         self._bytes = self._refusals = self._under_way = 0
         self._waited_for = False
         threading.Thread(target=self._tell, daemon=True).start()
 
-    def take(self, files: list[Wanted]) -> None:
-        """Fetch these, too."""
+    def take(self, request: Fetch) -> None:
+        """Fetch these files, too."""
         with self._lock:
-            self._under_way += len(files)
+            self._under_way += len(request.files)
         self._news.set()
-        for wanted in files:
-            self._streams.begin(lambda wanted=wanted: self._fetch(wanted), wanted.urgent)  # type: ignore[misc]
+        for wanted in request.files:
+            job = self._waiting[wanted.id] = partial(self._fetch, wanted)
+            self._streams.begin(job, wanted.urgent)
+        for id in request.hurry:
+            if waiting := self._waiting.get(id):
+                self._streams.hurry(waiting)
 
     def _fetch(self, wanted: Wanted) -> None:
+        del self._waiting[wanted.id]
         try:
             became: Fetched | Lost = self._fetched(wanted)
         except GrowfsError as error:

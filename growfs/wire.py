@@ -118,9 +118,13 @@ class Wanted(Packed):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch these files, beside those that were asked for before. Answers: Came, as things come about."""
+    """Fetch these files, beside those that were asked for before. Answers: Came, as things come about.
+
+    hurry: the ids of those of before for which a reader waits by now.
+    """
 
     files: list[Wanted]
+    hurry: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def serve(spec: RemoteSpec, pace: Pace, line: socket.socket) -> None:
         try:
             if isinstance(request, Fetch):
                 porter = porter or _porter(spec, pace, answer)
-                porter.take(request.files)
+                porter.take(request)
             else:
                 answer(Done(_perform(spec, request, answer)))
         except GrowfsError as error:

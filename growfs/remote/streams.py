@@ -54,6 +54,14 @@ class Streams:
             (self._urgent if urgent else self._jobs).append(job)
             self._wake()
 
+    def hurry(self, job: Callable[[], None]) -> None:
+        """Have a job that may not have begun yet be urgent."""
+        with self._lock:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                self._urgent.append(job)
+                self._wake()
+
     @contextmanager
     def shared(self, work: Callable[[], bool]) -> Iterator[None]:
         """Have free threads call work, which raises nothing, until there is nothing left or the block ends.

@@ -89,8 +89,9 @@ def test_a_hundred_waiting_opens_delay_nobody(growfs: Growfs, gated: Gated) -> N
         assert [content.result(60) for content in contents] == [b"%04d" % number for number in range(len(opened))]
 
 
-def test_a_miss_overtakes_what_nobody_waits_for(growfs: Growfs, gated: Gated) -> None:
-    names = [f"{number:02}.bin" for number in range(90)]
+@pytest.mark.parametrize("files", [40, 400])  # so many are with the worker already; some of them are not
+def test_a_miss_overtakes_what_nobody_waits_for(growfs: Growfs, gated: Gated, files: int) -> None:
+    names = [f"{number:03}.bin" for number in range(files)]
     gated.files = dict.fromkeys(names, b"x")
     gated.held = set(names)
     growfs.mount(gated.manifest, "--no-wait", "--workers", 1)

@@ -303,3 +303,15 @@ def test_where_no_thread_can_be_had_at_all_it_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError):
         Streams().begin(lambda: None)
+
+
+def test_what_waits_can_be_hurried() -> None:
+    streams, gate, ran = Streams(lambda: 1), threading.Event(), threading.Event()
+    jobs: list[Callable[[], Any]] = [lambda: gate.wait(WAIT_S), lambda: None, ran.set]
+    for job in jobs:
+        streams.begin(job)
+    assert not ran.wait(0.3)
+    streams.hurry(jobs[2])
+    streams.hurry(jobs[2])  # it may have begun meanwhile
+    assert ran.wait(WAIT_S)
+    gate.set()

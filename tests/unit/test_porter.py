@@ -13,7 +13,7 @@ from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
 from growfs.pace import Pace
 from growfs.porter import Porter
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec
-from growfs.wire import Came, Lost, TooMuch, Wanted
+from growfs.wire import Came, Fetch, Lost, TooMuch, Wanted
 
 WAIT_S = 20
 
@@ -49,8 +49,8 @@ def told(said: queue.Queue[Came], files: int) -> tuple[dict[int, Fetched | Lost]
 
 def test_what_becomes_of_files(tmp_path: Path, porter: Porter, said: queue.Queue[Came]) -> None:
     (tmp_path / "3").mkdir()  # where a file is to be written
-    porter.take([wanted(tmp_path, 1, "small"), wanted(tmp_path, 2, "gone"), wanted(tmp_path, 3, "small")])
-    porter.take([wanted(tmp_path, 4, "large", 99_999)])
+    porter.take(Fetch([wanted(tmp_path, 1, "small"), wanted(tmp_path, 2, "gone"), wanted(tmp_path, 3, "small")], []))
+    porter.take(Fetch([wanted(tmp_path, 4, "large", 99_999)], []))
     found, bytes = told(said, 4)
     small = found[1]
     assert isinstance(small, Fetched)
@@ -71,7 +71,7 @@ def test_a_disk_that_refuses_even_to_delete(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    porter.take([wanted(tmp_path, id, "gone") for id in range(300)])
+    porter.take(Fetch([wanted(tmp_path, id, "gone") for id in range(300)], []))
     found, _ = told(said, 300)
     assert all(isinstance(lost, Lost) and isinstance(lost.error, RemoteMissing) for lost in found.values())
 
@@ -80,7 +80,7 @@ def test_a_bug_of_a_library_is_told(
     tmp_path: Path, porter: Porter, said: queue.Queue[Came], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(porter._remote, "fetch", lambda *_: 1 / 0)
-    porter.take([wanted(tmp_path, 1, "small")])
+    porter.take(Fetch([wanted(tmp_path, 1, "small")], []))
     found, _ = told(said, 1)
     lost = found[1]
     assert isinstance(lost, Lost)

@@ -23,7 +23,7 @@ MESSAGES = [
     List(Path("/x"), 3),
     MakeOrder(Path("/x"), Pass(1, 2, (0, 8), "{stem}", 5), Path("/y")),
     Done(Made(1, 2, 3, 4)),
-    Fetch([Wanted(7, FILE, Path("/y"), 5, True)]),
+    Fetch([Wanted(7, FILE, Path("/y"), 5, True)], [8]),
     Came(5, 1, [(7, Fetched(FILE, 5, "abc"))]),
     Listed(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
     RemoteSpec("s3://b", {"key": "A"}),
