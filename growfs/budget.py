@@ -33,6 +33,10 @@ class Budget:
         """Whether nothing more is to be drawn today."""
         return self.limit is not None and self.spent >= self.limit
 
+    def covers(self, under_way: int) -> bool:
+        """Whether more may be drawn while so many bytes are on their way."""
+        return self.limit is None or self.spent + under_way < self.limit
+
     def resumes_s(self) -> float:
         """Seconds until the next day."""
         return DAY_S - time.time() % DAY_S

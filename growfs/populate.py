@@ -269,7 +269,7 @@ class Population:
 
     async def _reserved(self, nodes: list[Node], unit: Sequence[int]) -> bool:
         """Whether there is room for files; then they are on their way."""
-        if trio.current_time() < self._hold_until or self._budget.is_spent:
+        if trio.current_time() < self._hold_until or not self._budget.covers(self._store.reserved_bytes):
             return False
         needs = self._needs(nodes)
         reserved = self._store.reserve(sum(needs))

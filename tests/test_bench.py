@@ -49,7 +49,7 @@ NEEDS = {
     **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
-MAY_BE_NOTHING = {"idle", "page-cache", "directory"}
+MAY_BE_NOTHING = {"catalog", "directory", "idle", "page-cache"}
 """An idle daemon sleeps; the machine's page cache is not ours alone; memory need not grow."""
 
 

@@ -33,6 +33,8 @@ from growfs.remote.walkers import Answer, Walkers, Width
 CHUNK_BYTES = 256 * 1024
 UNORDERED = "--x-s3"  # directory buckets, which know no order and no place to begin at (S3 Express)
 _session: Any = None  # that has read them
+_NO_SESSION = {"key", "secret", "token", "anon", "client_kwargs", "config_kwargs", "requester_pays"}
+"""Options that say nothing of the session; s3fs hands it those that it does not know."""
 _NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
 
 
@@ -59,7 +61,7 @@ class S3Remote(FsspecRemote):
         self._signer: Signer | None = None
         self._width = Width()  # of the last listing, where that has to go on
         self._odd_pages = 0
-        if not self._options.keys() & {"session", "profile"}:
+        if self._options.keys() <= _NO_SESSION:
             self._options["session"] = _session
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:

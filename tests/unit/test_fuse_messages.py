@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from growfs.budget import Budget
 from growfs.database import ROOT
@@ -71,8 +72,10 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
     engine, session = PassthroughEngine(vfs), Session(ours.detach())
     engine.begin(session)
     async with trio.open_nursery() as nursery:
-        for run in (engine.serve, readers.run, rooms.generations.run):
+        for run in (readers.run, rooms.generations.run):
             nursery.start_soon(run)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(engine.serve)
         kernel = Kernel(theirs)
         yield kernel
         await kernel.assert_alive()

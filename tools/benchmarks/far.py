@@ -37,4 +37,6 @@ def brought(setting: Setting, name: str, files: int, bytes: int) -> Taken:
         rclone_serving(setting.folder / name, setting.folder / f"{name}-rclone.log") as server,
         linked(server.said, RTT_S, RATE, setting.folder / f"{name}-link.log") as link,
     ):
-        return compare(Source(link, files, bytes), setting.folder, min(setting.rounds, ROUNDS_MAX), contenders)
+        return compare(
+            Source(link, files, bytes), setting.folder / f"{name}-targets", min(setting.rounds, ROUNDS_MAX), contenders
+        )

@@ -85,7 +85,7 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
     for number in range(rounds):
         for who, bring in contenders.items():
             target = folder / f"target-{number}-{who.replace(' ', '-')}"
-            target.mkdir()
+            target.mkdir(parents=True)
             os.sync()
             time.sleep(SETTLE_S)
             taken.rounds[who].append(bring(source, target))
