@@ -31,7 +31,7 @@ class Budget:
     @property
     def is_spent(self) -> bool:
         """Whether nothing more is to be drawn today."""
-        return self.limit is not None and self.spent >= self.limit
+        return not self.covers(0)
 
     def covers(self, under_way: int) -> bool:
         """Whether more may be drawn while so many bytes are on their way."""

@@ -30,8 +30,12 @@ def file_from(path: str, info: dict[str, Any]) -> RemoteFile:
 
 def file_of(path: str, size: int, headers: Headers) -> RemoteFile:
     """The RemoteFile that the headers of a GET describe."""
-    mtime_ns = to_ns(headers.get("last-modified"))
-    version = headers.get("etag", "").strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
+    return file_with(path, size, headers.get("etag", ""), to_ns(headers.get("last-modified")))
+
+
+def file_with(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
+    """The RemoteFile of which a store tells this much; its version is the ETag, else the time and the size."""
+    version = etag.strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
     return RemoteFile(path, size, mtime_ns, version)
 
 

@@ -69,9 +69,7 @@ class S3Remote(FsspecRemote):
         keyspace = Keyspace(cursor, serial=bucket.endswith(UNORDERED))
         if cursor is None:
             self._width = Width()
-        yield from Walkers(
-            keyspace, self._width, lambda: Connection(lambda: self._tls), self._names, s3_listing.files
-        ).pages()
+        yield from Walkers(keyspace, self._width, self._connection, self._names, s3_listing.files).pages()
         if prefix and cursor is None and not keyspace.pages:
             raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
 

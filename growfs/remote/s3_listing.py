@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError
 from growfs.remote.connection import Connection, Odd, Request
-from growfs.remote.facts import to_ns
+from growfs.remote.facts import file_with, to_ns
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.remote.ranged import BUSY, Answered
@@ -81,8 +81,7 @@ def files(facts: Sequence[Fact]) -> tuple[list[RemoteFile], list[Skipped]]:
         if reason := reason_to_skip(path):
             skipped.append(Skipped(reason, path))
         else:
-            version = etag.strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
-            found.append(RemoteFile(path, size, mtime_ns, version))
+            found.append(file_with(path, size, etag, mtime_ns))
     return found, skipped
 
 
