@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-BUFFER_BYTES = 1 << 20  # of each connection; a file that is smaller is written in one piece
-PIECE_BYTES = 1 << 18  # of a larger file, so much is written at a time, at least
+BUFFER_BYTES = 1 << 18  # of each connection; a file that is smaller is written in one piece
+PIECE_BYTES = 1 << 17  # of a larger file, so much is written at a time, at least
 HEAD_BYTES_MAX = 1 << 16
 TEXT_BYTES_MAX = 64 << 20
 CONNECT_TIMEOUT_S = 5

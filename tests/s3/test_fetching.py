@@ -51,10 +51,10 @@ def hold_after(proxy: Proxy, files: int) -> None:
     proxy.hold(held)
 
 
-def priority(pid: int) -> tuple[int, int]:
-    """(session, niceness) of a process: proc(5)."""
+def priority(pid: int) -> tuple[int, int, int]:
+    """(session, niceness, scheduling policy) of a process: proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return int(fields[3]), int(fields[16])
+    return int(fields[3]), int(fields[16]), os.sched_getscheduler(pid)
 
 
 def test_a_store_that_says_slow_down_is_asked_for_less(growfs: Growfs, server: S3Server) -> None:
@@ -105,10 +105,10 @@ def test_workers_come_after_those_that_somebody_waits_for(growfs: Growfs, server
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         until(lambda: any(asked.is_fetch for asked in proxy.asked))
         workers = until(lambda: workers_of(growfs))
-        assert until(lambda: all(priority(worker) == (worker, NICEST) for worker in workers))
-        session, niceness = priority(growfs.pid)
+        assert until(lambda: all(priority(worker) == (worker, NICEST, os.SCHED_IDLE) for worker in workers))
+        session, *own = priority(growfs.pid)
         assert session not in workers
-        assert niceness == os.getpriority(os.PRIO_PROCESS, 0)
+        assert own == [os.getpriority(os.PRIO_PROCESS, 0), os.SCHED_OTHER]
         proxy.let_go()
         growfs.run("wait", growfs.mountpoint, "--all")
 

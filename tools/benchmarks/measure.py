@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import mmap
 import os
 import re
 import shutil
@@ -185,6 +186,15 @@ def drop(*paths: Path) -> None:
             os.fdatasync(fd)  # what is not on the disk yet would stay
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
+
+
+def touch_memory(bytes: int) -> None:
+    """Have so much free memory be there, but no more than half of it: a virtual machine's host may take back what is
+    free for some seconds, and the first write to such a page takes four times as long.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    mmap.mmap(-1, max(mmap.PAGESIZE, min(bytes, free // 2)), flags).close()
 
 
 def cached_bytes(fd: int) -> int | None:

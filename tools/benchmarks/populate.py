@@ -2,8 +2,8 @@
 
 growfs's time runs from the first connection to the server, so the listing counts and the start of Python does not, to
 the moment when the last file became resident (its ctime: it is renamed when it is whole). A copier's time is that of
-its process; both are small programs that begin at once. The target is new each time, and what was written before is
-on the disk by then. CPU is that of all processes; growfs's, up to the first connection, is told apart.
+its process; both are small programs that begin at once. The target is new each time, what was written before is on the
+disk by then, and the memory for what comes is there. CPU is that of all processes; growfs's, up to the first connection, is told apart.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from pathlib import Path
 from statistics import median
 
 from tools.benchmarks.cgroup import Group
-from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError, Figure, at_least, at_most, figure, run
+from tools.benchmarks.measure import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    BenchError,
+    Figure,
+    at_least,
+    at_most,
+    figure,
+    run,
+    touch_memory,
+)
 from tools.benchmarks.mounts import mounted
 from tools.benchmarks.servers import Certificate, Running, rclone, s5cmd
 
 NAME = "bucket"
 POLL_S = 0.002
-SETTLE_S = 5.0
-"""A virtual machine may give freed memory back to its host within seconds, and writing to it then costs three times as
-much: so each contender begins when that has happened.
-"""
 RCLONE_FLAGS = (
     "--transfers=8",
     "--multi-thread-streams=4",
@@ -87,7 +93,7 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
             target = folder / f"target-{number}-{who.replace(' ', '-')}"
             target.mkdir(parents=True)
             os.sync()
-            time.sleep(SETTLE_S)
+            touch_memory(2 * source.bytes)
             taken.rounds[who].append(bring(source, target))
             for path in target.rglob("*"):
                 if path.is_file():

@@ -76,10 +76,8 @@ def rclone_serving(
     if certificate:
         options += [f"--cert={certificate.file}", f"--key={certificate.key}"]
     command = [rclone(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]
-    with running(["nice", "-n", 19, *command] if yields else command, log, r"server on \[(https?://[^/\]]+)") as server:
-        group = Path(f"/proc/{server.pid}/autogroup")
-        if yields and group.exists():  # it has a session of its own, whose niceness counts against other sessions
-            group.write_text("19")
+    aside = [sys.executable, "-m", "tools.benchmarks.aside"] if yields else []
+    with running([*aside, *command], log, r"server on \[(https?://[^/\]]+)") as server:
         yield server
 
 

@@ -1,0 +1,9 @@
+"""Runs a command that takes only the CPU time that nobody else wants: `python -m tools.benchmarks.aside COMMAND ...`."""
+
+import os
+import sys
+
+from growfs.priority import step_aside
+
+step_aside()
+os.execv(sys.argv[1], sys.argv[1:])
