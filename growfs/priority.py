@@ -34,8 +34,8 @@ def step_aside() -> None:
 
 
 def _leave_session() -> None:
-    """Get a session of its own, as nice as can be: where the kernel shares cores out by session (sched(7), the autogroup
-    feature), a process's niceness counts within its session only.
+    """Get a session of its own, as nice as can be: where the kernel shares cores out by session (sched(7), the
+    autogroup feature), a process's niceness counts within its session only.
     """
     with contextlib.suppress(PermissionError):  # it leads its session already
         os.setsid()

@@ -1,4 +1,4 @@
-"""Runs a command that takes only the CPU time that nobody else wants: `python -m tools.benchmarks.aside COMMAND ...`."""
+"""Runs a command that takes only CPU time that nobody else wants: `python -m tools.benchmarks.aside COMMAND ...`."""
 
 import os
 import sys

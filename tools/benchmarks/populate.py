@@ -3,7 +3,8 @@
 growfs's time runs from the first connection to the server, so the listing counts and the start of Python does not, to
 the moment when the last file became resident (its ctime: it is renamed when it is whole). A copier's time is that of
 its process; both are small programs that begin at once. The target is new each time, what was written before is on the
-disk by then, and the memory for what comes is there. CPU is that of all processes; growfs's, up to the first connection, is told apart.
+disk by then, and the memory for what comes is there. CPU is that of all processes; growfs's, up to the first
+connection, is told apart.
 """
 
 from __future__ import annotations
