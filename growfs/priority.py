@@ -6,14 +6,17 @@ import contextlib
 import ctypes
 import os
 import platform
+import struct
 import time
 from pathlib import Path
 
 NICEST = 19
-IDLE_GROUP = "growfs"
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2), which libc has no function for
+SLICE_NS = 100_000_000
+"""The most that Linux takes (kernel/sched/syscalls.c), against 3 ms at most by default."""
+_SYSTEM_CALLS = {"x86_64": (251, 314), "aarch64": (30, 274)}  # ioprio_set(2), sched_setattr(2): libc has no functions
 _WHO_PROCESS = 1
 _CLASS_IDLE = 3 << 13
+_ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, version 1
 _AUTOGROUP_PAUSE_S = 0.12  # an ordinary user may change one in so long only (kernel/sched/autogroup.c: HZ / 10)
 _AUTOGROUP_TRIES = 10
 
@@ -21,22 +24,21 @@ _AUTOGROUP_TRIES = 10
 def step_aside() -> None:
     """Give this process the last turn at cores, and at disks whose scheduler knows turns (mq-deadline, bfq).
 
-    Whoever wakes takes the core from it at once, where niceness alone would let it run on for milliseconds (sched(7),
-    SCHED_IDLE). What is refused stays as it is. Threads that run already keep their turn.
+    It also asks for long slices. Since Linux 6.12 whoever wakes and has a shorter one takes the core at once
+    (kernel/sched/fair.c, do_preempt_short); with equal ones it waits for the end of the other's, and niceness does not
+    help. Its share of a busy core stays that of its niceness.
+
+    It gets a session of its own: where the kernel shares cores out by session (sched(7), the autogroup feature), a
+    process's niceness counts within its session only, and so does the session's. What is refused stays as it is.
+    Threads that run already keep their turn.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICEST)
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    if number := _IOPRIO_SET.get(platform.machine()):
-        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE)
-    _leave_session()
-    _join_idle_group()
-
-
-def _leave_session() -> None:
-    """Get a session of its own, as nice as can be: where the kernel shares cores out by session (sched(7), the
-    autogroup feature), a process's niceness counts within its session only.
-    """
+    if calls := _SYSTEM_CALLS.get(platform.machine()):
+        ioprio_set, sched_setattr = calls
+        call = ctypes.CDLL(None).syscall
+        call(ioprio_set, _WHO_PROCESS, 0, _CLASS_IDLE)
+        call(sched_setattr, 0, _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, NICEST, 0, SLICE_NS, 0, 0), 0)
     with contextlib.suppress(PermissionError):  # it leads its session already
         os.setsid()
     for _ in range(_AUTOGROUP_TRIES):
@@ -48,30 +50,3 @@ def _leave_session() -> None:
             return
         else:
             return
-
-
-def _join_idle_group() -> None:
-    """Get out of the sharing by session: there a session can be nice, but not idle.
-
-    Sessions count in the root control group only. In any other there is nothing to do; in that one, root may make a
-    group that is idle as a whole. It stays, empty, for the next mount.
-    """
-    own = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), path)
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, where, kind, options, *_ = line.split()
-        controller = {"cgroup": "cpu", "cgroup2": ""}.get(kind)
-        if own.get(controller) == "/" and (controller == "" or controller in options.split(",")):
-            with contextlib.suppress(OSError):
-                _join(Path(where, IDLE_GROUP))
-
-
-def _join(group: Path) -> None:
-    group.mkdir(exist_ok=True)
-    if (idle := group / "cpu.idle").exists():  # Linux 5.15; of version 2, where the root hands the controller down
-        idle.write_text("1")
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-    else:
-        group.rmdir()
