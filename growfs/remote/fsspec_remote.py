@@ -11,6 +11,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from growfs.remote.ranged import Answered, Damaged, Ranged
 from growfs.remote.streams import Streams
 
 PAGE_FILES_MAX = 1000
+FOLDERS_AHEAD = 16
 SIGNED_S = 3600
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
@@ -59,22 +61,44 @@ class FsspecRemote:
         todo, after = (list(cursor[0]), cursor[1]) if cursor else ([""], "")
         files: list[RemoteFile] = []
         skipped: list[Skipped] = []
-        while todo:
-            found = self._read_folder(todo[-1])
-            for entry in sorted((entry for entry in found if not isinstance(entry, str)), key=lambda entry: entry.path):
-                if entry.path <= after:
-                    continue
-                if isinstance(entry, RemoteFile):
-                    files.append(entry)
-                else:
-                    skipped.append(entry)
-                if len(files) + len(skipped) >= PAGE_FILES_MAX:
-                    yield Page(files, skipped, (tuple(todo), entry.path))
-                    files, skipped = [], []
-            todo[-1:] = [entry for entry in found if isinstance(entry, str)]
-            after = ""
+        with self._reading_ahead() as read:
+            while todo:
+                found = read(todo)
+                entries = (entry for entry in found if not isinstance(entry, str))
+                for entry in sorted(entries, key=lambda entry: entry.path):
+                    if entry.path <= after:
+                        continue
+                    if isinstance(entry, RemoteFile):
+                        files.append(entry)
+                    else:
+                        skipped.append(entry)
+                    if len(files) + len(skipped) >= PAGE_FILES_MAX:
+                        yield Page(files, skipped, (tuple(todo), entry.path))
+                        files, skipped = [], []
+                todo[-1:] = [entry for entry in found if isinstance(entry, str)]
+                after = ""
         if files or skipped:
             yield Page(files, skipped, ((), ""))
+
+    @contextmanager
+    def _reading_ahead(self) -> Iterator[Callable[[list[str]], list[RemoteFile | Skipped | str]]]:
+        """What reads the last of some folders, and meanwhile those that come next, where threads can do that."""
+        if not self.fs.async_impl:
+            yield lambda todo: self._read_folder(todo[-1])
+            return
+        coming: dict[str, Future[list[RemoteFile | Skipped | str]]] = {}
+
+        def read(todo: list[str]) -> list[RemoteFile | Skipped | str]:
+            for folder in reversed(todo[-FOLDERS_AHEAD:]):
+                if folder not in coming and (len(coming) < FOLDERS_AHEAD or folder is todo[-1]):
+                    coming[folder] = pool.submit(self._read_folder, folder)
+            return coming.pop(todo[-1]).result()
+
+        pool = ThreadPoolExecutor(FOLDERS_AHEAD)
+        try:
+            yield read
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def stat(self, path: str) -> RemoteFile:
         with self.told(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,23 @@ def test_links_of_a_page(site: str, slash: str) -> None:
     good = {"plain.txt", "absolute.txt", "deep/er/file.tar", "a&b.txt", "http.log", "sub/one.txt"}
     assert files == good
     assert skipped == {"../../etc/passwd": "'.' or '..' in path", "latin\udce9.txt": "name is not UTF-8"}
+
+
+def test_folders_are_read_side_by_side() -> None:
+    """The pages of four folders come only once all four are asked for."""
+    together = threading.Barrier(4)
+    shelf = "".join(f'<a href="{number}/">{number}</a>' for number in range(4)).encode()
+
+    class Patient(Pages):
+        pages = {"/": shelf, **{f"/{number}/": b'<a href="file">1</a>' for number in range(4)}}  # noqa: RUF012
+
+        def do_GET(self) -> None:
+            if self.path != "/":
+                together.wait(10)
+            super().do_GET()
+
+    with serving(Patient) as url:
+        assert told(RemoteSpec(url)) == ({f"{number}/file" for number in range(4)}, {})
 
 
 def test_no_page_of_links(site: str) -> None:
