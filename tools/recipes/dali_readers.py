@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from nvidia.dali import fn, pipeline_def, tfrecord, types
+from nvidia.dali import Pipeline, fn, pipeline_def, tfrecord, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -66,37 +66,50 @@ def decoded(encoded: DataNode, size: int, gpu: bool) -> DataNode:
     return fn.resize(images, size=(size, size))
 
 
+def train(pipeline: Pipeline) -> tuple[int, int]:
+    """One epoch; returns how many samples and how many classes it had. The pipeline is gone when it returns."""
+    batches = DALIGenericIterator(
+        pipeline, ["images", "labels"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL
+    )
+    samples, classes = 0, set()
+    for (batch,) in batches:  # of one pipeline, as there is one GPU
+        samples += len(batch["images"])  # here the model learns
+        classes.update(batch["labels"].flatten().tolist())
+    return samples, len(classes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train with DALI's file or TFRecord reader on a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
     parser.add_argument("--format", choices=["images", "tfrecord"], default="images")
-    parser.add_argument("--device-id", type=int, help="the GPU; none: the CPU")
+    parser.add_argument("--device-id", type=int, help="the GPU; without: the CPU")
     options = parser.parse_args()
-    setting = {"batch_size": options.batch, "num_threads": 4, "device_id": options.device_id}
+    common = {
+        "size": options.size,
+        "gpu": options.device_id is not None,
+        "batch_size": options.batch,
+        "num_threads": options.threads,
+        "device_id": options.device_id,
+    }
 
     with tempfile.TemporaryDirectory() as indexes:
         for epoch in range(1, options.epochs + 1):
-            common = {"size": options.size, "gpu": options.device_id is not None, "seed": epoch, **setting}
+            began = time.perf_counter()
             if options.format == "tfrecord":
-                files = sorted(options.folder.glob("*.tfrecord"))  # lists anew: the epoch's growth
-                made = [str(index(path, Path(indexes))) for path in files]
-                pipe = tfrecords(list(map(str, files)), made, **common)
+                shards = sorted(options.folder.glob("*.tfrecord"))  # lists anew: the epoch's growth
+                made = [str(index(path, Path(indexes))) for path in shards]
+                samples, classes = train(tfrecords(list(map(str, shards)), made, seed=epoch, **common))
+                files = len(shards)
             else:
-                pipe = image_files(str(options.folder), **common)  # lists anew: the epoch's growth
-            batches = DALIGenericIterator(
-                pipe, ["images", "labels"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL
-            )
-            began, samples, classes = time.perf_counter(), 0, set()
-            for (batch,) in batches:  # one pipeline, one GPU
-                samples += len(batch["images"])  # here the model learns
-                classes.update(batch["labels"].flatten().tolist())
+                files, classes = train(image_files(str(options.folder), seed=epoch, **common))  # lists anew, too
+                samples = files
             rate = samples / (time.perf_counter() - began)
-            count = len(files) if options.format == "tfrecord" else samples
             print(
-                f"epoch {epoch}: {count} files, {samples} samples, {rate:.0f} samples/s, {len(classes)} classes",
+                f"epoch {epoch}: {files} files, {samples} samples, {rate:.0f} samples/s, {classes} classes",
                 flush=True,
             )
 

@@ -3,7 +3,7 @@
     growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
     python tools/recipes/webdataset_shards.py /mnt/shards --epochs 10 --workers 8
 
-For those whose data set is *.tar shards of images (`0001.png`, `0001.cls`, ...). WebDataset never lists: the shards
+For those whose data set is *.tar shards of images (`0001.jpg`, `0001.cls`, ...). WebDataset never lists: the shards
 are what one names, and a brace pattern (`shard-{000..999}.tar`) names all of the remote, so that most opens would wait
 for the network. So list what is here with glob, anew for each epoch, and hand that list over.
 
@@ -17,22 +17,24 @@ import argparse
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import webdataset as wds
+from PIL import Image
 
 
 def loader(shards: list[str], batch: int, workers: int, size: int) -> wds.WebLoader:
     """Batches of (images, labels) of these shards, in another order each time it is made."""
 
-    def as_tensor(image: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.interpolate(image[None], (size, size), mode="bilinear")[0]
+    def as_tensor(image: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.array(image.resize((size, size)))).permute(2, 0, 1)
 
     dataset = (
         # A worker without a shard of its own (in the first epochs) is no error: hence no check for empty ones.
         wds.WebDataset(shards, shardshuffle=len(shards), workersplitter=wds.split_by_worker, empty_check=False)
         .shuffle(1000)
-        .decode("torchrgb")
-        .to_tuple("png;jpg;jpeg", "cls")
+        .decode("pilrgb")
+        .to_tuple("jpg;jpeg;png", "cls")
         .map_tuple(as_tensor, int)
         .batched(batch)
     )
