@@ -127,16 +127,13 @@ class Store:
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
         """As `reserve`, deleting what is left out and not held where that is needed."""
-        async with self._making_room:
+        generation = self.generation
+        async with self.rotating, self._making_room:
             over = self.over(disk.allocation(size))
-            if over > 0:
-                generation = self.generation
+            if over > 0 and self.generation == generation:  # a new one may show again what looks as if it may go
                 may_go = partial(expendable, holds=holds, shown_seq=self.shown_seq)
                 chosen = await choose(self._db, self._open, may_go, over, self.limit_bytes // ROOM_SHARE)
-                if not self.rotating.locked():
-                    async with self.rotating:
-                        if self.generation == generation:  # a new one may show again what was chosen
-                            await self._evict_if_possible(chosen)
+                await self._evict_if_possible(chosen)
             return self.reserve(size)  # before anybody else runs
 
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:

@@ -451,19 +451,21 @@ async def test_rotation_spares_what_is_open(scene: Scene) -> None:
     assert await rotated(scene) == ["1"]
 
 
-async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(scene: Scene) -> None:
+async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await shown(scene, "123456")
     await scene.begin(leave_out=3)
     deleting, may_delete = trio.Event(), trio.Event()
     evict = scene.store.evict
 
-    async def slow_evict(ids: list[int]) -> int:
+    async def slow_evict(ids: list[int], draw_again: bool) -> int:
         deleting.set()
         await may_delete.wait()
-        return await evict(ids)
+        return await evict(ids, draw_again)
 
     async def rotate() -> None:
-        scene.store.evict = lambda ids, _: slow_evict(ids)  # type: ignore[method-assign]
+        monkeypatch.setattr(scene.store, "evict", slow_evict)
         await scene.store.reserve_by_rotation(BLOCK, Holds())
 
     async def begin() -> None:
