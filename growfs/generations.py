@@ -95,6 +95,11 @@ class Generations:
         if not self.is_written:
             log.warning("generation %d cannot be written: no new one", self.number)
             return
+        async with self._store.rotating:  # what is on its way out is gone, and nothing else goes
+            await self._begin(lasting, opened)
+        self._store.room()
+
+    async def _begin(self, lasting: Holds, opened: frozenset[int]) -> None:
         store, number = self._store, self._number + 1
         asked = Turnover(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -store.over(0))),  # the disk may have less for it

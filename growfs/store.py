@@ -39,7 +39,8 @@ class Store:
     `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
     go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
     the descriptor was closed. shown_seq: the last admission that a generation showed; generation: the number of
-    the current one. wanted_bytes: of the draw that waits for room.
+    the current one. wanted_bytes: of the draw that waits for room. rotating: for as long as it is taken, rotation
+    deletes nothing; by who decides what is listed, as that may show again what is left out.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -61,6 +62,7 @@ class Store:
         self.generation = 0
         self.wanted_bytes = 0
         self._making_room = trio.Lock()
+        self.rotating = trio.Lock()
         self.resident_files: int
         self.resident_bytes: int
         self.resident_content_bytes: int
@@ -125,14 +127,13 @@ class Store:
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
         """As `reserve`, deleting what is left out and not held where that is needed."""
-        async with self._making_room:
+        generation = self.generation
+        async with self.rotating, self._making_room:
             over = self.over(disk.allocation(size))
-            if over > 0:
-                generation = self.generation
+            if over > 0 and self.generation == generation:  # a new one may show again what looks as if it may go
                 may_go = partial(expendable, holds=holds, shown_seq=self.shown_seq)
                 chosen = await choose(self._db, self._open, may_go, over, self.limit_bytes // ROOM_SHARE)
-                if self.generation == generation:  # a new one may show again what was chosen
-                    await self._evict_if_possible(chosen)
+                await self._evict_if_possible(chosen)
             return self.reserve(size)  # before anybody else runs
 
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -448,6 +449,38 @@ async def test_rotation_spares_what_is_open(scene: Scene) -> None:
     assert await rotated(scene) == ["2", "3"]
     scene.store.close_file(scene.id("1"))
     assert await rotated(scene) == ["1"]
+
+
+async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shown(scene, "123456")
+    await scene.begin(leave_out=3)
+    deleting, may_delete = trio.Event(), trio.Event()
+    evict = scene.store.evict
+
+    async def slow_evict(ids: list[int], draw_again: bool) -> int:
+        deleting.set()
+        await may_delete.wait()
+        return await evict(ids, draw_again)
+
+    async def rotate() -> None:
+        monkeypatch.setattr(scene.store, "evict", slow_evict)
+        await scene.store.reserve_by_rotation(BLOCK, Holds())
+
+    async def begin() -> None:
+        await scene.begin()
+        listed.append(scene.listed())
+
+    listed: list[str] = []
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rotate)
+            await deleting.wait()
+            nursery.start_soon(begin)
+            await trio.testing.wait_all_tasks_blocked(0.1)  # its decision is made on a thread
+            may_delete.set()
+    assert listed == ["23456"]
 
 
 async def test_what_was_left_out_is_not_drawn_again_in_this_pass(scene: Scene) -> None:

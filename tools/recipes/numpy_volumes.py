@@ -1,0 +1,79 @@
+"""Random crops of large raw volumes that are more than the disk holds, by numpy.memmap.
+
+    growfs mount s3://bucket/scans /mnt/scans --cache-size 2TB
+    python tools/recipes/numpy_volumes.py /mnt/scans --plane 2048 2048 --dtype uint16 --crop 128 --crops 200
+
+For those whose samples are crops of volumes (tomography, microscopy, seismics): *.raw files of planes one after the
+other, of which numpy maps one, cuts out a few cubes, and lets it go; only the pages of those cubes are read. Processes
+cut, since a page fault holds the GIL. They need no listing of their own: what their parent listed stays for them, too.
+
+Look for: once the cache is full, some volumes are new in each epoch, and "so far" comes to be all there are, though
+only a part fits the disk at a time. Many small crops of a volume cost little more than few, so take many while it is
+here. Mapping is fast where the kernel reads the cached files (`growfs status` says: engine passthrough).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Cuts `count` cubes with edges of `edge` voxels, each anywhere in a volume."""
+
+    plane: tuple[int, int]
+    dtype: str
+    edge: int
+    count: int
+
+    def __call__(self, path: Path, seed: int) -> npt.NDArray[Any]:
+        """The cubes of one volume: an array (count, edge, edge, edge)."""
+        volume = np.memmap(path, self.dtype, mode="r").reshape(-1, *self.plane)  # how deep, the file's size tells
+        starts = np.random.default_rng(seed).integers(0, np.subtract(volume.shape, self.edge - 1), (self.count, 3))
+        edge = self.edge
+        return np.stack([volume[z : z + edge, y : y + edge, x : x + edge] for z, y, x in starts])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train on random crops of the *.raw volumes of a folder.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--plane", type=int, nargs=2, default=(512, 512), help="rows and columns of a plane")
+    parser.add_argument("--dtype", default="uint16")
+    parser.add_argument("--crop", type=int, default=64, help="edge of a cube, in voxels")
+    parser.add_argument("--crops", type=int, default=100, help="of each volume in an epoch")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+
+    cut = Crops(tuple(options.plane), options.dtype, options.crop, options.crops)
+    ever: set[Path] = set()
+    with ProcessPoolExecutor(options.workers) as pool:
+        for epoch in range(1, options.epochs + 1):
+            volumes = sorted(options.folder.rglob("*.raw"))  # lists anew: the epoch's growth
+            if not volumes:
+                raise SystemExit(f"no *.raw in {options.folder}")
+            random.shuffle(volumes)
+            began, samples = time.perf_counter(), 0
+            for crops in pool.map(cut, volumes, random.sample(range(2**32), len(volumes))):
+                samples += len(crops)  # here the model learns
+            rate = samples / (time.perf_counter() - began)
+            fresh = len(set(volumes) - ever)
+            ever.update(volumes)
+            print(
+                f"epoch {epoch}: {len(volumes)} files, {samples} samples, {rate:.0f} samples/s, "
+                f"{fresh} files new, {len(ever)} so far",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

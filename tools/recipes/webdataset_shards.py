@@ -1,0 +1,72 @@
+"""WebDataset over tar shards that are more than the disk holds, for PyTorch.
+
+    growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
+    python tools/recipes/webdataset_shards.py /mnt/shards --epochs 10 --workers 8
+
+For those whose data set is *.tar shards of images (`0001.jpg`, `0001.cls`, ...). WebDataset never lists: the shards
+are what one names, and a brace pattern (`shard-{000..999}.tar`) names all of the remote, so that most opens would wait
+for the network. So list what is here with glob, anew for each epoch, and hand that list over.
+
+Look for: files grow from epoch to epoch until the cache is full, then some are new each time; samples are what the
+shards hold together, because WebDataset splits the list between the workers, and none reads what another does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import webdataset as wds
+from PIL import Image
+
+
+def loader(shards: list[str], batch: int, workers: int, size: int) -> wds.WebLoader:
+    """Batches of (images, labels) of these shards, in another order each time it is made."""
+
+    def as_tensor(image: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.array(image.resize((size, size)))).permute(2, 0, 1)
+
+    dataset = (
+        # A worker without a shard of its own (in the first epochs) is no error: hence no check for empty ones.
+        wds.WebDataset(shards, shardshuffle=len(shards), workersplitter=wds.split_by_worker, empty_check=False)
+        .shuffle(1000)
+        .decode("pilrgb")
+        .to_tuple("jpg;jpeg;png", "cls")
+        .map_tuple(as_tensor, int)
+        .batched(batch)
+    )
+    return wds.WebLoader(dataset, batch_size=None, num_workers=workers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train with WebDataset on the *.tar shards of a folder.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
+    options = parser.parse_args()
+
+    ever: set[str] = set()
+    for epoch in range(1, options.epochs + 1):
+        shards = sorted(map(str, options.folder.glob("*.tar")))  # lists anew: the epoch's growth
+        if not shards:
+            raise SystemExit(f"no *.tar in {options.folder}")
+        began, samples = time.perf_counter(), 0
+        for images, _labels in loader(shards, options.batch, options.workers, options.size):
+            samples += len(images)  # here the model learns
+        rate = samples / (time.perf_counter() - began)
+        fresh = len(set(shards) - ever)
+        ever.update(shards)
+        print(
+            f"epoch {epoch}: {len(shards)} files, {samples} samples, {rate:.0f} samples/s, "
+            f"{fresh} files new, {len(ever)} so far",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
