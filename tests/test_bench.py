@@ -27,7 +27,7 @@ SEEN = {
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
     "gil": [
-        "nothing is read, libfuse, the step's Python takes",
+        "nothing is read, libfuse, a step takes",
         "tf.data, libfuse, samples a second",
         "Python in a thread, libfuse, of which it waits",
         "Python in 2 processes, libfuse, the GIL comes late, p99",

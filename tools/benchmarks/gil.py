@@ -1,8 +1,9 @@
 """What a training loop gets of Python's lock while its samples are read: by C++, by a thread, by other processes.
 
 One data set, read in three ways by programs that are otherwise alike (train_gil.py), each over the same mount, and
-once by none, to see what the step alone takes. In each step the training thread runs 2 ms of Python and then waits 2 ms
-for a device that is only said to be there: 128,000 samples a second, 400 MB/s, is the most that it can train on.
+once by none, to see what the step alone takes. In each step the training thread runs 2 ms of Python, as 20 operations,
+and then waits 2 ms for a device that is only said to be there: 128,000 samples a second, 400 MB/s, is the most that it
+can train on.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ WAYS = {
 }
 SHARDS, SAMPLES = 8, 16_384
 SAMPLE_BYTES = 1 + 32 * 32 * 3
-TARGET = 0.1
-"""Of the time in which the training thread runs Python, at most so much may be the wait for the lock, with tf.data."""
+TARGET_MS = 0.4
+"""A tenth of the step: with tf.data it may wait no longer for the lock."""
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
@@ -50,11 +51,11 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     for who in setting.contenders:
         for way, words in WAYS.items():
             rounds, name = told[who, way], f"{words}, {who}"
-            share = [one["gil_share"] for one in rounds]
+            waited = [one["waited_ms"] for one in rounds]
             found += [
                 figure(f"{name}, samples a second", [one["samples/s"] for one in rounds], "/s"),
-                figure(f"{name}, the step's Python takes", [one["python_ms"] for one in rounds], "ms"),
-                at_most(f"{name}, of which it waits for the GIL", share, "", TARGET if way == "native" else None),
+                figure(f"{name}, a step takes", [one["step_ms"] for one in rounds], "ms"),
+                at_most(f"{name}, of which it waits for the GIL", waited, "ms", TARGET_MS if way == "native" else None),
                 figure(f"{name}, the GIL comes late, p50", [one["late_p50_ms"] for one in rounds], "ms"),
                 figure(f"{name}, the GIL comes late, p99", [one["late_p99_ms"] for one in rounds], "ms"),
             ]

@@ -2,9 +2,9 @@
 
 Started and asked as reader.py is. A process takes one way to read, because TensorFlow and torch do not share one.
 
-The step stands for a GPU's: Python of its own (what launches kernels, updates the optimizer, logs), with the GIL, and
-then a wait for the device, without. How long the first part takes, alone and while batches are read, is told apart:
-the processor's time, the time in its queue (schedstat, of the kernel), and the rest, which is the wait for the GIL.
+The step stands for a GPU's: operations of some Python each, every one of which lets go of the GIL once (as torch's and
+TensorFlow's do), and then a wait for the device, without the GIL. What it takes beyond that is told apart: the
+processor's time, the time in its queue (schedstat, of the kernel), and the rest, which is the wait for the GIL.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ LABEL_BYTES, PIXEL_BYTES = 1, 32 * 32 * 3
 BATCH = 512
 AHEAD = 4
 """Batches that each of the ways may have ready."""
-PYTHON_S, DEVICE_S = 0.002, 0.002
+OPERATIONS = 20
+OPERATION_S, DEVICE_S = 0.0001, 0.002
 BEAT_S = 0.001
-COUNT_FOR_S = 0.2
+COUNT, COUNT_FOR_S = 10_000, 0.2
 
 
 def native(files: list[str]) -> Iterator[Any]:
@@ -111,18 +112,18 @@ class Heart(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.late: list[float] = []
-        self._stop = threading.Event()
+        self._enough = threading.Event()
 
     def run(self) -> None:
         clock = time.perf_counter
-        while not self._stop.is_set():
+        while not self._enough.is_set():
             due = clock() + BEAT_S
             time.sleep(BEAT_S)
             self.late.append(clock() - due)
 
     def stop(self) -> None:
         """End, and wait for that."""
-        self._stop.set()
+        self._enough.set()
         self.join()
 
 
@@ -134,14 +135,13 @@ def count(number: int) -> None:
 
 def per_second() -> float:
     """How far `count` counts in a second when nobody else is there."""
-    number, took = 0, []
+    took = []
     end = time.perf_counter() + COUNT_FOR_S
     while time.perf_counter() < end:
         began = time.perf_counter()
-        count(10_000)
+        count(COUNT)
         took.append(time.perf_counter() - began)
-        number += 1
-    return 10_000 / statistics.median(took)
+    return COUNT / statistics.median(took)
 
 
 def queued_s() -> float:
@@ -149,33 +149,36 @@ def queued_s() -> float:
     return int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1]) / 1e9
 
 
+def step(number: int) -> None:
+    """One step. number: how far each operation's Python counts."""
+    for _ in range(OPERATIONS):
+        count(number)
+        time.sleep(0)  # lets go of the GIL
+    time.sleep(DEVICE_S)
+
+
 def train(batches: Iterable[Any], number: int) -> dict[str, float]:
-    """A step for each batch. number: how far a step's Python counts."""
+    """A step for each batch."""
     heart = Heart()
-    python_s = cpu_s = waited_s = 0.0
+    step_s = waited_s = began = 0.0
     steps = 0
-    began = 0.0
     for _ in batches:
-        if not steps:  # the first batch's wait is the start's, not training's
+        if not steps:  # what comes before the first batch is the start, not training
             heart.start()
             began = time.perf_counter()
         queued, cpu, start = queued_s(), time.thread_time(), time.perf_counter()
-        count(number)
-        wall, cpu = time.perf_counter() - start, time.thread_time() - cpu
-        waited_s += max(0.0, wall - cpu - (queued_s() - queued))
-        python_s += wall
-        cpu_s += cpu
-        time.sleep(DEVICE_S)
+        step(number)
+        took, cpu = time.perf_counter() - start, time.thread_time() - cpu
+        waited_s += took - DEVICE_S - cpu - (queued_s() - queued)
+        step_s += took
         steps += 1
     all_s = time.perf_counter() - began
     heart.stop()
     cuts = statistics.quantiles(heart.late, n=100, method="inclusive")
     return {
-        "samples": steps * BATCH,
         "samples/s": steps * BATCH / all_s,
-        "python_ms": python_s / steps * 1e3,
-        "cpu_ms": cpu_s / steps * 1e3,
-        "gil_share": waited_s / python_s,
+        "step_ms": step_s / steps * 1e3,
+        "waited_ms": waited_s / steps * 1e3,
         "late_p50_ms": cuts[49] * 1e3,
         "late_p99_ms": cuts[98] * 1e3,
     }
@@ -184,7 +187,7 @@ def train(batches: Iterable[Any], number: int) -> dict[str, float]:
 def epoch(folder: str, way: str) -> dict[str, float]:
     """List, and train on everything."""
     files = sorted(str(path) for path in Path(folder).glob("*.tfrecord"))
-    number = round(per_second() * PYTHON_S)
+    number = round(per_second() * OPERATION_S)
     random.shuffle(files)
     return train(WAYS[way](files), number)
 
