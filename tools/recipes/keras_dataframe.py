@@ -1,0 +1,93 @@
+"""Train with Keras from a pandas table of (object id, label, path) that is read again and shuffled after each epoch.
+
+    growfs mount s3://bucket/objects /mnt/objects --cache-size 500GB --freeze labels.csv
+    python tools/recipes/keras_dataframe.py /mnt/objects --epochs 20
+
+For whoever has a file per object, labels in a table, and a generator over a DataFrame. labels.csv (object_id, label,
+path) is of all objects, and frozen: always here. .growfs/index.csv is of the files that are on the local disk; opening
+it is a listing, so each time it has what has arrived. The two joined by path are the epoch's table.
+
+`objects` is one keras.utils.PyDataset, and its on_epoch_end reads the table anew. Two things of Keras 3 to know: it
+asks for the number of batches once in each call of fit, so one fit(epochs=20) would go on with as many batches as the
+first epoch had, however many files there are by then; and fit calls on_epoch_end once before its first epoch, too,
+which must not count as an epoch. Hence the loop, with initial_epoch so that schedules and logs go on counting.
+
+Look for "new" and "so far": objects that no epoch had before, and all that the model has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import pandas as pd
+
+BATCH = 32
+
+
+class Objects(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of the objects whose files are listed. table: those of this epoch, in the order of training."""
+
+    def __init__(self, folder: Path, labels: pd.DataFrame, **threads: Any) -> None:
+        super().__init__(**threads)
+        self._folder = folder
+        self._labels = labels
+        self._began = True
+        self.on_epoch_end()
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.table) / BATCH)
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        rows = self.table.iloc[number * BATCH : (number + 1) * BATCH]
+        return np.stack([np.load(self._folder / path) for path in rows["path"]]), rows["label"].to_numpy()
+
+    def on_epoch_begin(self) -> None:
+        self._began = True
+
+    def on_epoch_end(self) -> None:
+        """Read what is listed now, and shuffle it."""
+        if self._began:
+            listed = pd.read_csv(self._folder / ".growfs" / "index.csv", usecols=["path"])
+            self.table = self._labels.merge(listed, on="path").sample(frac=1)
+        self._began = False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train on the objects of FOLDER/labels.csv that are listed.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=4, help="that read files ahead")
+    options = parser.parse_args()
+
+    labels = pd.read_csv(options.folder / "labels.csv")
+    objects = Objects(options.folder, labels, workers=options.threads, max_queue_size=8)
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(int(labels["label"].max()) + 1)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+
+    ever: set[Any] = set()
+    for epoch in range(options.epochs):
+        ids, done = set(objects.table["object_id"]), int(model.optimizer.iterations)
+        began = time.perf_counter()
+        history = model.fit(objects, initial_epoch=epoch, epochs=epoch + 1, verbose=0).history
+        seconds = time.perf_counter() - began
+        samples = min(len(ids), BATCH * (int(model.optimizer.iterations) - done))
+        new = len(ids - ever)
+        ever |= ids
+        print(
+            f"epoch {epoch + 1}: {len(ids)} files, {samples} samples, {samples / seconds:.0f} samples/s,"
+            f" {new} new, {len(ever)} of {len(labels)} objects so far, loss {history['loss'][-1]:.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
