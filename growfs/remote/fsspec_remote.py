@@ -11,7 +11,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers, Odd, Request, Unreached
 from growfs.remote.facts import file_from
-from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
+from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in, userinfo
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import Page, Part, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.ranged import Answered, Damaged, Ranged
 from growfs.remote.streams import Streams
 
 PAGE_FILES_MAX = 1000
+CHUNK_BYTES = 16 << 20  # of a part that the library reads
 SIGNED_S = 3600
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
@@ -51,7 +52,7 @@ class FsspecRemote:
         self._streams = streams or Streams()
         self._one_at_a_time = threading.Lock()
         self.store = store_of(spec.url)
-        self._secrets = {*secrets_in(spec.storage_options), *secrets_in(_userinfo(spec.url))}
+        self._secrets = {*secrets_in(spec.storage_options), *secrets_in(userinfo(spec.url))}
         self._options = self._store_options()
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
@@ -76,7 +77,7 @@ class FsspecRemote:
         if files or skipped:
             yield Page(files, skipped, ((), ""))
 
-    def stat(self, path: str) -> RemoteFile:
+    def stat(self, path: str, version: str = "") -> RemoteFile:
         with self.told(path):
             self.fs.invalidate_cache()
             info = self.fs.info(self._key(path))
@@ -84,23 +85,38 @@ class FsspecRemote:
                 raise RemoteMissing(f"{self.shown(path)}: is a folder now; list again")
             return file_from(path, info)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
-        if found := self._by_ranges(file, target, progress, digest or Digest()):
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        if found := self._by_ranges(file, target, progress, digest or Digest(), part):
             return found
+        if part:  # of which the library's answers may not tell the version
+            self._checked(file, self.stat(file.path))
 
         def spend(count: int) -> None:
             self._streams.spend(count)
             progress(count)
 
-        # Only of libraries that have an event loop it is known that any thread may use them.
-        with nullcontext() if self.fs.async_impl else self._one_at_a_time:
-            return self._by_library(file, target, spend)
+        with self.alone:
+            return self._by_library(file, target, spend, part)
 
     def open(self, path: str = "", **how: Any) -> Any:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
         return self.fs.open(self._key(path), "rb", **how)
 
-    def _by_ranges(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest) -> RemoteFile | None:
+    @property
+    def alone(self) -> AbstractContextManager[Any]:
+        """Only of libraries that have an event loop it is known that any thread may use them."""
+        return nullcontext() if self.fs.async_impl else self._one_at_a_time
+
+    def _by_ranges(
+        self, file: RemoteFile, target: Path, progress: Progress, digest: Digest, part: Part | None
+    ) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
         if not self._ranged.usable:
             return None
@@ -116,10 +132,10 @@ class FsspecRemote:
             return now and self._checked(file, now)
 
         try:
-            found = self._ranged.fetch(sign, file.size, target, check, progress, digest)
+            found = self._ranged.fetch(sign, file.size, target, check, progress, digest, part)
         except (Answered, Damaged, Unreached) as error:
             raise explain(error, self._where(file.path), self.store, self._secrets) from None
-        return found and self._checked(file, found[1] or self.stat(file.path), found[0])
+        return found and self._checked(file, found[1] or self.stat(file.path), None if part else found[0])
 
     def _request(self, path: str, method: str = "GET") -> Request:
         """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
@@ -146,10 +162,12 @@ class FsspecRemote:
     def _trusted(self) -> ssl.SSLContext:
         return ssl.create_default_context()  # SSL_CERT_FILE and SSL_CERT_DIR count
 
-    def _by_library(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def _by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part | None = None) -> RemoteFile:
         from fsspec.callbacks import Callback
 
         target.open("wb").close()  # a file of no bytes calls nothing back, and a bad target is no remote error
+        if part:
+            return self._part_by_library(file, target, progress, part)
         told = 0
         raised: Exception | None = None
 
@@ -168,6 +186,25 @@ class FsspecRemote:
         written = target.stat().st_size
         progress(written - told)
         return self._checked(file, now, written)
+
+    def _part_by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part) -> RemoteFile:
+        with target.open("wb") as out:
+            for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
+                wanted = Part(start, min(CHUNK_BYTES, part.offset + part.size - start))
+                with self.told(file.path):
+                    chunk = self.fs.cat_file(self._key(file.path), start, start + wanted.size)
+                self._whole_part(file.path, wanted, len(chunk))
+                out.write(chunk)
+                progress(len(chunk))
+        return self._checked(file, self.stat(file.path))
+
+    def _whole_part(self, path: str, part: Part, got: int) -> None:
+        if got > part.size:
+            raise RemoteError(
+                f"{self.shown(path)}: its server sends whole files only; copy them to one that has ranges"
+            )
+        if got < part.size:
+            raise RemoteBusy(f"{self.shown(path)}: cut short at {got} of {part.size} bytes; try again")
 
     @cached_property
     def fs(self) -> Any:
@@ -292,12 +329,6 @@ def store_of(url: str) -> str:
     """The store that url names ('s3', 'gs', 'az', 'hf', 'http', 'file', 'memory', ...)."""
     protocol = re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"
     return _STORES.get(protocol, protocol)
-
-
-def _userinfo(url: str) -> list[str]:
-    """The password and, where there is none, the name (then it is a token) that stand before the host in url."""
-    found = re.match(r"(?:http|https|ftp|sftp|ssh|smb|webdav)://([^/?#]*)@", url, re.IGNORECASE)
-    return [found[1].split(":", 1)[-1], found[1]] if found else []
 
 
 def import_store(url: str) -> None:
