@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from posixpath import splitext
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
@@ -182,8 +183,7 @@ def path_of(archive: str, name: str) -> str:
     """The path of a member: below a folder named like its archive, unless it is from the root on."""
     if name.startswith("/"):
         return name[1:]
-    folder, slash, file = archive.rpartition("/")
-    return f"{folder}{slash}{file[:1] + file[1:].rpartition('.')[0] or file}/{name}"
+    return f"{splitext(archive)[0]}/{name}"
 
 
 def _file(archive: RemoteFile, member: Member) -> RemoteFile:
