@@ -96,7 +96,6 @@ def _regular(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise ValueError("sparse members are no ranges of bytes; make it without --sparse")
         if info.isfile():
             yield info
-    assert archive.fileobj
     archive.fileobj.seek(archive.offset)  # tarfile takes what it cannot read for the end
     if archive.fileobj.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
         raise ValueError("damaged or cut short")
