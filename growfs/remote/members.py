@@ -32,6 +32,8 @@ AT_ONCE = 8
 """Archives that are read side by side."""
 AHEAD = 16
 """Archives that are read before their turn."""
+TRIES_MAX = 3
+"""Of an archive that changes while it is read."""
 TELL_EVERY_S = 10.0
 """While an archive is read; who is silent is given up."""
 REASON_CHARS_MAX = 160
@@ -150,12 +152,17 @@ class Members:
 
     def _read_through(self, archive: RemoteFile) -> tuple[RemoteFile, Path]:
         """The archive as it is now, and its book."""
-        if not archive.version or archive.size is None:
-            archive = self._remote.stat(archive.path)
-        book = self._books.path(archive.path, archive.version)
-        if not archive.version or not book.exists():
-            self._books.write(book, self._found(archive))
-        return archive, book
+        for _ in range(TRIES_MAX):
+            if not archive.version or archive.size is None:
+                archive = self._remote.stat(archive.path)
+            book = self._books.path(archive.path, archive.version)
+            try:
+                if not archive.version or not book.exists():
+                    self._books.write(book, self._found(archive))
+                return archive, book
+            except RemoteChanged:
+                archive = self._remote.stat(archive.path)
+        raise RemoteBusy(f"{archive.path}: changes again and again while it is read; list again later")
 
     def _found(self, archive: RemoteFile) -> Iterator[Member]:
         """What the function finds. Raises Unfit where that fails, and RemoteErrors where reading does."""

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from growfs.cachefolder import folder_name
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
 from growfs.functions import Function
@@ -141,15 +142,35 @@ def test_an_archive_that_cannot_be_read_is_skipped_and_tried_again(
     assert listed(shards.members()).keys() == NAMES.keys()
 
 
-def test_an_archive_that_changes_while_it_is_read_is_skipped(shards: Shards) -> None:
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_archive_that_changes_while_it_is_read_is_read_anew(shards: Shards, times: int) -> None:
+    new = {"new": b"1", "large": bytes(3000)}
+
     def source(path: str) -> BinaryIO:
         stream = io.BytesIO(shards.data[path])
         if path == "shards/1.tar":
-            shards.put(path, tar_of(samples(78)))
+            shards.read.append(path)
+            if len(shards.read) <= times:
+                shards.put(path, tar_of(new))
         return stream
 
     remote = Members(shards, source, TAR, shards.cache)
-    assert skipped(remote) == {"shards/1.tar": "not readable (RemoteChanged)"}
+    if times == 3:
+        with pytest.raises(RemoteBusy, match="again and again"):
+            listed(remote)
+        return
+    others = {path for path in NAMES if not path.startswith("shards/1/")}
+    files = listed(remote)
+    assert files.keys() == others | {f"shards/1/{name}" for name in new}
+    assert files["shards/1/large"].mtime_ns == shards.stat("shards/1.tar").mtime_ns
+
+
+def test_the_cache_is_another_for_another_function() -> None:
+    specs = [
+        RemoteSpec("s3://bucket"),
+        *(RemoteSpec("s3://bucket", members=Function.parse(f, "/")) for f in ("tar", "a:b")),
+    ]
+    assert len({folder_name(spec, spec.url) for spec in specs}) == 3
 
 
 def test_names_that_cannot_be_files_are_skipped(tmp_path: Path) -> None:
