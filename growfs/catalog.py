@@ -13,13 +13,13 @@ from typing import Any
 
 from growfs.database import FROZEN, PINNED, ROOT, Ask, Database, set_last_known, set_meta
 from growfs.remote.filter import PathFilter
+from growfs.remote.names import FILE_AND_DIRECTORY, TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.rotation import Kind
 from growfs.sampling import extension
 
 DIRECTORY_CACHE_MAX = 100_000
 LAST_LETTER = "\U0010ffff"
-FILE_AND_DIRECTORY = "is a file and a directory"
 
 RowOf = Callable[..., Any]
 """Given a query and its values, its first row or None."""
@@ -27,6 +27,7 @@ RowOf = Callable[..., Any]
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
 """The columns of a Node, of `node AS n` and `resident AS r`."""
 NODES = f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE"
+VERSION = "SELECT CASE is_dir WHEN 0 THEN version END FROM node WHERE parent = ? AND name = ?"
 FOLDERS = (
     "SELECT count(*) FROM node d WHERE d.is_dir = 1"
     " AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
@@ -177,8 +178,8 @@ class Catalog:
 
     def undrawn(self, limit: int) -> list[Node]:
         """The first files, in the order of the listing, that no pass has drawn."""
-        rows = self._db.rows(f"{NODES} n.is_dir = 0 AND n.drawn = 0 ORDER BY n.id LIMIT ?", limit)
-        return [Node(*row) for row in rows]
+        query = f"{NODES} n.is_dir = 0 AND n.drawn = 0 ORDER BY n.id LIMIT ?"
+        return [Node(*row) for row in self._db.rows(query, limit)]
 
     @staticmethod
     def skipped(ask: Ask) -> list[tuple[str, int, str]]:
@@ -204,8 +205,7 @@ class Catalog:
 
     async def defer(self, ids: list[int], number: int) -> None:
         """Have a pass come to these files once more, after all others: they were here when it came to them."""
-        values = [(-number, id, number) for id in ids]
-        query = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?"
+        query, values = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?", [(-number, id, number) for id in ids]
         await self._db.write_at_last(lambda writer: writer.executemany(query, values))
 
     async def begin_pass(self, number: int) -> None:
@@ -272,8 +272,8 @@ class Catalog:
         if added:
             changes.added += 1
             changes.added_bytes += file.size or 0
-        elif writer.execute("SELECT is_dir FROM node WHERE parent = ? AND name = ?", (parent, name)).fetchone()[0]:
-            skipped.append(Skipped(FILE_AND_DIRECTORY, file.path))
+        elif (version := writer.execute(VERSION, (parent, name)).fetchone()[0]) != file.version:
+            skipped.append(Skipped(FILE_AND_DIRECTORY if version is None else TWICE, file.path))
 
     def _directory(self, writer: sqlite3.Connection, path: str, changes: Changes, skipped: list[Skipped]) -> int:
         """The id of the directory at path, made where it is missing; a file of that name gives way."""

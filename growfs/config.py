@@ -16,6 +16,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from growfs.errors import UsageError
+from growfs.functions import Function
 from growfs.remote.protocol import RemoteSpec
 from growfs.values import (
     CacheSize,
@@ -25,6 +26,7 @@ from growfs.values import (
     engine,
     folder,
     fraction_of,
+    function,
     group,
     on_miss,
     partition,
@@ -109,6 +111,12 @@ class Options:
     manifest: str | None = option(
         None, absolute, "FILE", "Instead of a listing: a text, CSV or Parquet file of paths, or an S3 Inventory."
     )
+    members: Function | None = option(
+        None,
+        function,
+        "FUNCTION",
+        "Show what archives hold, not them: tar, webdataset, zip_stored, or module:function.",
+    )
     refresh: float = option("1h", seconds, "TIME", "Time between listings of the remote; 0: only once.", live=True)
     list_timeout: float = option("60s", seconds, "TIME", "Start without a complete listing after this time.")
     wait_files: int | None = option(None, count, "N", "Return as soon as N files are local.")
@@ -158,6 +166,7 @@ class Options:
             manifest=self.manifest,
             include=self.include,
             exclude=self.exclude,
+            members=self.members,
         )
 
 

@@ -19,7 +19,7 @@ import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -132,7 +132,7 @@ def serve(request: Request, url: str, launcher: Launcher) -> None:
     try:
         recent = _start_log(folder)
         folder.announce(url, request.mountpoint)
-        workers = Workers(spec, Pace())
+        workers = Workers(replace(spec, cache=folder.path), Pace())
         try:
             mounting = Mounting(request.mountpoint, folder.path, allow_other)
             trio.run(_run, lambda: _build(request, url, folder, workers, recent), mounting, launcher)

@@ -20,6 +20,7 @@ from typing import IO, Any
 from growfs.cachefolder import daemon_of, is_in_use
 from growfs.config import Options, Request
 from growfs.errors import GrowfsError, UsageError
+from growfs.functions import Function
 from growfs.fuse.mounting import Mounted, is_dead, mounted_at, resolved, unmount
 from growfs.values import absolute
 
@@ -38,6 +39,7 @@ def start(
     """
     url, mountpoint = absolute(url), resolved(mountpoint.expanduser().absolute())
     _check_apart(url, mountpoint, options.cache_dir)
+    _check_function(options.members)
     if is_dead(mountpoint):
         unmount(mountpoint, lazy=True)
     reading, writing = os.pipe()
@@ -72,6 +74,16 @@ def _check_apart(url: str, *folders: Path) -> None:
         for folder in folders:
             if remote in (real := folder.parent.resolve() / folder.name, *real.parents):
                 raise GrowfsError(f"{folder}: lies within the remote, {remote}; name a folder outside it")
+
+
+def _check_function(function: Function | None) -> None:
+    """Raise UsageError where a worker could not import it; found out in a process as workers are."""
+    if function:
+        command = [sys.executable, "-m", "growfs.functions", str(function), function.folder]
+        done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or [f"{function}: importing it ended Python ({done.returncode})"]
+            raise UsageError(said[-1])
 
 
 def _hear(pipe: Iterator[str], told: Callable[[dict[str, Any]], None] | None, said: IO[str]) -> dict[str, Any]:

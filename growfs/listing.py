@@ -11,7 +11,8 @@ from typing import Any
 
 from growfs.catalog import DIRECTORY_CACHE_MAX, directory_path, join, row_of_connection
 from growfs.database import FROZEN, NODES_FROM, ROOT
-from growfs.remote.protocol import RemoteFile
+from growfs.remote.names import TWICE
+from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.sampling import Candidate
 
 UNKNOWN_SIZE = 64 << 20
@@ -37,7 +38,8 @@ class Comparison:
     """Compares a listing with the catalog as it was when the listing began.
 
     Owns a mark for each file that was seen: a byte each, so ten million files take ten megabytes.
-    late: new files where the catalog has a directory, which may be gone when the listing is complete.
+    late: new files where the catalog has a directory, which may be gone when the listing is complete. twice: those of
+    the last page whose paths came before; the first counts.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -47,11 +49,13 @@ class Comparison:
         self._empty = last <= NODES_FROM
         self._directory_ids: dict[str, int | None] = {"": ROOT}
         self.late: list[RemoteFile] = []
+        self.twice: list[Skipped] = []
 
     def compare(self, files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[tuple[int, RemoteFile]]]:
         """(files that are new, files that replace the one with that id)."""
         if self._empty:
             return list(files), []
+        self.twice = []
         new: list[RemoteFile] = []
         changed: list[tuple[int, RemoteFile]] = []
         for file in files:
@@ -63,6 +67,9 @@ class Comparison:
             id, is_dir, size, mtime_ns, version = row
             if is_dir:
                 self.late.append(file)
+                continue
+            if self._seen[id]:
+                self.twice.append(Skipped(TWICE, file.path))
                 continue
             self._seen[id] = 1
             if _differs((size, mtime_ns, version), file):

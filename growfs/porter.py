@@ -96,7 +96,7 @@ class Porter:
         if not isinstance(error, (RemoteChanged, RemoteMissing)):
             return Lost(error)
         try:
-            return Lost(error, self._remote.stat(wanted.file.path))
+            return Lost(error, self._remote.stat(wanted.file.path, wanted.file.version))
         except GrowfsError as other:
             return Lost(other)
 

@@ -93,10 +93,13 @@ class Refresher:
     async def _list(self) -> None:
         listing = self._catalog.listing + 1
         altered = 0
+        why = ""
 
         async def hear(part: Listed) -> None:
-            nonlocal altered
+            nonlocal altered, why
             altered += len(part.new) + len(part.changed) + len(part.gone)
+            for skip in part.skipped:
+                why = f"; {skip.path} was skipped: {skip.reason}"
             await self._hear(part)
 
         line = self._workers.hire()
@@ -109,7 +112,7 @@ class Refresher:
             self.listing_now = False
             await line.aclose()
         if files == 0 and self._catalog.files == 0:
-            raise RemoteMissing(f"{self._workers.url}: there are no files; check the URL, --include and --exclude")
+            raise RemoteMissing(f"{self._workers.url}: there are no files; check the URL, --include and --exclude{why}")
         if files == 0:
             raise RemoteMissing(f"{self._workers.url}: lists no files at all any more; keeping those that are known")
         await self._catalog.finish(listing)

@@ -14,6 +14,7 @@ from typing import Any
 import humanfriendly
 
 from growfs.errors import UsageError
+from growfs.functions import Function
 from growfs.sampling import GROUP_FIELDS
 
 LAUNCHERS = (("GROUP_RANK", "GROUP_WORLD_SIZE"), ("SLURM_NODEID", "SLURM_NNODES"))
@@ -148,6 +149,11 @@ def engine(text: str) -> str:
 def folder(text: str) -> Path:
     """An absolute path, because the daemon's folder is /."""
     return Path(text).expanduser().absolute()
+
+
+def function(text: str) -> Function:
+    """A function of the user's, looked for where the command is given: the daemon's folder is /."""
+    return Function.parse(text, os.getcwd())
 
 
 def absolute(url: str) -> str:

@@ -137,7 +137,7 @@ def _list(remote: Remote, request: List, answer: Answer) -> int:
     for page in remote.pages():
         new, changed = comparison.compare(page.files)
         files += len(page.files)
-        answer(Listed(request.listing, new=new, changed=changed, skipped=page.skipped))
+        answer(Listed(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.twice))
     if files:
         gone = list(comparison.gone())
         for start in range(0, len(gone), GONE_PER_PART):

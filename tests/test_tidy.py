@@ -19,6 +19,7 @@ RANKS = [
     # names: used by all, use nothing
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
+    ["growfs.functions", "growfs.producers", "growfs.producers.*"],
     ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority"],
     ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
     ["growfs.reader"],
@@ -98,6 +99,9 @@ TOUCHES_DISK = {
 DISK_METHODS = {"rename", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to", "write_text", "write_bytes"}
 MAY_TOUCH_DISK = {
     ("growfs.porter", "unlink"): "a worker removes its own draft",
+    ("growfs.remote.books", "mkdir"): "the folder of a worker's books",
+    ("growfs.remote.books", "replace"): "a book is there whole or not at all, whoever writes it",
+    ("growfs.remote.books", "unlink"): "drafts and books, which are of use to workers only",
     ("growfs.priority", "write_text"): "the session's niceness, in /proc",
     ("growfs.cachefolder", "mkdir"): "the cache's folders, before there is a cache",
     ("growfs.store", "mkdir"): "files/, at the first start",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
@@ -17,7 +18,7 @@ __all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", 
 
 
 def open_remote(spec: RemoteSpec, streams: Streams | None = None, busy: Callable[[], None] = lambda: None) -> Remote:
-    """The remote that spec describes, with retries, manifest and filters. Touches no network and starts no thread.
+    """The remote that spec describes, with all that wraps it. Touches no network and starts no thread.
 
     streams: what fetches; none given: a few of its own. busy: called when the store is busy or fails, before it is
     asked again.
@@ -25,14 +26,20 @@ def open_remote(spec: RemoteSpec, streams: Streams | None = None, busy: Callable
     """
     from growfs.remote.filter import Filtered, PathFilter
     from growfs.remote.manifest import ManifestRemote
+    from growfs.remote.members import Members
     from growfs.remote.retry import Retrying
+    from growfs.remote.sources import open_source
     from growfs.remote.tables import SUFFIXES, suffix_of
 
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
-    remote: Remote = _open_store(spec, streams)
+    store = _open_store(spec, streams)
+    remote: Remote = store
     if spec.manifest:
         remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote)
+    if spec.members:
+        assert spec.cache
+        remote = Members(remote, partial(open_source, store), spec.members, spec.cache)
     remote = Retrying(remote, busy)
     if spec.include or spec.exclude:
         remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
@@ -47,7 +54,9 @@ def preload(spec: RemoteSpec) -> None:
     import growfs.remote.filter
     import growfs.remote.inventory
     import growfs.remote.manifest
-    import growfs.remote.retry  # noqa: F401
+    import growfs.remote.members
+    import growfs.remote.retry
+    import growfs.remote.sources  # noqa: F401
     from growfs.remote.fsspec_remote import store_of
 
     _open_store(spec)

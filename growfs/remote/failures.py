@@ -7,6 +7,7 @@ classes (which need no import), looked for along its causes; never by its text.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -55,6 +56,12 @@ def secrets_in(options: Any, key: str = "") -> Iterator[str]:
             yield from secrets_in(value, key)
     elif isinstance(options, str) and key not in ("endpoint_url", "endpoint", "region_name", "project", "profile"):
         yield options
+
+
+def userinfo(url: str) -> list[str]:
+    """The password and, where there is none, the name (then it is a token) that stand before the host in url."""
+    found = re.match(r"(?:http|https|ftp|sftp|ssh|smb|webdav)://([^/?#]*)@", url, re.IGNORECASE)
+    return [found[1].split(":", 1)[-1], found[1]] if found else []
 
 
 def explain(error: BaseException, where: str, store: str, secrets: Collection[str] = ()) -> GrowfsError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from growfs.digest import Digest
 from growfs.errors import UsageError
-from growfs.remote.protocol import Page, Progress, Remote, RemoteFile
+from growfs.remote.protocol import Page, Part, Progress, Remote, RemoteFile
 
 
 class PathFilter:
@@ -37,13 +37,20 @@ class Filtered:
         matches = self._paths.matches
         for page in self._remote.pages(cursor):
             files = [file for file in page.files if matches(file.path)]
-            yield Page(files, [name for name in page.skipped if matches(name.path)], page.cursor)
+            yield Page(files, [name for name in page.skipped if name.unread or matches(name.path)], page.cursor)
 
-    def stat(self, path: str) -> RemoteFile:
-        return self._remote.stat(path)
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        return self._remote.stat(path, version)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
-        return self._remote.fetch(file, target, progress, digest)
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        return self._remote.fetch(file, target, progress, digest, part)
 
 
 def _spec(patterns: Collection[str]) -> Any:

@@ -11,24 +11,25 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
+from growfs.remote import folders
 from growfs.remote.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers, Odd, Request, Unreached
 from growfs.remote.facts import file_from
-from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
+from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in, userinfo
+from growfs.remote.folders import Entry
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import Page, Part, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.ranged import Answered, Damaged, Ranged
 from growfs.remote.streams import Streams
 
-PAGE_FILES_MAX = 1000
-FOLDERS_AHEAD = 16
+FOLDERS_SIDE_BY_SIDE = 16
+CHUNK_BYTES = 16 << 20  # of a part that the library reads
 SIGNED_S = 3600
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
@@ -53,54 +54,14 @@ class FsspecRemote:
         self._streams = streams or Streams()
         self._one_at_a_time = threading.Lock()
         self.store = store_of(spec.url)
-        self._secrets = {*secrets_in(spec.storage_options), *secrets_in(_userinfo(spec.url))}
+        self._secrets = {*secrets_in(spec.storage_options), *secrets_in(userinfo(spec.url))}
         self._options = self._store_options()
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """Folder by folder. The cursor: the folders still to read, and the last path that was told of the last one."""
-        todo, after = (list(cursor[0]), cursor[1]) if cursor else ([""], "")
-        files: list[RemoteFile] = []
-        skipped: list[Skipped] = []
-        with self._reading_ahead() as read:
-            while todo:
-                found = read(todo)
-                entries = (entry for entry in found if not isinstance(entry, str))
-                for entry in sorted(entries, key=lambda entry: entry.path):
-                    if entry.path <= after:
-                        continue
-                    if isinstance(entry, RemoteFile):
-                        files.append(entry)
-                    else:
-                        skipped.append(entry)
-                    if len(files) + len(skipped) >= PAGE_FILES_MAX:
-                        yield Page(files, skipped, (tuple(todo), entry.path))
-                        files, skipped = [], []
-                todo[-1:] = [entry for entry in found if isinstance(entry, str)]
-                after = ""
-        if files or skipped:
-            yield Page(files, skipped, ((), ""))
+        side_by_side = FOLDERS_SIDE_BY_SIDE if self.fs.async_impl else 1  # of others nobody says that threads may
+        return folders.pages(self._read_folder, side_by_side, cursor)
 
-    @contextmanager
-    def _reading_ahead(self) -> Iterator[Callable[[list[str]], list[RemoteFile | Skipped | str]]]:
-        """What reads the last of some folders, and meanwhile those that come next, where threads can do that."""
-        if not self.fs.async_impl:
-            yield lambda todo: self._read_folder(todo[-1])
-            return
-        coming: dict[str, Future[list[RemoteFile | Skipped | str]]] = {}
-
-        def read(todo: list[str]) -> list[RemoteFile | Skipped | str]:
-            for folder in reversed(todo[-FOLDERS_AHEAD:]):
-                if folder not in coming and (len(coming) < FOLDERS_AHEAD or folder is todo[-1]):
-                    coming[folder] = pool.submit(self._read_folder, folder)
-            return coming.pop(todo[-1]).result()
-
-        pool = ThreadPoolExecutor(FOLDERS_AHEAD)
-        try:
-            yield read
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def stat(self, path: str) -> RemoteFile:
+    def stat(self, path: str, version: str = "") -> RemoteFile:
         with self.told(path):
             self.fs.invalidate_cache()
             info = self.fs.info(self._key(path))
@@ -108,23 +69,38 @@ class FsspecRemote:
                 raise RemoteMissing(f"{self.shown(path)}: is a folder now; list again")
             return file_from(path, info)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
-        if found := self._by_ranges(file, target, progress, digest or Digest()):
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        if found := self._by_ranges(file, target, progress, digest or Digest(), part):
             return found
+        if part:  # of which the library's answers may not tell the version
+            self._checked(file, self.stat(file.path))
 
         def spend(count: int) -> None:
             self._streams.spend(count)
             progress(count)
 
-        # Only of libraries that have an event loop it is known that any thread may use them.
-        with nullcontext() if self.fs.async_impl else self._one_at_a_time:
-            return self._by_library(file, target, spend)
+        with self.alone:
+            return self._by_library(file, target, spend, part)
 
     def open(self, path: str = "", **how: Any) -> Any:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
         return self.fs.open(self._key(path), "rb", **how)
 
-    def _by_ranges(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest) -> RemoteFile | None:
+    @property
+    def alone(self) -> AbstractContextManager[Any]:
+        """Only of libraries that have an event loop it is known that any thread may use them."""
+        return nullcontext() if self.fs.async_impl else self._one_at_a_time
+
+    def _by_ranges(
+        self, file: RemoteFile, target: Path, progress: Progress, digest: Digest, part: Part | None
+    ) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
         if not self._ranged.usable:
             return None
@@ -140,10 +116,10 @@ class FsspecRemote:
             return now and self._checked(file, now)
 
         try:
-            found = self._ranged.fetch(sign, file.size, target, check, progress, digest)
+            found = self._ranged.fetch(sign, file.size, target, check, progress, digest, part)
         except (Answered, Damaged, Unreached) as error:
             raise explain(error, self._where(file.path), self.store, self._secrets) from None
-        return found and self._checked(file, found[1] or self.stat(file.path), found[0])
+        return found and self._checked(file, found[1] or self.stat(file.path), None if part else found[0])
 
     def _request(self, path: str, method: str = "GET") -> Request:
         """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
@@ -170,10 +146,12 @@ class FsspecRemote:
     def _trusted(self) -> ssl.SSLContext:
         return ssl.create_default_context()  # SSL_CERT_FILE and SSL_CERT_DIR count
 
-    def _by_library(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def _by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part | None = None) -> RemoteFile:
         from fsspec.callbacks import Callback
 
         target.open("wb").close()  # a file of no bytes calls nothing back, and a bad target is no remote error
+        if part:
+            return self._part_by_library(file, target, progress, part)
         told = 0
         raised: Exception | None = None
 
@@ -192,6 +170,25 @@ class FsspecRemote:
         written = target.stat().st_size
         progress(written - told)
         return self._checked(file, now, written)
+
+    def _part_by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part) -> RemoteFile:
+        with target.open("wb") as out:
+            for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
+                wanted = Part(start, min(CHUNK_BYTES, part.offset + part.size - start))
+                with self.told(file.path):
+                    chunk = self.fs.cat_file(self._key(file.path), start, start + wanted.size)
+                self._whole_part(file.path, wanted, len(chunk))
+                out.write(chunk)
+                progress(len(chunk))
+        return self._checked(file, self.stat(file.path))
+
+    def _whole_part(self, path: str, part: Part, got: int) -> None:
+        if got > part.size:
+            raise RemoteError(
+                f"{self.shown(path)}: its server sends whole files only; copy them to one that has ranges"
+            )
+        if got < part.size:
+            raise RemoteBusy(f"{self.shown(path)}: cut short at {got} of {part.size} bytes; try again")
 
     @cached_property
     def fs(self) -> Any:
@@ -260,7 +257,7 @@ class FsspecRemote:
                 raise
             raise explain(error, self._where(path), self.store, self._secrets) from None
 
-    def _read_folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
+    def _read_folder(self, folder: str) -> list[Entry]:
         """What _folder finds, by names that can be local ones. A folder that went away since it was seen is empty."""
         try:
             with self.told(folder):
@@ -269,16 +266,16 @@ class FsspecRemote:
             if folder:
                 return []
             raise
-        entries: list[RemoteFile | Skipped | str] = []
+        entries: list[Entry] = []
         for entry in found:
             path = entry if isinstance(entry, str) else entry.path
             reason = reason_to_skip(path)
             entries.append(Skipped(reason, path) if reason else entry)
         return entries
 
-    def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
+    def _folder(self, folder: str) -> list[Entry]:
         """The files and, as texts, the folders in folder: each with its path from the root."""
-        found: list[RemoteFile | Skipped | str] = []
+        found: list[Entry] = []
         key = self._key(folder)
         for info in self.fs.ls(key or "/", detail=True):
             name, kind = str(info["name"]), info["type"]
@@ -316,12 +313,6 @@ def store_of(url: str) -> str:
     """The store that url names ('s3', 'gs', 'az', 'hf', 'http', 'file', 'memory', ...)."""
     protocol = re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"
     return _STORES.get(protocol, protocol)
-
-
-def _userinfo(url: str) -> list[str]:
-    """The password and, where there is none, the name (then it is a token) that stand before the host in url."""
-    found = re.match(r"(?:http|https|ftp|sftp|ssh|smb|webdav)://([^/?#]*)@", url, re.IGNORECASE)
-    return [found[1].split(":", 1)[-1], found[1]] if found else []
 
 
 def import_store(url: str) -> None:

@@ -9,8 +9,9 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from growfs.errors import RemoteError, UsageError
 from growfs.remote.connection import Headers, Odd, Request
 from growfs.remote.facts import file_of
+from growfs.remote.folders import Entry
 from growfs.remote.fsspec_remote import FsspecRemote
-from growfs.remote.protocol import RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import RemoteFile, RemoteSpec
 from growfs.remote.streams import Streams
 
 LISTING_BYTES_MAX = 64 << 20
@@ -45,7 +46,7 @@ class HttpRemote(FsspecRemote):
             return None  # a part has its own
         return file_of(path, size, headers)
 
-    def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
+    def _folder(self, folder: str) -> list[Entry]:
         page = self._key(folder and f"{folder}/")
         links = _Links()
         links.feed(self._text(page))

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
+from typing import Any
 
 from growfs.digest import Digest
 from growfs.errors import RemoteError, RemoteMissing
+from growfs.remote.folders import Entry
 from growfs.remote.fsspec_remote import FsspecRemote
-from growfs.remote.protocol import Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import Part, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.streams import Streams
 
 CHUNK_BYTES = 1 << 20
@@ -25,13 +28,20 @@ class LocalRemote(FsspecRemote):
         super().__init__(spec, streams)
         self.base = os.path.realpath(os.path.expanduser(spec.url.partition("://")[2] or spec.url))
 
-    def stat(self, path: str) -> RemoteFile:
+    def stat(self, path: str, version: str = "") -> RemoteFile:
         with self.told(path):
             return _file(path, os.stat(self._resolved(path)))
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
-        path = file.path
-        written = 0
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        path, written = file.path, 0
+        left = part.size if part else sys.maxsize
         passing = digest.part(0).update if digest else None
         with target.open("wb") as out:
             with self.told(path):
@@ -39,11 +49,13 @@ class LocalRemote(FsspecRemote):
             try:
                 with self.told(path):
                     now = self._checked(file, _file(path, os.fstat(source)))
+                    os.lseek(source, part.offset if part else 0, os.SEEK_SET)
                 while True:
                     with self.told(path):
-                        chunk = os.read(source, CHUNK_BYTES)
+                        chunk = os.read(source, min(CHUNK_BYTES, left))
                     if not chunk:
                         break
+                    left -= len(chunk)
                     out.write(chunk)
                     written += len(chunk)
                     if passing:
@@ -51,11 +63,17 @@ class LocalRemote(FsspecRemote):
                     self._streams.spend(len(chunk))
                     progress(len(chunk))
                 with self.told(path):
-                    return self._checked(now, _file(path, os.fstat(source)), written)
+                    found = _file(path, os.fstat(source))
+                    if part:
+                        self._whole_part(path, part, written)
+                    return self._checked(now, found, None if part else written)
             finally:
                 os.close(source)
 
-    def _folder(self, folder: str) -> list[RemoteFile | Skipped | str]:
+    def open(self, path: str = "", **how: Any) -> Any:
+        return open(self._resolved(path), "rb")
+
+    def _folder(self, folder: str) -> list[Entry]:
         here = os.path.join(self.base, folder)
         try:
             entries = list(os.scandir(here))
@@ -65,7 +83,7 @@ class LocalRemote(FsspecRemote):
             raise
         except NotADirectoryError:
             raise RemoteError(f"{self.shown(folder)}: is a file; give the URL of its folder") from None
-        found: list[RemoteFile | Skipped | str] = []
+        found: list[Entry] = []
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_dir(follow_symlinks=False):

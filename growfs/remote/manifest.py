@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from growfs.digest import Digest
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import Page, Part, Progress, Remote, RemoteFile, Skipped
 from growfs.remote.tables import Table
 
 PAGE_FILES_MAX = 10_000
@@ -29,7 +29,8 @@ class Source(Protocol):
 class ManifestRemote:
     """Lists what a manifest says, and stats and fetches through another remote.
 
-    A path that stands in two rows is told twice: to know, one would have to remember all of them.
+    A path that stands in two rows is told twice: to know, one would have to remember all of them. The catalog takes the
+    first.
     """
 
     def __init__(self, source: Source, remote: Remote) -> None:
@@ -47,11 +48,18 @@ class ManifestRemote:
                     page.files.append(file)
             yield page
 
-    def stat(self, path: str) -> RemoteFile:
-        return self._remote.stat(path)
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        return self._remote.stat(path, version)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
-        return self._remote.fetch(file, target, progress, digest)
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        return self._remote.fetch(file, target, progress, digest, part)
 
 
 class Paths:

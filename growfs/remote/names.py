@@ -6,6 +6,8 @@ import re
 
 COMPONENT_BYTES_MAX = 255  # NAME_MAX of every Linux filesystem
 PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, and the cache folder comes in front
+FILE_AND_DIRECTORY = "is a file and a directory"
+TWICE = "name comes twice"
 RESERVED = ".growfs"  # the mount's own folder
 
 _USERINFO = re.compile(r"(?<!abfs)(?<!abfss)(?<!az)://[^/?#\s]*@", re.IGNORECASE)  # abfs://CONTAINER@account is a name

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from growfs.digest import Digest
+from growfs.functions import Function
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were added to the target since the last call. What it raises ends the fetch."""
@@ -19,7 +20,11 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class RemoteSpec:
-    """All that is needed to open a remote, in any process. May hold secrets: never log or print one."""
+    """All that is needed to open a remote, in any process. May hold secrets: never log or print one.
+
+    members: finds the members of an archive, which are the files then. cache: the folder of the cache, which keeps what
+    was found.
+    """
 
     url: str
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -28,6 +33,8 @@ class RemoteSpec:
     manifest: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    members: Function | None = None
+    cache: Path | None = None
 
 
 class Packed:
@@ -60,6 +67,14 @@ class RemoteFile(Packed):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a file that follow each other: size of them, at least one, from offset on."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched(Packed):
     """A file that was written to the local disk. size: bytes. digest: growfs.digest's."""
 
@@ -70,10 +85,14 @@ class Fetched(Packed):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A name that the remote lists and that cannot be a local file; reason is short and countable."""
+    """A name that the remote lists and that cannot be a local file; reason is short and countable.
+
+    unread: what is skipped is all that is in it, of names that are not known.
+    """
 
     reason: str
     path: str
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +117,23 @@ class Remote(Protocol):
         """
         ...
 
-    def stat(self, path: str) -> RemoteFile:
-        """The file as the remote has it now."""
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        """The file as the remote has it now. version: of what was listed by that path, where that is known."""
         ...
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
         """Write the whole of file to target (created or truncated), and return what was fetched.
 
         digest: fed with what passes through this process on the way; where its `bytes` are not those of the file, some
         did not.
+        part: write these bytes of it alone; what is returned is the whole file all the same.
 
         Raises RemoteChanged when the remote's version is not `file.version` (where both are known),
         before, during or after the transfer. A target left behind by a raised error is the caller's to remove.

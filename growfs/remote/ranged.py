@@ -25,7 +25,7 @@ from growfs import disk
 from growfs.digest import Digest
 from growfs.remote.checksum import Expected, expected
 from growfs.remote.connection import Connection, Headers, Odd, Request, Response, Unreached, drop_all
-from growfs.remote.protocol import Progress
+from growfs.remote.protocol import Part, Progress
 from growfs.remote.streams import Streams
 
 HEADS_IN_VAIN_MAX = 8
@@ -76,15 +76,17 @@ class Ranged:
         check: Check[T],
         progress: Progress,
         digest: Digest,
+        part: Part | None = None,
     ) -> tuple[int, T] | None:
         """Write what sign's request brings to target; (bytes, what check returned). digest: fed with all of it.
 
         None: this is left to the library, and progress was told nothing. sign is called again for a signature that has
         expired; it and progress are called from any thread, progress by one at a time. size: bytes, where known.
+        part: write these bytes alone; check is told of the whole file.
         Raises Answered, Damaged, Unreached, what check and progress raise, and OSError of the local disk.
         """
         with target.open("wb", buffering=0) as out:
-            fetch = _Fetch(self, sign, out.fileno(), target, check, progress, digest)
+            fetch = _Fetch(self, sign, out.fileno(), target, check, progress, digest, part)
             try:
                 with self.connection() as connection:
                     response = fetch.begin(connection, size)
@@ -121,13 +123,15 @@ class Ranged:
 
 
 class _Fetch(Generic[T]):
-    """One file on its way. begin() sets `total` (bytes) and `checked`, which stay; the threads share the rest.
+    """One file, or part of one, on its way. begin() sets `total` (bytes that are asked for), `_file_bytes` (of all of
+    it) and `checked`, which stay; the threads share the rest.
 
     Every answer has to be of the version of the first one, else the file would be a mix.
     """
 
     total: int
     checked: T
+    _file_bytes: int
 
     def __init__(
         self,
@@ -138,8 +142,10 @@ class _Fetch(Generic[T]):
         check: Check[T],
         progress: Progress,
         digest: Digest,
+        part: Part | None,
     ) -> None:
         self.told = False
+        self._part_only, self._first = part, part.offset if part else 0
         self._owner, self._sign, self._check, self._progress = owner, sign, check, progress
         self._fd, self._target, self._digest = fd, target, digest
         self._sharing = threading.Lock()
@@ -155,29 +161,36 @@ class _Fetch(Generic[T]):
         scheme, host = self._request.origin
         if scheme not in ("http", "https") or self._owner.is_proxied(scheme, host):
             raise Odd("no web server, or one behind a proxy")
-        whole = size is not None and size <= digests.PART_BYTES
-        response = connection.ask(self._request, {} if whole else _range(0, digests.PART_BYTES - 1))
+        part, first = self._part_only, self._first
+        whole = part is None and size is not None and size <= digests.PART_BYTES
+        most = min(digests.PART_BYTES, part.size) if part else digests.PART_BYTES
+        response = connection.ask(self._request, {} if whole else _range(first, first + most - 1))
         if response.status in BUSY:
             raise Answered(response.status, response.reason)
         if response.status not in GOOD:
             raise Odd(f"status {response.status}", counts=response.status not in NOT_THERE)
         length, extent = _extent(response)
         if extent:
-            start, self.total = extent
-            if start or length != min(digests.PART_BYTES, self.total):
+            start, self._file_bytes = extent
+            self.total = part.size if part else self._file_bytes
+            if start != first or length != min(digests.PART_BYTES, self.total):
                 raise Odd("another range than was asked for")
+        elif part:
+            raise Odd("the whole file")
         else:
-            self.total = length
+            self.total = self._file_bytes = length
             if not whole and (length == digests.PART_BYTES or (size and length != size)):
                 raise Odd("that may be the part, or another file")
-        self.checked = self._check(self.total, response.headers)
+        self.checked = self._check(self._file_bytes, response.headers)
         self._pins = {name: response.headers.get(name) for name in ("etag", "last-modified")}
         if length < self.total:
             if not _tells_versions(response.headers):
                 raise Odd("no version that lasts")
-            if size is not None:  # else there may be no room for it, which progress tells in time
+            if part or size is not None:  # else there may be no room for it, which progress tells in time
                 disk.reserve(self._fd, self.total)  # parts are written out of order, and shall lie together
-            self._starts = iter(range(digests.PART_BYTES, self.total, digests.PART_BYTES))
+            self._starts = iter(range(first + digests.PART_BYTES, first + self.total, digests.PART_BYTES))
+        if part:
+            return response  # what is told of content is told of the whole
         self._expected = expected(response.headers)
         if length < self.total and not self._expected and self._owner.head_tells:
             self._expected = self._told_of_the_whole()
@@ -198,7 +211,7 @@ class _Fetch(Generic[T]):
         in_parts = self.total > (response.length or 0)
         helped = self._owner.streams.shared(self._help) if in_parts else nullcontext()
         with helped, self._used(connection):
-            self._copy(connection, response, 0)
+            self._copy(connection, response, self._first)
             while (start := self._next()) is not None:
                 self._fetch_part(connection, start)
         if self._error:
@@ -232,8 +245,9 @@ class _Fetch(Generic[T]):
                 self._connections.remove(connection)
 
     def _copy(self, connection: Connection, response: Response, start: int) -> None:
-        digest = self._digest.part(start)
-        expected = self._expected and self._expected.part(start)
+        at = start - self._first
+        digest = self._digest.part(at)
+        expected = self._expected and self._expected.part(at)
 
         def told(piece: memoryview) -> None:
             if self._error:
@@ -246,10 +260,10 @@ class _Fetch(Generic[T]):
                 self.told = True
                 self._progress(len(piece))
 
-        connection.copy(response, self._fd, start, told)
+        connection.copy(response, self._fd, at, told)
 
     def _fetch_part(self, connection: Connection, start: int) -> None:
-        response = self._part(connection, start, min(start + digests.PART_BYTES, self.total) - 1)
+        response = self._part(connection, start, min(start + digests.PART_BYTES, self._first + self.total) - 1)
         self._copy(connection, response, start)
 
     def _next(self) -> int | None:
@@ -269,9 +283,9 @@ class _Fetch(Generic[T]):
             raise Answered(response.status, response.reason)
         length, extent = _extent(response)
         changed = any(response.headers.get(name) != pin for name, pin in self._pins.items())
-        if changed or (extent[1] if extent else length) != self.total:
+        if changed or (extent[1] if extent else length) != self._file_bytes:
             raise Answered(412, "another version")
-        if extent != (start, self.total) or length != end - start + 1:
+        if extent != (start, self._file_bytes) or length != end - start + 1:
             raise Odd("another range than was asked for")
         return response
 

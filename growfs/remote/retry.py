@@ -12,7 +12,7 @@ import tenacity
 
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy
-from growfs.remote.protocol import Page, Progress, Remote, RemoteFile
+from growfs.remote.protocol import Page, Part, Progress, Remote, RemoteFile
 
 TRIES_MAX = 5
 DELAY_S_MIN = 0.2
@@ -52,10 +52,17 @@ class Retrying:
             cursor = page.cursor
             yield page
 
-    def stat(self, path: str) -> RemoteFile:
-        return self._try(lambda: self._remote.stat(path))
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        return self._try(lambda: self._remote.stat(path, version))
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
         told = 0  # over all tries, so that progress never counts a byte twice
 
         def attempt() -> RemoteFile:
@@ -67,7 +74,7 @@ class Retrying:
                 news, told = max(0, written - told), max(told, written)
                 progress(news)  # 0 too: it may want to end the fetch
 
-            return self._remote.fetch(file, target, forward, digest)
+            return self._remote.fetch(file, target, forward, digest, part)
 
         return self._try(attempt)
 

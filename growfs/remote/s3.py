@@ -22,9 +22,10 @@ from growfs.remote import s3_listing
 from growfs.remote.connection import Connection, Headers, Odd, Request, Unreached
 from growfs.remote.facts import file_from, file_of
 from growfs.remote.failures import explain
-from growfs.remote.fsspec_remote import PAGE_FILES_MAX, SIGNED_S, FsspecRemote
+from growfs.remote.folders import PAGE_FILES_MAX
+from growfs.remote.fsspec_remote import SIGNED_S, FsspecRemote
 from growfs.remote.keyspace import Keyspace, Span
-from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec
+from growfs.remote.protocol import Page, Part, Progress, RemoteFile, RemoteSpec
 from growfs.remote.ranged import ODD_MAX, Answered
 from growfs.remote.signer import Signer
 from growfs.remote.streams import Streams
@@ -96,7 +97,7 @@ class S3Remote(FsspecRemote):
         self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
         return s3_listing.by_library(reply, prefix)
 
-    def stat(self, path: str) -> RemoteFile:
+    def stat(self, path: str, version: str = "") -> RemoteFile:
         bucket, prefix = self._bucket_and_prefix
         reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
         return _file(path, reply["ContentLength"], reply)
@@ -161,12 +162,13 @@ class S3Remote(FsspecRemote):
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    def _by_library(self, file: RemoteFile, target: Path, progress: Progress) -> RemoteFile:
+    def _by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part | None = None) -> RemoteFile:
         from fsspec.asyn import sync
 
         bucket, prefix = self._bucket_and_prefix
+        asked = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
         with target.open("wb") as out:
-            reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path)
+            reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **asked)
             body = reply["Body"]
 
             async def copy() -> int:
@@ -183,12 +185,18 @@ class S3Remote(FsspecRemote):
                     progress(len(chunk))
 
             try:
-                now = _file(file.path, reply["ContentLength"], reply)
+                size = reply["ContentLength"]
+                if part:
+                    self._whole_part(file.path, part, size)
+                    size = int(reply["ContentRange"].rpartition("/")[2])
+                now = _file(file.path, size, reply)
                 self._checked(file, now)
                 written = sync(self.fs.loop, copy)
             finally:
                 body.close()
-        return self._checked(file, now, written)
+        if part:
+            self._whole_part(file.path, part, written)
+        return self._checked(file, now, None if part else written)
 
     @cached_property
     def _bucket_and_prefix(self) -> tuple[str, str]:

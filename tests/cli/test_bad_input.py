@@ -351,6 +351,12 @@ def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
         (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
         (("--anon",), "--anon makes no sense for file://"),
         (("--endpoint-url", "http://localhost"), "--endpoint-url makes no sense for file://"),
+        (
+            ("--members", "no_such_module:find"),
+            "there is no module no_such_module; it is looked for in",
+        ),
+        (("--members", "tarr"), "has no function tarr; check the name"),
+        (("--members", "a b"), "--members: 'a b' is no function; write it as module:function"),
         (("--config", "/no/such.toml"), "/no/such.toml: No such file or directory"),
     ],
 )

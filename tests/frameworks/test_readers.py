@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.archives import tar_of
 from tests.frameworks.harness import BLOCK, Program, blocks, images, tfrecord
 from tests.harness import Growfs, make_tree, until
 from tests.servers import S3Server
@@ -103,6 +104,30 @@ def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) ->
             assert len({image[1] for image in epoch["images"]}) == files
         assert sorted(epoch["images"]) == sorted(pictures.values())
         assert growfs.status()["miss"]["files_total"] == 0
+
+
+def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server) -> None:
+    need("torch", "torchvision")
+    growfs.env.update(rclone_s3.env)
+    with Program("imagefolder_loader.py", growfs.mountpoint) as training:
+        pictures = images(tmp_path / "pictures", classes=12, each=3)
+        classes = sorted({name for name, _ in pictures.values()})
+        shards: list[dict[str, bytes]] = [{}, {}, {}]
+        for number, (path, (name, _)) in enumerate(pictures.items()):
+            content = (tmp_path / "pictures" / path).read_bytes()
+            shards[number % 3] |= {f"{number:04}.png": content, f"{number:04}.cls": str(classes.index(name)).encode()}
+        for number, shard in enumerate(shards):
+            rclone_s3.put(f"webdataset/train-{number}.tar", tar_of(shard))
+        flags = ("--cache-size", 14 * BLOCK, "--settle", "1h", "--rotation", "never")
+        growfs.mount(f"s3://{rclone_s3.bucket}/webdataset", "--members", "webdataset", *flags)
+        grow = growing(growfs, BLOCK)
+        for files in (14, len(pictures)):
+            grow(files)
+            epoch = training.step("fork")
+            assert epoch["class_to_idx"] == {f"{number:05}": number for number in range(12)}
+            assert len(epoch["images"]) == files
+        found = sorted([classes[int(label)], image] for label, image in epoch["images"])
+        assert found == sorted(pictures.values())
 
 
 def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, RemoteFile, Skipped
+from growfs.remote.protocol import Page, Part, Progress, RemoteFile, Skipped
 
 
 @dataclass
@@ -57,14 +57,23 @@ class FakeRemote:
             files = [self._file(path) for path in left if not reason_to_skip(path)]
             yield Page(files, skipped, after)
 
-    def stat(self, path: str) -> RemoteFile:
+    def stat(self, path: str, version: str = "") -> RemoteFile:
         self._called("stat", path)
         return self._file(path, asked=True)
 
-    def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
         self._called("fetch", file.path)
         now = self._file(file.path, asked=True)
         content = self.data[file.path]
+        if part:
+            content = content[part.offset : part.offset + part.size]
         with target.open("wb") as out:
             for start in range(0, len(content), self.chunk_bytes):
                 chunk = content[start : start + self.chunk_bytes]
@@ -73,7 +82,7 @@ class FakeRemote:
                 progress(len(chunk))
         if file.version and now.version and file.version != now.version:
             raise RemoteChanged(f"fake://{file.path}: is no longer the version that was listed; list again")
-        if target.stat().st_size != now.size:
+        if target.stat().st_size != (part.size if part else now.size):
             raise RemoteBusy(f"fake://{file.path}: cut short")
         return now
 

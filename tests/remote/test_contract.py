@@ -11,9 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
-from growfs.errors import RemoteChanged, RemoteMissing
+from growfs import digest
+from growfs.digest import Digest
+from growfs.errors import RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import open_remote, preload
-from growfs.remote.protocol import Page, Remote, RemoteFile, RemoteSpec
+from growfs.remote.protocol import Page, Part, Remote, RemoteFile, RemoteSpec
 from tests.remote.fake import FakeRemote
 
 FILES = {
@@ -51,6 +53,7 @@ class Place:
     delete: Callable[[str], None]
     open_again: Callable[[str], Remote]  # at a folder below
     sizes_listed: bool = True
+    has_ranges: bool = True
 
 
 SERVED = ("rclone", "moto", "http")
@@ -101,6 +104,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         lambda path: (folder / path).unlink(),
         lambda below: open_remote(RemoteSpec(f"{url}/{quote(below)}")),
         sizes_listed=kind == "file",
+        has_ranges=kind == "file",
     )
 
 
@@ -113,7 +117,7 @@ def filled(place: Place) -> Place:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.fsspec_remote.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.folders.PAGE_FILES_MAX", 5)
     monkeypatch.setattr("growfs.remote.s3.PAGE_FILES_MAX", 5)
 
 
@@ -157,6 +161,31 @@ def test_fetch_brings_each_file_bit_for_bit(filled: Place, tmp_path: Path) -> No
         assert target.read_bytes() == FILES[path], path
         assert sum(told) == len(FILES[path])
         assert fetched == filled.remote.stat(path)
+
+
+@pytest.mark.parametrize("part", [Part(0, 1000), Part(123_457, 120_000), Part(299_999, 1), Part(0, 300_000)])
+def test_a_part_of_a_file_comes_alone(filled: Place, tmp_path: Path, part: Part) -> None:
+    file, target = filled.remote.stat("a.bin"), tmp_path / "target"
+    told: list[int] = []
+    passed = Digest()
+    if not filled.has_ranges and part.size < 300_000:
+        with pytest.raises(RemoteError, match="whole files only"):
+            filled.remote.fetch(file, target, told.append, passed, part)
+        return
+    assert filled.remote.fetch(file, target, told.append, passed, part) == file
+    assert target.read_bytes() == FILES["a.bin"][part.offset : part.offset + part.size]
+    assert sum(told) == part.size
+    assert passed.bytes == 0 or passed.hexdigest() == digest.of(target)
+
+
+@pytest.mark.parametrize("content", [b"x" * 300_001, b"short"])
+def test_a_part_of_another_version_is_not_taken_for_the_listed_one(
+    filled: Place, tmp_path: Path, content: bytes
+) -> None:
+    file = filled.remote.stat("a.bin")
+    filled.put("a.bin", content)
+    with pytest.raises(RemoteChanged):
+        filled.remote.fetch(file, tmp_path / "target", lambda _: None, None, Part(1000, 10))
 
 
 def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from awscrt import checksums
 
 from growfs import digest
 from growfs.digest import Digest
-from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
 from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.http import HttpRemote
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import Part, RemoteFile, RemoteSpec
 from growfs.remote.ranged import HEADS_IN_VAIN_MAX
 from growfs.remote.retry import Retrying
 from growfs.remote.s3 import S3Remote
@@ -52,6 +52,25 @@ def test_a_small_file_is_one_get(show: Show, tmp_path: Path, library: list[str],
     assert [asked.method for asked in store.asked] == ["GET"] * 3
     assert (len({asked.port for asked in store.asked}), library) == (1, [])
     assert {asked.start for asked in store.asked} == {None if size else 0}
+
+
+@pytest.mark.parametrize("part", [Part(0, 10), Part(3 * PART + 7, PART), Part(PART - 1, 4 * PART + 3)])
+def test_a_part_of_a_file_is_asked_for_alone(show: Show, tmp_path: Path, library: list[str], part: Part) -> None:
+    store = Store(DATA)
+    passed = Digest()
+    found = s3(show(store)).fetch(RemoteFile("x", None, None, "v1"), tmp_path / "target", lambda _: None, passed, part)
+    data = DATA[part.offset : part.offset + part.size]
+    assert ((tmp_path / "target").read_bytes(), found.size, library) == (data, len(DATA), [])
+    assert passed.hexdigest() == digest.of(tmp_path / "target")
+    starts = range(part.offset, part.offset + part.size, PART)
+    assert sorted((asked.method, asked.start or 0) for asked in store.asked) == [("GET", start) for start in starts]
+
+
+def test_a_server_without_ranges_is_told_of(show: Show, tmp_path: Path, library: list[str]) -> None:
+    remote = s3(show(Store(DATA, ranges="ignored")))
+    with pytest.raises(RemoteError, match="sends whole files only"):
+        remote.fetch(FILE, tmp_path / "target", lambda _: None, None, Part(10, 10))
+    assert library == ["x"]
 
 
 @pytest.mark.parametrize("kind", [s3, lambda url: HttpRemote(RemoteSpec(url))])

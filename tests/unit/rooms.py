@@ -43,7 +43,7 @@ class Rooms:
         for part in parts:
             new, changed = comparison.compare(part)
             differing += len(new) + len(changed)
-            await self.apply(Listed(number, new=new, changed=changed, skipped=skipped or []))
+            await self.apply(Listed(number, new=new, changed=changed, skipped=[*(skipped or []), *comparison.twice]))
         gone = list(comparison.gone())
         await self.apply(Listed(number, gone=gone, new=comparison.late))
         connection.close()

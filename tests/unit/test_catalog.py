@@ -10,7 +10,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growfs.catalog import FILE_AND_DIRECTORY, Listed
+from growfs.catalog import Listed
+from growfs.remote.names import FILE_AND_DIRECTORY, TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
 from tests.unit.rooms import Rooms, file, open_rooms
 
@@ -101,6 +102,16 @@ async def test_of_a_file_and_a_directory_of_one_name_the_directory_stays(
         assert rooms.known() == {file("a/b")}
         assert rooms.catalog.skipped(rooms.database.rows) == [(FILE_AND_DIRECTORY, 1, "a")]
         assert (rooms.catalog.files, rooms.catalog.bytes, rooms.catalog.directories) == (1, 100, 2)
+
+
+@pytest.mark.parametrize("page", [1, 2])
+async def test_of_a_name_that_comes_twice_the_first_counts(rooms: Rooms, page: int) -> None:
+    for _ in range(2):
+        await rooms.list([file("a", version="v1"), file("b"), file("a", version="v2")], page)
+        assert rooms.known() == {file("a", version="v1"), file("b")}
+        assert rooms.catalog.skipped(rooms.database.rows) == [(TWICE, 1, "a")]
+    await rooms.list([file("new", version="v9"), file("a", version="v2"), file("new", version="v8")], page)
+    assert rooms.known() == {file("a", version="v2"), file("new", version="v9")}
 
 
 async def test_a_conflict_deep_in_a_path_is_named_where_it_is(rooms: Rooms) -> None:

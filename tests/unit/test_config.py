@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from growfs import cli, launch
 from growfs.config import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
+from growfs.functions import Function
 from growfs.values import (
     LAUNCHERS,
     CacheSize,
@@ -48,6 +49,7 @@ WRITTEN: dict[str, tuple[Any, Any]] = {
     "include": (["*.jpg", "a/"], ("*.jpg", "a/")),
     "exclude": (["*.txt"], ("*.txt",)),
     "manifest": ("/lists/list.csv", "/lists/list.csv"),
+    "members": ("tar", Function("growfs.producers", "tar", os.getcwd())),
     "refresh": ("0", 0.0),
     "list_timeout": ("5m", 300.0),
     "wait_files": ("3", 3),

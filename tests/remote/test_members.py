@@ -1,0 +1,300 @@
+"""Members of archives as the files of a remote."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from growfs.cachefolder import folder_name
+from growfs.digest import Digest
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
+from growfs.functions import Function
+from growfs.remote import open_remote
+from growfs.remote.members import Members, Place, path_of
+from growfs.remote.protocol import Part, RemoteFile, RemoteSpec
+from growfs.remote.retry import Retrying
+from tests.archives import by_tarfile, samples, tar_of
+from tests.remote.fake import FakeRemote
+from tests.servers import S3Server, WebFolder
+
+TAR = Function.parse("tar", "/")
+SHARDS = {f"shards/{number}.tar": tar_of(samples(number)) for number in range(5)}
+NAMES = {f"shards/{number}/{name}": data for number in range(5) for name, data in samples(number).items()}
+
+
+class Shards(FakeRemote):
+    """Archives, and which of them were read, in order."""
+
+    def __init__(self, cache: Path, content: dict[str, bytes] = SHARDS, page_files: int = 2) -> None:
+        super().__init__(page_files=page_files)
+        self.read: list[str] = []
+        self.cache = cache
+        for path, data in content.items():
+            self.put(path, data)
+
+    def source(self, path: str) -> BinaryIO:
+        self.read.append(path)
+        self._called("open", path)
+        return io.BytesIO(self.data[path])
+
+    def members(self, function: Function = TAR) -> Members:
+        return Members(self, self.source, function, self.cache)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Shards:
+    return Shards(tmp_path / "cache")
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.remote.members.PAGE_FILES_MAX", 5)
+
+
+def listed(remote: Any) -> dict[str, RemoteFile]:
+    return {file.path: file for page in remote.pages() for file in page.files}
+
+
+def skipped(remote: Any) -> dict[str, str]:
+    return {skip.path: skip.reason for page in remote.pages() for skip in page.skipped}
+
+
+def fetched(remote: Any, file: RemoteFile, folder: Path) -> bytes:
+    """Fetched knowing the path and the version alone, of which progress tells each byte once."""
+    told: list[int] = []
+    passed = Digest()
+    found = remote.fetch(RemoteFile(file.path, None, None, file.version), folder / "target", told.append, passed)
+    data = (folder / "target").read_bytes()
+    assert (found.path, found.size, found.version) == (file.path, len(data), file.version)
+    assert sum(told) == len(data)
+    return data
+
+
+def test_every_member_is_a_file_bit_for_bit(shards: Shards, tmp_path: Path) -> None:
+    remote = shards.members()
+    files = listed(remote)
+    assert {path: file.size for path, file in files.items()} == {path: len(data) for path, data in NAMES.items()}
+    assert {path: fetched(remote, file, tmp_path) for path, file in files.items()} == NAMES
+    assert {remote.stat(path, file.version) for path, file in files.items()} == set(files.values())
+
+
+def test_a_part_of_a_member(shards: Shards, tmp_path: Path) -> None:
+    remote = shards.members()
+    file = next(file for file in listed(remote).values() if (file.size or 0) > 100)
+    remote.fetch(file, tmp_path / "target", lambda _: None, None, Part(10, 50))
+    assert (tmp_path / "target").read_bytes() == NAMES[file.path][10:60]
+
+
+def test_pages_go_on_from_each_cursor(shards: Shards) -> None:
+    shards.put("shards/2x", b"no archive")
+    remote = shards.members()
+    pages = list(remote.pages())
+    assert all(len(page.files) <= 5 for page in pages)
+    for done, page in enumerate(pages, 1):
+        told = {file.path for page in pages[:done] for file in page.files}
+        rest = [file.path for page in shards.members().pages(page.cursor) for file in page.files]
+        assert sorted(rest) == sorted(NAMES.keys() - told)
+
+
+def test_what_did_not_change_is_not_read_again(shards: Shards) -> None:
+    shards.put("shards/broken.tar", b"no archive")
+    first = listed(shards.members())
+    assert sorted(shards.read) == sorted(shards.data)
+    shards.read.clear()
+    assert listed(shards.members()) == first
+    assert shards.read == []
+    shards.put("shards/3.tar", tar_of(samples(77)))
+    shards.delete("shards/1.tar")
+    now = listed(shards.members())
+    assert shards.read == ["shards/3.tar"]
+    assert {path for path in first if now.get(path) != first[path]} == {
+        path for path in first if path.startswith(("shards/3/", "shards/1/"))
+    }
+    assert len(list((shards.cache / "members").iterdir())) == len(shards.data)
+    assert list((shards.cache / "partial").iterdir()) == []
+
+
+def test_a_listing_that_fails_midway_goes_on_and_keeps_what_was_read(shards: Shards) -> None:
+    shards.fail("open", None, RemoteBusy("busy"), None, RemoteBusy("busy"))
+    assert listed(Retrying(shards.members(), sleep=lambda _: None)).keys() == NAMES.keys()
+    assert len(shards.read) == len(SHARDS) + 2
+    assert len(list((shards.cache / "members").iterdir())) == len(SHARDS)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RemoteDenied("no"), "not readable (RemoteDenied)"),
+        (RemoteMissing("gone"), "not readable (RemoteMissing)"),
+    ],
+)
+def test_an_archive_that_cannot_be_read_is_skipped_and_tried_again(
+    shards: Shards, error: Exception, reason: str
+) -> None:
+    shards.page_files = 1
+    shards.fail("open", error)
+    assert skipped(shards.members()) == {"shards/0.tar": reason}
+    assert skipped(shards.members()) == {}
+    assert listed(shards.members()).keys() == NAMES.keys()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_archive_that_changes_while_it_is_read_is_read_anew(shards: Shards, times: int) -> None:
+    new = {"new": b"1", "large": bytes(3000)}
+
+    def source(path: str) -> BinaryIO:
+        stream = io.BytesIO(shards.data[path])
+        if path == "shards/1.tar":
+            shards.read.append(path)
+            if len(shards.read) <= times:
+                shards.put(path, tar_of(new))
+        return stream
+
+    remote = Members(shards, source, TAR, shards.cache)
+    if times == 3:
+        with pytest.raises(RemoteBusy, match="again and again"):
+            listed(remote)
+        return
+    others = {path for path in NAMES if not path.startswith("shards/1/")}
+    files = listed(remote)
+    assert files.keys() == others | {f"shards/1/{name}" for name in new}
+    assert files["shards/1/large"].mtime_ns == shards.stat("shards/1.tar").mtime_ns
+
+
+def test_the_cache_is_another_for_another_function() -> None:
+    specs = [
+        RemoteSpec("s3://bucket"),
+        *(RemoteSpec("s3://bucket", members=Function.parse(f, "/")) for f in ("tar", "a:b")),
+    ]
+    assert len({folder_name(spec, spec.url) for spec in specs}) == 3
+
+
+def test_names_that_cannot_be_files_are_skipped(tmp_path: Path) -> None:
+    names = ["../x", "a//b", "ok", "d/../../y", ".growfs/x"]
+    content = {"s.tar": tar_of(dict.fromkeys(names, b"1")), "bad.tar": b"x" * 2000}
+    remote = Shards(tmp_path, content).members()
+    assert skipped(remote) == {
+        "s/../x": "'.' or '..' in path",
+        "s/a//b": "empty path component",
+        "s/d/../../y": "'.' or '..' in path",
+        "bad.tar": "not readable by growfs.producers:tar: invalid header",
+    }
+    assert listed(remote).keys() == {"s/ok", "s/.growfs/x"}
+
+
+def found(monkeypatch: pytest.MonkeyPatch, cache: Path, *told: Any) -> Members:
+    """A file of 100 bytes, in which a function finds this."""
+    monkeypatch.setattr(Function, "load", lambda _: lambda source: iter(told))
+    return Shards(cache, {"dir/x.bin": bytes(100)}).members()
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (("a", 50, 51), "a ends behind the end of the file"),
+        (("a", -1, 5), "('a', -1, 5) is no member: a name, an offset and a size"),
+        ((b"a", 1, 5), "(b'a', 1, 5) is no member: a name, an offset and a size"),
+        (("a", 1), "not enough values to unpack (expected 3, got 2)"),
+    ],
+)
+def test_what_is_no_member_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: tuple[Any, ...], reason: str
+) -> None:
+    assert skipped(found(monkeypatch, tmp_path, ("good", 0, 1), told)) == {
+        "dir/x.bin": f"not readable by growfs.producers:tar: {reason}"
+    }
+
+
+def test_a_name_from_the_root_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    remote = found(monkeypatch, tmp_path, ("/cat/1", 0, 10), ("dog/2", 90, 10), ("/", 0, 1), ("", 0, 1))
+    assert listed(remote).keys() == {"cat/1", "dir/x/dog/2"}
+    assert skipped(remote) == {"dir/x.bin: /": "empty path component", "dir/x/": "empty path component"}
+
+
+@pytest.mark.parametrize(
+    ("archive", "path"),
+    [("a.tar", "a/n"), ("d.x/a", "d.x/a/n"), ("d/a.b.tar", "d/a.b/n"), ("d/.tar", "d/.tar/n"), (".a.tar", ".a/n")],
+)
+def test_the_folder_of_an_archive(archive: str, path: str) -> None:
+    assert path_of(archive, "n") == path
+
+
+@pytest.mark.parametrize("path", ["a b/c", "ä%20\n", "\udcff", "a"])
+@pytest.mark.parametrize("version", ["", "v 1 2", "abc-3"])
+def test_a_version_tells_the_place(path: str, version: str) -> None:
+    place = Place(Part(3, 4), path, version)
+    assert Place.of(str(place)) == place
+
+
+def test_a_member_of_another_version_is_looked_up_anew(shards: Shards, tmp_path: Path) -> None:
+    remote = shards.members()
+    files = listed(remote)
+    goes, stays = (files[f"shards/2/0020000.{kind}"] for kind in ("bin", "cls"))
+    shards.put("shards/2.tar", tar_of({"first": b"1", "0020000.cls": b"9999"}))
+    for file in (goes, stays):
+        with pytest.raises(RemoteChanged):
+            fetched(remote, file, tmp_path)
+    shards.read.clear()
+    now = remote.stat(stays.path, stays.version)
+    assert fetched(remote, now, tmp_path) == b"9999"
+    with pytest.raises(RemoteMissing):
+        remote.stat(goes.path, goes.version)
+    assert shards.read == ["shards/2.tar"]
+    shards.delete("shards/2.tar")
+    with pytest.raises(RemoteMissing):
+        remote.stat(stays.path, stays.version)
+    with pytest.raises(RemoteError):
+        remote.stat(stays.path)
+
+
+def test_an_edited_function_reads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Shards(tmp_path)
+    codes = iter("aab")
+    monkeypatch.setattr(Function, "code", lambda _: next(codes))
+    for times in (5, 5, 10):
+        list(shards.members().pages())
+        assert len(shards.read) == times
+
+
+def test_where_no_version_is_told_archives_are_read_each_time(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    shards.tells_version = False
+    files = listed(shards.members())
+    assert listed(shards.members()).keys() == files.keys() == NAMES.keys()
+    assert len(shards.read) == 2 * len(SHARDS)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory", "rclone_s3", "moto_s3", "http"])
+@pytest.mark.parametrize("by_library", [False, True])
+def test_members_in_every_store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, by_library: bool
+) -> None:
+    if by_library:
+        monkeypatch.setattr("growfs.remote.ranged.Ranged.fetch", lambda *_: None)
+    archive = tar_of(samples(1) | {"large.bin": bytes(6 << 20), "z": b"behind"})
+    if kind.endswith("_s3"):
+        server: S3Server = request.getfixturevalue(kind)
+        server.put("members/x.tar", archive)
+        spec = server.spec("members")
+    elif kind == "memory":
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        MemoryFileSystem().pipe_file("/members/x.tar", archive)
+        spec = RemoteSpec("memory://members")
+    else:
+        web: WebFolder | None = request.getfixturevalue("http_folder") if kind == "http" else None
+        folder = (web.folder if web else tmp_path) / "members"
+        folder.mkdir(exist_ok=True)
+        (folder / "x.tar").write_bytes(archive)
+        spec = RemoteSpec(f"{web.url}members/" if web else str(folder))
+    remote = open_remote(replace(spec, members=TAR, cache=tmp_path / "cache"))
+    if kind == "http":  # of one that sends whole files only
+        assert skipped(remote).keys() == {"x.tar"}
+        return
+    files = listed(remote)
+    expected = {f"x/{name}": data for name, data in by_tarfile(archive).items()}
+    assert {path: fetched(remote, file, tmp_path) for path, file in files.items()} == expected

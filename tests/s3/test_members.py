@@ -1,0 +1,209 @@
+"""Members of archives in a bucket as the files of a mount."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.archives import by_tarfile, samples, tar_of
+from tests.harness import Growfs, until
+from tests.s3.proxy import Proxy, before
+from tests.servers import S3Server
+
+SHARDS = {f"train-{number}.tar": tar_of(samples(number)) for number in range(4)}
+
+
+def members(shards: dict[str, bytes]) -> dict[str, bytes]:
+    """What tarfile finds in shards, by path in the mount."""
+    return {
+        f"{shard.removesuffix('.tar')}/{name}": data
+        for shard, archive in shards.items()
+        for name, data in by_tarfile(archive).items()
+    }
+
+
+class Bucket:
+    """Shards below a prefix of a bucket, and what is asked of the server."""
+
+    def __init__(self, server: S3Server, proxy: Proxy) -> None:
+        self.server, self.proxy = server, proxy
+        self.prefix = f"shards-{uuid4().hex[:8]}"
+        self.url = f"s3://{server.bucket}/{self.prefix}"
+        self.flags = ("--endpoint-url", proxy.url, "--members")
+
+    def put(self, shards: dict[str, bytes]) -> None:
+        for name, data in shards.items():
+            self.server.put(f"{self.prefix}/{name}", data)
+
+    @property
+    def gets(self) -> list[str]:
+        """The name of the shard that each GET was for."""
+        return [asked.target.split("?")[0].rpartition("/")[2] for asked in self.proxy.asked if asked.is_fetch]
+
+
+@pytest.fixture
+def bucket(moto_s3: S3Server, growfs: Growfs) -> Iterator[Bucket]:
+    growfs.env.update(moto_s3.env)
+    with before(moto_s3.endpoint_url) as proxy:
+        bucket = Bucket(moto_s3, proxy)
+        bucket.put(SHARDS)
+        yield bucket
+
+
+def content(growfs: Growfs) -> dict[str, bytes]:
+    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
+
+
+def wait(growfs: Growfs) -> None:
+    growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
+
+
+def test_each_member_is_a_file_and_comes_by_one_request(growfs: Growfs, bucket: Bucket, engine: str) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
+    wait(growfs)
+    expected = members(SHARDS)
+    assert content(growfs) == expected
+    assert all((growfs.mountpoint / path).stat().st_size == len(data) for path, data in expected.items())
+    ranges = [asked.headers["Range"] for asked in bucket.proxy.asked if asked.is_fetch]
+    assert all(ranges)
+    assert len(ranges) == len(SHARDS) + sum(bool(data) for data in expected.values())
+
+
+def test_a_real_server_without_etags(growfs: Growfs, rclone_s3: S3Server) -> None:
+    growfs.env.update(rclone_s3.env)
+    for name, data in SHARDS.items():
+        rclone_s3.put(f"members-mount/{name}", data)
+    growfs.mount(f"s3://{rclone_s3.bucket}/members-mount", "--members", "growfs.producers:tar")
+    wait(growfs)
+    assert content(growfs) == members(SHARDS)
+
+
+def test_of_one_changed_shard_its_members_alone_are_renewed(growfs: Growfs, bucket: Bucket) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar", "--settle", "0", "--refresh", "0")
+    wait(growfs)
+    inodes = {path: (growfs.mountpoint / path).stat().st_ino for path in growfs.names()}
+    changed = {"train-2.tar": tar_of(samples(2) | {"0020000.cls": b"2", "new": b"new"})}
+    bucket.put(changed)
+    bucket.proxy.asked.clear()
+    growfs.run("set", growfs.mountpoint, "refresh=0.2s")
+    now = members(SHARDS | changed)
+    renewed = {path for path in inodes if path.startswith("train-2/")}
+
+    def as_before() -> set[str]:
+        return {path for path, inode in inodes.items() if (growfs.mountpoint / path).stat().st_ino == inode}
+
+    until(lambda: growfs.names() == now.keys() and not as_before() & renewed)
+    assert as_before() == inodes.keys() - renewed
+    assert content(growfs) == now
+    assert set(bucket.gets) == {"train-2.tar"}
+
+
+def test_a_restart_reads_and_fetches_nothing_anew(growfs: Growfs, bucket: Bucket) -> None:
+    bucket.put({"broken.tar": b"x" * 1000})
+    growfs.mount(bucket.url, *bucket.flags, "tar")
+    wait(growfs)
+    growfs.umount()
+    bucket.proxy.asked.clear()
+    growfs.mount(bucket.url, *bucket.flags, "tar")
+    until(lambda: any(asked.is_listing for asked in bucket.proxy.asked))
+    until(lambda: not growfs.status()["remote"]["listing"])
+    assert content(growfs) == members(SHARDS)
+    assert bucket.gets == []
+    assert growfs.status()["skipped"] != []
+
+
+def test_a_broken_shard_and_odd_names_are_told_and_the_others_serve(growfs: Growfs, bucket: Bucket) -> None:
+    odd = tar_of({"../x": b"x", "fine.bin": b"fine", "twice.bin": b"first", "./twice.bin": b"second"})
+    bucket.put({"odd.tar": odd, "cut.tar": SHARDS["train-0.tar"][:1600], "notes.txt": b"no archive"})
+    growfs.mount(bucket.url, *bucket.flags, "tar", "--include", "*.bin")
+    wait(growfs)
+    good = {path: data for path, data in members(SHARDS).items() if path.endswith(".bin")}
+    assert content(growfs) == {**good, "odd/fine.bin": b"fine", "odd/twice.bin": b"first"}
+    skipped = {skip["reason"]: skip["example"] for skip in growfs.status()["skipped"]}
+    assert skipped == {
+        "not readable by growfs.producers:tar: 0000000.bin ends behind the end of the file": "cut.tar",
+        "not readable by growfs.producers:tar: truncated header": "notes.txt",
+        "name comes twice": "odd/twice.bin",
+    }
+    assert "cut.tar: not readable" in growfs.log()
+    assert not [path for path in growfs.cache_dir.rglob("x") if path.is_file()]
+
+
+def test_nothing_but_compressed_shards(growfs: Growfs, moto_s3: S3Server) -> None:
+    growfs.env.update(moto_s3.env)
+    moto_s3.put("compressed/a.tar.gz", b"\x1f\x8b" + b"x" * 1000)
+    done = growfs.mount(f"s3://{moto_s3.bucket}/compressed", "--members", "tar", check=False)
+    assert done.returncode == 1
+    assert "there are no files" in done.stderr
+    assert "a.tar.gz was skipped: not readable by growfs.producers:tar: compressed with gzip" in done.stderr
+
+
+def test_a_miss_on_an_evicted_member(growfs: Growfs, bucket: Bucket, engine: str) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
+    wait(growfs)
+    growfs.run("pause", growfs.mountpoint)
+    path = "train-1/0010003.bin"
+    growfs.run("evict", growfs.mountpoint, path)
+    assert path not in growfs.names()
+    assert (growfs.mountpoint / path).read_bytes() == members(SHARDS)[path]
+    assert growfs.status()["miss"]["files_total"] == 1
+
+
+def test_a_miss_on_a_member_of_a_changed_or_deleted_shard(growfs: Growfs, bucket: Bucket, engine: str) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine, "--refresh", "0")
+    wait(growfs)
+    growfs.run("pause", growfs.mountpoint)
+    growfs.run("evict", growfs.mountpoint, "train-1/", "train-2/")
+    bucket.put({"train-1.tar": tar_of({"0010003.bin": b"is here now"})})
+    bucket.server.delete(f"{bucket.prefix}/train-2.tar")
+    assert (growfs.mountpoint / "train-1/0010003.bin").read_bytes() == b"is here now"
+    for gone in ("train-1/0010000.bin", "train-2/0020000.bin"):
+        with pytest.raises(OSError, match=gone) as raised:
+            (growfs.mountpoint / gone).read_bytes()
+        assert raised.value.errno == errno.ENOENT
+
+
+def test_a_function_of_ones_own_is_found_where_the_command_is_given(
+    growfs: Growfs, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/volumes.py").write_text(
+        "from growfs.producers import Member\n\n"
+        "def slices(source):\n"
+        "    size = source.seek(0, 2)\n"
+        "    for z in range(size // 4096):\n"
+        "        yield Member(f'{z:03}.raw', z * 4096, 4096)\n"
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    growfs.env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    growfs.mount(bucket.url, *bucket.flags, "volumes:slices")
+    wait(growfs)
+    assert content(growfs) == {
+        f"{shard.removesuffix('.tar')}/{z:03}.raw": data[z * 4096 : z * 4096 + 4096]
+        for shard, data in SHARDS.items()
+        for z in range(len(data) // 4096)
+    }
+
+
+def test_a_function_that_crashes_takes_no_daemon_with_it(
+    growfs: Growfs, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crashing.py").write_text(
+        "import os\nfrom growfs.producers import tar\n\n"
+        "def find(source):\n"
+        "    for member in tar(source):\n"
+        "        if member.name == 'crash':\n"
+        "            os.abort()\n"
+        "        yield member\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    growfs.env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    growfs.mount(bucket.url, *bucket.flags, "crashing:find", "--refresh", "0.2s")
+    wait(growfs)
+    bucket.put({"train-9.tar": tar_of({"crash": b""})})
+    until(lambda: "the process that lists the remote died" in str(growfs.status()["last_error"]))
+    assert content(growfs) == members(SHARDS)

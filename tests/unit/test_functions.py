@@ -1,0 +1,54 @@
+"""Functions of the user's, and what is told where one cannot be imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from growfs.errors import UsageError
+from growfs.functions import Function
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "users_fine.py").write_text("def find(source):\n    return []\nnumber = 3\n")
+    (tmp_path / "users_broken.py").write_text("1 / 0\n")
+    (tmp_path / "users_needy.py").write_text("import not_installed_here\n")
+    return str(tmp_path)
+
+
+def test_a_function_in_a_folder(folder: str) -> None:
+    function = Function.parse("users_fine:find", folder)
+    assert function.load()(None) == []
+    before = function.code()
+    Path(folder, "users_fine.py").write_text("def find(source):\n    return [1]\n")
+    assert before
+    assert function.code() != before
+
+
+def test_a_name_alone_is_one_of_growfs() -> None:
+    function = Function.parse("tar", "/")
+    assert str(function) == "growfs.producers:tar"
+    assert (function.load().__name__, function.code()) == ("tar", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("users_fine:number", "has no function number"),
+        ("users_fine:gone", "has no function gone"),
+        ("users_gone:find", "there is no module users_gone; it is looked for in "),
+        ("users_needy:find", "there is no module not_installed_here"),
+        ("users_broken:find", "ZeroDivisionError: division by zero; try: python -c 'import users_broken'"),
+        ("tarr", "has no function tarr"),
+        ("a b", "is no function; write it as module:function"),
+        ("users_fine:", "is no function"),
+        ("./users_fine.py:find", "is no function"),
+    ],
+)
+def test_what_cannot_be_imported(folder: str, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Function.parse(text, folder).load()
