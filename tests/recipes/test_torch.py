@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,7 +94,8 @@ class Running:
 
     def stop(self) -> None:
         """End it, with the workers that it started."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has finished
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._thread.join()
         assert self._process.stdout
@@ -298,10 +299,10 @@ def test_nodes_have_equal_counts_of_files_of_their_own(growfs: Growfs, tmp_path:
         for number, each in enumerate((growfs, other)):
             each.env.update(GROUP_RANK=str(number), GROUP_WORLD_SIZE="2")
             each.mount(tmp_path / "remote", *flags)
-        arguments = "torch_nodes.py", growfs, *FOR_EVER, "--workers", 0
+        arguments = *FOR_EVER, "--workers", 0
         with (
-            running(*arguments, **job, RANK=0) as first,
-            running("torch_nodes.py", other, *FOR_EVER, "--workers", 0, **job, RANK=1),
+            running("torch_nodes.py", growfs, *arguments, **job, RANK=0) as first,
+            running("torch_nodes.py", other, *arguments, **job, RANK=1),
         ):
             first.until(lambda _: sum(epoch.count("new") for epoch in first.epochs) >= 40)  # of 60
             for epoch in first.epochs:

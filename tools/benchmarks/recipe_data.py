@@ -63,5 +63,5 @@ def tfrecord(records: list[bytes]) -> bytes:
 
 
 def _masked(data: bytes) -> bytes:
-    crc = crc32c(data)
+    crc = int(crc32c(data))
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

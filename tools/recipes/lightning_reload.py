@@ -81,7 +81,7 @@ class Lines(Callback):
         self.seen: set[str] = set()
 
     def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, _: object, batch: object, number: int
+        self, trainer: Trainer, module: LightningModule, outputs: object, batch: list[Tensor], number: int
     ) -> None:
         """Count what was trained on."""
         self.samples += len(batch[1])
