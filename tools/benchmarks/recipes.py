@@ -37,9 +37,10 @@ class Data:
 
     def made(self, setting: Setting) -> Path:
         """The folder, made at the first call."""
-        folder = setting.folder / self.make.__name__
+        numbers = self.quick if setting.quick else self.full
+        folder = setting.folder / " ".join((self.make.__name__, *map(str, numbers)))
         if not folder.exists():
-            self.make(folder, *(self.quick if setting.quick else self.full))
+            self.make(folder, *numbers)
         return folder
 
 
@@ -54,15 +55,15 @@ class Recipe:
     launcher: tuple[str, ...] = ()
 
 
-IMAGES = Data(recipe_data.images, full=(10, 60), quick=(10, 4, 32, 32))
-TRAIN_AND_VAL = Data(recipe_data.train_and_val, full=(10, 60, 4), quick=(10, 4, 1, 32, 32))
-SHARDS = Data(recipe_data.shards, full=(16, 2000), quick=(4, 20))
+IMAGES = Data(recipe_data.images, full=(10, 40), quick=(10, 4, 32, 32))
+TRAIN_AND_VAL = Data(recipe_data.train_and_val, full=(10, 40, 4), quick=(10, 4, 1, 32, 32))
+SHARDS = Data(recipe_data.shards, full=(16, 1000), quick=(4, 20))
 VOLUMES = Data(recipe_data.volumes, full=(16, 256), quick=(4, 32))
 
 RECIPES = [
     Recipe("torch_imagefolder.py", IMAGES, "--epochs 4 --workers 1", ("torchvision",)),
     Recipe("torch_shards.py", SHARDS, "--epochs 4 --workers 1", ("torch",)),
-    Recipe("torch_prefetch.py", VOLUMES, "--epochs 4 --workers 1", ("torch",)),
+    Recipe("torch_prefetch.py", VOLUMES, "--epochs 4 --workers 1 --crops 40", ("torch",)),
     Recipe("torch_nodes.py", TRAIN_AND_VAL, "--epochs 4 --workers 1", ("torchvision",), TORCHRUN),
     Recipe("lightning_reload.py", IMAGES, "--epochs 4 --workers 1", ("torchvision", "lightning")),
 ]

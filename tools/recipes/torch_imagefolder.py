@@ -10,8 +10,8 @@ Look for "files", which grows until the cache is full, and for "new", the files 
 coming after that. Classes have the same numbers throughout, because every folder has a file before the mount is there.
 
 With --once it is built once, as most scripts do. Then "files" stays what it was, "new" is 0 from the second epoch on,
-and growfs keeps all of these files on the disk for as long as the process lives, because it may open any of them at any
-time. `cat /mnt/train/.growfs/status` has a line about such a process.
+and growfs keeps all of these files on the disk, because the process may open any of them at any time, where it could
+have fetched others. `cat /mnt/train/.growfs/status` has a line about such a process.
 """
 
 from __future__ import annotations

@@ -37,21 +37,12 @@ BATCH = 16
 PREPARE = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
 
 
-def main() -> None:
+def train(options: argparse.Namespace) -> None:
     """Train as one process of many; the first of all prints a line for each epoch."""
-    parser = argparse.ArgumentParser(description="Train on this node's share of the data; start it by torchrun.")
-    parser.add_argument("folder", type=Path, help="with train/ and val/ in it; the mountpoint")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
-
-    if "LOCAL_RANK" not in os.environ:
-        parser.error("start it by torchrun, on one machine: torchrun --standalone tools/recipes/torch_nodes.py FOLDER")
     local_rank, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if cuda else "gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
 
     # Frozen: complete, the same on every node, and for ever. So it is listed once, and shared out among all ranks.
     held_out = ImageFolder(options.folder / "val", PREPARE)
@@ -100,7 +91,20 @@ def main() -> None:
                 f" validation {len(held_out)} files, {right.item() / len(held_out):.0%} right",
                 flush=True,
             )
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Join the job, train, and leave it."""
+    parser = argparse.ArgumentParser(description="Train on this node's share of the data; start it by torchrun.")
+    parser.add_argument("folder", type=Path, help="with train/ and val/ in it; the mountpoint")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it by torchrun, on one machine: torchrun --standalone tools/recipes/torch_nodes.py FOLDER")
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(options)
+    dist.destroy_process_group()  # after the model is gone: one that ends later may wait for gloo's threads for ever
 
 
 if __name__ == "__main__":
