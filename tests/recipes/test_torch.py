@@ -1,0 +1,333 @@
+"""The recipes for PyTorch, run as they are over a real mount: what each of them is about is what happens.
+
+The cache is made larger while a recipe runs, or rotates by itself. A recipe runs until it has said what the test waits
+for, and no figure of time is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from growfs.fuse.mounting import mounted_at
+from tests.harness import Growfs, until
+from tests.servers import S3Server, free_port
+from tools.benchmarks import recipe_data
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "tools" / "recipes"
+SHIM = ROOT / "tests" / "frameworks" / "shim"  # lets torchvision be imported where it has no library for this torch
+BLOCK = 4096
+START_S = 60.0
+EPOCH = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, [\d.]+ samples/s")
+FOR_EVER = "--epochs", 1_000_000
+NEVER = "--rotation", "never", "--settle", "1h"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Epoch:
+    """What a recipe printed of one."""
+
+    def __init__(self, line: str) -> None:
+        found = EPOCH.match(line)
+        assert found, line
+        self.line = line
+        self.number, self.files, self.samples = map(int, found.groups())
+
+    def count(self, what: str) -> int:
+        """The number before that word."""
+        found = re.search(rf"(\d+) {what}\b", self.line)
+        assert found, self.line
+        return int(found[1])
+
+
+class Running:
+    """A recipe in a process of its own. said: its lines so far, of which a thread takes care."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self.said: list[str] = []
+        self._process = process
+        self._errors = errors
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self.said.append(line)
+
+    @property
+    def epochs(self) -> list[Epoch]:
+        """Those that it has told of."""
+        return [Epoch(line) for line in self.said if line.startswith("epoch ")]
+
+    def until(self, condition: Callable[[Epoch], bool]) -> Epoch:
+        """Wait for an epoch that is so, of those after the last that was told; the test fails if none comes."""
+        place = len(self.epochs)
+
+        def found() -> Epoch | None:
+            # An epoch may have begun before this call and be told of after it, so the first one does not count.
+            later = [epoch for epoch in self.epochs[place + 1 :] if condition(epoch)]
+            if not later and self._process.poll() is not None:
+                pytest.fail(f"it ended: {self._errors.read_text()}")
+            return later[0] if later else None
+
+        epoch = until(found, START_S)
+        assert isinstance(epoch, Epoch)
+        return epoch
+
+    def finish(self) -> None:
+        """Wait for its end, which must be a good one."""
+        assert self._process.wait(START_S) == 0, self._errors.read_text()
+        self._thread.join()
+
+    def stop(self) -> None:
+        """End it, with the workers that it started."""
+        with suppress(ProcessLookupError):  # it has finished
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._thread.join()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+
+@contextmanager
+def running(recipe: str, growfs: Growfs, *arguments: object, **variables: object) -> Iterator[Running]:
+    """Run a recipe over the mount, as the leader of a process group, and end it with the block."""
+    words = map(str, (sys.executable, RECIPES / recipe, growfs.mountpoint, *arguments))
+    env = {**os.environ, "PYTHONPATH": f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    errors = growfs.mountpoint.parent / f"{recipe}.stderr"
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            list(words),
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            env=env | {name: str(value) for name, value in variables.items()},
+            cwd="/",
+            start_new_session=True,
+        )
+    program = Running(process, errors)
+    try:
+        yield program
+    finally:
+        program.stop()
+        until(lambda: growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
+
+
+def need(*modules: str) -> None:
+    """Skip where a framework is not installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+def grow(growfs: Growfs, files: int, each: int = BLOCK) -> None:
+    """Make room for so many files of `each` bytes, and wait for them."""
+    growfs.run("set", growfs.mountpoint, f"cache-size={files * each}")
+    until(lambda: growfs.status()["cache"]["files"] == files)
+
+
+def misses(growfs: Growfs) -> int:
+    """Opens that waited."""
+    return int(growfs.status()["miss"]["files_total"])
+
+
+def pictures(folder: Path) -> Path:
+    """Thirty in six classes, of one block each."""
+    recipe_data.images(folder, 6, 5, 8, 8)
+    return folder
+
+
+def mount_some(growfs: Growfs, remote: Path) -> None:
+    """Twelve of the thirty pictures."""
+    growfs.mount(pictures(remote), "--cache-size", 12 * BLOCK, *NEVER)
+    grow(growfs, 12)
+
+
+def each_sees_more(program: Running, growfs: Growfs) -> None:
+    """Twelve, then twenty, then thirty pictures: an epoch sees what is there, all of it, in all six classes."""
+    for files in (12, 20, 30):
+        grow(growfs, files)
+        program.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+    epochs = program.epochs
+    assert all(epoch.samples == epoch.files for epoch in epochs)
+    assert [epoch.files for epoch in epochs] == sorted(epoch.files for epoch in epochs)
+    assert sum(epoch.count("new") for epoch in epochs) == epochs[-1].count("seen in all") == 30
+    assert misses(growfs) == 0
+
+
+def test_imagefolder_built_anew_sees_more(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+    need("torchvision")
+    growfs.env["GROWFS_ENGINE"] = engine
+    mount_some(growfs, tmp_path / "remote")
+    with running("torch_imagefolder.py", growfs, *FOR_EVER, "--workers", 1) as program:
+        each_sees_more(program, growfs)
+        assert {epoch.count("classes") for epoch in program.epochs} == {6}
+
+
+def test_imagefolder_built_anew_sees_everything_in_a_small_cache(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision")
+    growfs.mount(pictures(tmp_path / "remote"), "--cache-size", 12 * BLOCK, "--turnover", "30%")
+    with running("torch_imagefolder.py", growfs, *FOR_EVER, "--workers", 0) as program:
+        program.until(lambda epoch: epoch.count("seen in all") == 30)
+        assert max(epoch.files for epoch in program.epochs) <= 12
+        assert misses(growfs) == 0
+
+
+def test_imagefolder_built_once_sees_nothing_new(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision")
+    mount_some(growfs, tmp_path / "remote")
+    with running("torch_imagefolder.py", growfs, *FOR_EVER, "--workers", 0, "--once") as program:
+        program.until(lambda _: True)
+        grow(growfs, 30)
+        later = program.until(lambda _: True)
+        assert later.files == later.samples == later.count("seen in all") == 12
+        assert later.count("new") == 0
+        (reader,) = growfs.status()["readers"]
+        assert reader["files_shown"] == 12
+        assert "will see nothing new until it lists again" in reader["advice"]
+
+
+def test_workers_that_outlive_an_epoch_list_again(
+    growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, engine: str
+) -> None:
+    need("torch")
+    recipe_data.shards(tmp_path / "shards", 12, 10)
+    each = 0
+    for path in (tmp_path / "shards").iterdir():
+        rclone_s3.put(f"{engine}/{path.name}", path.read_bytes())
+        each = -(-path.stat().st_size // BLOCK) * BLOCK
+    growfs.env.update(rclone_s3.env, GROWFS_ENGINE=engine)
+    growfs.mount(f"s3://{rclone_s3.bucket}/{engine}", "--cache-size", 5 * each, *NEVER)
+    grow(growfs, 5, each)
+    with running("torch_shards.py", growfs, *FOR_EVER, "--workers", 2) as program:
+        for files in (5, 9, 12):
+            grow(growfs, files, each)
+            program.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+        # Shared out: none is read by both workers.
+        assert all(epoch.samples == 10 * epoch.files for epoch in program.epochs)
+        assert program.epochs[-1].count("seen in all") == 12
+        assert misses(growfs) == 0
+        listed = {reader["pid"] for reader in growfs.status()["readers"] if reader["listed_at"] is not None}
+        assert len(listed) == 2  # the same two from the first epoch to the last
+
+
+def test_a_prefetcher_tells_both_waits(growfs: Growfs, tmp_path: Path) -> None:
+    need("torch")
+    recipe_data.volumes(tmp_path / "remote", 10, 20)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    with running("torch_prefetch.py", growfs, "--epochs", 4, "--crops", 8, "--workers", 1) as program:
+        program.finish()
+        epochs = program.epochs
+        assert [epoch.line.split()[-1] for epoch in epochs] == ["plain", "prefetched"] * 2
+        assert {(epoch.files, epoch.samples) for epoch in epochs} == {(10, 80)}
+        assert re.fullmatch(r"wait per step: [\d.]+ ms plain, [\d.]+ ms prefetched\n", program.said[-1])
+        assert misses(growfs) == 0
+
+
+PREFETCHED = """
+import runpy, sys, threading, torch
+prefetcher = runpy.run_path(sys.argv[1])["Prefetcher"]
+cpu = torch.device("cpu")
+batches = list(torch.arange(12).view(6, 2))
+assert [batch.tolist() for batch in prefetcher(batches, cpu)] == [batch.tolist() for batch in batches]
+assert list(prefetcher([], cpu)) == []
+
+def broken():
+    yield batches[0]
+    raise OSError("the disk is gone")
+
+given = iter(prefetcher(broken(), cpu))
+assert next(given) is batches[0]
+try:
+    next(given)
+except OSError as error:
+    print("raised:", error)
+for batch in prefetcher(batches, cpu):
+    break
+del batch
+print("threads:", threading.active_count())
+"""
+
+
+def test_a_prefetcher_changes_nothing_and_hides_no_error(tmp_path: Path) -> None:
+    need("torch")
+    command = [sys.executable, "-c", PREFETCHED, str(RECIPES / "torch_prefetch.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.stdout == "raised: the disk is gone\nthreads: 1\n", done.stderr
+
+
+@contextmanager
+def node(folder: Path) -> Iterator[Growfs]:
+    """Another mount on this machine, in the place of another machine's."""
+    folder.mkdir()
+    growfs = Growfs(folder)
+    try:
+        yield growfs
+    finally:
+        if mounted_at(growfs.mountpoint):
+            growfs.run("umount", growfs.mountpoint, "--lazy", check=False)
+    assert "Traceback" not in growfs.log()
+
+
+def local(growfs: Growfs) -> set[str]:
+    """What the node has on its disk."""
+    files = growfs.cache / "files"
+    return {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
+
+
+def test_nodes_have_equal_counts_of_files_of_their_own(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision")
+    recipe_data.train_and_val(tmp_path / "remote", 3, 20, 2, 8, 8)
+    job = {"WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    job |= {"MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    flags = "--partition", "auto", "--show-files", 16, "--freeze", "val/**", "--cache-size", 20 * BLOCK
+    with node(tmp_path / "other") as other:
+        for number, each in enumerate((growfs, other)):
+            each.env.update(GROUP_RANK=str(number), GROUP_WORLD_SIZE="2")
+            each.mount(tmp_path / "remote", *flags)
+        arguments = *FOR_EVER, "--workers", 0
+        with (
+            running("torch_nodes.py", growfs, *arguments, **job, RANK=0) as first,
+            running("torch_nodes.py", other, *arguments, **job, RANK=1),
+        ):
+            first.until(lambda _: sum(epoch.count("new") for epoch in first.epochs) >= 40)  # of 60
+            for epoch in first.epochs:
+                assert "10 and 10 on each node" in epoch.line
+                assert (epoch.files, epoch.samples) == (20, 20)
+                assert "validation 6 files" in epoch.line
+            assert misses(growfs) == misses(other) == 0
+            frozen = {path for path in local(growfs) if path.startswith("val/")}
+            assert len(frozen) == 6
+            assert frozen < local(other)
+            assert len((local(growfs) & local(other)) - frozen) <= 3  # a first file of each class
+
+
+def test_nodes_say_how_to_start_them(tmp_path: Path) -> None:
+    need("torchvision")
+    command = [sys.executable, str(RECIPES / "torch_nodes.py"), str(tmp_path)]
+    env = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
+    env["PYTHONPATH"] = str(SHIM)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert done.returncode == 2
+    assert "torchrun" in done.stderr.splitlines()[-1]
+
+
+def test_lightning_reloads_and_sees_more(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision", "lightning")
+    mount_some(growfs, tmp_path / "remote")
+    with running("lightning_reload.py", growfs, *FOR_EVER, "--workers", 0) as program:
+        each_sees_more(program, growfs)

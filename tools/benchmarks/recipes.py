@@ -1,0 +1,118 @@
+"""The programs of tools/recipes, over a mount and over the plain files: the last epoch's samples per second.
+
+Each run is a process of its own, as a person would start it. Its first epochs warm it up, and list anew like the last.
+A further recipe is a line in RECIPES.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tools.benchmarks import recipe_data
+from tools.benchmarks.measure import ROOT, BenchError, Figure, Setting, at_least, figure, need_space, run
+from tools.benchmarks.mounts import all_resident
+from tools.benchmarks.readers import SHIM
+
+TARGETS = {"passthrough": 0.97}
+DATA_BYTES_MAX = 400 << 20
+EPOCH = re.compile(r"^epoch \d+: .*?([\d.]+) samples/s", re.MULTILINE)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a recipe reads. make: writes it below a folder, given these numbers; quick: those for --quick."""
+
+    make: Callable[..., None]
+    full: tuple[int, ...]
+    quick: tuple[int, ...]
+
+    def made(self, setting: Setting) -> Path:
+        """The folder, made at the first call."""
+        numbers = self.quick if setting.quick else self.full
+        folder = setting.folder / " ".join((self.make.__name__, *map(str, numbers)))
+        if not folder.exists():
+            self.make(folder, *numbers)
+        return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """program: its name in tools/recipes. needs: modules. launcher: what stands between Python and the program."""
+
+    program: str
+    data: Data
+    arguments: str
+    needs: tuple[str, ...]
+    launcher: tuple[str, ...] = ()
+
+
+IMAGES = Data(recipe_data.images, full=(10, 40), quick=(10, 4, 32, 32))
+TRAIN_AND_VAL = Data(recipe_data.train_and_val, full=(10, 40, 4), quick=(10, 4, 1, 32, 32))
+SHARDS = Data(recipe_data.shards, full=(16, 1000), quick=(4, 20))
+VOLUMES = Data(recipe_data.volumes, full=(16, 256), quick=(4, 32))
+
+RECIPES = [
+    Recipe("torch_imagefolder.py", IMAGES, "--epochs 4 --workers 1", ("torchvision",)),
+    Recipe("torch_shards.py", SHARDS, "--epochs 4 --workers 1", ("torch",)),
+    Recipe("torch_prefetch.py", VOLUMES, "--epochs 4 --workers 1 --crops 40", ("torch",)),
+    Recipe("torch_nodes.py", TRAIN_AND_VAL, "--epochs 4 --workers 1", ("torchvision",), TORCHRUN),
+    Recipe("lightning_reload.py", IMAGES, "--epochs 4 --workers 1", ("torchvision", "lightning")),
+]
+
+
+def measure(setting: Setting) -> tuple[str, list[Figure]]:
+    """Pairs of a run over the plain files and one through the mount, with each engine in turn."""
+    need_space(setting.folder, 6 * DATA_BYTES_MAX)
+    wanted = one_of_each_framework() if setting.quick else RECIPES
+    missing = {recipe.program: module for recipe in wanted for module in recipe.needs if find_spec(module) is None}
+    if missing.keys() == {recipe.program for recipe in wanted}:
+        raise BenchError(f"{', '.join(sorted(set(missing.values())))}: not installed; tools/setup test brings them")
+    found = [one for recipe in wanted if recipe.program not in missing for one in of_plain(setting, recipe)]
+    without = [f"{program} needs {module}" for program, module in missing.items()]
+    return "; ".join(["samples per second in the last epoch of each recipe", *without]), found
+
+
+def one_of_each_framework() -> list[Recipe]:
+    """The first whose name begins with it: most of what so short a run takes is the import."""
+    return list({recipe.program.partition("_")[0]: recipe for recipe in reversed(RECIPES)}.values())[::-1]
+
+
+def of_plain(setting: Setting, recipe: Recipe) -> list[Figure]:
+    """The figures of one."""
+    remote = recipe.data.made(setting)
+    folder = setting.folder / f"mounts of {remote.name}"
+    folder.mkdir(exist_ok=True)
+    plain: list[float] = []
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for number in range(setting.rounds):
+        for who in setting.contenders:
+            with all_resident(who, remote, folder) as mount:
+                both = (mount.files, mount.mountpoint)
+                rates = {path: rate(recipe, path) for path in both[:: -1 if number % 2 else 1]}
+            plain.append(rates[mount.files])
+            ratios[who].append(rates[mount.mountpoint] / rates[mount.files])
+    name = recipe.program.removesuffix(".py")
+    return [
+        figure(f"{name}, plain files", plain, "samples/s"),
+        *(at_least(f"{name}, {who}, of plain", ratios[who], "", TARGETS.get(who)) for who in setting.contenders),
+    ]
+
+
+def rate(recipe: Recipe, folder: Path) -> float:
+    """Samples per second that a run prints for its last epoch."""
+    program = ROOT / "tools" / "recipes" / recipe.program
+    command: list[Any] = [sys.executable, *recipe.launcher, program, folder, *recipe.arguments.split()]
+    said = run(command, PYTHONPATH=f"{SHIM}:{os.environ.get('PYTHONPATH', '')}")
+    rates = EPOCH.findall(said)
+    if not rates:
+        raise BenchError(f"{recipe.program} printed no epoch: {said.strip()[-500:]}")
+    return float(rates[-1])

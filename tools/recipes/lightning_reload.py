@@ -1,0 +1,126 @@
+"""Train with Lightning: reload_dataloaders_every_n_epochs=1 has it ask for a new loader, and so a new listing.
+
+For whoever has a LightningModule. Lightning asks for the train loader once and keeps it, unless that flag is set; with
+it, `train_dataloader` is called where each epoch begins, and the ImageFolder that it builds sees what has arrived.
+
+    growfs mount s3://bucket/train /mnt/train --cache-size 500GB
+    python tools/recipes/lightning_reload.py /mnt/train --epochs 20
+
+Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before.
+
+Three things to know. Leave persistent_workers off, because Lightning makes the loader anew. Lightning iterates over a
+reloaded loader twice and drops the first, so a few files are opened twice in an epoch: the counts of opens in `growfs
+status` are that much higher. On several nodes with `--partition`, pass use_distributed_sampler=False and a
+DistributedSampler of your own over the ranks of the node (see torch_nodes.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+from lightning import Callback, LightningDataModule, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+SIDE = 64
+BATCH = 32
+PREPARE = transforms.Compose(
+    [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+)
+
+
+class Images(LightningDataModule):
+    """The images of a folder, as it is when a loader is asked for. files: what the last one has."""
+
+    def __init__(self, folder: str, workers: int) -> None:
+        super().__init__()
+        self.folder = folder
+        self.workers = workers
+        self.files: set[str] = set()
+        self.began = 0.0
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
+        """List the folder."""
+        self.began = time.perf_counter()
+        images = ImageFolder(self.folder, PREPARE)
+        self.files = {path for path, _ in images.samples}
+        return DataLoader(images, BATCH, shuffle=True, num_workers=self.workers)
+
+
+class Classifier(LightningModule):
+    """A small network: put yours here."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            *(nn.Conv2d(3, 16, 5, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, classes)),
+        )
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
+        """The loss of a batch."""
+        images, labels = batch
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One for all."""
+        return torch.optim.AdamW(self.parameters())
+
+
+class Lines(Callback):
+    """Prints a line for each epoch."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.samples = 0
+        self.seen: set[str] = set()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: object, batch: list[Tensor], number: int
+    ) -> None:
+        """Count what was trained on."""
+        self.samples += len(batch[1])
+
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Say what it was, and begin to count anew."""
+        seconds, files = time.perf_counter() - self.images.began, self.images.files
+        new = len(files - self.seen)
+        self.seen |= files
+        print(
+            f"epoch {trainer.current_epoch + 1}: {len(files)} files, {self.samples} samples,"
+            f" {self.samples / seconds:.0f} samples/s, {new} new, {len(self.seen)} seen in all",
+            flush=True,
+        )
+        self.samples = 0
+
+
+def main() -> None:
+    """Train, and print a line for each epoch."""
+    parser = argparse.ArgumentParser(description="Train on folders of images with Lightning.")
+    parser.add_argument("folder", help="a folder for each class; the mountpoint")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+
+    images = Images(options.folder, options.workers)
+    trainer = Trainer(
+        max_epochs=options.epochs,
+        reload_dataloaders_every_n_epochs=1,  # this is all
+        callbacks=[Lines(images)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    # Every class has its folder from the start, so the network is as wide as it will have to be.
+    classes = sum(entry.is_dir() for entry in os.scandir(options.folder))
+    trainer.fit(Classifier(classes), images)
+
+
+if __name__ == "__main__":
+    main()

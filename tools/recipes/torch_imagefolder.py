@@ -1,0 +1,86 @@
+"""Train on a tree of images, a folder for each class, with torchvision's ImageFolder: built anew for each epoch.
+
+For whoever has an ImageFolder and more images than disk. ImageFolder lists its folder when it is built, and never
+again; so it is built where an epoch begins, and sees what has arrived since the last one.
+
+    growfs mount s3://bucket/train /mnt/train --cache-size 500GB
+    python tools/recipes/torch_imagefolder.py /mnt/train --epochs 20
+
+Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before: they go on
+coming after that. Classes have the same numbers throughout, because every folder has a file before the mount is there.
+
+With --once it is built once, as most scripts do. Then "files" stays what it was, "new" is 0 from the second epoch on,
+and growfs keeps all of these files on the disk, because the process may open any of them at any time, where it could
+have fetched others. `cat /mnt/train/.growfs/status` has a line about such a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+SIDE = 64
+BATCH = 32
+PREPARE = transforms.Compose(
+    [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+)
+
+
+def network(classes: int) -> nn.Sequential:
+    """A small one: put yours here."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 5, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, classes)),
+    )
+
+
+def main() -> None:
+    """Train, and print a line for each epoch."""
+    parser = argparse.ArgumentParser(description="Train on folders of images, listed anew for each epoch.")
+    parser.add_argument("folder", help="a folder for each class; the mountpoint")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--once", action="store_true", help="list the folder once, to see what that costs")
+    options = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = ImageFolder(options.folder, PREPARE)
+    model = network(len(images.classes)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    seen: set[str] = set()
+
+    for epoch in range(1, options.epochs + 1):
+        began = time.perf_counter()
+        if epoch > 1 and not options.once:
+            images = ImageFolder(options.folder, PREPARE)  # lists the folder, and so sees more than before
+        # Its workers end with the epoch. They list nothing, and open what this process was shown.
+        loader = DataLoader(images, BATCH, shuffle=True, num_workers=options.workers, pin_memory=device.type == "cuda")
+        samples, total = 0, torch.zeros((), device=device)
+        for batch, labels in loader:
+            batch, labels = batch.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            loss = nn.functional.cross_entropy(model(batch), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            samples += len(labels)
+            total += loss.detach() * len(labels)
+        seconds = time.perf_counter() - began
+
+        files = {path for path, _ in images.samples}
+        new = len(files - seen)
+        seen |= files
+        print(
+            f"epoch {epoch}: {len(files)} files, {samples} samples, {samples / seconds:.0f} samples/s,"
+            f" {new} new, {len(seen)} seen in all, {len(images.classes)} classes, loss {total.item() / samples:.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
