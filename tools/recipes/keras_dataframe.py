@@ -33,7 +33,7 @@ import pandas as pd
 BATCH = 32
 
 
-class Objects(keras.utils.PyDataset):  # type: ignore[misc]
+class Objects(keras.utils.PyDataset):
     """Batches of the objects whose files are listed. table: those of this epoch, in the order of training."""
 
     def __init__(self, folder: Path, labels: pd.DataFrame, **threads: Any) -> None:
