@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 NICEST = 19
-SLICE_NS = 100_000_000
-"""The most that Linux takes (kernel/sched/syscalls.c), against 3 ms at most by default."""
+SLICE_NS = 3_000_000
+"""A little more than anybody has by default: 0.7 to 2.8 ms, by the number of cores (kernel/sched/fair.c)."""
 _SYSTEM_CALLS = {"x86_64": (251, 314), "aarch64": (30, 274)}  # ioprio_set(2), sched_setattr(2): libc has no functions
 _WHO_PROCESS = 1
 _CLASS_IDLE = 3 << 13
@@ -24,9 +24,9 @@ _AUTOGROUP_TRIES = 10
 def step_aside() -> None:
     """Give this process the last turn at cores, and at disks whose scheduler knows turns (mq-deadline, bfq).
 
-    It also asks for long slices. Since Linux 6.12 whoever wakes and has a shorter one takes the core at once
-    (kernel/sched/fair.c, do_preempt_short); with equal ones it waits for the end of the other's, and niceness does not
-    help. Its share of a busy core stays that of its niceness.
+    It also asks for longer slices. Since Linux 6.12 whoever wakes and has a shorter one takes the core at once, as a
+    rule (kernel/sched/fair.c, do_preempt_short); with equal ones it waits for the end of the other's, and niceness does
+    not help. Its share of a busy core stays that of its niceness.
 
     It gets a session of its own: where the kernel shares cores out by session (sched(7), the autogroup feature), a
     process's niceness counts within its session only, and so does the session's. What is refused stays as it is.
