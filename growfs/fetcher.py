@@ -21,10 +21,9 @@ from growfs.catalog import Catalog, Node
 from growfs.crew import Crew
 from growfs.digest import PART_BYTES
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing
-from growfs.flight import LIVES, Counters, Flight, State, TimedOut, Unit, no_room, too_large
+from growfs.flight import LIVES, Counters, Flight, Guess, State, TimedOut, Unit, no_room, too_large
 from growfs.groups import Groups
 from growfs.landing import Landing
-from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
@@ -71,6 +70,7 @@ class Fetcher:
         self._groups = groups
         self._flights: dict[int, Flight] = {}
         self._landing = Landing()
+        self._guess = Guess()
         self._unreserved: deque[Flight] = deque()
         self._unreserved_came = Pulse[[]]()
         self._roomless: list[Flight] = []
@@ -103,7 +103,7 @@ class Fetcher:
 
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
-        return min(UNKNOWN_SIZE, self._store.largest) if node.size is None else node.size
+        return min(self._guess.bytes, self._store.largest) if node.size is None else node.size
 
     def flight(self, id: int) -> Flight | None:
         """The file's flight, if it is on its way."""
@@ -121,7 +121,9 @@ class Fetcher:
 
     def _depart(self, node: Node, unit: Unit, **state: Any) -> Flight:
         target = self._partial / str(node.id)
-        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), target, self.need(node), unit, **state)
+        need = self.need(node)
+        need = min(need, state.get("reserved", need))  # what is guessed may have grown since
+        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), target, need, unit, **state)
         return flight
 
     async def renew(self, node: Node) -> None:
@@ -220,6 +222,8 @@ class Fetcher:
             await self._not_fetched(flight, became)
             return
         assert flight.reserved is not None
+        if flight.node.size is None:
+            self._guess.learn(became.size)
         flight.reserved = self._store.settle(flight.reserved, became.size)
         flight.draft = Draft(
             flight.node, flight.path, flight.target, became, flight.reserved, flight.renews, flight.unit.ids
@@ -234,6 +238,7 @@ class Fetcher:
         error = lost.error
         if isinstance(error, TooMuch) and flight.need < self._store.largest:
             self._unreserve(flight)
+            self._guess.was_too_little(flight.need)
             flight.need = min(2 * flight.need, self._store.largest)
             flight.move(State.QUEUED)
             self._push(flight)

@@ -19,13 +19,13 @@ RANKS = [
     # names: used by all, use nothing
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
-    ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority"],
+    ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority", "growfs.landlock"],
     ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
     ["growfs.reader"],
     # a room of its own: what reaches the stores
     ["growfs.remote.*"],
     ["growfs.remote", "growfs.values"],
-    ["growfs.config"],
+    ["growfs.config", "growfs.maker"],
     # what a reader holds; the rules in memory, and what they foretell
     ["growfs.reader"],
     ["growfs.simcache"],
@@ -98,6 +98,9 @@ TOUCHES_DISK = {
 DISK_METHODS = {"rename", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to", "write_text", "write_bytes"}
 MAY_TOUCH_DISK = {
     ("growfs.porter", "unlink"): "a worker removes its own draft",
+    ("growfs.remote.makers", "rename"): "a worker takes what was made to its draft",
+    ("growfs.remote.makers", "unlink"): "a worker clears its own scratch folder, below partial/",
+    ("growfs.remote.makers", "rmtree"): "the same",
     ("growfs.priority", "write_text"): "the session's niceness, in /proc",
     ("growfs.cachefolder", "mkdir"): "the cache's folders, before there is a cache",
     ("growfs.store", "mkdir"): "files/, at the first start",

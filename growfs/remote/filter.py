@@ -8,7 +8,7 @@ from typing import Any
 
 from growfs.digest import Digest
 from growfs.errors import UsageError
-from growfs.remote.protocol import Page, Progress, Remote, RemoteFile
+from growfs.remote.protocol import Opened, Page, Progress, Remote, RemoteFile
 
 
 class PathFilter:
@@ -44,6 +44,9 @@ class Filtered:
 
     def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
         return self._remote.fetch(file, target, progress, digest)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._remote.open(file, start)
 
 
 def _spec(patterns: Collection[str]) -> Any:

@@ -11,10 +11,10 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
@@ -22,7 +22,8 @@ from growfs.remote.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers,
 from growfs.remote.facts import file_from
 from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.opened import OpenedByGet, OpenedFile
+from growfs.remote.protocol import Opened, Page, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.ranged import Answered, Damaged, Ranged
 from growfs.remote.streams import Streams
 
@@ -44,6 +45,8 @@ class FsspecRemote:
 
     `store` is the store's name ('s3' for s3a:// too). `fs` and `root` are made at first use; nothing else has state.
     """
+
+    _in_order: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}  # how its library is to open what is read in order
 
     def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
         """Raises UsageError where the URL or the options make no sense. Touches no network."""
@@ -96,30 +99,47 @@ class FsspecRemote:
         with nullcontext() if self.fs.async_impl else self._one_at_a_time:
             return self._by_library(file, target, spend)
 
-    def open(self, path: str = "", **how: Any) -> Any:
+    def as_file(self, path: str = "", **how: Any) -> Any:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
         return self.fs.open(self._key(path), "rb", **how)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        def check(size: int, headers: Headers) -> RemoteFile:
+            return self._checked(file, self._file_of(file.path, size, headers) or self.stat(file.path))
+
+        if self._ranged.usable:
+            told = partial(explain, where=self._where(file.path), store=self.store, secrets=self._secrets)
+            with suppress(Odd):
+                return OpenedByGet(self._ranged, partial(self._sign, file.path), start, check, told)
+        return self._open_by_library(file, start)
+
+    def _open_by_library(self, file: RemoteFile, start: int) -> Opened:
+        now = self._checked(file, self.stat(file.path))
+        with self.told(file.path):
+            source = self.as_file(file.path, **self._in_order)
+        still = partial(self.stat, file.path)
+        return OpenedFile(source, now, start, still, self._streams.spend, partial(self.told, file.path))
 
     def _by_ranges(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
         if not self._ranged.usable:
             return None
 
-        def sign(method: str = "GET") -> Request:
-            try:
-                return self._request(file.path, method)
-            except Exception as error:
-                raise Odd("cannot be signed") from error
-
         def check(size: int, headers: Headers) -> RemoteFile | None:
             now = self._file_of(file.path, size, headers)
             return now and self._checked(file, now)
 
         try:
-            found = self._ranged.fetch(sign, file.size, target, check, progress, digest)
+            found = self._ranged.fetch(partial(self._sign, file.path), file.size, target, check, progress, digest)
         except (Answered, Damaged, Unreached) as error:
             raise explain(error, self._where(file.path), self.store, self._secrets) from None
         return found and self._checked(file, found[1] or self.stat(file.path), found[0])
+
+    def _sign(self, path: str, method: str = "GET") -> Request:
+        try:
+            return self._request(path, method)
+        except Exception as error:
+            raise Odd("cannot be signed") from error
 
     def _request(self, path: str, method: str = "GET") -> Request:
         """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from growfs.digest import Digest
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import Opened, Page, Progress, Remote, RemoteFile, Skipped
 from growfs.remote.tables import Table
 
 PAGE_FILES_MAX = 10_000
@@ -52,6 +52,9 @@ class ManifestRemote:
 
     def fetch(self, file: RemoteFile, target: Path, progress: Progress, digest: Digest | None = None) -> RemoteFile:
         return self._remote.fetch(file, target, progress, digest)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._remote.open(file, start)
 
 
 class Paths:

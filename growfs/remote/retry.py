@@ -12,7 +12,7 @@ import tenacity
 
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy
-from growfs.remote.protocol import Page, Progress, Remote, RemoteFile
+from growfs.remote.protocol import Opened, Page, Progress, Remote, RemoteFile
 
 TRIES_MAX = 5
 DELAY_S_MIN = 0.2
@@ -70,6 +70,9 @@ class Retrying:
             return self._remote.fetch(file, target, forward, digest)
 
         return self._try(attempt)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._try(lambda: self._remote.open(file, start))
 
     def _try(self, call: Callable[[], T]) -> T:
         try:
