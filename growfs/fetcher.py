@@ -44,7 +44,7 @@ ROOM_POLL_S = 0.5
 class Fetcher:
     """Owns the flights. `moved` pulses whenever one lands or fails.
 
-    holds: what readers hold at that moment.
+    holds: what readers hold at that moment. guess: of unknown sizes.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Fetcher:
         self._groups = groups
         self._flights: dict[int, Flight] = {}
         self._landing = Landing()
-        self._guess = Guess()
+        self.guess = Guess()
         self._unreserved: deque[Flight] = deque()
         self._unreserved_came = Pulse[[]]()
         self._roomless: list[Flight] = []
@@ -103,7 +103,7 @@ class Fetcher:
 
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
-        return min(self._guess.bytes, self._store.largest) if node.size is None else node.size
+        return min(self.guess.bytes, self._store.largest) if node.size is None else node.size
 
     def flight(self, id: int) -> Flight | None:
         """The file's flight, if it is on its way."""
@@ -223,7 +223,7 @@ class Fetcher:
             return
         assert flight.reserved is not None
         if flight.node.size is None:
-            self._guess.learn(became.size)
+            self.guess.learn(became.size)
         flight.reserved = self._store.settle(flight.reserved, became.size)
         flight.draft = Draft(
             flight.node, flight.path, flight.target, became, flight.reserved, flight.renews, flight.unit.ids
@@ -238,7 +238,7 @@ class Fetcher:
         error = lost.error
         if isinstance(error, TooMuch) and flight.need < self._store.largest:
             self._unreserve(flight)
-            self._guess.was_too_little(flight.need)
+            self.guess.was_too_little(flight.need)
             flight.need = min(2 * flight.need, self._store.largest)
             flight.move(State.QUEUED)
             self._push(flight)

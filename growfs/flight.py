@@ -19,8 +19,6 @@ from growfs.publish import Draft
 LIVES = 3
 """Workers that may die over one file before it counts as failed."""
 RATE_WINDOW_S = 5.0
-GUESS_AFTER = 8
-"""Files that have to be known before less is reserved for the next one."""
 
 
 class State(enum.Enum):
@@ -105,25 +103,22 @@ class Flight:
 
 
 class Guess:
-    """How many bytes to reserve for a file of unknown size: what the largest took, once a few are known, and a quarter.
+    """How many bytes to reserve for a file of unknown size: what the largest took, once there is one, and a quarter.
 
     Too little costs a second fetch, too much keeps others waiting for room.
     """
 
     def __init__(self) -> None:
         self.bytes = UNKNOWN_SIZE
-        self._largest = self._known = 0
+        self._largest = 0
 
     def learn(self, size: int) -> None:
         """A file had that size."""
-        self._known += 1
         self._largest = max(self._largest, size)
-        if self._known >= GUESS_AFTER or self.bytes < self._largest:
-            self.bytes = self._largest + self._largest // 4
+        self.bytes = self._largest + self._largest // 4
 
     def was_too_little(self, bytes: int) -> None:
         """A file has more than that."""
-        self._largest = max(self._largest, bytes)
         self.bytes = max(self.bytes, 2 * bytes)
 
 

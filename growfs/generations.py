@@ -95,12 +95,12 @@ class Generations:
         if not self.is_written:
             log.warning("generation %d cannot be written: no new one", self.number)
             return
-        store, number = self._store, self._number + 1
+        store, share, number = self._store, self._catalog.share, self._number + 1
         asked = Turnover(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -store.over(0))),  # the disk may have less for it
             share=self.share,
             largest=store.wanted_bytes,
-            lacking=self._catalog.share.bytes - store.resident_content_bytes,
+            lacking=share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0,
             # What is on its way was not shown yet, as what will come. What a disk lacks that others fill is not the
             # listing's to give: all of it would go.
             free=max(0, store.reserved_bytes - store.over(0)),

@@ -24,7 +24,7 @@ from growfs.workers import WorkerLost, Workers
 
 log = logging.getLogger(__name__)
 
-EXTENT = 1000
+EXTENT = 256
 """Files that a remote without end is first said to have; each time they run out, as many again."""
 RETRY_S = 60.0
 """Pause after a listing that failed, where the catalog of an earlier one serves."""

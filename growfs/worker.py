@@ -153,7 +153,7 @@ def _list(remote: Remote, request: List, answer: Answer) -> int:
 
 def _order(request: MakeOrder, answer: Answer) -> Made:
     connection = read_only(request.catalog)
-    order = draw_order(_told(candidates(connection, request.asked.number), answer), request.asked)
+    order = draw_order(_told(candidates(connection, request.asked), answer), request.asked)
     connection.close()
     with request.target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):
