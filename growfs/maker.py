@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -169,4 +170,5 @@ def _last_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(EOFError, BrokenPipeError):  # the worker is gone
+        main()

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -87,6 +88,7 @@ class Makers:
         self._idle: list[Maker] = []
         self._few = threading.BoundedSemaphore(1 + URGENT_MAX)
         self._lock = threading.Lock()
+        weakref.finalize(self, _end_all, self._idle)
 
     def make(self, wanted: Make, target: Path, progress: Progress) -> Made:
         """Have a file made at target, trying again where the function fails.
@@ -233,6 +235,11 @@ class Maker:
         except (OSError, IndexError):
             return 0
         return pages * os.sysconf("SC_PAGESIZE")
+
+
+def _end_all(makers: list[Maker]) -> None:
+    for maker in makers:
+        maker.end()
 
 
 def _bytes_in(folder: Path) -> int:
