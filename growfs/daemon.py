@@ -221,11 +221,12 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     readers = Readers(generations, options.settle, options.hold_idle, to_the_end, ledger.opened_lately)
     refresher = Refresher(workers, catalog, store, options.refresh, request.remote.is_endless)
     groups = Groups(catalog, options.group)
-    crew = Crew(workers, request.processes, options.bandwidth, request.remote.producer is not None)
+    made = request.remote.producer is not None
+    crew = Crew(workers, request.processes, options.bandwidth, made)
     fetcher = Fetcher(
-        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups
+        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups, made
     )
-    if request.remote.producer:
+    if made:
         for (size,) in database.rows("SELECT max(n.size) FROM node n JOIN resident r USING (id) HAVING count(n.size)"):
             fetcher.guess.learn(size)
     ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)

@@ -44,7 +44,8 @@ ROOM_POLL_S = 0.5
 class Fetcher:
     """Owns the flights. `moved` pulses whenever one lands or fails.
 
-    holds: what readers hold at that moment. guess: of unknown sizes.
+    holds: what readers hold at that moment. guess: of unknown sizes. sizes_vary: the size that a file had the last time
+    tells nothing for sure.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Fetcher:
         replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
         holds: Callable[[], Holds],
         groups: Groups,
+        sizes_vary: bool = False,
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
         self.counters = Counters()
@@ -68,6 +70,7 @@ class Fetcher:
         self._replace = replace
         self._holds = holds
         self._groups = groups
+        self._sizes_vary = sizes_vary
         self._flights: dict[int, Flight] = {}
         self._landing = Landing()
         self.guess = Guess()
@@ -103,7 +106,9 @@ class Fetcher:
 
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
-        return min(self.guess.bytes, self._store.largest) if node.size is None else node.size
+        if node.size is None or self._sizes_vary:
+            return min(max(self.guess.bytes, node.size or 0), self._store.largest)
+        return node.size
 
     def flight(self, id: int) -> Flight | None:
         """The file's flight, if it is on its way."""
@@ -222,8 +227,7 @@ class Fetcher:
             await self._not_fetched(flight, became)
             return
         assert flight.reserved is not None
-        if flight.node.size is None:
-            self.guess.learn(became.size)
+        self.guess.learn(became.size)
         flight.reserved = self._store.settle(flight.reserved, became.size)
         flight.draft = Draft(
             flight.node, flight.path, flight.target, became, flight.reserved, flight.renews, flight.unit.ids

@@ -100,7 +100,7 @@ class Makers:
         tries = producer.retries + 1
         for number in range(1, tries + 1):
             try:
-                with self._few, self._maker(target.parent) as maker:
+                with self._few, self._maker(target.parent, progress) as maker:
                     made = maker.make(wanted, progress)
                     maker.deliver(target)
                     return made
@@ -110,11 +110,11 @@ class Makers:
         raise NotMade(f"{wanted.path}: {producer.function}: {failure}; skipped after {tries} tries, see the log")
 
     @contextmanager
-    def _maker(self, partial: Path) -> Iterator[Maker]:
+    def _maker(self, partial: Path, progress: Progress) -> Iterator[Maker]:
         """A maker for the time of the block; any error there ends it."""
         with self._lock:
             maker = self._idle.pop() if self._idle else None
-        maker = maker or Maker(self._start, partial)
+        maker = maker or Maker(self._start, partial, progress)
         try:
             yield maker
         except BaseException:
@@ -129,7 +129,7 @@ class Makers:
 
     def check(self) -> bool:
         """Raises UsageError where the function cannot be imported. Whether the kernel confines what it writes."""
-        maker = Maker(self._start, Path(tempfile.gettempdir()))
+        maker = Maker(self._start, Path(tempfile.gettempdir()), lambda _: None)
         maker.end()
         return maker.is_confined
 
@@ -137,7 +137,7 @@ class Makers:
 class Maker:
     """Owns a process, and its folder. Raises MakerFailed where it does not start, UsageError where it never will."""
 
-    def __init__(self, start: Start, partial: Path) -> None:
+    def __init__(self, start: Start, partial: Path, progress: Progress) -> None:
         self._producer = start.producer
         self._folder = folder = Path(tempfile.mkdtemp(prefix="maker-", dir=partial))
         self._line, theirs = Pipe()
@@ -153,7 +153,7 @@ class Maker:
             )
         try:
             self._line.send(start)
-            answer = self._answer(START_S_MAX, lambda _: None)
+            answer = self._answer(START_S_MAX, progress)
         except BaseException:
             self.end()
             raise
