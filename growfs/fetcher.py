@@ -24,6 +24,7 @@ from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMi
 from growfs.flight import LIVES, Counters, Flight, Guess, State, TimedOut, Unit, no_room, too_large
 from growfs.groups import Groups
 from growfs.landing import Landing
+from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
@@ -33,6 +34,8 @@ from growfs.wire import Lost, TooMuch
 
 log = logging.getLogger(__name__)
 
+MADE_SIZE = 1 << 30
+"""Bytes that the first file that is made reserves: to make it twice costs more than to keep others waiting."""
 WINDOW_FILES = 1024
 """Drawn units in flight or waiting for an earlier one."""
 WINDOW_PARTS = 4
@@ -73,7 +76,7 @@ class Fetcher:
         self._sizes_vary = sizes_vary
         self._flights: dict[int, Flight] = {}
         self._landing = Landing()
-        self.guess = Guess()
+        self.guess = Guess(MADE_SIZE if sizes_vary else UNKNOWN_SIZE)
         self._unreserved: deque[Flight] = deque()
         self._unreserved_came = Pulse[[]]()
         self._roomless: list[Flight] = []

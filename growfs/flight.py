@@ -108,8 +108,8 @@ class Guess:
     Too little costs a second fetch, too much keeps others waiting for room.
     """
 
-    def __init__(self) -> None:
-        self.bytes = UNKNOWN_SIZE
+    def __init__(self, bytes: int = UNKNOWN_SIZE) -> None:
+        self.bytes = bytes
         self._largest = 0
 
     def learn(self, size: int) -> None:
