@@ -93,7 +93,9 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
 def folder_name(spec: RemoteSpec, url: str) -> str:
     """A name for people, and a hash of what tells remotes apart. url: without secrets."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2] or url).strip("-")[:60]
-    told = [url, spec.endpoint_url, spec.manifest, *([str(spec.members)] if spec.members else [])]
+    told: list[object] = [url, spec.endpoint_url, spec.manifest, *([str(spec.members)] if spec.members else [])]
+    if made := spec.producer:  # others make other files of the same
+        told += [str(made.function), made.rename, made.seed]
     identity = hashlib.sha256(json.dumps(told).encode()).hexdigest()
     return f"{slug}-{identity[:8]}" if slug else identity[:8]
 

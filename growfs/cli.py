@@ -76,7 +76,8 @@ def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
 def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **given: Any) -> None:
     """Mount URL on MOUNTPOINT; returns when training can start.
 
-    URL is what fsspec understands: s3://bucket/prefix, gs://, az://, https://, hf://, file:// or a local path.
+    URL is what fsspec understands: s3://bucket/prefix, gs://, az://, https://, hf://, file:// or a local path; or
+    py:FUNCTION, which makes the files.
     """
     from growfs import launch
     from growfs.config import Options, read_file

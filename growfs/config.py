@@ -7,22 +7,24 @@ the environment over the file.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from platformdirs import user_cache_path
 
 from growfs.errors import UsageError
 from growfs.functions import Function
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.protocol import Producer, RemoteSpec
 from growfs.values import (
+    SAMPLES,
     CacheSize,
     absolute,
     cache_size,
-    count,
     engine,
     folder,
     fraction_of,
@@ -32,11 +34,13 @@ from growfs.values import (
     partition,
     positive,
     rate,
+    rename,
     rotation,
     seconds,
     size,
     storage_option,
 )
+from growfs.values import count as whole
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,6 +67,7 @@ def several(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
     )
 
 
+FETCH_PROCESSES = 2
 DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~", 1)
 
 
@@ -75,7 +80,7 @@ class Options:
         "80%", cache_size, "SIZE", "Most bytes on disk: 500GB, 20GiB, or a share of what is free.", live=True
     )
     min_free: int = option("1GiB", size, "SIZE", "Leave at least this much of the disk to others.", live=True)
-    seed: int = option("0", count, "N", "Decides the order in which files are drawn; the same seed, the same order.")
+    seed: int = option("0", whole, "N", "Decides the order in which files are drawn; the same seed, the same order.")
     partition: tuple[int, int] | None = option(
         None, partition, "I/N", "Draw only share I of N, one for each node of a job; auto: what its launcher says."
     )
@@ -102,12 +107,24 @@ class Options:
     remote_budget: int | None = option(
         None, size, "SIZE", "Draw no more than this in a day (UTC); what is opened is fetched all the same.", live=True
     )
-    workers: int = option("2", positive, "N", "Processes that fetch, each many files and parts of files at a time.")
+    workers: int | None = option(
+        None, positive, "N", "Processes that fetch (2), each many files at a time; or that make files (one per core)."
+    )
     bandwidth: int = option(
         "0", rate, "RATE", "Fetch no more than this, as 200MB/s; 0: as much as the store and the link give.", live=True
     )
     include: tuple[str, ...] = several(str, "GLOB", "Only these files of the remote (as in .gitignore).")
     exclude: tuple[str, ...] = several(str, "GLOB", "None of these files of the remote.")
+    producer: Function | None = option(
+        None, function, "FUNCTION", "Make each file by a function of yours: mypkg.shards:make, or shards.py:make."
+    )
+    rename: str | None = option(
+        None, rename, "TEMPLATE", "Names of what is made: '{stem}.tfrecord'; also {name}, {parent}, {suffix}, {index}."
+    )
+    count: int | None = option(None, positive, "N", "Of py:FUNCTION: make N files, not ever new ones.")
+    producer_timeout: float = option("10m", seconds, "TIME", "Longest time for one file; 0: any.")
+    producer_memory: int = option("4GiB", size, "SIZE", "Most memory of a process that makes files.")
+    producer_retries: int = option("2", whole, "N", "Tries after the first that fails; then the file is skipped.")
     manifest: str | None = option(
         None, absolute, "FILE", "Instead of a listing: a text, CSV or Parquet file of paths, or an S3 Inventory."
     )
@@ -119,7 +136,7 @@ class Options:
     )
     refresh: float = option("1h", seconds, "TIME", "Time between listings of the remote; 0: only once.", live=True)
     list_timeout: float = option("60s", seconds, "TIME", "Start without a complete listing after this time.")
-    wait_files: int | None = option(None, count, "N", "Return as soon as N files are local.")
+    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are local.")
     wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as this much is local.")
     no_wait: bool = flag("Return at once, with whatever is local.")
     engine: str = option(
@@ -156,8 +173,8 @@ class Options:
             raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; give one or the other")
         return options
 
-    def remote(self, url: str) -> RemoteSpec:
-        """What is needed to open the remote."""
+    def remote(self, url: str, folder: Path = Path("/")) -> RemoteSpec:
+        """What is needed to open the remote. folder: of the one who mounts, where a producer is looked for."""
         return RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),
@@ -167,16 +184,59 @@ class Options:
             include=self.include,
             exclude=self.exclude,
             members=self.members,
+            producer=self._made_by(url, folder),
+        )
+
+    def _made_by(self, url: str, folder: Path) -> Producer | None:
+        """What makes the files. Raises UsageError where options contradict each other."""
+        samples = url.startswith(SAMPLES)
+        made_by = Function.parse(url.removeprefix(SAMPLES), str(folder)) if samples else self.producer
+        by_index = "index" in {name for _, name, _, _ in Formatter().parse(self.rename or "")}
+        for wrong, what in (
+            (samples and self.producer, "--producer makes files of a remote's, and py: makes them of nothing"),
+            (samples and self.manifest, "--manifest lists a remote's files, and py: has none"),
+            (self.members and self.producer, "--members shows what archives hold as it is, --producer makes new files"),
+            (samples and self.members, "--members looks into a remote's archives, and py: has none"),
+            (samples and self.group, "--group is for files of a remote, and py: makes each by itself"),
+            (samples and self.rename and not by_index, "--rename needs {index} with py:, as in 'shard-{index:06d}'"),
+            (not samples and by_index, "--rename {index} is for py:; files of a remote have {stem} and the like"),
+            (not samples and self.count, "--count is for py:FUNCTION in place of a URL"),
+            (not made_by and self.rename, "--rename is for what --producer makes"),
+        ):
+            if wrong:
+                raise UsageError(what)
+        if made_by is None:
+            return None
+        return Producer(
+            function=made_by,
+            rename=self.rename,
+            timeout_s=self.producer_timeout,
+            memory_bytes=self.producer_memory,
+            retries=self.producer_retries,
+            seed=self.seed if samples else None,
+            count=self.count,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a daemon is asked to mount where. url: absolute."""
+    """What a daemon is asked to mount where. url: absolute. folder: that of the one who asks."""
 
     url: str
     mountpoint: Path
     options: Options
+    folder: Path
+
+    @property
+    def remote(self) -> RemoteSpec:
+        """What is needed to open the remote. Raises UsageError where the options contradict the URL."""
+        return self.options.remote(self.url, self.folder)
+
+    @property
+    def processes(self) -> int:
+        """How many fetch; or make files, of which each takes a core."""
+        made = self.remote.producer is not None
+        return self.options.workers or (len(os.sched_getaffinity(0)) if made else FETCH_PROCESSES)
 
 
 def parse_value(row: Field[Any], value: Any) -> Any:

@@ -27,6 +27,8 @@ from growfs.workers import STALL_S, Line, WorkerLost, Workers
 log = logging.getLogger(__name__)
 
 AHEAD_FILES = 64
+AHEAD_MADE = 16
+"""Of files that a worker makes one at a time, which may take minutes."""
 AHEAD = 2
 """Of the work for all its streams, a worker has so many times as much."""
 PERIOD_S = 0.5
@@ -58,7 +60,8 @@ class Hand:
 
 
 class Crew:
-    """Owns the workers that fetch, at most `size` processes, and what each has to do.
+    """Owns the workers that fetch, at most `size` processes, and what each has to do. makes: they have a producer, so
+    how many requests there are at a time changes nothing.
 
     `received` tells of bytes that came, of whole files or not.
     """
@@ -66,13 +69,14 @@ class Crew:
     _became: Callable[[Flight, Fetched | Lost], Awaitable[None]]
     _lost: Callable[[Flight], None]
 
-    def __init__(self, workers: Workers, size: int, bytes_per_s: int) -> None:
+    def __init__(self, workers: Workers, size: int, bytes_per_s: int, makes: bool = False) -> None:
         self.received = Pulse[[int]]()
         self.urgent: deque[Flight] = deque()
         self.queue: deque[Flight] = deque()
         self._workers = workers
         self._size = size
         self._bytes_per_s = bytes_per_s
+        self._makes = makes
         self._level = Level()
         self._hands: list[Hand] = []
         self._changed = Pulse[[]]()
@@ -81,8 +85,8 @@ class Crew:
 
     @property
     def streams(self) -> int:
-        """Requests under way at a time, at most."""
-        return self._level.streams
+        """Requests under way at a time, at most; what is made has one in each worker, and the next one waiting."""
+        return AHEAD * self._size if self._makes else self._level.streams
 
     @property
     def bytes_per_s(self) -> int:
@@ -116,7 +120,8 @@ class Crew:
         """Hand out files until cancelled. became: told of each what became of it; lost: of those whose worker died."""
         self._became, self._lost = became, lost
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._steer)
+            if not self._makes:
+                nursery.start_soon(self._steer)
             try:
                 while True:
                     if not await self._hand_out(nursery):
@@ -184,6 +189,8 @@ class Crew:
         if hand.has_suspect or (flight.lives < LIVES and hand.flights):
             return False
         bytes, files = hand.load
+        if self._makes:
+            return flight.urgent or files < AHEAD_MADE
         ahead = AHEAD * self._workers.pace.streams
         return flight.urgent or (files < max(AHEAD_FILES, ahead) and bytes < ahead * PART_BYTES)
 

@@ -48,6 +48,7 @@ from growfs.populate import Population
 from growfs.readers import Readers
 from growfs.recovery import recover
 from growfs.refresh import Refresher
+from growfs.remote.makers import check
 from growfs.remote.names import redact
 from growfs.renew import Renewals
 from growfs.sampling import Pass
@@ -71,6 +72,10 @@ DESCRIPTORS_MIN = 256
 SWITCH_S = 2e-4
 """After which another thread has to let go of the interpreter: each call to the kernel that an open takes may wait so
 long for it, while a list of a million files is written out."""
+
+
+CONFINED = "the kernel lets a producer write to its own file and folder only (Landlock)"
+UNCONFINED = "this kernel has no Landlock: nothing keeps a producer from writing elsewhere"
 
 
 class Launcher:
@@ -105,7 +110,7 @@ def main() -> None:
     """Serve one mount, until it is taken off."""
     launcher = Launcher(int(sys.argv[1]))
     request: Request = pickle.load(sys.stdin.buffer)
-    url = redact(request.options.remote(request.url).url)
+    url = redact(request.url)
     setproctitle(f"growfs: {url} on {request.mountpoint}")
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
@@ -124,13 +129,16 @@ def main() -> None:
 def serve(request: Request, url: str, launcher: Launcher) -> None:
     """Open the cache, run the mount, and leave the cache so that it can be trusted."""
     _raise_limits()
-    spec = request.options.remote(request.url)
+    spec = request.remote
     allow_other = request.options.allow_other or os.geteuid() == 0
     check_fuse(allow_other)
     check_mountpoint(request.mountpoint)
+    confined = check(spec)
     folder = open_cache(request.options.cache_dir, spec, url)
     try:
         recent = _start_log(folder)
+        if confined is not None:
+            log.info(CONFINED if confined else UNCONFINED)
         folder.announce(url, request.mountpoint)
         workers = Workers(replace(spec, cache=folder.path), Pace())
         try:
@@ -211,12 +219,16 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files, decide)
     to_the_end = options.rotation == "always"
     readers = Readers(generations, options.settle, options.hold_idle, to_the_end, ledger.opened_lately)
-    refresher = Refresher(workers, catalog, store, options.refresh)
+    refresher = Refresher(workers, catalog, store, options.refresh, request.remote.is_endless)
     groups = Groups(catalog, options.group)
-    crew = Crew(workers, options.workers, options.bandwidth)
+    made = request.remote.producer is not None
+    crew = Crew(workers, request.processes, options.bandwidth, made)
     fetcher = Fetcher(
-        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups
+        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups, made
     )
+    if made:
+        for (size,) in database.rows("SELECT max(n.size) FROM node n JOIN resident r USING (id) HAVING count(n.size)"):
+            fetcher.guess.learn(size)
     ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
     asked = Pass(options.seed, 1, options.partition, options.group)
     population = Population(

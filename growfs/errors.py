@@ -61,6 +61,10 @@ class RemoteBusy(RemoteError):
     """Worth another try: unreachable, timed out, throttled (429, 503 SlowDown), 5xx, cut short."""
 
 
+class NotMade(RemoteError):
+    """The user's producer failed on a file as often as it may."""
+
+
 class NoSuchName(GrowfsError):
     """Neither in the catalog nor virtual."""
 

@@ -21,7 +21,7 @@ from growfs.catalog import Catalog, Node
 from growfs.crew import Crew
 from growfs.digest import PART_BYTES
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing
-from growfs.flight import LIVES, Counters, Flight, State, TimedOut, Unit, no_room, too_large
+from growfs.flight import LIVES, Counters, Flight, Guess, State, TimedOut, Unit, no_room, too_large
 from growfs.groups import Groups
 from growfs.landing import Landing
 from growfs.listing import UNKNOWN_SIZE
@@ -34,6 +34,8 @@ from growfs.wire import Lost, TooMuch
 
 log = logging.getLogger(__name__)
 
+MADE_SIZE = 1 << 30
+"""Bytes that the first file that is made reserves: to make it twice costs more than to keep others waiting."""
 WINDOW_FILES = 1024
 """Drawn units in flight or waiting for an earlier one."""
 WINDOW_PARTS = 4
@@ -45,7 +47,8 @@ ROOM_POLL_S = 0.5
 class Fetcher:
     """Owns the flights. `moved` pulses whenever one lands or fails.
 
-    holds: what readers hold at that moment.
+    holds: what readers hold at that moment. guess: of unknown sizes. sizes_vary: the size that a file had the last time
+    tells nothing for sure.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Fetcher:
         replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
         holds: Callable[[], Holds],
         groups: Groups,
+        sizes_vary: bool = False,
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
         self.counters = Counters()
@@ -69,8 +73,10 @@ class Fetcher:
         self._replace = replace
         self._holds = holds
         self._groups = groups
+        self._sizes_vary = sizes_vary
         self._flights: dict[int, Flight] = {}
         self._landing = Landing()
+        self.guess = Guess(MADE_SIZE if sizes_vary else UNKNOWN_SIZE)
         self._unreserved: deque[Flight] = deque()
         self._unreserved_came = Pulse[[]]()
         self._roomless: list[Flight] = []
@@ -103,7 +109,9 @@ class Fetcher:
 
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
-        return min(UNKNOWN_SIZE, self._store.largest) if node.size is None else node.size
+        if node.size is None or self._sizes_vary:
+            return min(max(self.guess.bytes, node.size or 0), self._store.largest)
+        return node.size
 
     def flight(self, id: int) -> Flight | None:
         """The file's flight, if it is on its way."""
@@ -121,7 +129,9 @@ class Fetcher:
 
     def _depart(self, node: Node, unit: Unit, **state: Any) -> Flight:
         target = self._partial / str(node.id)
-        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), target, self.need(node), unit, **state)
+        need = self.need(node)
+        need = min(need, state.get("reserved", need))  # what is guessed may have grown since
+        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), target, need, unit, **state)
         return flight
 
     async def renew(self, node: Node) -> None:
@@ -220,6 +230,7 @@ class Fetcher:
             await self._not_fetched(flight, became)
             return
         assert flight.reserved is not None
+        self.guess.learn(became.size)
         flight.reserved = self._store.settle(flight.reserved, became.size)
         flight.draft = Draft(
             flight.node, flight.path, flight.target, became, flight.reserved, flight.renews, flight.unit.ids
@@ -234,6 +245,7 @@ class Fetcher:
         error = lost.error
         if isinstance(error, TooMuch) and flight.need < self._store.largest:
             self._unreserve(flight)
+            self.guess.was_too_little(flight.need)
             flight.need = min(2 * flight.need, self._store.largest)
             flight.move(State.QUEUED)
             self._push(flight)

@@ -13,6 +13,7 @@ import trio
 
 from growfs.catalog import Node
 from growfs.errors import GrowfsError, NoRoom, TooLarge
+from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 
 LIVES = 3
@@ -99,6 +100,26 @@ class Flight:
         if state not in MOVES[self.state]:
             raise AssertionError(f"{self.path}: {self.state} to {state}")
         self.state = state
+
+
+class Guess:
+    """How many bytes to reserve for a file of unknown size: what the largest took, once there is one, and a quarter.
+
+    Too little costs a second fetch, too much keeps others waiting for room.
+    """
+
+    def __init__(self, bytes: int = UNKNOWN_SIZE) -> None:
+        self.bytes = bytes
+        self._largest = 0
+
+    def learn(self, size: int) -> None:
+        """A file had that size."""
+        self._largest = max(self._largest, size)
+        self.bytes = self._largest + self._largest // 4
+
+    def was_too_little(self, bytes: int) -> None:
+        """A file has more than that."""
+        self.bytes = max(self.bytes, 2 * bytes)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -21,9 +22,14 @@ from growfs.errors import UsageError
 READY_MADE = "growfs.producers"
 
 
+_WRITTEN = re.compile(r"(?:(.+\.py|\w+(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)|(\w+))")
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
-    """module: its dotted name. folder: where that is looked for first, as it is where Python is started."""
+    """module: its dotted name, or the absolute path of its file. folder: where that name is looked for first, as it is
+    where Python is started.
+    """
 
     module: str
     name: str
@@ -31,11 +37,14 @@ class Function:
 
     @classmethod
     def parse(cls, text: str, folder: str) -> Function:
-        """What 'module:function' names; a name alone is one of growfs's own. Raises UsageError."""
-        module, _, name = text.rpartition(":")
-        if not re.fullmatch(r"\w+", name) or not re.fullmatch(r"(\w+(\.\w+)*)?", module):
-            raise UsageError(f"{text!r} is no function; write it as module:function, such as {READY_MADE}:tar")
-        return cls(module or READY_MADE, name, folder)
+        """What 'module:function' or 'file.py:function' names; a name alone is growfs's own. Raises UsageError."""
+        found = _WRITTEN.fullmatch(text)
+        if not found:
+            raise UsageError(f"{text!r} is no function; write it as module:function, or as path/to/file.py:function")
+        module = found[1] or READY_MADE
+        if module.endswith(".py"):
+            module = str(Path(folder, Path(module).expanduser()))
+        return cls(module, found[2] or found[3], folder)
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
@@ -47,21 +56,36 @@ class Function:
 
     def load(self) -> Callable[..., Any]:
         """Import it. Raises UsageError, whatever the module raises."""
-        if not self.is_growfs_own and self.folder not in sys.path:
-            sys.path.insert(0, self.folder)
         advice = f"it is looked for in {self.folder}, then on PYTHONPATH and among what is installed"
         try:
-            module = importlib.import_module(self.module)
+            module = found = self._import()
+            for part in self.name.split("."):
+                found = getattr(found, part, None)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self}: there is no file {error.filename}") from error
         except ModuleNotFoundError as error:
-            raise UsageError(f"{self}: there is no module {error.name}; {advice}") from None
-        except Exception as error:  # noqa: BLE001 - whatever the user's module does when it is imported
-            told = f"{type(error).__name__}: {error}; try: python -c 'import {self.module}'"
-            raise UsageError(f"{self}: its module cannot be imported: {told}") from None
-        function = getattr(module, self.name, None)
-        if not callable(function):
+            raise UsageError(f"{self}: there is no module {error.name}; {advice}") from error
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}; try: python -c 'import {Path(self.module).stem}'"
+            raise UsageError(f"{self}: its module cannot be imported: {told}") from error
+        if not callable(found):
             raise UsageError(f"{self}: {module.__file__ or self.module} has no function {self.name}; check the name")
-        loaded: Callable[..., Any] = function
+        loaded: Callable[..., Any] = found
         return loaded
+
+    def _import(self) -> Any:
+        is_file = self.module.endswith(".py")
+        folder = str(Path(self.module).parent) if is_file else self.folder
+        if not self.is_growfs_own and folder not in sys.path:
+            sys.path.insert(0, folder)
+        if not is_file:
+            return importlib.import_module(self.module)
+        spec = importlib.util.spec_from_file_location(Path(self.module).stem, self.module)
+        assert spec
+        assert spec.loader
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
 
     def code(self) -> str:
         """What differs when the function may have been changed: the digest of its file; growfs's own have none."""

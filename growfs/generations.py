@@ -100,12 +100,12 @@ class Generations:
         self._store.room()
 
     async def _begin(self, lasting: Holds, opened: frozenset[int]) -> None:
-        store, number = self._store, self._number + 1
+        store, share, number = self._store, self._catalog.share, self._number + 1
         asked = Turnover(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -store.over(0))),  # the disk may have less for it
             share=self.share,
             largest=store.wanted_bytes,
-            lacking=self._catalog.share.bytes - store.resident_content_bytes,
+            lacking=share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0,
             # What is on its way was not shown yet, as what will come. What a disk lacks that others fill is not the
             # listing's to give: all of it would go.
             free=max(0, store.reserved_bytes - store.over(0)),

@@ -58,7 +58,7 @@ def start(
             os.close(writing)
         assert daemon.stdin
         with daemon.stdin:
-            daemon.stdin.write(pickle.dumps(Request(url, mountpoint, options)))
+            daemon.stdin.write(pickle.dumps(Request(url, mountpoint, options, Path.cwd())))
         try:
             return daemon, _hear(pipe, told, said)
         except BaseException:

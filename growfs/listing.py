@@ -13,14 +13,16 @@ from growfs.catalog import DIRECTORY_CACHE_MAX, directory_path, join, row_of_con
 from growfs.database import FROZEN, NODES_FROM, ROOT
 from growfs.remote.names import TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
-from growfs.sampling import Candidate
+from growfs.sampling import Candidate, Pass
 
 UNKNOWN_SIZE = 64 << 20
 """Bytes that a file whose size the remote does not tell reserves at first; doubled when that was too little."""
 
 
-def candidates(connection: sqlite3.Connection, number: int) -> Iterator[Candidate]:
-    """Every file of the catalog, as pass number sees it."""
+def candidates(connection: sqlite3.Connection, asked: Pass) -> Iterator[Candidate]:
+    """Every file of the catalog, as a pass sees it. One of unknown size counts as those that are known, on average."""
+    (mean,) = connection.execute("SELECT avg(size) FROM node WHERE is_dir = 0").fetchone()
+    unknown = min(UNKNOWN_SIZE if mean is None else int(mean), asked.size_max or UNKNOWN_SIZE)
     known = {ROOT: ""}
     row_of = row_of_connection(connection)
     for id, parent, name, size, drawn, pinned, resident in connection.execute(
@@ -28,10 +30,9 @@ def candidates(connection: sqlite3.Connection, number: int) -> Iterator[Candidat
         " WHERE n.is_dir = 0"
     ):
         path = join(directory_path(row_of, parent, known), name)
-        bytes = UNKNOWN_SIZE if size is None else size
-        yield Candidate(
-            id, parent, path, bytes, resident is not None, drawn >= number, bool(pinned & FROZEN), drawn == -number
-        )
+        bytes = unknown if size is None else size
+        frozen, done, late = bool(pinned & FROZEN), drawn >= asked.number, drawn == -asked.number
+        yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
 
 
 class Comparison:

@@ -16,7 +16,7 @@ import trio
 from growfs import disk
 from growfs.budget import Budget
 from growfs.catalog import Catalog, Node, Share
-from growfs.errors import NoRoom
+from growfs.errors import NoRoom, NotMade
 from growfs.fetcher import Fetcher
 from growfs.flight import Flight
 from growfs.generations import Generations
@@ -70,6 +70,7 @@ class Population:
         self.asked = asked
         self.paused = False
         self.oversized: set[int] = set()
+        self.not_made: set[int] = set()
         self.promise = Promise(ask)
         self._state = State.LISTING
         self._workers = workers
@@ -104,6 +105,7 @@ class Population:
                     self._late = self._has_deferred and not self._late
                     self._has_deferred = False
                     if not self._late:
+                        self.not_made.clear()
                         await self._catalog.begin_pass(self._catalog.pass_number + 1)
                     continue
                 while not (self._stale or self._evicted):
@@ -135,14 +137,10 @@ class Population:
         self._evicted = True
         self.changed()
 
-    # How far it is.
-
     @property
     def is_whole(self) -> bool:
         """Whether all that this node is to have is here; not by bytes, which a remote may not tell."""
         return self._store.resident_files >= self._catalog.share.files
-
-    # Draws.
 
     async def _watch_catalog(self) -> None:
         while True:
@@ -184,9 +182,13 @@ class Population:
         self._catalog.share = Share(order.files, order.bytes)
         self._failed.clear()
         self.oversized.clear()
-        self.promise.begin(order, self._size(order.seeds), self._store.limit_bytes)
+        seed_bytes = sum(node.size or 0 for node in self._nodes(map(abs, order.seeds)))
+        self.promise.begin(order, seed_bytes, self._store.limit_bytes)
         self._state = State.SEEDING if order.seeds else State.FILLING
-        for part in (order.frozen, order.seeds, order.rest):
+        half = len(order.rest) // 2 if self._refresher.is_endless else 0
+        for number, part in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
+            if number == 3 and self._refresher.is_endless and len(self.not_made) <= half // 2:
+                self._refresher.extend()  # so that what comes next is known before this runs out
             if not await self._draw_all(units(part)):
                 return False
         pause_s = RETRY_S[0]
@@ -209,7 +211,8 @@ class Population:
     def _may_go_on(self) -> bool:
         """Whether there is more that a next pass could draw than what failed and what does not fit."""
         lacking = self._catalog.share.files - self._store.resident_files
-        return self._generations.rotates and lacking > sum(map(len, self._failed)) + len(self.oversized)
+        failed = sum(map(len, self._failed)) + len(self.oversized | self.not_made)
+        return self._generations.rotates and lacking > failed and not self._refresher.is_endless
 
     async def _landed(self) -> bool:
         """Wait for what is in flight; False when the order is out of date."""
@@ -217,9 +220,6 @@ class Population:
         while self._fetcher.in_flight and not self._stale:
             await self._fetcher.moved.wait()
         return not self._stale
-
-    def _size(self, ids: Sequence[int]) -> int:
-        return sum(node.size or 0 for id in ids if (node := self._catalog.node(abs(id))))
 
     def _needs(self, nodes: Sequence[Node]) -> list[int]:
         """Bytes on the disk, for each."""
@@ -232,7 +232,9 @@ class Population:
     async def _draw_all(self, drawn: Iterable[Sequence[int]]) -> bool:
         """Draw files in order; False when the order is out of date."""
         for unit in drawn:
-            if not await self._draw(unit):
+            if self.not_made.issuperset(unit):
+                self._settle(*unit)
+            elif not await self._draw(unit):
                 return False
         return not self._stale
 
@@ -260,7 +262,7 @@ class Population:
             return True
         return False
 
-    def _nodes(self, unit: Sequence[int]) -> list[Node]:
+    def _nodes(self, unit: Iterable[int]) -> list[Node]:
         return [node for id in unit if (node := self._catalog.node(id))]
 
     def _lacking(self, nodes: Sequence[Node]) -> list[Node]:
@@ -331,7 +333,9 @@ class Population:
         return enough_files and store.resident_content_bytes + store.reserved_bytes >= bytes
 
     def _settled(self, flight: Flight) -> None:
-        if flight.error:
+        if isinstance(flight.error, NotMade):  # it was tried as often as it may
+            self.not_made.add(flight.node.id)
+        elif flight.error:
             self._failed[flight.unit.ids or (flight.node.id,)] = None
             self.promise.fail(flight.node.id, flight.error)
         if isinstance(flight.error, NoRoom):

@@ -19,6 +19,8 @@ from growfs.remote.streams import Streams
 from growfs.wire import Came, Fetch, Lost, TooMuch, Wanted
 
 TELL_EVERY_S = 0.2
+AT_WORK_EVERY_S = 20.0
+"""How often it is told that something goes on of which no byte comes: a producer may think for minutes."""
 GATHER_S = 0.01
 """What is through in so short a time is told in one message."""
 
@@ -27,15 +29,16 @@ class Porter:
     """Owns the streams of a worker. say: sends a message to the daemon. Raises UsageError as open_remote does."""
 
     def __init__(self, spec: RemoteSpec, pace: Pace, say: Callable[[Came], None]) -> None:
-        self._streams = Streams(lambda: pace.streams, Bandwidth(pace).spend)
-        self._remote = open_remote(spec, self._streams, self._refused)
+        one_at_a_time = spec.producer is not None  # each worker has a process that makes files
+        self._streams = Streams(lambda: 1 if one_at_a_time else pace.streams, Bandwidth(pace).spend)
+        self._remote = open_remote(spec, self._streams, self._refused, pace)
         self._say = say
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._waiting: dict[int, Callable[[], None]] = {}
         self._files: list[tuple[int, Fetched | Lost]] = []
         self._bytes = self._refusals = self._under_way = 0
-        self._waited_for = False
+        self._waited_for = self._at_work = False
         threading.Thread(target=self._tell, daemon=True).start()
 
     def take(self, request: Fetch) -> None:
@@ -80,6 +83,7 @@ class Porter:
                 raise TooMuch(f"{file.path}: larger than {wanted.size_max} bytes")
             with self._lock:
                 self._bytes += count
+                self._at_work = True
 
         passed = Digest()
         found = self._remote.fetch(file, target, progress, passed)
@@ -105,6 +109,7 @@ class Porter:
             self._refusals += 1
 
     def _tell(self) -> None:
+        told_at = time.monotonic()
         while True:
             self._news.wait(TELL_EVERY_S if self._under_way else None)
             if self._news.is_set() and not self._waited_for:
@@ -114,5 +119,8 @@ class Porter:
                 came = Came(self._bytes, self._refusals, self._files)
                 self._bytes = self._refusals = 0
                 self._files, self._waited_for = [], False
-            if came.bytes or came.refusals or came.files:
+                due = self._at_work and time.monotonic() > told_at + AT_WORK_EVERY_S
+                self._at_work = self._at_work and not due
+            if came.bytes or came.refusals or came.files or due:
+                told_at = time.monotonic()
                 self._say(came)

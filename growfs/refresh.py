@@ -24,6 +24,8 @@ from growfs.workers import WorkerLost, Workers
 
 log = logging.getLogger(__name__)
 
+EXTENT = 256
+"""Files that a remote without end is first said to have; each time they run out, as many again."""
 RETRY_S = 60.0
 """Pause after a listing that failed, where the catalog of an earlier one serves."""
 
@@ -38,7 +40,10 @@ class Refresher:
     ends, the next listing finds again.
     """
 
-    def __init__(self, workers: Workers, catalog: Catalog, store: Store, every_s: float) -> None:
+    def __init__(
+        self, workers: Workers, catalog: Catalog, store: Store, every_s: float, is_endless: bool = False
+    ) -> None:
+        self.is_endless = is_endless
         self.complete = catalog.listing > 0
         self.listing_now = False
         self.last_error: GrowfsError | None = None
@@ -52,6 +57,7 @@ class Refresher:
         self._store = store
         self._every_s = every_s
         self._interval_set = Pulse[[]]()
+        self._more_wanted = False
 
     async def run(self) -> None:
         """List now, and again at every interval (0: never again). A first listing that fails raises."""
@@ -65,13 +71,18 @@ class Refresher:
                     raise error from failure
                 log.warning("the remote could not be listed, going on with what is known: %s", error)
             ended_at = trio.current_time()
-            while (due := ended_at + self._pause_s()) > trio.current_time():
+            while not self._more_wanted and (due := ended_at + self._pause_s()) > trio.current_time():
                 with trio.move_on_at(due):
                     await self._interval_set.wait()
 
     def set_interval(self, every_s: float) -> None:
         """Change the time between listings, from now on."""
         self._every_s = every_s
+        self._interval_set()
+
+    def extend(self) -> None:
+        """Have a remote without end tell of as many files again as it has told of, now."""
+        self._more_wanted = True
         self._interval_set()
 
     def _pause_s(self) -> float:
@@ -105,7 +116,7 @@ class Refresher:
         line = self._workers.hire()
         self.listing_now = True
         try:
-            files = await line.ask(List(self._catalog.file, listing), hear)
+            files = await line.ask(List(self._catalog.file, listing, self._extent()), hear)
         except WorkerLost:
             raise GrowfsError("the process that lists the remote died; see the log") from None
         finally:
@@ -122,6 +133,12 @@ class Refresher:
         self.progress()
         if altered or first:
             self.renewed()
+
+    def _extent(self) -> int | None:
+        if not self.is_endless:
+            return None
+        times, self._more_wanted = 2 if self._more_wanted else 1, False
+        return max(EXTENT, times * self._catalog.files)
 
     async def _hear(self, part: Listed) -> None:
         """Apply what differs, but leave a resident file as it is until its new version can take its place."""

@@ -103,12 +103,15 @@ def group_of(template: str | None, path: str) -> str:
 
     Fields of a template: {stem}, the path without its extension; {name}, that without its folder; {parent}, the folder.
     """
-    if template is None:
-        return path
+    return path if template is None else template.format(**parts_of(path))
+
+
+def parts_of(path: str) -> dict[str, str]:
+    """What a template may take of a path: the fields of `group_of`, and {suffix}, the extension without its dot."""
     parent, _, name = path.rpartition("/")
     suffix = extension(path)
     bare = name.removesuffix(f".{suffix}") if suffix else name
-    return template.format(stem=f"{parent}/{bare}" if parent else bare, name=bare, parent=parent)
+    return {"stem": f"{parent}/{bare}" if parent else bare, "name": bare, "parent": parent, "suffix": suffix}
 
 
 def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:

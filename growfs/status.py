@@ -180,10 +180,15 @@ class Status:
 
     def _skipped(self, sums: Sums) -> list[dict[str, Any]]:
         skipped = [{"reason": r, "files": files, "example": path} for r, files, path in sums.skipped]
-        if oversized := self._population.oversized:
-            node = self._catalog.node(min(oversized))
-            example = self._catalog.path(node) if node else ""
-            skipped.append({"reason": "larger than the whole cache", "files": len(oversized), "example": example})
+        population = self._population
+        for reason, ids in (
+            ("larger than the whole cache", population.oversized),
+            ("the producer failed on it", population.not_made),
+        ):
+            if ids:
+                node = self._catalog.node(min(ids))
+                example = self._catalog.path(node) if node else ""
+                skipped.append({"reason": reason, "files": len(ids), "example": example})
         return skipped
 
     def _reader(self, reader: Reader, listed_files: int, sums: Sums) -> dict[str, Any]:

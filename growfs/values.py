@@ -15,8 +15,10 @@ import humanfriendly
 
 from growfs.errors import UsageError
 from growfs.functions import Function
-from growfs.sampling import GROUP_FIELDS
+from growfs.sampling import GROUP_FIELDS, parts_of
 
+SAMPLES = "py:"
+"""What stands before a function in place of a URL: it makes the files itself."""
 LAUNCHERS = (("GROUP_RANK", "GROUP_WORLD_SIZE"), ("SLURM_NODEID", "SLURM_NNODES"))
 """Variables that tell which node this is, and of how many: of torchrun (torch elastic), and of Slurm's srun."""
 
@@ -132,6 +134,19 @@ def group(text: str) -> str:
     return text
 
 
+def rename(text: str) -> str:
+    """A template of the names of files that a producer makes."""
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+        text.format(index=0, **parts_of("x/y.z"))
+    except (ValueError, KeyError, IndexError, AttributeError):
+        fields = set()
+    if not fields:
+        known = ", ".join(f"{{{name}}}" for name in parts_of("x"))
+        raise UsageError(f"{text!r} makes no names; write it with {known} or {{index}}, such as '{{stem}}.tfrecord'")
+    return text
+
+
 def on_miss(text: str) -> str:
     """What an open of a name does that is not local."""
     if text not in ("wait", "error"):
@@ -160,7 +175,7 @@ def absolute(url: str) -> str:
     """A URL as any process understands it: local paths are made absolute, as with folder."""
     if not url:
         raise UsageError("the URL is empty; write it as s3://bucket/prefix, or the path of a folder")
-    return url if "://" in url or "::" in url else str(Path(url).expanduser().absolute())
+    return url if "://" in url or "::" in url or url.startswith(SAMPLES) else str(Path(url).expanduser().absolute())
 
 
 def storage_option(text: str) -> tuple[str, Any]:

@@ -60,10 +60,14 @@ def _exactly(source: socket.socket, count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """List the remote, and say what differs from the catalog. Answers: Listed ..., then Done(files listed)."""
+    """List the remote, and say what differs from the catalog. Answers: Listed ..., then Done(files listed).
+
+    extent: how many files, of a remote that has no end.
+    """
 
     catalog: Path
     listing: int
+    extent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

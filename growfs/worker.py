@@ -17,6 +17,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from growfs import wire
@@ -123,6 +124,8 @@ class _Requests:
 
 def _perform(spec: RemoteSpec, request: Any, answer: Answer) -> Any:
     if isinstance(request, List):
+        if request.extent is not None and spec.producer:
+            spec = replace(spec, producer=replace(spec.producer, count=request.extent))
         return _list(open_remote(spec), request, answer)
     if isinstance(request, MakeOrder):
         return _order(request, answer)
@@ -150,7 +153,7 @@ def _list(remote: Remote, request: List, answer: Answer) -> int:
 
 def _order(request: MakeOrder, answer: Answer) -> Made:
     connection = read_only(request.catalog)
-    order = draw_order(_told(candidates(connection, request.asked.number), answer), request.asked)
+    order = draw_order(_told(candidates(connection, request.asked), answer), request.asked)
     connection.close()
     with request.target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):

@@ -43,6 +43,7 @@ SEEN = {
     "start": ["mount returns"],
     "shards": ["rclone copy", "s5cmd cp", "growfs, of ", "growfs mount, from its start to its end"],
     "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
+    "producers": ["copied, of fetched", "computed by 1"],
     "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
     "far": ["shards, growfs, of the link's rate", "small files, s5cmd cp"],
     "while-filling": [

@@ -20,13 +20,13 @@ RANKS = [
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
     ["growfs.functions", "growfs.producers", "growfs.producers.*"],
-    ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority"],
+    ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority", "growfs.landlock"],
     ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
     ["growfs.reader"],
     # a room of its own: what reaches the stores
     ["growfs.remote.*"],
     ["growfs.remote", "growfs.values"],
-    ["growfs.config"],
+    ["growfs.config", "growfs.maker"],
     # what a reader holds; the rules in memory, and what they foretell
     ["growfs.reader"],
     ["growfs.simcache"],
@@ -102,6 +102,9 @@ MAY_TOUCH_DISK = {
     ("growfs.remote.books", "mkdir"): "the folder of a worker's books",
     ("growfs.remote.books", "replace"): "a book is there whole or not at all, whoever writes it",
     ("growfs.remote.books", "unlink"): "drafts and books, which are of use to workers only",
+    ("growfs.remote.makers", "rename"): "a worker takes what was made to its draft",
+    ("growfs.remote.makers", "unlink"): "a worker clears its own scratch folder, below partial/",
+    ("growfs.remote.makers", "rmtree"): "the same",
     ("growfs.priority", "write_text"): "the session's niceness, in /proc",
     ("growfs.cachefolder", "mkdir"): "the cache's folders, before there is a cache",
     ("growfs.store", "mkdir"): "files/, at the first start",

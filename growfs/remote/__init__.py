@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
+from growfs.pace import Pace
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 
 if TYPE_CHECKING:
@@ -17,33 +17,49 @@ if TYPE_CHECKING:
 __all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", "open_remote", "preload"]
 
 
-def open_remote(spec: RemoteSpec, streams: Streams | None = None, busy: Callable[[], None] = lambda: None) -> Remote:
+def open_remote(
+    spec: RemoteSpec,
+    streams: Streams | None = None,
+    busy: Callable[[], None] = lambda: None,
+    pace: Pace | None = None,
+) -> Remote:
     """The remote that spec describes, with all that wraps it. Touches no network and starts no thread.
 
     streams: what fetches; none given: a few of its own. busy: called when the store is busy or fails, before it is
-    asked again.
+    asked again. pace: how fast a producer may read.
     Raises UsageError where the URL, its options or a pattern make no sense, or a package is missing.
     """
     from growfs.remote.filter import Filtered, PathFilter
+
+    remote = _open_source(spec, streams, busy, pace)
+    if spec.include or spec.exclude:
+        remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
+    if spec.producer and spec.producer.seed is None:
+        from growfs.remote.produced import Produced
+
+        remote = Produced(remote, spec, spec.producer, pace)
+    return remote
+
+
+def _open_source(spec: RemoteSpec, streams: Streams | None, busy: Callable[[], None], pace: Pace | None) -> Remote:
     from growfs.remote.manifest import ManifestRemote
     from growfs.remote.members import Members
     from growfs.remote.retry import Retrying
-    from growfs.remote.sources import open_source
     from growfs.remote.tables import SUFFIXES, suffix_of
 
+    if spec.producer and spec.producer.seed is not None:
+        from growfs.remote.produced import Sampled
+
+        return Sampled(spec, spec.producer, pace)
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
-    store = _open_store(spec, streams)
-    remote: Remote = store
+    remote: Remote = _open_store(spec, streams)
     if spec.manifest:
         remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote)
     if spec.members:
         assert spec.cache
-        remote = Members(remote, partial(open_source, store), spec.members, spec.cache)
-    remote = Retrying(remote, busy)
-    if spec.include or spec.exclude:
-        remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
-    return remote
+        remote = Members(remote, spec.members, spec.cache)
+    return Retrying(remote, busy)
 
 
 def preload(spec: RemoteSpec) -> None:
@@ -55,10 +71,12 @@ def preload(spec: RemoteSpec) -> None:
     import growfs.remote.inventory
     import growfs.remote.manifest
     import growfs.remote.members
-    import growfs.remote.retry
-    import growfs.remote.sources  # noqa: F401
+    import growfs.remote.produced
+    import growfs.remote.retry  # noqa: F401
     from growfs.remote.fsspec_remote import store_of
 
+    if spec.producer and spec.producer.seed is not None:
+        return
     _open_store(spec)
     if store_of(spec.url) == "s3":
         from growfs.remote import s3

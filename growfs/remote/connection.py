@@ -147,6 +147,23 @@ class Connection:
             start = end = 0
         self._keeps = whole and response.keeps
 
+    def read_on(self, response: Response, buffer: memoryview, left: int) -> int:
+        """Read what comes next of the body, of which so many bytes are left. Raises Unreached."""
+        assert self._socket is not None
+        start, end = self._body
+        buffer = buffer[:left]
+        count = min(len(buffer), end - start)
+        if count:
+            buffer[:count] = self._buffer[start : start + count]
+            self._body = start + count, end
+        else:
+            with _reaching():
+                count = self._socket.recv_into(buffer)
+            if not count:
+                raise Unreached(f"the answer was cut short, {left} bytes are missing")
+        self._keeps = count == left and start + count >= end and response.keeps
+        return count
+
     def read(self, response: Response) -> bytes:
         """The whole of a body that is a text. Raises Unreached, and Odd where it has no end or none that is near."""
         got = bytearray(self._buffer[slice(*self._body)])

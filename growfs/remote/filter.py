@@ -8,7 +8,7 @@ from typing import Any
 
 from growfs.digest import Digest
 from growfs.errors import UsageError
-from growfs.remote.protocol import Page, Part, Progress, Remote, RemoteFile
+from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile
 
 
 class PathFilter:
@@ -51,6 +51,9 @@ class Filtered:
         part: Part | None = None,
     ) -> RemoteFile:
         return self._remote.fetch(file, target, progress, digest, part)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._remote.open(file, start)
 
 
 def _spec(patterns: Collection[str]) -> Any:

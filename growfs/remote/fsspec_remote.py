@@ -11,10 +11,10 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
@@ -24,13 +24,12 @@ from growfs.remote.facts import file_from
 from growfs.remote.failures import DISK_ERRNOS, clean, explain, secrets_in, userinfo
 from growfs.remote.folders import Entry
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Part, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.opened import OpenedByGet, OpenedFile
+from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.ranged import Answered, Damaged, Ranged
 from growfs.remote.streams import Streams
 
-FOLDERS_SIDE_BY_SIDE = 16
-CHUNK_BYTES = 16 << 20  # of a part that the library reads
-SIGNED_S = 3600
+FOLDERS_SIDE_BY_SIDE, CHUNK_BYTES, SIGNED_S = 16, 16 << 20, 3600  # chunks: of a part that the library reads
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
@@ -48,11 +47,13 @@ class FsspecRemote:
     `store` is the store's name ('s3' for s3a:// too). `fs` and `root` are made at first use; nothing else has state.
     """
 
+    _in_order: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}  # how its library is to open what is read in order
+
     def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
         """Raises UsageError where the URL or the options make no sense. Touches no network."""
         self.spec = spec
         self._streams = streams or Streams()
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = threading.RLock()
         self.store = store_of(spec.url)
         self._secrets = {*secrets_in(spec.storage_options), *secrets_in(userinfo(spec.url))}
         self._options = self._store_options()
@@ -86,15 +87,32 @@ class FsspecRemote:
             self._streams.spend(count)
             progress(count)
 
-        with self.alone:
+        with self._alone:
             return self._by_library(file, target, spend, part)
 
-    def open(self, path: str = "", **how: Any) -> Any:
+    def as_file(self, path: str = "", **how: Any) -> Any:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
         return self.fs.open(self._key(path), "rb", **how)
 
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        def check(size: int, headers: Headers) -> RemoteFile:
+            return self._checked(file, self._file_of(file.path, size, headers) or self.stat(file.path))
+
+        if self._ranged.usable:
+            told = partial(explain, where=self._where(file.path), store=self.store, secrets=self._secrets)
+            with suppress(Odd):
+                return OpenedByGet(self._ranged, partial(self._sign, file.path), start, check, told)
+        return self._open_by_library(file, start)
+
+    def _open_by_library(self, file: RemoteFile, start: int) -> Opened:
+        now = self._checked(file, self.stat(file.path))
+        told = partial(self.told, file.path)
+        with told():
+            source = self.as_file(file.path, **self._in_order)
+        return OpenedFile(source, now, start, partial(self.stat, file.path), self._streams.spend, told)
+
     @property
-    def alone(self) -> AbstractContextManager[Any]:
+    def _alone(self) -> AbstractContextManager[Any]:
         """Only of libraries that have an event loop it is known that any thread may use them."""
         return nullcontext() if self.fs.async_impl else self._one_at_a_time
 
@@ -105,21 +123,21 @@ class FsspecRemote:
         if not self._ranged.usable:
             return None
 
-        def sign(method: str = "GET") -> Request:
-            try:
-                return self._request(file.path, method)
-            except Exception as error:
-                raise Odd("cannot be signed") from error
-
         def check(size: int, headers: Headers) -> RemoteFile | None:
             now = self._file_of(file.path, size, headers)
             return now and self._checked(file, now)
 
         try:
-            found = self._ranged.fetch(sign, file.size, target, check, progress, digest, part)
+            found = self._ranged.fetch(partial(self._sign, file.path), file.size, target, check, progress, digest, part)
         except (Answered, Damaged, Unreached) as error:
             raise explain(error, self._where(file.path), self.store, self._secrets) from None
         return found and self._checked(file, found[1] or self.stat(file.path), None if part else found[0])
+
+    def _sign(self, path: str, method: str = "GET") -> Request:
+        try:
+            return self._request(path, method)
+        except Exception as error:
+            raise Odd("cannot be signed") from error
 
     def _request(self, path: str, method: str = "GET") -> Request:
         """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
@@ -184,9 +202,7 @@ class FsspecRemote:
 
     def _whole_part(self, path: str, part: Part, got: int) -> None:
         if got > part.size:
-            raise RemoteError(
-                f"{self.shown(path)}: its server sends whole files only; copy them to one that has ranges"
-            )
+            raise RemoteError(f"{self.shown(path)}: its server sends whole files only; use one that has ranges")
         if got < part.size:
             raise RemoteBusy(f"{self.shown(path)}: cut short at {got} of {part.size} bytes; try again")
 
@@ -249,7 +265,8 @@ class FsspecRemote:
     def told(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
         """Client errors leave as growfs's own; what progress raised and a full local disk leave as they are."""
         try:
-            yield
+            with self._alone:
+                yield
         except Exception as error:
             if (ours := raised()) is not None:
                 raise ours from None

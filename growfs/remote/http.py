@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from html.parser import HTMLParser
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
@@ -19,6 +20,8 @@ LISTING_BYTES_MAX = 64 << 20
 
 class HttpRemote(FsspecRemote):
     """The files that a page links to below itself, and the pages of folders below it."""
+
+    _in_order: ClassVar[dict[str, Any]] = {"block_size": 0}
 
     def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
         super().__init__(spec, streams)

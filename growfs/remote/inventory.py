@@ -71,7 +71,7 @@ class Inventory:
 
     def _tables(self, where: str) -> Iterator[Table]:
         shown = self._manifest.shown(where)
-        with self._manifest.told(where), self._manifest.open(where) as stream:
+        with self._manifest.told(where), self._manifest.as_file(where) as stream:
             content = stream.read(MANIFEST_BYTES_MAX)
         try:
             told = json.loads(content)

@@ -5,17 +5,19 @@ Links inside the folder are followed to files; no link leads out of it, when lis
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from growfs.digest import Digest
 from growfs.errors import RemoteError, RemoteMissing
 from growfs.remote.folders import Entry
 from growfs.remote.fsspec_remote import FsspecRemote
-from growfs.remote.protocol import Part, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.opened import OpenedFile
+from growfs.remote.protocol import Opened, Part, Progress, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.streams import Streams
 
 CHUNK_BYTES = 1 << 20
@@ -70,8 +72,22 @@ class LocalRemote(FsspecRemote):
             finally:
                 os.close(source)
 
-    def open(self, path: str = "", **how: Any) -> Any:
-        return open(self._resolved(path), "rb")
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        path = file.path
+        with self.told(path):
+            source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        stream = io.FileIO(source)
+
+        def still() -> RemoteFile:
+            with self.told(path):
+                return _file(path, os.fstat(source))
+
+        try:
+            now = self._checked(file, still())
+        except BaseException:
+            stream.close()
+            raise
+        return OpenedFile(stream, now, start, still, self._streams.spend, partial(self.told, path))
 
     def _folder(self, folder: str) -> list[Entry]:
         here = os.path.join(self.base, folder)

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from growfs.digest import Digest
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Part, Progress, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile, Skipped
 from growfs.remote.tables import Table
 
 PAGE_FILES_MAX = 10_000
@@ -60,6 +60,9 @@ class ManifestRemote:
         part: Part | None = None,
     ) -> RemoteFile:
         return self._remote.fetch(file, target, progress, digest, part)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._remote.open(file, start)
 
 
 class Paths:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from posixpath import splitext
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote, unquote
 
 from growfs.digest import Digest
@@ -25,7 +25,8 @@ from growfs.functions import Function
 from growfs.producers.archives import Member
 from growfs.remote.books import Books, Unfit
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Part, Progress, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile, Skipped
+from growfs.remote.seekable import reading
 
 PAGE_FILES_MAX = 5000
 AT_ONCE = 8
@@ -37,9 +38,6 @@ TRIES_MAX = 3
 TELL_EVERY_S = 10.0
 """While an archive is read; who is silent is given up."""
 REASON_CHARS_MAX = 160
-
-Open = Callable[[str], BinaryIO]
-"""Opens the file of a path for reading from anywhere in it. What that raises, and reading, are GrowfsErrors."""
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +68,9 @@ class Members:
     first of them were told.
     """
 
-    def __init__(self, remote: Remote, open: Open, function: Function, cache: Path) -> None:
+    def __init__(self, remote: Remote, function: Function, cache: Path) -> None:
         """cache: the folder that books are kept in."""
         self._remote = remote
-        self._open = open
         self._function = function
         self._cache = cache
         self._met: set[str] = set()
@@ -123,6 +120,9 @@ class Members:
         now = self._remote.fetch(archive, target, progress, digest, wanted)
         return RemoteFile(file.path, place.part.size, now.mtime_ns, file.version)
 
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        raise RemoteError(f"{file.path}: is a member of an archive, and can only be fetched")
+
     def _pages_of(self, pool: Executor, after: Any, archives: Sequence[RemoteFile], done: int) -> Iterator[Page]:
         """Pages of the members of archives, less the first few of the first."""
         to_read = iter(archives)
@@ -167,7 +167,7 @@ class Members:
     def _found(self, archive: RemoteFile) -> Iterator[Member]:
         """What the function finds. Raises Unfit where that fails, and RemoteErrors where reading does."""
         function = self._function.load()
-        with self._open(archive.path) as source:
+        with reading(self._remote, archive) as source:
             try:
                 for member in map(_checked, function(source)):
                     if archive.size is not None and member.offset + member.size > archive.size:

@@ -19,6 +19,24 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Producer:
+    """The user's own function, which makes a local file: of a remote one, or (by itself) of a number.
+
+    rename: a template of the local names. timeout_s: for one file; 0 for any. memory_bytes: that its process may take.
+    retries: after the first try. seed: where it makes samples of nothing, of numbers from 0 to `count`; count: None for
+    no end.
+    """
+
+    function: Function
+    rename: str | None
+    timeout_s: float
+    memory_bytes: int
+    retries: int
+    seed: int | None = None
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteSpec:
     """All that is needed to open a remote, in any process. May hold secrets: never log or print one.
 
@@ -35,6 +53,12 @@ class RemoteSpec:
     exclude: tuple[str, ...] = ()
     members: Function | None = None
     cache: Path | None = None
+    producer: Producer | None = None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether there are always more files than are listed: as many as a listing is asked for."""
+        return self.producer is not None and self.producer.seed is not None and self.producer.count is None
 
 
 class Packed:
@@ -107,6 +131,20 @@ class Page:
     cursor: Any
 
 
+class Opened(Protocol):
+    """What follows a place in a file of a remote, read in order. file: as the remote has it, its size known."""
+
+    file: RemoteFile
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read on, as many bytes as come at once; 0 at the end. Raises as `Remote.fetch` does."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 class Remote(Protocol):
     """Any place that files come from. All methods raise a RemoteError, never the client library's own."""
 
@@ -137,5 +175,12 @@ class Remote(Protocol):
 
         Raises RemoteChanged when the remote's version is not `file.version` (where both are known),
         before, during or after the transfer. A target left behind by a raised error is the caller's to remove.
+        """
+        ...
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        """The content of file from byte `start` on, which is not behind its end, to be read as it is needed.
+
+        Raises RemoteChanged as `fetch` does. `seekable.reading` makes a file of it that can be read from anywhere.
         """
         ...

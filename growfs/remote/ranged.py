@@ -169,7 +169,7 @@ class _Fetch(Generic[T]):
             raise Answered(response.status, response.reason)
         if response.status not in GOOD:
             raise Odd(f"status {response.status}", counts=response.status not in NOT_THERE)
-        length, extent = _extent(response)
+        length, extent = extent_of(response)
         if extent:
             start, self._file_bytes = extent
             self.total = part.size if part else self._file_bytes
@@ -281,7 +281,7 @@ class _Fetch(Generic[T]):
             response = connection.ask(self._sign_anew(request), headers)
         if response.status not in GOOD:
             raise Answered(response.status, response.reason)
-        length, extent = _extent(response)
+        length, extent = extent_of(response)
         changed = any(response.headers.get(name) != pin for name, pin in self._pins.items())
         if changed or (extent[1] if extent else length) != self._file_bytes:
             raise Answered(412, "another version")
@@ -300,7 +300,7 @@ def _range(start: int, end: int) -> dict[str, str]:
     return {"Range": f"bytes={start}-{end}"}
 
 
-def _extent(response: Response) -> tuple[int, tuple[int, int] | None]:
+def extent_of(response: Response) -> tuple[int, tuple[int, int] | None]:
     """(bytes of the body, (where it begins in the file, bytes of the file)); None where the body is the whole file.
 
     By Content-Range and not by the status: `rclone serve s3` sends a range with 200.

@@ -12,7 +12,7 @@ import tenacity
 
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy
-from growfs.remote.protocol import Page, Part, Progress, Remote, RemoteFile
+from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile
 
 TRIES_MAX = 5
 DELAY_S_MIN = 0.2
@@ -77,6 +77,9 @@ class Retrying:
             return self._remote.fetch(file, target, forward, digest, part)
 
         return self._try(attempt)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._try(lambda: self._remote.open(file, start))
 
     def _try(self, call: Callable[[], T]) -> T:
         try:

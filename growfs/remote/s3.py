@@ -7,13 +7,14 @@ latter throws those headers away.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from growfs.remote.failures import explain
 from growfs.remote.folders import PAGE_FILES_MAX
 from growfs.remote.fsspec_remote import SIGNED_S, FsspecRemote
 from growfs.remote.keyspace import Keyspace, Span
-from growfs.remote.protocol import Page, Part, Progress, RemoteFile, RemoteSpec
+from growfs.remote.opened import OpenedFile
+from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, RemoteSpec
 from growfs.remote.ranged import ODD_MAX, Answered
 from growfs.remote.signer import Signer
 from growfs.remote.streams import Streams
@@ -198,6 +200,17 @@ class S3Remote(FsspecRemote):
             self._whole_part(file.path, part, written)
         return self._checked(file, now, None if part else written)
 
+    def _open_by_library(self, file: RemoteFile, start: int) -> Opened:
+        bucket, prefix = self._bucket_and_prefix
+        now = self._checked(file, self.stat(file.path))
+        if now.size == start:  # of which no range can be asked for
+            source: Any = io.BytesIO()
+        else:
+            reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, Range=f"bytes={start}-")
+            source = _Body(reply["Body"], self.fs.loop)
+        still, told = partial(self.stat, file.path), partial(self.told, file.path)
+        return OpenedFile(source, now, 0, still, self._streams.spend, told)
+
     @cached_property
     def _bucket_and_prefix(self) -> tuple[str, str]:
         bucket, key, _ = self.fs.split_path(self.spec.url.rstrip("/"))
@@ -207,6 +220,24 @@ class S3Remote(FsspecRemote):
         with self.told(path):
             reply: dict[str, Any] = self.fs.call_s3(method, **arguments)
             return reply
+
+
+class _Body(io.RawIOBase):
+    """An answer's body, which a loop of the library reads."""
+
+    def __init__(self, body: Any, loop: Any) -> None:
+        self._body, self._loop = body, loop
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        from fsspec.asyn import sync
+
+        chunk = sync(self._loop, self._body.read, min(len(buffer), CHUNK_BYTES))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+    def close(self) -> None:
+        self._body.close()
+        super().close()
 
 
 def _time(value: Any) -> datetime:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Part, Progress, RemoteFile, Skipped
+from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, Skipped
 
 
 @dataclass
@@ -86,6 +87,13 @@ class FakeRemote:
             raise RemoteBusy(f"fake://{file.path}: cut short")
         return now
 
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        self._called("open", file.path)
+        now = self._file(file.path, asked=True)
+        if file.version and now.version and file.version != now.version:
+            raise RemoteChanged(f"fake://{file.path}: is no longer the version that was listed; list again")
+        return _Opened(now, io.BytesIO(self.data[file.path][start:]), lambda: self._called("chunk", file.path))
+
     def _called(self, method: str, path: str) -> None:
         self.calls.append((method, path))
         if self.latency_s:
@@ -101,3 +109,17 @@ class FakeRemote:
         version = f"v{at}" if self.tells_version else ""
         size = len(self.data[path]) if asked or self.tells_size else None
         return RemoteFile(path, size, (1_700_000_000 + at) * 10**9, version)
+
+
+@dataclass
+class _Opened:
+    file: RemoteFile
+    rest: io.BytesIO
+    called: Callable[[], None]
+
+    def readinto(self, buffer: memoryview) -> int:
+        self.called()
+        return self.rest.readinto(buffer)
+
+    def close(self) -> None:
+        self.rest.close()

@@ -16,6 +16,7 @@ from growfs.digest import Digest
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import open_remote, preload
 from growfs.remote.protocol import Page, Part, Remote, RemoteFile, RemoteSpec
+from growfs.remote.seekable import reading
 from tests.remote.fake import FakeRemote
 
 FILES = {
@@ -245,3 +246,36 @@ def test_preload_starts_nothing(url: str) -> None:
     preload(RemoteSpec(url))
     open_remote(RemoteSpec(url))
     assert threading.enumerate() == before
+
+
+def test_open_reads_each_file_from_anywhere(filled: Place) -> None:
+    for path, file in listed(list(filled.remote.pages())).items():
+        content = FILES[path]
+        with reading(filled.remote, file) as source:
+            assert source.raw.file == filled.remote.stat(path)
+            assert source.read() == content, path
+            assert source.read(1) == b""
+            for start in (0, len(content) // 2, len(content) - 1, len(content), len(content) // 3):
+                source.seek(max(0, start))
+                assert source.read(3) == content[max(0, start) :][:3], (path, start)
+            source.seek(-min(5, len(content)), os.SEEK_END)
+            assert source.read() == content[-5:]
+
+
+def test_open_is_of_the_version_that_was_listed(filled: Place) -> None:
+    file = filled.remote.stat("train/cat/1.jpg")
+    filled.put("train/cat/1.jpg", b"quite another cat")
+    with pytest.raises(RemoteChanged):
+        reading(filled.remote, file)
+    filled.delete("train/cat/1.jpg")
+    with pytest.raises(RemoteMissing):
+        reading(filled.remote, file)
+
+
+def test_what_changes_while_it_is_read_is_noticed(filled: Place) -> None:
+    with reading(filled.remote, filled.remote.stat("a.bin")) as source:
+        source.read(10)
+        filled.put("a.bin", os.urandom(400_000))
+        source.raw.seek(0)
+        with pytest.raises(RemoteChanged):
+            source.raw.readall()

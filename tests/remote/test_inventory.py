@@ -110,16 +110,16 @@ def test_an_error_midway_costs_no_file_and_reads_no_data_file_again(
     monkeypatch.setattr("growfs.remote.manifest.PAGE_FILES_MAX", 7)
     monkeypatch.setattr("growfs.remote.retry.DELAY_S_MIN", 0.0)
     manifest = inventories.write([row(f"{number}.bin") for number in range(30)], kind, parts=3)
-    real = FsspecRemote.open
+    real = FsspecRemote.as_file
     opened: list[str] = []
 
-    def open_(self: FsspecRemote, path: str = "", **how: Any) -> Any:
+    def as_file(self: FsspecRemote, path: str = "", **how: Any) -> Any:
         opened.append(path)
         if len(set(opened)) == 4 and opened.count(path) == 1:  # the manifest.json and two data files came before
             raise ConnectionResetError("gone")
         return real(self, path, **how)
 
-    monkeypatch.setattr(FsspecRemote, "open", open_)
+    monkeypatch.setattr(FsspecRemote, "as_file", as_file)
     files = listed(inventories, manifest)
     assert len(files) == len({file.path for file in files}) == 30
     assert opened == ["", first := opened[1], second := opened[2], third := opened[3], "", second, third]

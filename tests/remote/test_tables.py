@@ -125,7 +125,7 @@ def test_of_parquet_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pyt
             read.append(len(data or b""))
             return data
 
-    monkeypatch.setattr(FsspecRemote, "open", lambda self, *_, **__: Counted(self.spec.url))
+    monkeypatch.setattr(FsspecRemote, "as_file", lambda self, *_, **__: Counted(self.spec.url))
     remote = open_remote(RemoteSpec(str(tmp_path), manifest=str(tmp_path / "l.parquet")))
     pages = list(remote.pages())
     whole = sum(read)

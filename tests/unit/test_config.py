@@ -48,6 +48,12 @@ WRITTEN: dict[str, tuple[Any, Any]] = {
     "bandwidth": ("200MB/s", 200 * 10**6),
     "include": (["*.jpg", "a/"], ("*.jpg", "a/")),
     "exclude": (["*.txt"], ("*.txt",)),
+    "producer": ("mypkg.shards:make", Function("mypkg.shards", "make", os.getcwd())),
+    "rename": ("{stem}.tfrecord", "{stem}.tfrecord"),
+    "count": ("100000", 100_000),
+    "producer_timeout": ("5m", 300.0),
+    "producer_memory": ("2GiB", 2 << 30),
+    "producer_retries": ("0", 0),
     "manifest": ("/lists/list.csv", "/lists/list.csv"),
     "members": ("tar", Function("growfs.producers", "tar", os.getcwd())),
     "refresh": ("0", 0.0),
@@ -77,6 +83,12 @@ WRONG: dict[str, list[Any]] = {
     "remote_budget": ["-1", "lots"],
     "workers": ["0", "many"],
     "bandwidth": ["fast", "-1", "200Mbit", "/s"],
+    "producer": ["mypkg.shards", "mypkg:", ":make", "my pkg:make", "shards.py", "mypkg:2"],
+    "rename": ["all.bin", "{nothing}", "{stem", "{}", "{index:x.y}", "{stem.x}"],
+    "count": ["0", "x"],
+    "producer_timeout": ["long"],
+    "producer_memory": ["much"],
+    "producer_retries": ["-1"],
     "refresh": ["-5", "5 parsecs", "nan", "inf"],
     "wait_files": ["-1", "²"],
     "engine": ["fast"],
@@ -88,7 +100,7 @@ WRONG: dict[str, list[Any]] = {
 def test_all_defaults_are_read() -> None:
     options = Options.parse({})
     assert options.cache_size == CacheSize(share=0.8)
-    assert (options.min_free, options.seed, options.workers, options.bandwidth) == (1 << 30, 0, 2, 0)
+    assert (options.min_free, options.seed, options.workers, options.bandwidth) == (1 << 30, 0, None, 0)
     assert (options.refresh, options.settle, options.miss_timeout) == (3600.0, 60.0, 300.0)
     assert (options.include, options.storage_option, options.wait_files, options.anon) == ((), (), None, False)
     assert (options.rotation, options.turnover, options.hold_idle) == ("auto", 0.2, 3600.0)
@@ -230,6 +242,35 @@ def test_a_local_path_is_made_absolute() -> None:
     assert absolute("s3://bucket/x") == "s3://bucket/x"
     assert absolute("zip::s3://bucket/x") == "zip::s3://bucket/x"
     assert Options.parse({"manifest": "list.txt"}).remote("data").manifest == str(Path.cwd() / "list.txt")
+
+
+def test_a_producer_is_found_from_where_one_mounts() -> None:
+    asked = Options.parse({"producer": "shards.py:make", "rename": "{stem}.x"})
+    told = asked.remote("s3://bucket", Path("/home/me")).producer
+    assert told
+    assert (str(told.function), told.seed) == (f"{Path.cwd()}/shards.py:make", None)
+    told = Options.parse({"seed": "7"}).remote("py:shards:sample", Path("/home/me")).producer
+    assert told
+    assert (told.function, told.seed, told.count) == (Function("shards", "sample", "/home/me"), 7, None)
+    assert Options.parse({}).remote("s3://bucket", Path("/home/me")).producer is None
+
+
+@pytest.mark.parametrize(
+    ("url", "given"),
+    [
+        ("py:shards:sample", {"producer": "shards:make"}),
+        ("py:shards:sample", {"manifest": "/list.csv"}),
+        ("py:shards:sample", {"group": "{stem}"}),
+        ("py:shards:sample", {"rename": "{stem}.x"}),
+        ("py:shards.py", {}),
+        ("s3://bucket", {"count": "5"}),
+        ("s3://bucket", {"rename": "{stem}.x"}),
+        ("s3://bucket", {"producer": "shards:make", "rename": "{index}.x"}),
+    ],
+)
+def test_options_of_producers_that_contradict(url: str, given: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        Options.parse(given).remote(url, Path("/home/me"))
 
 
 # The file.

@@ -29,6 +29,12 @@ def test_a_function_in_a_folder(folder: str) -> None:
     assert function.code() != before
 
 
+def test_a_function_in_a_file(folder: str) -> None:
+    function = Function.parse("./users_fine.py:find", folder)
+    assert str(function) == f"{folder}/users_fine.py:find"
+    assert function.load()(None) == []
+
+
 def test_a_name_alone_is_one_of_growfs() -> None:
     function = Function.parse("tar", "/")
     assert str(function) == "growfs.producers:tar"
@@ -46,7 +52,8 @@ def test_a_name_alone_is_one_of_growfs() -> None:
         ("tarr", "has no function tarr"),
         ("a b", "is no function; write it as module:function"),
         ("users_fine:", "is no function"),
-        ("./users_fine.py:find", "is no function"),
+        ("./users_gone.py:find", "there is no file /.*/users_gone.py"),
+        ("./users_fine.py:gone", "has no function gone"),
     ],
 )
 def test_what_cannot_be_imported(folder: str, text: str, says: str) -> None:

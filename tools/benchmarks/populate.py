@@ -105,12 +105,12 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
 # growfs.
 
 
-def growfs(engine: str) -> Contender:
-    """A mount with an empty cache that all of it fits."""
+def growfs(engine: str, *more: object) -> Contender:
+    """A mount with an empty cache that all of it fits. more: flags."""
 
     def bring(source: Source, folder: Path) -> Took:
         flags = ["--engine", engine, "--endpoint-url", source.server.said, "--cache-size", 2 * source.bytes + (1 << 30)]
-        flags += ["--refresh", 0, "--wait-files", source.files]
+        flags += ["--refresh", 0, "--wait-files", source.files, *more]
         if source.certificate:
             flags += ["--storage-option", f"client_kwargs.verify={source.certificate.file}"]
         with Group() as group:

@@ -1,0 +1,23 @@
+"""Pictures that are stored larger than a model takes them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import BinaryIO
+
+
+def resize(source: BinaryIO, out: BinaryIO, pixels: int, quality: int = 90) -> None:
+    """The picture in its own format, at most so many pixels wide and high. Needs Pillow."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("resize needs a package that is not installed: pip install pillow") from None
+    with Image.open(source) as image:
+        format = image.format
+        image.draft("RGB", (pixels, pixels))  # of a JPEG, only what is needed is unpacked
+        image.thumbnail((pixels, pixels), Image.Resampling.LANCZOS)
+        image.save(out, format, quality=quality)
+
+
+at_most_256 = partial(resize, pixels=256)
+at_most_512 = partial(resize, pixels=512)

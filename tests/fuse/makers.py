@@ -1,0 +1,75 @@
+"""Functions of a user's, for the tests of producers. Some of them misbehave, by the name of the file."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+STEP = 300_000
+OUTSIDE = "GROWFS_TEST_OUTSIDE"  # names a folder in which a producer has no business
+
+
+def backwards(source: BinaryIO, out: BinaryIO) -> None:
+    """The content from its end to its beginning, so that reading in order does not do."""
+    size = source.seek(0, os.SEEK_END)
+    for end in range(size, 0, -STEP):
+        source.seek(max(0, end - STEP))
+        out.write(source.read(min(STEP, end))[::-1])
+
+
+def troubled(source: BinaryIO, out: BinaryIO) -> None:
+    """Does what the name says."""
+    name = Path(source.name).stem
+    print(f"printed over {name}", flush=True)
+    os.write(1, b"written to 1\n")
+    print("and to stderr", file=sys.stderr)
+    subprocess.run(["echo", f"echoed over {name}"], check=True)
+    out.write(b"what is left of it")
+    if name == "raises":
+        raise ValueError("no sense in this one")
+    if name == "hangs":
+        subprocess.Popen(["sleep", "4711"])
+        time.sleep(600)
+    if name == "exits":
+        os._exit(3)
+    if name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "leaks":
+        keep.append(b"x" * (400 << 20))
+        time.sleep(5)
+    if name == "links":
+        os.unlink(out.name)
+        os.symlink("/etc/hostname", out.name)
+    if name == "elsewhere":
+        Path(os.environ[OUTSIDE], "was here").write_text("x")
+    if name == "input":
+        assert sys.stdin.read() == ""
+    if name == "scratch":
+        with tempfile.NamedTemporaryFile("wb", delete=False) as scratch:
+            scratch.write(b"by another name")
+        Path("here too").write_bytes(b"x")
+        os.replace(scratch.name, out.name)
+
+
+keep: list[bytes] = []
+
+
+def sometimes(source: BinaryIO, out: BinaryIO) -> None:
+    """Fails the first time, for each file."""
+    marks = Path(os.environ[OUTSIDE])
+    mark = marks / Path(source.name).name
+    if mark.exists():
+        out.write(source.read())
+        return
+    raise RuntimeError(f"not yet, {mark.name}")
+
+
+def sample(index: int, rng: random.Random, out: BinaryIO) -> None:
+    out.write(f"{index}:".encode() + rng.randbytes(1000))

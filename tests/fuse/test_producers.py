@@ -1,0 +1,151 @@
+"""Producers: files that the user's own function makes, through real mounts."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from growfs import landlock
+from growfs.maker import generator
+from tests.fuse import makers
+from tests.harness import Growfs, until
+from tests.servers import S3Server
+
+FUNCTIONS = makers.__file__
+QUICK = ("--producer-timeout", "4s", "--producer-memory", "300MiB")
+
+
+@pytest.fixture
+def outside(growfs: Growfs, tmp_path: Path) -> Path:
+    """A folder in which a producer has no business."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    growfs.env[makers.OUTSIDE] = str(folder)
+    return folder
+
+
+def content(growfs: Growfs) -> dict[str, bytes]:
+    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
+
+
+def complete(growfs: Growfs) -> dict[str, bytes]:
+    growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
+    growfs.run("release", growfs.mountpoint)
+    return content(growfs)
+
+
+def test_files_are_made_of_those_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path) -> None:
+    generator = random.Random(1)
+    prefix = uuid4().hex
+    tree = {"a/one.bin": generator.randbytes(5000), "a/two.x.bin": b"", "large": generator.randbytes(9_000_000)}
+    for path, data in tree.items():
+        rclone_s3.put(f"{prefix}/{path}", data)
+    growfs.env.update(rclone_s3.env)
+    growfs.mount(f"s3://{rclone_s3.bucket}/{prefix}", "--producer", f"{FUNCTIONS}:backwards", "--rename", "{stem}.made")
+    made = {"a/one.made": "a/one.bin", "a/two.x.made": "a/two.x.bin", "large.made": "large"}
+    assert complete(growfs) == {name: tree[source][::-1] for name, source in made.items()}
+    status = growfs.status()
+    assert (status["state"], status["remote"]["files"], status["cache"]["files"]) == ("complete", 3, 3)
+    growfs.umount()
+    growfs.mount(f"s3://{rclone_s3.bucket}/{prefix}", "--producer", f"{FUNCTIONS}:backwards", "--rename", "{stem}.made")
+    assert growfs.status()["fetch"]["files_total"] == 0
+    assert content(growfs)["large.made"] == tree["large"][::-1]
+    rclone_s3.put(f"{prefix}/large", b"".join(bytes([65 + n]) * 1000 for n in range(2)))
+    growfs.run("set", growfs.mountpoint, "refresh=1s")
+    until(lambda: (growfs.mountpoint / "large.made").read_bytes() == b"B" * 1000 + b"A" * 1000)
+
+
+def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, outside: Path) -> None:
+    growfs.tolerate_log = True
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    good = {"good", "input", "scratch"} | (set() if landlock.version() else {"elsewhere"})
+    reasons = {
+        "raises": "ValueError: no sense in this one",
+        "hangs": "was not done after 4 seconds",
+        "exits": "exit code 3",
+        "killed": "killed by SIGKILL",
+        "leaks": "took more memory than 300 MiB",
+        "links": "something else in the place of its file",
+        "elsewhere": "PermissionError",
+    }
+    for name in sorted(good | set(reasons)):
+        (remote / f"{name}.bin").write_bytes(b"x")
+    more = ("--producer-retries", 1, "--workers", 4)
+    growfs.mount(remote, "--producer", f"{FUNCTIONS}:troubled", *QUICK, *more)
+    bad = set(reasons) - good
+    status = until(lambda: (status := growfs.status())["state"] in ("held", "complete") and status)
+    (skipped,) = (entry for entry in status["skipped"] if "producer" in entry["reason"])
+    assert skipped["files"] == len(bad)
+    whole = {f"{name}.bin": b"what is left of it" for name in good} | {"scratch.bin": b"by another name"}
+    assert content(growfs) == whole
+    log = growfs.log()
+    for name in bad:
+        (line,) = (line for line in log.splitlines() if f"not fetched: {name}.bin: " in line)
+        assert reasons[name] in line
+        assert "skipped after 2 tries" in line
+    assert status["last_error"].split(":")[0].removesuffix(".bin") in bad
+    assert "in troubled" in log  # where it hung, and where it raised
+    for said in ("printed over good", "written to 1", "and to stderr", "echoed over good"):
+        assert said in log
+    assert not list(outside.iterdir()) or not landlock.version()
+    with pytest.raises(OSError, match="Input/output"):
+        (growfs.mountpoint / "raises.bin").read_bytes()  # an open tries again
+    assert "4711" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    growfs.umount()
+    assert not list((growfs.cache / "partial").iterdir())
+
+
+def test_samples_are_made_of_nothing_but_seed_and_number(growfs: Growfs, tmp_path: Path) -> None:
+    def mounted(*more: object) -> dict[str, bytes]:
+        growfs.mount(f"py:{FUNCTIONS}:sample", "--count", 7, "--rename", "s/{index:03d}.bin", *more)
+        made = complete(growfs)
+        growfs.umount()
+        return made
+
+    first = mounted("--workers", 1)
+    assert sorted(first) == [f"s/{index:03d}.bin" for index in range(7)]
+    assert first["s/005.bin"] == b"5:" + generator(0, 5).randbytes(1000)
+    other = mounted("--seed", 1)
+    assert sorted(other) == sorted(first)
+    assert not set(other.values()) & set(first.values())
+    subprocess.run(["rm", "-r", growfs.cache_dir], check=True)
+    assert mounted("--workers", 3) == first
+
+
+def test_samples_without_end(growfs: Growfs, tmp_path: Path) -> None:
+    growfs.mount(f"py:{FUNCTIONS}:sample", "--cache-size", "1200kB", "--settle", "0s", "--turnover", "50%")
+    until(lambda: growfs.status()["state"] == "held")
+    status = growfs.status()
+    assert status["cache"]["files"] > 256
+    assert status["remote"]["files"] >= 512
+    reads = "import sys, pathlib\nfor p in pathlib.Path(sys.argv[1]).iterdir(): print(p.name, len(p.read_bytes()))"
+    seen: set[str] = set()
+
+    def goes_on() -> bool:
+        command = [sys.executable, "-c", reads, str(growfs.mountpoint)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        seen.update(line.split()[0] for line in said.splitlines())
+        time.sleep(0.2)
+        return len(seen) > 450
+
+    until(goes_on, 60)
+    assert growfs.status()["coverage"]["pass"] == 1
+    fetches = [row.split(",")[2] for row in (growfs.mountpoint / ".growfs/ledger.csv").read_text().splitlines()[1:]]
+    assert len(fetches) > 450
+    assert set(fetches) == {"1"}  # none was made twice
+    (gone, *_) = sorted(seen - growfs.names())
+    assert (growfs.mountpoint / gone).read_bytes() == f"{int(gone)}:".encode() + generator(0, int(gone)).randbytes(1000)
+    with pytest.raises(FileNotFoundError):
+        (growfs.mountpoint / "99999999").read_bytes()
+    known = growfs.status()["remote"]["files"]
+    growfs.umount()
+    growfs.mount(f"py:{FUNCTIONS}:sample", "--cache-size", "1200kB", "--settle", "0s", "--turnover", "50%")
+    assert growfs.status()["remote"]["files"] >= known
+    assert growfs.status()["cache"]["files"] > 50

@@ -1,0 +1,154 @@
+"""A remote whose files are made: what of the contract of remotes it keeps, and how makers are handled."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from growfs import producers
+from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
+from growfs.functions import Function
+from growfs.remote import open_remote
+from growfs.remote.makers import check
+from growfs.remote.produced import Produced
+from growfs.remote.protocol import Producer, Remote, RemoteFile, RemoteSpec
+from tests.fuse import makers
+
+FUNCTIONS = makers.__file__
+TREE = {"a/one.bin": os.urandom(3000), "a/two.tar.gz": b"", "zero": b"0", "odd/ünï\n{x}%.bin": b"1" * 700_000}
+
+
+def spec(folder: Path, function: str = "backwards", rename: str | None = None, **more: object) -> RemoteSpec:
+    told = Producer(Function.parse(f"{FUNCTIONS}:{function}", str(folder)), rename, 20.0, 1 << 30, 1)
+    return RemoteSpec(str(folder), producer=told)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path, content in TREE.items():
+        (tmp_path / "remote" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "remote" / path).write_bytes(content)
+    (tmp_path / "partial").mkdir()
+    return tmp_path / "remote"
+
+
+def files(remote: Remote) -> dict[str, RemoteFile]:
+    return {file.path: file for page in remote.pages() for file in page.files}
+
+
+@pytest.mark.parametrize("rename", [None, "made/{stem}.x"])
+def test_each_file_is_made_of_its_own(folder: Path, tmp_path: Path, rename: str | None) -> None:
+    remote = open_remote(spec(folder, rename=rename))
+    found = files(remote)
+    assert len(found) == len(TREE)
+    for path, content in TREE.items():
+        stem = path.rpartition(".")[0] or path
+        file = found[f"made/{stem}.x" if rename else path]
+        assert file.size is None
+        told: list[int] = []
+        made = remote.fetch(file, tmp_path / "partial" / "1", told.append)
+        assert (tmp_path / "partial" / "1").read_bytes() == content[::-1]
+        assert sum(told) == len(content) == made.size
+        assert (made.path, made.version, made.mtime_ns) == (file.path, file.version, os.stat(folder / path).st_mtime_ns)
+    scratch = [path for path in (tmp_path / "partial").iterdir() if path.is_dir()]
+    assert len(scratch) == 1  # one process made them all
+    assert not list(scratch[0].iterdir())
+
+
+def test_a_source_that_changed_or_went_is_told(folder: Path, tmp_path: Path) -> None:
+    remote = open_remote(spec(folder, rename="{stem}.x"))
+    file, gone = files(remote)["a/one.x"], files(remote)["zero.x"]
+    (folder / "a/one.bin").write_bytes(b"another")
+    (folder / "zero").unlink()
+    with pytest.raises(RemoteChanged):
+        remote.fetch(file, tmp_path / "partial" / "1", lambda _: None)
+    now = remote.stat(file.path, file.version)
+    assert now == files(remote)[file.path] != file
+    with pytest.raises(RemoteMissing):
+        remote.fetch(gone, tmp_path / "partial" / "1", lambda _: None)
+    with pytest.raises(RemoteMissing):
+        remote.stat(gone.path, gone.version)
+
+
+def test_what_progress_raises_ends_the_function(folder: Path, tmp_path: Path) -> None:
+    (folder / "hangs.bin").touch()
+    remote = open_remote(spec(folder, "troubled"))
+
+    def progress(_: int) -> None:
+        raise InterruptedError("enough")
+
+    began = time.monotonic()
+    with pytest.raises(InterruptedError, match="enough"):
+        remote.fetch(files(remote)["hangs.bin"], tmp_path / "partial" / "1", progress)
+    assert time.monotonic() - began < 20
+    assert not list((tmp_path / "partial").iterdir())
+
+
+def test_a_function_that_fails_has_its_tries(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "raises.bin").touch()
+    remote = open_remote(spec(folder, "troubled"))
+    with pytest.raises(NotMade, match=r"raises.bin: .*:troubled: ValueError: no sense in this one; .* 2 tries"):
+        remote.fetch(files(remote)["raises.bin"], tmp_path / "partial" / "1", lambda _: None)
+    assert capfd.readouterr().err.count("in troubled") == 2
+
+
+def test_a_function_that_is_not_there(folder: Path) -> None:
+    for function in ("nothing", "STEP"):
+        with pytest.raises(UsageError, match=function):
+            check(spec(folder, function))
+    assert check(RemoteSpec(str(folder))) is None
+
+
+def test_samples(tmp_path: Path) -> None:
+    producer = Producer(
+        Function.parse(f"{FUNCTIONS}:sample", "/"), "{index:02d}.x", 20.0, 1 << 30, 0, seed=5, count=120
+    )
+    remote = open_remote(RemoteSpec("py:x:y", producer=producer))
+    found = files(remote)
+    assert next(iter(found)) == "00.x"
+    assert list(found)[-1] == "119.x"
+    assert len(found) == 120
+    assert remote.stat("07.x") == found["07.x"]
+    for wrong in ("7.x", "120.x", "x", "07.xx"):
+        with pytest.raises(RemoteMissing):
+            remote.stat(wrong)
+    for page in remote.pages():
+        assert len([file for later in remote.pages(page.cursor) for file in later.files]) < 120
+    with pytest.raises(UsageError, match="--rename"):
+        open_remote(RemoteSpec("py:x:y", producer=Producer(Function("x", "y", "/"), "../{index}", 1, 1, 0, seed=0)))
+
+
+def packed() -> Iterator[tuple[str, bytes]]:
+    yield "gunzip", gzip.compress(b"what is in it" * 1000)
+    yield "unxz", lzma.compress(b"what is in it" * 1000)
+    zstd = pytest.importorskip("backports.zstd")
+    yield "unzstd", zstd.compress(b"what is in it" * 1000)
+
+
+def test_ready_made_ones_unpack() -> None:
+    for name, content in packed():
+        out = BytesIO()
+        getattr(producers, name)(BytesIO(content), out)
+        assert out.getvalue() == b"what is in it" * 1000, name
+
+
+def test_ready_made_ones_resize() -> None:
+    image = pytest.importorskip("PIL.Image")
+    source, out = BytesIO(), BytesIO()
+    image.new("RGB", (1000, 500)).save(source, "JPEG")
+    producers.at_most_256(source, out)
+    assert image.open(out).size == (256, 128)
+    assert image.open(out).format == "JPEG"
+
+
+def test_produced_is_behind_the_one_interface(folder: Path) -> None:
+    assert isinstance(open_remote(spec(folder)), Produced)
+    with pytest.raises(Exception, match="only be fetched"):
+        open_remote(spec(folder)).open(RemoteFile("zero", None, None, ""))

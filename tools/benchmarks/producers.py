@@ -1,0 +1,68 @@
+"""Shards that a producer makes: one that only copies, against plain fetching; and one that computes, by processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from pathlib import Path
+from typing import BinaryIO
+
+from tools.benchmarks import shards
+from tools.benchmarks.measure import Figure, Setting, at_least, figure
+from tools.benchmarks.mounts import mounted
+from tools.benchmarks.populate import Source, compare, growfs, ratios
+from tools.benchmarks.servers import rclone_serving
+
+TARGET = 0.8
+GROWTH = 0.8
+"""Of the number of processes, so much more is to be made."""
+ROUNDS = 200_000
+"""Of a hash, for each sample: 0.1 s of one core."""
+
+
+def busy(index: int, rng: random.Random, out: BinaryIO) -> None:
+    """A sample that costs CPU and nothing else."""
+    out.write(hashlib.pbkdf2_hmac("sha256", rng.randbytes(8), b"", ROUNDS))
+
+
+def measure(setting: Setting) -> tuple[str, list[Figure]]:
+    """Both."""
+    mib = 8 if setting.quick else 128
+    engine = setting.contenders[0]
+    bytes = shards.make(setting.folder / "remote", shards.SHARDS, mib)
+    with rclone_serving(setting.folder / "remote", setting.folder / "rclone.log", None, yields=True) as server:
+        source = Source(server, shards.SHARDS, bytes)
+        copying = growfs(engine, "--producer", "growfs.producers:copy")
+        taken = compare(source, setting.folder, setting.rounds, {"growfs": growfs(engine), "producer": copying})
+    rates = {who: taken.per_s(who, bytes / 1e6) for who in taken.rounds}
+    found = [
+        figure("fetched", rates["growfs"], "MB/s"),
+        figure("copied by a producer", rates["producer"], "MB/s"),
+        at_least("copied, of fetched", ratios(rates["producer"], rates["growfs"]), "", TARGET),
+    ]
+    cpu = {who: taken.cpu(who, bytes / 1e9) for who in taken.rounds}
+    if all(cpu.values()):
+        found += [
+            figure(f"{name}, CPU", cpu[who], "s/GB") for who, name in (("growfs", "fetched"), ("producer", "copied"))
+        ]
+    cores = len(os.sched_getaffinity(0))
+    made: dict[int, list[float]] = {1: [], cores: []}
+    for number in range(setting.rounds):
+        for workers, per_s in made.items():
+            folder = setting.folder / f"made-{number}-{workers}"
+            folder.mkdir()
+            per_s.append(_made_per_s(engine, folder, workers, 20 if setting.quick else 100))
+    found += [figure(f"computed by {workers}", per_s, "files/s") for workers, per_s in made.items()]
+    if cores > 1:
+        growth = [many / one / cores for one, many in zip(made[1], made[cores], strict=True)]
+        found.append(at_least(f"growth from 1 to {cores} processes, of {cores}", growth, "", GROWTH))
+    return f"{shards.SHARDS} shards of {mib} MiB from S3 on loopback, and samples of 0.1 s of CPU, by producers", found
+
+
+def _made_per_s(engine: str, folder: Path, workers: int, files: int) -> float:
+    """From the first that is there to the last."""
+    flags = ["--engine", engine, "--cache-size", "1GB", "--count", files, "--wait-files", files, "--workers", workers]
+    with mounted(f"py:{__file__}:busy", folder, *flags) as mount:
+        came = sorted(path.stat().st_ctime for path in mount.files.rglob("*") if path.is_file())
+    return (len(came) - 1) / (came[-1] - came[0])
