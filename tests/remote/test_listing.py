@@ -201,7 +201,7 @@ def test_what_was_under_way_is_told_before_an_error(shown: Shown) -> None:
     with pytest.raises(RemoteDenied):
         seen.extend(remote.pages())
     told = paths(iter(seen))
-    assert len(told) >= 30 * PAGE
+    assert len(told) >= 20 * PAGE
     bucket.fault = lambda _: None
     assert sorted(told + paths(remote.pages(seen[-1].cursor))) == NAMES
 
