@@ -6,17 +6,20 @@ import contextlib
 import ctypes
 import os
 import platform
-import struct
+import threading
 import time
 from pathlib import Path
 
 NICEST = 19
-SLICE_NS = 3_000_000
-"""A little more than anybody has by default: 0.7 to 2.8 ms, by the number of cores (kernel/sched/fair.c)."""
-_SYSTEM_CALLS = {"x86_64": (251, 314), "aarch64": (30, 274)}  # ioprio_set(2), sched_setattr(2): libc has no functions
+IDLE_GROUP = "growfs"
+LOOK_EVERY_S = 2.0
+STARVED_S = 0.05
+"""Who got less of a core than this between two looks, and waited for one in the meantime, is starved."""
+NOT_IDLE_S = 30.0
+"""For so long a process that starved is nice only."""
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2), which libc has no function for
 _WHO_PROCESS = 1
 _CLASS_IDLE = 3 << 13
-_ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, version 1
 _AUTOGROUP_PAUSE_S = 0.12  # an ordinary user may change one in so long only (kernel/sched/autogroup.c: HZ / 10)
 _AUTOGROUP_TRIES = 10
 
@@ -24,21 +27,14 @@ _AUTOGROUP_TRIES = 10
 def step_aside() -> None:
     """Give this process the last turn at cores, and at disks whose scheduler knows turns (mq-deadline, bfq).
 
-    It also asks for longer slices. Since Linux 6.12 whoever wakes and has a shorter one takes the core at once, as a
-    rule (kernel/sched/fair.c, do_preempt_short); with equal ones it waits for the end of the other's, and niceness does
-    not help. Its share of a busy core stays that of its niceness.
-
     It gets a session of its own: where the kernel shares cores out by session (sched(7), the autogroup feature), a
     process's niceness counts within its session only, and so does the session's. What is refused stays as it is.
-    Threads that run already keep their turn.
+    Threads that run already keep their niceness.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICEST)
-    if calls := _SYSTEM_CALLS.get(platform.machine()):
-        ioprio_set, sched_setattr = calls
-        call = ctypes.CDLL(None).syscall
-        call(ioprio_set, _WHO_PROCESS, 0, _CLASS_IDLE)
-        call(sched_setattr, 0, _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, NICEST, 0, SLICE_NS, 0, 0), 0)
+    if number := _IOPRIO_SET.get(platform.machine()):
+        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE)
     with contextlib.suppress(PermissionError):  # it leads its session already
         os.setsid()
     for _ in range(_AUTOGROUP_TRIES):
@@ -47,6 +43,72 @@ def step_aside() -> None:
         except BlockingIOError:
             time.sleep(_AUTOGROUP_PAUSE_S)
         except OSError:  # a kernel without it
-            return
+            break
         else:
-            return
+            break
+    if group := idle_group():
+        _join(group)
+        threading.Thread(target=_watch, args=(group,), daemon=True).start()
+
+
+def idle_group() -> Path | None:
+    """A control group that is idle as a whole: whoever wakes takes the core from it at once, where one that is only
+    nice goes on for milliseconds (kernel/sched/fair.c, check_preempt_wakeup_fair). It stays, empty, for the next mount.
+
+    None where there can be none: it takes root, Linux 5.15, and a process that is in no group yet.
+    """
+    own: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own |= dict.fromkeys(controllers.split(","), path)
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options, *_ = line.split()
+        controller = {"cgroup": "cpu", "cgroup2": ""}.get(kind, kind)
+        if own.get(controller, "") in ("/", f"/{IDLE_GROUP}") and (
+            controller == "" or controller in options.split(",")
+        ):
+            with contextlib.suppress(OSError):
+                if _made_idle(group := Path(where, IDLE_GROUP)):
+                    return group
+    return None
+
+
+def _made_idle(group: Path) -> bool:
+    group.mkdir(exist_ok=True)
+    if (idle := group / "cpu.idle").exists():  # of version 2, where the root hands the controller down
+        idle.write_text("1")
+        return True
+    group.rmdir()
+    return False
+
+
+def _watch(group: Path) -> None:
+    """Have this process be nice only, for a while, where it gets next to nothing: on a machine that is always busy."""
+    while True:
+        if _starves():
+            _join(group.parent)
+            time.sleep(NOT_IDLE_S)
+            _join(group)
+
+
+def _join(group: Path) -> None:
+    with contextlib.suppress(OSError):
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _starves() -> bool:
+    """Look for a while at what this process gets."""
+    ran_s, waited_s = _scheduled_s()
+    time.sleep(LOOK_EVERY_S)
+    now = _scheduled_s()
+    return now[0] - ran_s < STARVED_S and now[1] - waited_s > LOOK_EVERY_S / 2
+
+
+def _scheduled_s() -> tuple[float, float]:
+    """For how long the threads of this process ran, and waited to run (Documentation/scheduler/sched-stats.rst)."""
+    ran_ns = waited_ns = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it ended, or the kernel does not count
+            ran, waited, _ = (task / "schedstat").read_text().split()
+            ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
+    return ran_ns / 1e9, waited_ns / 1e9

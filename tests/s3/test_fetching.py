@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import signal
 import time
@@ -14,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.level import STREAMS_FIRST
-from growfs.priority import NICEST
+from growfs.priority import IDLE_GROUP, NICEST, idle_group
 from tests.crash.scene import children
 from tests.harness import Growfs, until
 from tests.s3.proxy import Asked, Fault, Proxy, before
@@ -58,11 +57,9 @@ def priority(pid: int) -> tuple[int, int]:
     return int(fields[3]), int(fields[16])
 
 
-def slice_ns(pid: int) -> int | None:
-    """For how long a process may keep a core that another wants; None where the kernel does not tell."""
-    told = Path(f"/proc/{pid}/sched")
-    found = re.search(r"^se.slice\s*:\s*(\d+)$", told.read_text() if told.exists() else "", re.MULTILINE)
-    return int(found[1]) if found else None
+def is_idle(pid: int) -> bool:
+    """Whether a process is in the group that is idle."""
+    return f":/{IDLE_GROUP}\n" in Path(f"/proc/{pid}/cgroup").read_text()
 
 
 def test_a_store_that_says_slow_down_is_asked_for_less(growfs: Growfs, server: S3Server) -> None:
@@ -117,8 +114,9 @@ def test_workers_come_after_those_that_somebody_waits_for(growfs: Growfs, server
         session, niceness = priority(growfs.pid)
         assert session not in workers
         assert niceness == os.getpriority(os.PRIO_PROCESS, 0)
-        daemon = slice_ns(growfs.pid)
-        assert daemon is None or all((slice_ns(worker) or 0) > daemon for worker in workers)
+        if idle_group():
+            assert until(lambda: all(is_idle(worker) for worker in workers))
+            assert not is_idle(growfs.pid)
         proxy.let_go()
         growfs.run("wait", growfs.mountpoint, "--all")
 
