@@ -191,12 +191,17 @@ class Options:
         """What makes the files. Raises UsageError where options contradict each other."""
         samples = url.startswith(SAMPLES)
         made_by = Function.parse(url.removeprefix(SAMPLES), str(folder)) if samples else self.producer
-        by_index = "index" in {name for _, name, _, _ in Formatter().parse(self.rename or "")}
+        names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
+        by_index = "index" in names
+        stores = self.endpoint_url or self.anon or self.storage_option
         for wrong, what in (
             (samples and self.producer, "--producer makes files of a remote's, and py: makes them of nothing"),
             (samples and self.manifest, "--manifest lists a remote's files, and py: has none"),
             (self.members and self.producer, "--members shows what archives hold as it is, --producer makes new files"),
             (samples and self.members, "--members looks into a remote's archives, and py: has none"),
+            (samples and (self.include or self.exclude), "--include and --exclude are of a remote's files, not of py:"),
+            (samples and stores, "--endpoint-url, --anon and --storage-option are of a store, and py: has none"),
+            (samples and names - {"index"}, "--rename has {index} alone with py:, as in 'shard-{index:06d}'"),
             (samples and self.group, "--group is for files of a remote, and py: makes each by itself"),
             (samples and self.rename and not by_index, "--rename needs {index} with py:, as in 'shard-{index:06d}'"),
             (not samples and by_index, "--rename {index} is for py:; files of a remote have {stem} and the like"),

@@ -227,7 +227,8 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
         catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups, made
     )
     if made:
-        for (size,) in database.rows("SELECT max(n.size) FROM node n JOIN resident r USING (id) HAVING count(n.size)"):
+        (size,) = database.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
+        if size is not None:
             fetcher.guess.learn(size)
     ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
     asked = Pass(options.seed, 1, options.partition, options.group)

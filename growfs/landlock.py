@@ -31,7 +31,7 @@ def version() -> int:
 def allow_writes(folders: Iterable[Path], files: Iterable[Path]) -> bool:
     """Refuse (EACCES) to write, make or remove anything but below folders, and to write to others than files.
 
-    False where the kernel cannot do that. To be called before there are other threads. Raises OSError.
+    False where the kernel cannot do that. Threads that run already are not confined. Raises OSError.
     """
     known = version()
     if not known:

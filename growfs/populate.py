@@ -145,6 +145,8 @@ class Population:
     async def _watch_catalog(self) -> None:
         while True:
             await self._refresher.renewed.wait()
+            if not self._refresher.is_endless:  # of which no file is ever another one
+                self.not_made.clear()
             self.nudge()
 
     async def _draw_early(self) -> None:

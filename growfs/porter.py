@@ -56,9 +56,10 @@ class Porter:
     def _fetch(self, wanted: Wanted) -> None:
         del self._waiting[wanted.id]
         try:
-            became: Fetched | Lost = self._fetched(wanted)
-        except GrowfsError as error:
-            became = self._lost(wanted, error)
+            try:
+                became: Fetched | Lost = self._fetched(wanted)
+            except GrowfsError as error:
+                became = self._lost(wanted, error)
         except OSError as error:
             became = Lost(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}"))
         except Exception as error:  # noqa: BLE001 - a bug of a client library must not read as a crash

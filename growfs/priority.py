@@ -46,9 +46,10 @@ def step_aside() -> None:
             break
         else:
             break
-    if group := idle_group():
-        _join(group)
-        threading.Thread(target=_watch, args=(group,), daemon=True).start()
+    with contextlib.suppress(OSError):  # a kernel without control groups
+        if group := idle_group():
+            _join(group)
+            threading.Thread(target=_watch, args=(group,), daemon=True).start()
 
 
 def idle_group() -> Path | None:

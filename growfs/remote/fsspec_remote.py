@@ -11,7 +11,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,7 +59,7 @@ class FsspecRemote:
         self._options = self._store_options()
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        side_by_side = FOLDERS_SIDE_BY_SIDE if self.fs.async_impl else 1  # of others nobody says that threads may
+        side_by_side = FOLDERS_SIDE_BY_SIDE if self._is_for_threads else 1
         return folders.pages(self._read_folder, side_by_side, cursor)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
@@ -87,8 +87,7 @@ class FsspecRemote:
             self._streams.spend(count)
             progress(count)
 
-        with self._alone:
-            return self._by_library(file, target, spend, part)
+        return self._by_library(file, target, spend, part)
 
     def as_file(self, path: str = "", **how: Any) -> Any:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
@@ -112,9 +111,9 @@ class FsspecRemote:
         return OpenedFile(source, now, start, partial(self.stat, file.path), self._streams.spend, told)
 
     @property
-    def _alone(self) -> AbstractContextManager[Any]:
+    def _is_for_threads(self) -> bool:
         """Only of libraries that have an event loop it is known that any thread may use them."""
-        return nullcontext() if self.fs.async_impl else self._one_at_a_time
+        return bool(self.fs.async_impl)
 
     def _by_ranges(
         self, file: RemoteFile, target: Path, progress: Progress, digest: Digest, part: Part | None
@@ -265,7 +264,7 @@ class FsspecRemote:
     def told(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
         """Client errors leave as growfs's own; what progress raised and a full local disk leave as they are."""
         try:
-            with self._alone:
+            with nullcontext() if self._is_for_threads else self._one_at_a_time:
                 yield
         except Exception as error:
             if (ours := raised()) is not None:

@@ -30,6 +30,10 @@ class LocalRemote(FsspecRemote):
         super().__init__(spec, streams)
         self.base = os.path.realpath(os.path.expanduser(spec.url.partition("://")[2] or spec.url))
 
+    @property
+    def _is_for_threads(self) -> bool:
+        return True
+
     def stat(self, path: str, version: str = "") -> RemoteFile:
         with self.told(path):
             return _file(path, os.stat(self._resolved(path)))

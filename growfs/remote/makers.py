@@ -181,7 +181,8 @@ class Maker:
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
-                os.unlink(entry.path)
+                with suppress(OSError):  # what it started may be at work there, too
+                    os.unlink(entry.path)
 
     @property
     def is_bloated(self) -> bool:
@@ -200,6 +201,8 @@ class Maker:
         """What it says next, while it is watched."""
         began, told = time.monotonic(), 0
         while not self._line.poll(LOOK_EVERY_S):
+            if self._process.poll() is not None and not self._line.poll():  # what it forked may hold the line
+                raise MakerFailed(f"its process ended: {self._ending()}")
             written = _bytes_in(self._folder)
             progress(max(0, written - told))
             told = max(told, written)

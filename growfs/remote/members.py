@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +75,7 @@ class Members:
         self._cache = cache
         self._met: set[str] = set()
         self._one_at_a_time = threading.Lock()
+        self._loading = threading.Lock()
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         if cursor is None:
@@ -88,13 +89,14 @@ class Members:
                     yield Page([], page.skipped, (page.cursor, tuple(page.files), 0))
                 yield from self._pages_of(pool, page.cursor, page.files, 0)
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
         self._books.keep(self._met)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         if not version:
             raise RemoteError(f"{path}: is a member of an archive, and it is not known of which; list again")
-        archive, book = self._read_through(RemoteFile(Place.of(version).path, None, None, ""))
+        with self._one_at_a_time:  # else each of its members that was on its way would have all of the archive read
+            archive, book = self._read_through(RemoteFile(Place.of(version).path, None, None, ""))
         try:
             for member in self._books.read(book):
                 if path_of(archive.path, member.name) == path:
@@ -166,7 +168,8 @@ class Members:
 
     def _found(self, archive: RemoteFile) -> Iterator[Member]:
         """What the function finds. Raises Unfit where that fails, and RemoteErrors where reading does."""
-        function = self._function.load()
+        with self._loading:
+            function = self._find
         with reading(self._remote, archive) as source:
             try:
                 for member in map(_checked, function(source)):
@@ -176,10 +179,16 @@ class Members:
             except GrowfsError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's function, or a broken archive, does
+                if failure := source.raw.error:
+                    raise failure from None  # the remote's, which the function told in other words
                 told = " ".join(str(error).split()) or type(error).__name__
                 raise Unfit(f"not readable by {self._function}: {told[:REASON_CHARS_MAX]}") from None
         if self._remote.stat(archive.path).version != archive.version:
             raise RemoteChanged(f"{archive.path}: changed while it was read")
+
+    @cached_property
+    def _find(self) -> Callable[..., Any]:
+        return self._function.load()
 
     @cached_property
     def _books(self) -> Books:

@@ -22,6 +22,7 @@ from growfs.remote.protocol import Opened, Page, Part, Producer, Progress, Remot
 from growfs.sampling import parts_of
 
 PAGE_FILES_MAX = 1000
+LARGE_NUMBER = 1_234_567_890
 SAMPLE_NAME = "{index:08d}"
 SAME_NAME = "another file has that name, by --rename"
 
@@ -106,7 +107,8 @@ class Sampled:
         self._template = producer.rename or SAMPLE_NAME
         parts = list(Formatter().parse(self._template))
         self._pattern = "".join(re.escape(text) + (r"(\d+)" if name else "") for text, name, _, _ in parts)
-        if (reason := reason_to_skip(self._file(0).path)) or self._number(self._file(1).path) != 1:
+        reason = reason_to_skip(self._file(0).path)
+        if reason or any(self._told(self._file(number).path) != number for number in (1, LARGE_NUMBER)):
             raise UsageError(
                 f"--rename {self._template}: makes no names: {reason or 'no number can be told from them'}"
             )
@@ -140,8 +142,13 @@ class Sampled:
         return RemoteFile(self._template.format(index=number), None, None, f"{self._seed}-{number}")
 
     def _number(self, path: str) -> int:
-        found = re.fullmatch(self._pattern, path)
-        number = int(found[1]) if found else -1
-        if number < 0 or self._file(number).path != path or (self._count is not None and number >= self._count):
+        number = self._told(path)
+        if number < 0 or (self._count is not None and number >= self._count):
             raise RemoteMissing(f"{path}: no number gives this name")
         return number
+
+    def _told(self, path: str) -> int:
+        """The number that gives path; -1 where none does."""
+        found = re.fullmatch(self._pattern, path)
+        number = int(found[1]) if found else -1
+        return number if number >= 0 and self._file(number).path == path else -1

@@ -107,9 +107,8 @@ def test_a_function_that_is_not_there(folder: Path) -> None:
 
 
 def test_samples(tmp_path: Path) -> None:
-    producer = Producer(
-        Function.parse(f"{FUNCTIONS}:sample", "/"), "{index:02d}.x", 20.0, 1 << 30, 0, seed=5, count=120
-    )
+    sample = Function.parse(f"{FUNCTIONS}:sample", "/")
+    producer = Producer(sample, "{index:02d}.x", 20.0, 1 << 30, 0, seed=5, count=120)
     remote = open_remote(RemoteSpec("py:x:y", producer=producer))
     found = files(remote)
     assert next(iter(found)) == "00.x"
@@ -121,8 +120,11 @@ def test_samples(tmp_path: Path) -> None:
             remote.stat(wrong)
     for page in remote.pages():
         assert len([file for later in remote.pages(page.cursor) for file in later.files]) < 120
-    with pytest.raises(UsageError, match="--rename"):
-        open_remote(RemoteSpec("py:x:y", producer=Producer(Function("x", "y", "/"), "../{index}", 1, 1, 0, seed=0)))
+    alone = Producer(sample, None, 20.0, 1 << 30, 0, seed=5, count=1)
+    assert list(files(open_remote(RemoteSpec("py:x:y", producer=alone)))) == ["00000000"]
+    for wrong in ("../{index}", "{index:x}", "{index:,}"):
+        with pytest.raises(UsageError, match="--rename"):
+            open_remote(RemoteSpec("py:x:y", producer=Producer(sample, wrong, 1, 1, 0, seed=0)))
 
 
 def packed() -> Iterator[tuple[str, bytes]]:

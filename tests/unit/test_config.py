@@ -259,6 +259,11 @@ def test_a_producer_is_found_from_where_one_mounts() -> None:
     ("url", "given"),
     [
         ("py:shards:sample", {"producer": "shards:make"}),
+        ("py:shards:sample", {"include": "*.x"}),
+        ("py:shards:sample", {"anon": True}),
+        ("py:shards:sample", {"rename": "{stem}-{index}"}),
+        ("py:shards:sample", {"members": "tar"}),
+        ("s3://bucket", {"producer": "shards:make", "members": "tar"}),
         ("py:shards:sample", {"manifest": "/list.csv"}),
         ("py:shards:sample", {"group": "{stem}"}),
         ("py:shards:sample", {"rename": "{stem}.x"}),
