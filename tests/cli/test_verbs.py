@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs.fetcher import WINDOW_FILES
 from tests.cli.support import assert_refused, closed, gated, started
 from tests.harness import Growfs, files_below, make_tree, until
 
@@ -200,7 +201,7 @@ def test_a_glob_that_matches_nothing(complete: Growfs, verb: str) -> None:
 
 
 def test_pause_and_resume(growfs: Growfs) -> None:
-    files = {f"f{number}": b"x" * 100 for number in range(40)}
+    files = {f"f{number}": b"x" * 100 for number in range(WINDOW_FILES + 40)}  # more than may be under way
     with gated(files, *files) as gate:
         arguments = ("--cache-dir", growfs.cache_dir, "--wait-files", "1", "--workers", "1")
         with started(growfs, "mount", gate.url, growfs.mountpoint, *arguments) as mounting:
