@@ -9,7 +9,7 @@ from typing import Any
 from growfs.errors import RemoteChanged
 from growfs.remote.connection import Headers, Odd, Unreached
 from growfs.remote.protocol import RemoteFile
-from growfs.remote.ranged import BUSY, GOOD, NOT_THERE, Answered, Ranged, Sign, extent_of
+from growfs.remote.ranged import Answered, Ranged, Sign, extent_of
 
 SKIP_BYTES = 1 << 20
 Told = Callable[[BaseException], Exception]
@@ -37,15 +37,8 @@ class OpenedByGet:
             self._stack = stack.pop_all()
 
     def _begin(self, ranged: Ranged, sign: Sign, start: int, check: Callable[[int, Headers], RemoteFile]) -> int:
-        request = sign()
-        scheme, host = request.origin
-        if scheme not in ("http", "https") or ranged.is_proxied(scheme, host):
-            raise Odd("no web server, or one behind a proxy")
-        response = self._response = self._connection.ask(request, {"Range": f"bytes={start}-"} if start else {})
-        if response.status in BUSY:
-            raise Answered(response.status, response.reason)
-        if response.status not in GOOD:
-            raise Odd(f"status {response.status}", counts=response.status not in NOT_THERE)
+        asked = {"Range": f"bytes={start}-"} if start else {}
+        response = self._response = ranged.begin(self._connection, sign(), asked)
         length, extent = extent_of(response)
         at, total = extent or (0, length)
         if at not in (0, start) or at + length != total:

@@ -100,6 +100,18 @@ class Ranged:
         self._odd = 0
         return fetch.total, fetch.checked
 
+    def begin(self, connection: Connection, request: Request, headers: Headers) -> Response:
+        """The head of a file's first answer. Raises Answered, Unreached, and Odd where the library may do better."""
+        scheme, host = request.origin
+        if scheme not in ("http", "https") or self.is_proxied(scheme, host):
+            raise Odd("no web server, or one behind a proxy")
+        response = connection.ask(request, headers)
+        if response.status in BUSY:
+            raise Answered(response.status, response.reason)
+        if response.status not in GOOD:
+            raise Odd(f"status {response.status}", counts=response.status not in NOT_THERE)
+        return response
+
     def note_head(self, told: bool) -> None:
         """Whether a HEAD told what was asked for; a store whose answers never do is not asked for ever."""
         self._heads_in_vain = 0 if told else self._heads_in_vain + 1
@@ -158,17 +170,10 @@ class _Fetch(Generic[T]):
     def begin(self, connection: Connection, size: int | None) -> Response:
         """Ask for the file or, if it is large or of unknown size, for its first part; the answer's head is checked."""
         self._request = self._sign()
-        scheme, host = self._request.origin
-        if scheme not in ("http", "https") or self._owner.is_proxied(scheme, host):
-            raise Odd("no web server, or one behind a proxy")
         part, first = self._part_only, self._first
         whole = part is None and size is not None and size <= digests.PART_BYTES
         most = min(digests.PART_BYTES, part.size) if part else digests.PART_BYTES
-        response = connection.ask(self._request, {} if whole else _range(first, first + most - 1))
-        if response.status in BUSY:
-            raise Answered(response.status, response.reason)
-        if response.status not in GOOD:
-            raise Odd(f"status {response.status}", counts=response.status not in NOT_THERE)
+        response = self._owner.begin(connection, self._request, {} if whole else _range(first, first + most - 1))
         length, extent = extent_of(response)
         if extent:
             start, self._file_bytes = extent
