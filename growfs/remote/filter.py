@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any
 
-from growfs.digest import Digest
 from growfs.errors import UsageError
-from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile
+from growfs.remote.protocol import Listing, Page, Remote
 
 
 class PathFilter:
@@ -26,11 +24,11 @@ class PathFilter:
         return self._exclude is None or not self._exclude.match_file(path)
 
 
-class Filtered:
+class Filtered(Listing):
     """A remote of which only the matching files are listed."""
 
     def __init__(self, remote: Remote, paths: PathFilter) -> None:
-        self._remote = remote
+        super().__init__(remote)
         self._paths = paths
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
@@ -38,22 +36,6 @@ class Filtered:
         for page in self._remote.pages(cursor):
             files = [file for file in page.files if matches(file.path)]
             yield Page(files, [name for name in page.skipped if name.unread or matches(name.path)], page.cursor)
-
-    def stat(self, path: str, version: str = "") -> RemoteFile:
-        return self._remote.stat(path, version)
-
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        return self._remote.fetch(file, target, progress, digest, part)
-
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
-        return self._remote.open(file, start)
 
 
 def _spec(patterns: Collection[str]) -> Any:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from growfs.digest import Digest
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import Listing, Page, Remote, RemoteFile, Skipped
 from growfs.remote.tables import Table
 
 PAGE_FILES_MAX = 10_000
@@ -26,7 +24,7 @@ class Source(Protocol):
         ...
 
 
-class ManifestRemote:
+class ManifestRemote(Listing):
     """Lists what a manifest says, and stats and fetches through another remote.
 
     A path that stands in two rows is told twice: to know, one would have to remember all of them. The catalog takes the
@@ -35,7 +33,7 @@ class ManifestRemote:
 
     def __init__(self, source: Source, remote: Remote) -> None:
         self._source = source
-        self._remote = remote
+        super().__init__(remote)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         found = self._source.files(cursor)
@@ -47,22 +45,6 @@ class ManifestRemote:
                 else:
                     page.files.append(file)
             yield page
-
-    def stat(self, path: str, version: str = "") -> RemoteFile:
-        return self._remote.stat(path, version)
-
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        return self._remote.fetch(file, target, progress, digest, part)
-
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
-        return self._remote.open(file, start)
 
 
 class Paths:

@@ -184,3 +184,26 @@ class Remote(Protocol):
         Raises RemoteChanged as `fetch` does. `seekable.reading` makes a file of it that can be read from anywhere.
         """
         ...
+
+
+class Listing:
+    """What lists the files of a remote in its own way, and leaves the rest to it."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        return self._remote.stat(path, version)
+
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        return self._remote.fetch(file, target, progress, digest, part)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._remote.open(file, start)
