@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -27,7 +28,33 @@ SAMPLE_NAME = "{index:08d}"
 SAME_NAME = "another file has that name, by --rename"
 
 
-class Produced:
+class _Made(ABC):
+    """What both have in common: a file is made as a whole when it is fetched."""
+
+    _makers: Makers
+
+    @abstractmethod
+    def _source(self, file: RemoteFile) -> RemoteFile | int:
+        """What it is made of."""
+
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        if part:
+            raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
+        made = self._makers.make(Make(file.path, self._source(file)), target, progress)
+        return RemoteFile(file.path, target.stat().st_size, made.mtime_ns or file.mtime_ns, file.version)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")
+
+
+class Produced(_Made):
     """The files of a remote under their new names, of sizes that nobody knows before they are made.
 
     A file's version says which of the remote's it is made of, so that any process can make it.
@@ -61,20 +88,8 @@ class Produced:
         source = _source_of(RemoteFile(path, None, None, version)) if version else RemoteFile(path, None, None, "")
         return self._made_of(self._remote.stat(source.path))
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        _whole(file, part)
-        made = self._makers.make(Make(file.path, _source_of(file)), target, progress)
-        return RemoteFile(file.path, target.stat().st_size, made.mtime_ns or file.mtime_ns, file.version)
-
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
-        raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")
+    def _source(self, file: RemoteFile) -> RemoteFile:
+        return _source_of(file)
 
     def _made_of(self, source: RemoteFile) -> RemoteFile:
         path = source.path
@@ -83,11 +98,6 @@ class Produced:
         size = "" if source.size is None else source.size
         version = "\n".join([source.version, str(size), "" if path == source.path else source.path])
         return RemoteFile(path, None, source.mtime_ns, version)
-
-
-def _whole(file: RemoteFile, part: Part | None) -> None:
-    if part:
-        raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
 
 
 def _source_of(file: RemoteFile) -> RemoteFile:
@@ -99,7 +109,7 @@ def _key(path: str) -> int:
     return int.from_bytes(blake2b(path.encode(errors="surrogateescape"), digest_size=8).digest(), "big")
 
 
-class Sampled:
+class Sampled(_Made):
     """The files of numbers from 0 on. The cursor of a page is the number that comes next."""
 
     def __init__(self, spec: RemoteSpec, producer: Producer, pace: Pace | None = None) -> None:
@@ -123,20 +133,8 @@ class Sampled:
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._file(self._number(path))
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        _whole(file, part)
-        self._makers.make(Make(file.path, self._number(file.path)), target, progress)
-        return RemoteFile(file.path, target.stat().st_size, None, file.version)
-
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
-        raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")
+    def _source(self, file: RemoteFile) -> int:
+        return self._number(file.path)
 
     def _file(self, number: int) -> RemoteFile:
         return RemoteFile(self._template.format(index=number), None, None, f"{self._seed}-{number}")
