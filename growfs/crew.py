@@ -21,12 +21,13 @@ from growfs.flight import LIVES, Flight, State
 from growfs.level import Level
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
-from growfs.wire import Came, Failed, Fetch, Lost, Wanted
+from growfs.wire import TOLD_FILES, Came, Failed, Fetch, Lost, Wanted
 from growfs.workers import STALL_S, Line, WorkerLost, Workers
 
 log = logging.getLogger(__name__)
 
-AHEAD_FILES = 64
+AHEAD_FILES = 4 * TOLD_FILES
+"""More than a worker fetches until what it has told of is noted."""
 AHEAD_MADE = 16
 """Of files that a worker makes one at a time, which may take minutes."""
 AHEAD = 2
@@ -55,8 +56,8 @@ class Hand:
 
     @property
     def has_suspect(self) -> bool:
-        """Whether it has a file over which a worker died."""
-        return any(flight.lives < LIVES for flight in self.flights.values())
+        """Whether it has a file over which a worker died, which is then all that it has."""
+        return len(self.flights) == 1 and any(flight.lives < LIVES for flight in self.flights.values())
 
 
 class Crew:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import trio
 from setproctitle import setproctitle
 
+from growfs import garbage
 from growfs.budget import Budget
 from growfs.cachefolder import CacheFolder, open_cache
 from growfs.catalog import Catalog
@@ -114,6 +115,7 @@ def main() -> None:
     setproctitle(f"growfs: {url} on {request.mountpoint}")
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
+    garbage.look_rarely()
     try:
         serve(request, url, launcher)
     except GrowfsError as error:

@@ -6,6 +6,7 @@ without a row, which the next start deletes, and never a row that vouches for so
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sqlite3
@@ -20,6 +21,15 @@ from growfs.remote.protocol import Fetched
 from growfs.sampling import extension
 
 log = logging.getLogger(__name__)
+
+IS_HERE = (
+    "SELECT n.id, r.id IS NOT NULL FROM json_each(?) asked JOIN node n ON n.id = asked.value LEFT JOIN resident r"
+    " ON r.id = n.id"
+)
+BECOMES_RESIDENT = (
+    "INSERT INTO resident (id, parent, suffix, seq, turn, left_out, opened, bytes, ino, ctime_ns, digest)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +102,18 @@ class Publisher:
         self._paths = paths
 
     def publish(
-        self, writer: sqlite3.Connection, drafts: Iterable[Draft], pass_number: int, files: list[Moved]
+        self, writer: sqlite3.Connection, drafts: Sequence[Draft], pass_number: int, files: list[Moved]
     ) -> Published:
         """Admit drafts. files: gains what is moved, for `undo` or `finish`."""
         done = Published(self.last_seq)
         turns: dict[tuple[int, ...], int] = {}
+        residents: list[tuple[object, ...]] = []
+        nodes: list[tuple[object, ...]] = []
+        folders: set[int] = set()
+        is_here = dict(writer.execute(IS_HERE, (json.dumps([draft.node.id for draft in drafts]),)).fetchall())
         for draft in drafts:
-            query = "SELECT r.id FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?"
-            row = writer.execute(query, (draft.node.id,)).fetchone()
-            if row is None or (row[0] and not draft.renews):  # gone, or here already
+            here = is_here.get(draft.node.id)
+            if here is None or (here and not draft.renews):  # gone, or here already
                 disk.unlink("DRAFT_STALE", draft.file)
                 continue
             path = self._files / draft.path
@@ -109,18 +122,21 @@ class Publisher:
             disk.rename("PUBLISH", draft.file, path)
             id, place = self._renew(writer, draft, done) if draft.renews else (draft.node.id, None)
             if place is None:
-                self._admit_folders(writer, draft.node.parent)
+                if draft.node.parent not in folders:
+                    self._admit_folders(writer, draft.node.parent)
+                    folders.add(draft.node.parent)
                 seq = self._next()
                 place = Place(seq, turns.setdefault(draft.group, seq) if draft.group else seq)
                 self._join(writer, draft.group, place.turn)
             stat = path.stat()
             done.admitted[draft.node.id] = disk.allocated(stat)
-            _insert(writer, id, draft, place, stat)
-            writer.execute(
-                "UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ?, fetches = fetches + 1"
-                " WHERE id = ?",
-                (draft.fetched.size, draft.fetched.file.mtime_ns, pass_number, id),
-            )
+            residents.append(_resident(id, draft, place, stat))
+            nodes.append((draft.fetched.size, draft.fetched.file.mtime_ns, pass_number, id))
+        writer.executemany(BECOMES_RESIDENT, residents)
+        writer.executemany(
+            "UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ?, fetches = fetches + 1 WHERE id = ?",
+            nodes,
+        )
         done.last_seq = self.last_seq
         disk.at("PUBLISH_COMMIT")
         return done
@@ -248,23 +264,19 @@ def mark_durable(writer: sqlite3.Connection) -> None:
     writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0")
 
 
-def _insert(writer: sqlite3.Connection, id: int, draft: Draft, place: Place, stat: os.stat_result) -> None:
-    writer.execute(
-        "INSERT INTO resident (id, parent, suffix, seq, turn, left_out, opened, bytes, ino, ctime_ns, digest)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            id,
-            draft.node.parent,
-            extension(draft.node.name),
-            place.seq,
-            place.turn,
-            place.left_out,
-            place.opened,
-            disk.allocated(stat),
-            stat.st_ino,
-            stat.st_ctime_ns,
-            draft.fetched.digest,
-        ),
+def _resident(id: int, draft: Draft, place: Place, stat: os.stat_result) -> tuple[object, ...]:
+    return (
+        id,
+        draft.node.parent,
+        extension(draft.node.name),
+        place.seq,
+        place.turn,
+        place.left_out,
+        place.opened,
+        disk.allocated(stat),
+        stat.st_ino,
+        stat.st_ctime_ns,
+        draft.fetched.digest,
     )
 
 

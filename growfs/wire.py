@@ -17,6 +17,9 @@ from growfs.remote.protocol import Fetched, Packed, RemoteFile
 from growfs.sampling import Pass
 from growfs.turnover import Turnover
 
+TOLD_FILES = 64
+"""As soon as a worker has fetched so many, it tells of them."""
+
 length = struct.Struct(">I")
 """Of a message, in bytes: unsigned, 32 bits, most significant byte first."""
 

@@ -9,7 +9,6 @@ only, and ends when the daemon hangs up.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from growfs import wire
+from growfs import garbage, wire
 from growfs.catalog import Listed
 from growfs.database import read_only
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
@@ -35,8 +34,6 @@ from growfs.turnover import plan
 from growfs.wire import AtWork, Decide, Done, Failed, Fetch, List, Made, MakeOrder
 
 GONE_PER_PART = 1000
-GARBAGE_OBJECTS = 50_000
-"""Of new ones, until the collector looks for cycles; by its own default of 700 that took a twentieth of the CPU."""
 TELL_EVERY_FILES = 100_000
 """Of those that an order is made of; some seconds, where the machine is busy."""
 
@@ -52,8 +49,7 @@ def main() -> None:
     spec: RemoteSpec = wire.receive(control)
     with contextlib.suppress(GrowfsError):  # each worker tells it to the one who asks
         preload(spec)
-    gc.freeze()  # what is imported is not looked through again, nor copied after a fork
-    gc.set_threshold(GARBAGE_OBJECTS)
+    garbage.look_rarely()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:

@@ -20,7 +20,7 @@ RANKS = [
     ["growfs", "growfs.errors", "growfs.fuse", "growfs.pulse"],
     # pure functions, files, and what a remote is
     ["growfs.functions", "growfs.producers", "growfs.producers.*"],
-    ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority", "growfs.landlock"],
+    ["growfs.digest", "growfs.pace", "growfs.level", "growfs.priority", "growfs.garbage", "growfs.landlock"],
     ["growfs.disk", "growfs.rotation", "growfs.sampling", "growfs.remote.protocol", "growfs.remote.names"],
     ["growfs.reader"],
     # a room of its own: what reaches the stores

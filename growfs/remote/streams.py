@@ -47,6 +47,7 @@ class Streams:
         self._jobs: deque[Callable[[], None]] = deque()
         self._shared: list[Shared] = []
         self._working = self._idle = 0  # idle: all others, those that have yet to begin too
+        self._looks = False  # one of them does
 
     def begin(self, job: Callable[[], None], urgent: bool = False) -> None:
         """Have a thread call job, which raises nothing; one that is urgent does not wait for a free stream."""
@@ -82,6 +83,8 @@ class Streams:
 
     def _wake(self) -> None:
         """Have a thread look for what there is to do; it has the next one look before it begins."""
+        if self._looks and not self._urgent and self._working >= self._limit():
+            return  # it would find that it may not, and waking it costs a tenth of a small file
         if self._idle:
             self._comes.notify()
         elif self._working < THREADS_MAX:
@@ -93,7 +96,7 @@ class Streams:
         while True:
             with self._lock:
                 while (task := self._next()) is None:
-                    self._comes.wait(LOOK_EVERY_S if self._shared or self._jobs else None)
+                    self._wait()
                 self._idle -= 1
                 self._working += 1
                 if self._urgent or self._shared or self._jobs:
@@ -102,6 +105,14 @@ class Streams:
             with self._lock:
                 self._working -= 1
                 self._idle += 1
+
+    def _wait(self) -> None:
+        if self._looks or not (self._shared or self._jobs):
+            self._comes.wait()
+            return
+        self._looks = True
+        self._comes.wait(LOOK_EVERY_S)
+        self._looks = False
 
     def _next(self) -> Callable[[], None] | None:
         if self._urgent:

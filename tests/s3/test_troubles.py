@@ -82,7 +82,7 @@ def test_changes_while_nothing_was_mounted_show(growfs: Growfs, moto: S3Server, 
 def test_a_remote_that_lists_nothing_any_more_keeps_what_is_known(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     """An empty answer is likelier a mistake out there than the wish to lose the cache."""
     url = put(moto, prefix, "a", "b")
-    growfs.mount(url, "--refresh", "0.2s", "--settle", "0")
+    growfs.mount(url, "--refresh", "0.2s", "--settle", "0", "--wait-files", "2")
     for path in ("a", "b"):
         moto.delete(f"{prefix}/{path}")
     assert url in until(lambda: growfs.status()["last_error"])

@@ -172,7 +172,7 @@ async def test_few_files_do_not_go_all_to_one(files: int, size: int) -> None:
 
 async def test_bytes_count_too() -> None:
     async with scene(2) as at:
-        at.take("large", size=100 * SIZE)
+        at.take("large", size=2 * AHEAD_FILES * SIZE)
         at.take(*names(AHEAD_FILES))
         await quiet()
         assert sorted(len(worker.wanted) for worker in at.office.all) == [1, AHEAD_FILES]
@@ -180,15 +180,15 @@ async def test_bytes_count_too() -> None:
 
 async def test_a_worker_is_only_a_little_ahead() -> None:
     async with scene(1) as at:
-        at.take(*names(200))
+        at.take(*names(2 * AHEAD_FILES))
         await quiet()
         (worker,) = at.office.all
-        assert list(worker.wanted) == names(200)[: max(AHEAD_FILES, AHEAD * STREAMS_FIRST)]
+        assert list(worker.wanted) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, AHEAD * STREAMS_FIRST)]
         worker.fetched("0000", "0007")
         await quiet()
-        assert worker.had[-1] == names(200)[AHEAD_FILES : AHEAD_FILES + 2]
+        assert worker.had[-1] == names(2 * AHEAD_FILES)[AHEAD_FILES : AHEAD_FILES + 2]
         await at.finish()
-        assert sorted(at.fetched) == names(200)
+        assert sorted(at.fetched) == names(2 * AHEAD_FILES)
         assert len(at.office.all) == 1
 
 
@@ -205,7 +205,7 @@ async def test_a_worker_is_ahead_by_bytes() -> None:
 
 async def test_what_is_urgent_overtakes_and_heeds_no_limit() -> None:
     async with scene(1) as at:
-        *_, last = at.take(*names(100))
+        *_, last = at.take(*names(2 * AHEAD_FILES))
         await quiet()
         (worker,) = at.office.all
         at.take("u", urgent=True)
@@ -216,7 +216,7 @@ async def test_what_is_urgent_overtakes_and_heeds_no_limit() -> None:
         assert worker.had[1:] == [["u"], [last.path]]
         assert all(worker.wanted[path].urgent for path in ("u", last.path))
         await at.finish()
-        assert len(at.fetched) == len(set(at.fetched)) == 101
+        assert len(at.fetched) == len(set(at.fetched)) == 2 * AHEAD_FILES + 1
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -188,13 +188,15 @@ def drop(*paths: Path) -> None:
         os.close(fd)
 
 
-def touch_memory(bytes: int) -> None:
-    """Have so much free memory be there, but no more than half of it: a virtual machine's host may take back what is
-    free for some seconds, and the first write to such a page takes four times as long.
+def touched_memory(bytes: int) -> mmap.mmap:
+    """So much memory that is there, but no more than half of what is free; close it just before it is wanted.
+
+    A virtual machine's host may take back what is free for some seconds, and the first write to such a page takes four
+    times as long.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    mmap.mmap(-1, max(mmap.PAGESIZE, min(bytes, free // 2)), flags).close()
+    return mmap.mmap(-1, max(mmap.PAGESIZE, min(bytes, free // 2)), flags)
 
 
 def cached_bytes(fd: int) -> int | None:

@@ -29,7 +29,7 @@ from tools.benchmarks.measure import (
     at_most,
     figure,
     run,
-    touch_memory,
+    touched_memory,
 )
 from tools.benchmarks.mounts import mounted
 from tools.benchmarks.servers import Certificate, Running, rclone, s5cmd
@@ -94,7 +94,6 @@ def compare(source: Source, folder: Path, rounds: int, contenders: Mapping[str, 
             target = folder / f"target-{number}-{who.replace(' ', '-')}"
             target.mkdir(parents=True)
             os.sync()
-            touch_memory(2 * source.bytes)
             taken.rounds[who].append(bring(source, target))
             for path in target.rglob("*"):
                 if path.is_file():
@@ -117,7 +116,12 @@ def growfs(engine: str, *more: object) -> Contender:
             first: list[tuple[float, float | None]] = []
 
             def start(command: Sequence[object]) -> None:
-                with first_connection(source.server.pid, lambda: first.append((time.time(), group.cpu_s()))):
+                def heard() -> None:
+                    first.append((time.time(), group.cpu_s()))
+                    memory.close()
+
+                memory = touched_memory(2 * source.bytes)
+                with first_connection(source.server.pid, heard):
                     run(group.command(command))
 
             with mounted(f"s3://{NAME}", folder, *flags, start=start) as mount:
@@ -197,6 +201,7 @@ def s5cmd_cp(*flags: object) -> Contender:
 
 def copied(source: Source, target: Path, command: Sequence[object], **variables: object) -> Took:
     """A command from its start to its end."""
+    touched_memory(2 * source.bytes).close()
     with Group() as group:
         began = time.monotonic()
         run(group.command(command), **variables)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.benchmarks import shards
-from tools.benchmarks.measure import Figure, Setting, at_most, figure, touch_memory, until
+from tools.benchmarks.measure import Figure, Setting, at_most, figure, touched_memory, until
 from tools.benchmarks.mounts import ENGINES, Mount, mounted
 from tools.benchmarks.populate import NAME, ratios
 from tools.benchmarks.readers import Reader
@@ -58,7 +58,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                 with mounted(f"s3://{NAME}", folder, *more, "--include", f"{SMALL}/**", "--wait-files", FILES):
                     pass
                 os.sync()
-                touch_memory(2 * bytes)
+                touched_memory(2 * bytes).close()
                 with mounted(f"s3://{NAME}", folder, *more, "--no-wait") as mount:
                     rate, times = probed(mount, reader, [mount.mountpoint / SMALL, local], names)
                 rates[who].append(rate)
