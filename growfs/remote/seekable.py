@@ -13,7 +13,7 @@ from contextlib import suppress
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged
 from growfs.remote.protocol import Opened, Remote, RemoteFile
 
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 17  # as for producers.compressed.COPY_BYTES: so much is read in one go, and nothing is copied twice
 SKIP_BYTES_MAX = 1 << 20
 """Read over rather than asked for anew."""
 BREAKS_MAX = 5
