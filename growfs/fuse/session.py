@@ -25,9 +25,16 @@ log = logging.getLogger(__name__)
 
 SPIN_TRIES = 50
 """How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
-SHORT_S, SHORT_MIN = 1e-4, 4
-"""It is looked for where so many came in a row, each so soon after the one before. Else the core is better left to who
-reads: a worker that decodes for a millisecond comes back too late, and may be waiting for that very core."""
+WORTH_MAX, IN_VAIN = 16, 8
+"""It is looked for as long as that pays, as where cores are few, who reads may wait for the very core that looks: a
+request that was found so counts 1, of at most WORTH_MAX, and one that did not come takes IN_VAIN. With nothing left,
+as many have to come soon after the loop slept before it looks again."""
+SOON_S = 1e-4
+NAP_MS = 1
+"""A reader that opens one file after the other is waited for without trio, whose way to sleep takes as long as a
+request; for no longer, as all other tasks wait meanwhile."""
+TURN_S = 2e-3
+"""They have a turn after so long."""
 FAIR_REQUESTS = 256
 """After so many requests in a row the other tasks of the daemon have a turn."""
 HANDSHAKE_S = 10.0
@@ -81,9 +88,13 @@ class Session:
         """
         self._notifier.start()
         fd, read, size, note = self.fd, os.read, wire.MIN_READ_BUFFER, self.wakefulness.note
-        served = soon = 0
+        nap = select.poll()
+        nap.register(fd, select.POLLIN)
+        served = worth = 0
+        turn_at = time.monotonic()
         while True:
-            tries = SPIN_TRIES if soon >= SHORT_MIN else 1
+            spins = worth > 0
+            tries = most = SPIN_TRIES if spins else 1
             while tries:
                 try:
                     message = read(fd, size)
@@ -105,17 +116,25 @@ class Session:
                     return
                 answer(message)
                 note()
-                soon += 1
-                tries = SPIN_TRIES if soon >= SHORT_MIN else 1
+                if tries < most:
+                    worth = min(worth + 1, WORTH_MAX)
+                tries = most
                 served += 1
                 if served % FAIR_REQUESTS == 0:
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
+            if spins:
+                worth -= IN_VAIN
             slept_at = time.monotonic()
-            await trio.lowlevel.wait_readable(fd)
-            if time.monotonic() - slept_at > SHORT_S:
-                soon = 0
+            if slept_at - turn_at > TURN_S:
+                await trio.lowlevel.checkpoint()
+                turn_at = slept_at = time.monotonic()
+            if nap.poll(NAP_MS):
+                worth += worth <= 0 and time.monotonic() - slept_at < SOON_S
+            else:
+                await trio.lowlevel.wait_readable(fd)
+                turn_at = time.monotonic()
 
     def defer(self, work: Callable[[], object]) -> None:
         """Have work done when no request waits, and before any other task runs."""

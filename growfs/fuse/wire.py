@@ -203,7 +203,7 @@ def opened(unique: int, fh: int, open_flags: int, backing_id: int = 0) -> bytes:
 
 def refusal(unique: int, errno: int) -> bytes:
     """The answer that a request gets an errno."""
-    return OutHeader(OutHeader.layout.size, -errno, unique).pack()
+    return OutHeader.layout.pack(OutHeader.layout.size, -errno, unique)
 
 
 def dirent(entry: Dirent, name: bytes, plus: bytes = b"") -> bytes:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import queue
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from growfs import digest
+from growfs import porter as module
 from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
 from growfs.pace import Pace
 from growfs.porter import Porter
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec
-from growfs.wire import Came, Fetch, Lost, TooMuch, Wanted
+from growfs.wire import TOLD_FILES, Came, Fetch, Lost, TooMuch, Wanted
 
 WAIT_S = 20
 
@@ -86,3 +89,33 @@ def test_a_bug_of_a_library_is_told(
     assert isinstance(lost, Lost)
     assert isinstance(lost.error, RemoteBusy)
     assert "unexpected ZeroDivisionError" in str(lost.error)
+
+
+def test_files_are_told_of_many_at_a_time(
+    tmp_path: Path, porter: Porter, said: queue.Queue[Came], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message and a transaction for each would cost more than the files."""
+    monkeypatch.setattr(module, "TELL_EVERY_S", 10 * WAIT_S)
+    files = 5 * TOLD_FILES + 1
+    porter.take(Fetch([wanted(tmp_path, id, "small") for id in range(files)], []))
+    told_of: list[int] = []
+    while sum(told_of) < files:
+        told_of.append(len(said.get(timeout=WAIT_S).files))
+    assert min(told_of[:-1]) >= TOLD_FILES, "the last ones are told as soon as nothing else is under way"
+
+
+def test_a_file_that_somebody_waits_for_is_told_at_once(
+    tmp_path: Path, porter: Porter, said: queue.Queue[Came], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TELL_EVERY_S", 10 * WAIT_S)
+    fetch, goes_on = porter._remote.fetch, threading.Event()
+
+    def held_up(file: RemoteFile, *more: Any) -> RemoteFile:
+        assert file.path == "small" or goes_on.wait(WAIT_S)
+        return fetch(file, *more)
+
+    monkeypatch.setattr(porter._remote, "fetch", held_up)
+    porter.take(Fetch([wanted(tmp_path, 1, "large"), replace(wanted(tmp_path, 2, "small"), urgent=True)], []))
+    assert told(said, 1)[0].keys() == {2}
+    goes_on.set()
+    assert told(said, 1)[0].keys() == {1}

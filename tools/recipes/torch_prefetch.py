@@ -30,25 +30,32 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 SIDE, BATCH = 16, 16
+OF_ONE = 4
+"""Crops that are taken of a volume while it is open: to open one takes longer than to read a small crop of it."""
 AHEAD = 2
 """Batches that are on the device, or on their way to it, beside the one that is computed with."""
 
 
 class Crops(Dataset[Tensor]):
-    """So many random crops of each volume that a folder lists now."""
+    """Random crops of the volumes that a folder lists now: so many times OF_ONE of each."""
 
-    def __init__(self, folder: Path, each: int) -> None:
+    def __init__(self, folder: Path, times: int) -> None:
         self.volumes = sorted(folder.rglob("*.npy"))
-        self.each = each
+        self.times = times
 
     def __len__(self) -> int:
-        return len(self.volumes) * self.each
+        return len(self.volumes) * self.times
 
     def __getitem__(self, number: int) -> Tensor:
-        volume = np.load(self.volumes[number // self.each], mmap_mode="r")
-        starts = [random.randrange(length - SIDE + 1) for length in volume.shape]
-        crop = volume[tuple(slice(start, start + SIDE) for start in starts)]
-        return torch.from_numpy(crop[np.newaxis].astype(np.float32) / 255)
+        volume = np.load(self.volumes[number // self.times], mmap_mode="r")
+        crops = np.stack([crop(volume) for _ in range(OF_ONE)])
+        return torch.from_numpy(crops[:, np.newaxis].astype(np.float32) / 255)
+
+
+def crop(volume: np.ndarray) -> np.ndarray:
+    """A cube of SIDE from anywhere in it."""
+    starts = [random.randrange(length - SIDE + 1) for length in volume.shape]
+    return volume[tuple(slice(start, start + SIDE) for start in starts)]
 
 
 class Prefetcher:
@@ -100,8 +107,10 @@ def main() -> None:
     for epoch in range(1, options.epochs + 1):
         how = "prefetched" if epoch % 2 == 0 else "plain"
         began = time.perf_counter()
-        crops = Crops(options.folder, options.crops)  # lists the folder
-        loader = DataLoader(crops, BATCH, shuffle=True, num_workers=options.workers, pin_memory=cuda)
+        crops = Crops(options.folder, max(1, options.crops // OF_ONE))  # lists the folder
+        loader = DataLoader(
+            crops, BATCH // OF_ONE, shuffle=True, collate_fn=torch.cat, num_workers=options.workers, pin_memory=cuda
+        )
         batches: Iterable[Tensor] = Prefetcher(loader, device) if how == "prefetched" else loader
         samples, waited, asked = 0, 0.0, time.perf_counter()
         for batch in batches:
