@@ -26,6 +26,7 @@ import pytest
 from tests.frameworks.harness import BLOCK, blocks, tfrecord
 from tests.harness import Growfs, make_tree, until
 from tests.servers import S3Server
+from tools.benchmarks.recipe_data import example
 
 RECIPES = Path(__file__).parents[2] / "tools" / "recipes"
 LINE = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, \d+ samples/s, (.*)\n")
@@ -108,21 +109,6 @@ def ledger(growfs: Growfs) -> dict[str, int]:
     """How often each file was fetched, by path."""
     table = csv.DictReader(io.StringIO((growfs.mountpoint / ".growfs" / "ledger.csv").read_text()))
     return {row["path"]: int(row["fetches"]) for row in table}
-
-
-def field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer: key, length, content."""
-    length, size = b"", len(content)
-    while size > 127:
-        length, size = length + bytes([size & 127 | 128]), size >> 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + content
-
-
-def example(image: bytes, label: int) -> bytes:
-    """A tf.train.Example with the two features of the recipes."""
-    features = {"image": field(1, field(1, image)), "label": field(3, field(1, bytes([label])))}
-    entries = (field(1, field(1, name.encode()) + field(2, feature)) for name, feature in features.items())
-    return field(1, b"".join(entries))
 
 
 def shard(seed: int) -> bytes:

@@ -5,7 +5,9 @@ Each function writes below an empty folder, the same each time.
 
 from __future__ import annotations
 
+import io
 import random
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +17,25 @@ from PIL import Image
 CIFAR_BYTES = 1 + 3 * 32 * 32
 
 
-def images(folder: Path, classes: int, each: int, width: int = 500, height: int = 375, suffix: str = ".jpg") -> None:
+def images(folder: Path, classes: int, each: int, width: int = 500, height: int = 375) -> None:
     """Class folders of pictures. ImageNet's commonest size, and noise of that grain, make JPEGs of 110 kB, its average.
 
-    8 x 8 pixels, and any suffix, make files of one block.
+    8 x 8 pixels make files of one block.
     """
     generator = random.Random(5)
     for number in range(classes * each):
-        coarse = max(width // 3, 1), max(height // 3, 1)
-        noise = Image.frombytes("RGB", coarse, generator.randbytes(coarse[0] * coarse[1] * 3))
-        path = folder / f"class{number % classes:02}" / f"{number:05}{suffix}"
+        path = folder / f"class{number % classes:02}" / f"{number:05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        noise.resize((width, height), Image.Resampling.BICUBIC).save(path, quality=90)
+        path.write_bytes(picture(generator, width, height))
+
+
+def picture(generator: random.Random, width: int, height: int) -> bytes:
+    """A JPEG of noise with a grain of three pixels."""
+    coarse = max(width // 3, 1), max(height // 3, 1)
+    noise = Image.frombytes("RGB", coarse, generator.randbytes(coarse[0] * coarse[1] * 3))
+    content = io.BytesIO()
+    noise.resize((width, height), Image.Resampling.BICUBIC).save(content, "JPEG", quality=90)
+    return content.getvalue()
 
 
 def train_and_val(folder: Path, classes: int, train: int, val: int, width: int = 500, height: int = 375) -> None:
@@ -44,6 +53,60 @@ def shards(folder: Path, count: int, records: int) -> None:
         (folder / f"train-{number:05}.tfrecord").write_bytes(tfrecord(contents))
 
 
+def examples(folder: Path, count: int, records: int) -> None:
+    """The same as tf.train.Example with the features "image" and "label"."""
+    generator = random.Random(6)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        contents = [example(generator.randbytes(CIFAR_BYTES - 1), generator.randrange(10)) for _ in range(records)]
+        (folder / f"train-{number:05}.tfrecord").write_bytes(tfrecord(contents))
+
+
+def tars(folder: Path, count: int, each: int, width: int = 500, height: int = 375) -> None:
+    """WebDataset shards: pictures as of `images`, each with its class beside it."""
+    generator = random.Random(8)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        with tarfile.open(folder / f"train-{number:05}.tar", "w") as tar:
+            for sample in range(each):
+                pair = {"jpg": picture(generator, width, height), "cls": str(sample % 10).encode()}
+                for suffix, content in pair.items():
+                    member = tarfile.TarInfo(f"{number:05}{sample:05}.{suffix}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+
+
+def tensors(folder: Path, count: int, each: int) -> None:
+    """safetensors files of latents, 4 x 32 x 32 halves."""
+    from safetensors.numpy import save_file
+
+    generator = np.random.default_rng(9)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        latents = generator.random((each, 4, 32, 32), np.float32).astype(np.float16)
+        save_file({"latents": latents}, folder / f"{number:05}.safetensors")
+
+
+def raws(folder: Path, count: int, planes: int) -> None:
+    """Raw volumes of planes of 512 x 512 voxels of 16 bits."""
+    generator = np.random.default_rng(10)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (folder / f"{number:05}.raw").write_bytes(generator.bytes(planes * 512 * 512 * 2))
+
+
+def tables(folder: Path, count: int, rows: int) -> None:
+    """Parquet files of eight numbers and a text in each row."""
+    import pandas as pd
+
+    generator = np.random.default_rng(11)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        columns: dict[str, object] = {f"x{column}": generator.random(rows) for column in range(8)}
+        columns["text"] = [f"row {row} of table {number}" for row in range(rows)]
+        pd.DataFrame(columns).to_parquet(folder / f"{number:05}.parquet")
+
+
 def volumes(folder: Path, count: int, side: int) -> None:
     """Cubes of bytes as .npy files, in folders of eight."""
     generator = np.random.default_rng(7)
@@ -51,6 +114,21 @@ def volumes(folder: Path, count: int, side: int) -> None:
         path = folder / f"patient{number // 8:03}" / f"{number:05}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, generator.integers(0, 256, (side, side, side), np.uint8))
+
+
+def example(image: bytes, label: int) -> bytes:
+    """A tf.train.Example with two features (tensorflow/core/example/feature.proto), without TensorFlow."""
+    features = {"image": _field(1, _field(1, image)), "label": _field(3, _field(1, bytes([label])))}
+    entries = (_field(1, _field(1, name.encode()) + _field(2, feature)) for name, feature in features.items())
+    return _field(1, b"".join(entries))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer: key, length, content."""
+    length, size = b"", len(content)
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
 
 
 def tfrecord(records: list[bytes]) -> bytes:
