@@ -33,7 +33,9 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     mib = 8 if setting.quick else 128
     engine = setting.contenders[0]
     bytes = shards.make(setting.folder / "remote", SHARDS, mib)
-    with rclone_serving(setting.folder / "remote", setting.folder / "rclone.log", None, yields=True) as server:
+    with rclone_serving(
+        setting.folder / "remote", setting.folder / "rclone.log", None, yields=True, hashes=False
+    ) as server:
         source = Source(server, SHARDS, bytes)
         copying = growfs(engine, "--producer", "growfs.producers:copy")
         taken = compare(source, setting.folder, setting.rounds, {"growfs": growfs(engine), "producer": copying})

@@ -66,15 +66,22 @@ def rclone_server(folder: Path, log: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def rclone_serving(
-    folder: Path, log: Path, certificate: Certificate | None = None, yields: bool = False
+    folder: Path, log: Path, certificate: Certificate | None = None, yields: bool = False, hashes: bool = True
 ) -> Iterator[Running]:
     """The same as a process, whose `said` is the endpoint.
 
-    certificate: it speaks TLS. yields: it takes only the CPU time that nobody else wants. It is to take little, as a
-    store elsewhere takes none of this machine's: of a file that it reads from one end to the other, it would make all
-    hashes that it knows.
+    certificate: it speaks TLS. yields: it takes only the CPU time that nobody else wants. hashes: as it does by itself,
+    it makes all hashes that it knows of a file that is read from one end to the other, at a third of the rate.
     """
-    options = ["--etag-hash", "", "--no-checksum", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
+    options = [
+        "--etag-hash",
+        "",
+        *([] if hashes else ["--no-checksum"]),
+        "--config",
+        os.devnull,
+        "--auth-key",
+        f"{ACCESS_KEY},{SECRET_KEY}",
+    ]
     if certificate:
         options += [f"--cert={certificate.file}", f"--key={certificate.key}"]
     command = [rclone(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]

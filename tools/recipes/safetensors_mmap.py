@@ -58,7 +58,8 @@ def main() -> None:
             with safe_open(path, framework="pt") as file:
                 latents = file.get_slice(options.tensor)
                 for start in range(0, latents.get_shape()[0], options.batch):
-                    samples += len(latents[start : start + options.batch])  # here the model learns
+                    batch = latents[start : start + options.batch].float()  # which reads it
+                    samples += len(batch)  # here the model learns
         rate = samples / (time.perf_counter() - began)
         fresh = len(set(files) - ever)
         ever.update(files)
