@@ -26,10 +26,6 @@ IS_HERE = (
     "SELECT n.id, r.id IS NOT NULL FROM json_each(?) asked JOIN node n ON n.id = asked.value LEFT JOIN resident r"
     " ON r.id = n.id"
 )
-BECOMES_RESIDENT = (
-    "INSERT INTO resident (id, parent, suffix, seq, turn, left_out, opened, bytes, ino, ctime_ns, digest)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +258,12 @@ class Publisher:
 def mark_durable(writer: sqlite3.Connection) -> None:
     """Note that the medium holds all that is resident."""
     writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0")
+
+
+BECOMES_RESIDENT = (
+    "INSERT INTO resident (id, parent, suffix, seq, turn, left_out, opened, bytes, ino, ctime_ns, digest)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 def _resident(id: int, draft: Draft, place: Place, stat: os.stat_result) -> tuple[object, ...]:

@@ -93,8 +93,7 @@ class Session:
         served = worth = 0
         turn_at = time.monotonic()
         while True:
-            spins = worth > 0
-            tries = most = SPIN_TRIES if spins else 1
+            tries = most = SPIN_TRIES if worth > 0 else 1
             while tries:
                 try:
                     message = read(fd, size)
@@ -124,7 +123,7 @@ class Session:
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
-            if spins:
+            if most == SPIN_TRIES:
                 worth -= IN_VAIN
             slept_at = time.monotonic()
             if slept_at - turn_at > TURN_S:

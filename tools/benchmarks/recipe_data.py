@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import random
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,22 +45,24 @@ def train_and_val(folder: Path, classes: int, train: int, val: int, width: int =
         images(folder / name, classes, each, width, height)
 
 
-def shards(folder: Path, count: int, records: int) -> None:
-    """TFRecord files of images as in CIFAR-10's binary version."""
+def cifar(image: bytes, label: int) -> bytes:
+    """A record of CIFAR-10's binary version."""
+    return bytes([label]) + image
+
+
+def shards(folder: Path, count: int, records: int, record: Callable[[bytes, int], bytes] = cifar) -> None:
+    """TFRecord files of images of CIFAR-10's size. record: makes one of pixels and a label."""
     generator = random.Random(6)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        contents = [bytes([generator.randrange(10)]) + generator.randbytes(CIFAR_BYTES - 1) for _ in range(records)]
-        (folder / f"train-{number:05}.tfrecord").write_bytes(tfrecord(contents))
+        labelled = [(generator.randrange(10), generator.randbytes(CIFAR_BYTES - 1)) for _ in range(records)]
+        content = tfrecord([record(image, label) for label, image in labelled])
+        (folder / f"train-{number:05}.tfrecord").write_bytes(content)
 
 
 def examples(folder: Path, count: int, records: int) -> None:
     """The same as tf.train.Example with the features "image" and "label"."""
-    generator = random.Random(6)
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        contents = [example(generator.randbytes(CIFAR_BYTES - 1), generator.randrange(10)) for _ in range(records)]
-        (folder / f"train-{number:05}.tfrecord").write_bytes(tfrecord(contents))
+    shards(folder, count, records, example)
 
 
 def tars(folder: Path, count: int, each: int, width: int = 500, height: int = 375) -> None:

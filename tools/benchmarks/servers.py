@@ -73,15 +73,9 @@ def rclone_serving(
     certificate: it speaks TLS. yields: it takes only the CPU time that nobody else wants. hashes: as it does by itself,
     it makes all hashes that it knows of a file that is read from one end to the other, at a third of the rate.
     """
-    options = [
-        "--etag-hash",
-        "",
-        *([] if hashes else ["--no-checksum"]),
-        "--config",
-        os.devnull,
-        "--auth-key",
-        f"{ACCESS_KEY},{SECRET_KEY}",
-    ]
+    options = ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
+    if not hashes:
+        options.append("--no-checksum")
     if certificate:
         options += [f"--cert={certificate.file}", f"--key={certificate.key}"]
     command = [rclone(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]
