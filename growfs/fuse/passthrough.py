@@ -129,17 +129,18 @@ class PassthroughEngine:
 
     # Requests.
 
-    def _answer(self, message: bytes) -> None:
-        """Answer a message, whatever it is: none ends the daemon."""
+    def _answer(self, message: bytes) -> int:
+        """Answer a message, whatever it is: none ends the daemon. Returns its kind."""
         try:
             request = wire.request(message)
         except structs.Malformed as error:
             log.error("the kernel's request cannot be read: %s", error)
-            return
+            return 0
         opcode = request.opcode
         name, handler = self._handlers.get(opcode) or (f"number {opcode}", self._refuse_unknown)
         self.requests[name] += 1
         self._handle(request, handler)
+        return opcode
 
     def _handle(self, request: Request, handler: Callable[[Request], None]) -> None:
         try:

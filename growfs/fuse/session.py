@@ -5,6 +5,7 @@ Owns /dev/fuse and the thread that notifies. What a request means is its caller'
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -12,8 +13,8 @@ import queue
 import select
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 
 import trio
 
@@ -26,14 +27,15 @@ log = logging.getLogger(__name__)
 SPIN_TRIES = 50
 """How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
 WORTH_MAX, IN_VAIN = 16, 8
-"""It is looked for as long as that pays, as where cores are few, who reads may wait for the very core that looks: a
-request that was found so counts 1, of at most WORTH_MAX, and one that did not come takes IN_VAIN. With nothing left,
-as many have to come soon after the loop slept before it looks again."""
+"""It is looked for as long as that pays, as where cores are few, who reads may wait for the very core that looks. That
+depends on what was asked last: Python's open() asks twice at once, and what it reads then takes its time. So, for each
+kind of request, one that was found after it counts 1, of at most WORTH_MAX, and one that did not come takes IN_VAIN.
+With nothing left, as many have to come soon after the loop slept before it looks again."""
 SOON_S = 1e-4
-NAP_MS = 1
-"""A reader that opens one file after the other is waited for without trio, whose way to sleep takes as long as a
-request; for no longer, as all other tasks wait meanwhile."""
-TURN_S = 2e-3
+NAP_MS = 10
+"""A reader that opens one file after the other is waited for without trio, whose way to sleep takes longer than most
+requests. Tasks that have something to do end the nap; only those that wait for a time may wait longer, by so much."""
+TURN_S = 0.01
 """They have a turn after so long."""
 FAIR_REQUESTS = 256
 """After so many requests in a row the other tasks of the daemon have a turn."""
@@ -52,6 +54,31 @@ FLAGS = (
 )
 """READDIRPLUS always, and not only where the kernel guesses that attributes are wanted: it stops after the first page
 of a directory, and each file of the others then costs a LOOKUP before it can be opened."""
+
+
+class Others(trio.abc.Instrument):
+    """Tells whether other tasks than the one that serves have something to do.
+
+    turns: so many of theirs it has to wait for. A task that became runnable has its step in the next one, but perhaps
+    after the one that serves.
+    """
+
+    def __init__(self) -> None:
+        self.turns = 2
+        self._serving = trio.lowlevel.current_task()
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        """Called by trio."""
+        if task is not self._serving:
+            self.turns = 2
+
+    @staticmethod
+    def descriptors() -> Iterator[int]:
+        """Those that become readable when something happens that a task waits for: trio's epoll is among them."""
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the one that lists
+                if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                    yield int(name)
 
 
 class Session:
@@ -81,19 +108,24 @@ class Session:
             raise
         self.send(wire.reply(request.unique, answer.pack()))
 
-    async def serve(self, answer: Callable[[bytes], None], spare_time: Callable[[], bool]) -> None:
-        """Give each message to answer, until the file system is taken off.
+    async def serve(self, answer: Callable[[bytes], int], spare_time: Callable[[], bool]) -> None:
+        """Give each message to answer, which says of what kind it was, until the file system is taken off.
 
         spare_time: called when there is nothing else to do; does a little, and says whether there was anything to do.
         """
         self._notifier.start()
         fd, read, size, note = self.fd, os.read, wire.MIN_READ_BUFFER, self.wakefulness.note
+        others = Others()
+        trio.lowlevel.add_instrument(others)
         nap = select.poll()
-        nap.register(fd, select.POLLIN)
-        served = worth = 0
+        for waited_for in (fd, *others.descriptors()):
+            nap.register(waited_for, select.POLLIN)
+        served = 0
+        worth: Counter[int] = Counter()
+        last = 0
         turn_at = time.monotonic()
         while True:
-            tries = most = SPIN_TRIES if worth > 0 else 1
+            tries = most = SPIN_TRIES if worth[last] > 0 else 1
             while tries:
                 try:
                     message = read(fd, size)
@@ -113,24 +145,25 @@ class Session:
                     if error.errno not in (errno.ENODEV, errno.ECONNABORTED):
                         raise
                     return
-                answer(message)
-                note()
                 if tries < most:
-                    worth = min(worth + 1, WORTH_MAX)
-                tries = most
+                    worth[last] = min(worth[last] + 1, WORTH_MAX)
+                last = answer(message)
+                note()
+                tries = most = SPIN_TRIES if worth[last] > 0 else 1
                 served += 1
                 if served % FAIR_REQUESTS == 0:
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
                     await trio.lowlevel.checkpoint()
             if most == SPIN_TRIES:
-                worth -= IN_VAIN
+                worth[last] -= IN_VAIN
             slept_at = time.monotonic()
-            if slept_at - turn_at > TURN_S:
+            if others.turns or slept_at - turn_at > TURN_S:
+                others.turns = max(0, others.turns - 1)
                 await trio.lowlevel.checkpoint()
-                turn_at = slept_at = time.monotonic()
-            if nap.poll(NAP_MS):
-                worth += worth <= 0 and time.monotonic() - slept_at < SOON_S
+                turn_at = time.monotonic()
+            elif [ready for ready, _ in nap.poll(NAP_MS)] == [fd]:
+                worth[last] += worth[last] <= 0 and time.monotonic() - slept_at < SOON_S
             else:
                 await trio.lowlevel.wait_readable(fd)
                 turn_at = time.monotonic()

@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from growfs.budget import Budget
 from growfs.database import ROOT
 from growfs.errors import GrowfsError
-from growfs.fuse import structs, wire
+from growfs.fuse import session, structs, wire
 from growfs.fuse.passthrough import READ_ONLY, PassthroughEngine
 from growfs.fuse.session import FLAGS, Session
 from growfs.fuse.wire import Opcode
@@ -69,8 +69,8 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
         rooms.catalog, rooms.store, rooms.generations, None, readers, ledger, [], Path("/"), False  # type: ignore[arg-type]
     )  # fmt: skip
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    engine, session = PassthroughEngine(vfs), Session(ours.detach())
-    engine.begin(session)
+    engine, device = PassthroughEngine(vfs), Session(ours.detach())
+    engine.begin(device)
     async with trio.open_nursery() as nursery:
         for run in (readers.run, rooms.generations.run):
             nursery.start_soon(run)
@@ -80,7 +80,7 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
         yield kernel
         await kernel.assert_alive()
         nursery.cancel_scope.cancel()
-    session.close()
+    device.close()
     theirs.close()
 
 
@@ -131,6 +131,18 @@ async def test_a_handle_that_was_never_given(kernel: Kernel, opcode: Opcode) -> 
 @pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), structs.InHeader(99, 1, 1, 1, 0, 0, 0).pack()])
 async def test_a_message_that_cannot_be_told_apart_is_passed_over(kernel: Kernel, message: bytes) -> None:
     await kernel.end.send(message)
+
+
+async def test_no_task_waits_for_the_end_of_a_nap(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each listing has a generation begin, which takes several tasks and threads several turns."""
+    monkeypatch.setattr(session, "NAP_MS", 60_000)
+    monkeypatch.setattr(session, "TURN_S", 60.0)
+    for _ in range(20):
+        await kernel.send(Opcode.OPENDIR, structs.OpenIn(0, 0).pack())
+        handle = structs.OpenOut.unpack((await kernel.answer())[1]).fh
+        await kernel.send(Opcode.READDIR, structs.ReadIn(handle, 0, 4096, 0, 0, 0).pack())
+        assert b"a" in (await kernel.answer())[1]
+        assert await kernel.ask(Opcode.RELEASEDIR, structs.ReleaseIn(handle, 0, 0, 0).pack()) == 0
 
 
 async def test_an_interrupt_of_nothing(kernel: Kernel) -> None:

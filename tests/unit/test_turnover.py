@@ -17,7 +17,7 @@ from growfs.database import FROZEN, PINNED
 from growfs.disk import BLOCK
 from growfs.rotation import EVERYWHERE, Generation, Hold, Holds
 from growfs.store import Store
-from growfs.turnover import Turnover, plan
+from growfs.turnover import Next, Turnover, plan
 from tests.unit.rooms import Rooms, file, open_rooms
 
 
@@ -122,6 +122,34 @@ async def shown(scene: Scene, names: str, lacking: int = 100) -> None:
     await scene.remote(*names, lacking=lacking)
     await scene.admit(*names)
     await scene.begin()
+
+
+# Where nothing is to be decided.
+
+
+async def test_where_all_stays_nothing_is_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning takes a worker milliseconds, for which whoever lists waits."""
+    asked: list[Turnover] = []
+    decide = scene.rooms.generations._decide
+
+    async def noted(number: int, question: Turnover) -> Next:
+        asked.append(question)
+        return await decide(number, question)
+
+    monkeypatch.setattr(scene.rooms.generations, "_decide", noted)
+    await shown(scene, "1234", lacking=0)
+    generation = scene.rooms.generations.current
+    assert not asked
+    assert generation
+    assert scene.listed() == "1234"
+    assert (generation.files, generation.changes) == scene.plan(1, lacking=0) == (4, {})
+    await scene.remote(*"1234")
+    await scene.begin(leave_out=2)  # it makes room
+    await scene.remote(*"1234", lacking=0)
+    assert (await scene.begin()).files == 4  # and what was left out is shown again
+    assert len(asked) == 2
+    assert (await scene.begin()).files == 4
+    assert len(asked) == 2
 
 
 # Who is left out.

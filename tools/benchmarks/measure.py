@@ -178,6 +178,17 @@ def memory_mb(pid: int, which: str) -> float:
     return int(found[1]) * 1024 / 1e6
 
 
+@contextlib.contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """What is started meanwhile runs on these only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def drop(*paths: Path) -> None:
     """Have the kernel forget the pages of these files, in the cache's folder or in a mount."""
     for path in paths:

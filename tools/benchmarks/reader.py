@@ -19,6 +19,7 @@ from pathlib import Path
 BUFFER = 1 << 20
 PAGE = 4096
 PROBE_EVERY_S = 0.005
+TURN_EVERY_S = 0.001
 
 
 def sequential(path: str, block: int) -> list[float]:
@@ -110,7 +111,7 @@ def in_turn(folders: list[str], names: str) -> list[dict[str, float]]:
             pass
         os._exit(0)
     far.close()
-    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0]:
+    while not select.select([sys.stdin], [], [], TURN_EVERY_S)[0]:
         for folder, times in zip(folders, took, strict=False):
             path = f"{folder}/{random.choice(paths)}"
             began = time.perf_counter()

@@ -1,7 +1,9 @@
 """The programs of tools/recipes, over a mount and over the plain files: samples per second.
 
 Each run is a process of its own, as a person would start it. Its first epoch warms it up; the median of all others,
-each of which lists anew, counts.
+each of which lists anew, counts. PyTorch computes by one thread, as torchrun has it: a recipe then keeps one core busy
+with its model and one with its loader. With more threads than cores it is the scheduler that is measured: who sleeps
+for a moment, in an open for instance, finds its core taken.
 A further recipe is a line in RECIPES.
 """
 
@@ -118,7 +120,7 @@ def rate(recipe: Recipe, folder: Path) -> float:
     """Samples per second of a run: the median of those that it prints for each epoch but the first."""
     program = ROOT / "tools" / "recipes" / recipe.program
     command: list[Any] = [sys.executable, *recipe.launcher, program, folder, *recipe.arguments.split()]
-    said = run(command, PYTHONPATH=f"{SHIM}:{os.environ.get('PYTHONPATH', '')}")
+    said = run(command, PYTHONPATH=f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", OMP_NUM_THREADS="1")
     rates = EPOCH.findall(said)
     if not rates:
         raise BenchError(f"{recipe.program} printed no epoch: {said.strip()[-500:]}")

@@ -1,23 +1,26 @@
 """How long a reader waits for a resident small file while growfs fetches others at full speed.
 
-The S3 server stands for another machine, so it gets only the CPU time that nobody else wants. In turn with each file
-of the mount the reader opens one on the local disk, without growfs, and sends a byte to a process that sends it back.
-What these two take longer is not growfs's doing but the kernel's, which has the cores to share: an open through the
-mount is at the least the two together, as the daemon is another process.
+The S3 server stands for another machine: half of the cores are its own, and the reader shares the other half with all
+of growfs. With the server on the same cores a byte that another process sends back takes ten times as long while it
+fills, in one of a hundred times, as the kernel leaves no core in the middle of a server's send.
+
+In turn with each file of the mount the reader opens one on the local disk, without growfs, and sends a byte to a
+process that sends it back. What these two take longer is not growfs's doing but the kernel's: an open through the mount
+is at the least the two together, as the daemon is another process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from tools.benchmarks import shards
-from tools.benchmarks.measure import Figure, Setting, at_most, figure, touched_memory, until
+from tools.benchmarks.measure import BenchError, Figure, Setting, at_most, figure, on_cores, touched_memory, until
 from tools.benchmarks.mounts import ENGINES, Mount, mounted
 from tools.benchmarks.populate import NAME, ratios
 from tools.benchmarks.readers import Reader
@@ -33,6 +36,10 @@ WHICH = ("p50_ms", "p99_ms")
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """Each mount while it fills its empty cache, then for as long when it has nothing more to do."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise BenchError("needs two cores, one of them for the server")
+    servers, growfs = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
     mib = 4 if setting.quick else 128
     remote = setting.folder / "remote"
     bytes = shards.make(remote, shards.SHARDS, mib)
@@ -45,10 +52,11 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     engines = [who for who in setting.contenders if who in ENGINES]
     took: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)
-    with (
-        rclone_serving(remote, setting.folder / "rclone.log", yields=True) as server,
-        Reader() as reader,
-    ):
+    with contextlib.ExitStack() as stack:
+        with on_cores(servers):
+            server = stack.enter_context(rclone_serving(remote, setting.folder / "rclone.log"))
+        stack.enter_context(on_cores(growfs))
+        reader = stack.enter_context(Reader())
         flags = ["--endpoint-url", server.said, "--cache-size", 2 * bytes + (1 << 30)]
         for _ in range(setting.rounds):
             for who in engines:
@@ -94,20 +102,16 @@ def probed(
     until(lambda: fetched(mount), "filling", every_s=0.02)
     began, before = time.monotonic(), fetched(mount)
     reader.ask("in_turn", folders, names)
-    until(lambda: status(mount)["state"] == "complete", "filling", every_s=0.2)
+    until(lambda: len(list(mount.files.glob("shard-*"))) == shards.SHARDS, "filling")  # asks nothing of the daemon
     filling, fill_s = reader.do("enough"), time.monotonic() - began
     reader.ask("in_turn", folders, names)
-    end = time.monotonic() + fill_s
-    until(lambda: status(mount) and time.monotonic() > end, "nothing", every_s=0.2)  # asks as often as above
+    time.sleep(fill_s)
+    idle = reader.do("enough")
     rate = (fetched(mount) - before) / fill_s / 1e6
-    return rate, dict(zip(LOADS, (filling, reader.do("enough")), strict=True))
+    return rate, dict(zip(LOADS, (filling, idle), strict=True))
 
 
 def fetched(mount: Mount) -> int:
-    """Bytes that came so far."""
-    return int(status(mount)["fetch"]["bytes_total"])
-
-
-def status(mount: Mount) -> dict[str, Any]:
-    """Through the mount: starting a command each time would be a load of its own."""
-    return dict(json.loads((mount.mountpoint / ".growfs/status.json").read_text()))
+    """Bytes that came so far. Through the mount: starting a command would be a load of its own."""
+    status = json.loads((mount.mountpoint / ".growfs/status.json").read_text())
+    return int(status["fetch"]["bytes_total"])
