@@ -104,7 +104,8 @@ def test_a_miss_overtakes_what_nobody_waits_for(growfs: Growfs, gated: Gated, fi
 
 
 def test_a_miss_ends_at_its_timeout(growfs: Growfs, gated: Gated) -> None:
-    (path,) = held_back(gated, 1, growfs, "--miss-timeout", "0.2")
+    (path,) = held_back(gated, 1, growfs)
+    growfs.run("set", growfs.mountpoint, "miss-timeout=0.2")
     assert error_of(path) == errno.ETIMEDOUT
     assert "--miss-timeout" in growfs.log()
     growfs.run("set", growfs.mountpoint, "miss-timeout=60")
