@@ -20,7 +20,7 @@ import pytest
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.fuse.probe import why_not_passthrough
 
-COMMAND_S = 60.0
+COMMAND_S = 100.0
 GROWFS = [sys.executable, "-m", "growfs.cli"]
 
 

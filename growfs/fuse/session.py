@@ -59,8 +59,8 @@ of a directory, and each file of the others then costs a LOOKUP before it can be
 class Others(trio.abc.Instrument):
     """Tells whether other tasks than the one that serves have something to do.
 
-    turns: so many of theirs it has to wait for. A task that became runnable has its step in the next one, but perhaps
-    after the one that serves.
+    turns: how many it has to leave to them. A task that became runnable has its step in the next one, but perhaps after
+    the one that serves.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,8 @@ def test_a_hundred_waiting_opens_can_all_be_ended(growfs: Growfs, gated: Gated) 
 
 def test_the_fetch_goes_on_after_its_reader_has_left(growfs: Growfs, gated: Gated) -> None:
     """A file that somebody wanted is fetched all the same."""
-    (path,) = held_back(gated, 1, growfs, "--miss-timeout", "1")
+    (path,) = held_back(gated, 1, growfs)
+    growfs.run("set", growfs.mountpoint, "miss-timeout=1")
     with waiting(growfs, path, *CAT) as process:
         process.kill()
     gated.let_go()

@@ -195,7 +195,8 @@ def test_a_miss_makes_room_and_never_takes_a_directorys_last(growfs: Growfs, tmp
 @only("libfuse")
 def test_a_waiting_opener_that_is_killed_leaves_when_the_wait_ends(growfs: Growfs, gated: Gated) -> None:
     """Documented: this engine is not told of signals. What matters is that the mount goes on."""
-    path, other = held_back(gated, 2, growfs, "--miss-timeout", "1")
+    path, other = held_back(gated, 2, growfs)
+    growfs.run("set", growfs.mountpoint, "miss-timeout=1")
     waiting = subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: growfs.status()["miss"]["files_total"] == 2)
     waiting.kill()

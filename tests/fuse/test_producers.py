@@ -18,7 +18,7 @@ from tests.harness import Growfs, until
 from tests.servers import S3Server
 
 FUNCTIONS = makers.__file__
-QUICK = ("--producer-timeout", "6s", "--producer-memory", "300MiB")
+QUICK = ("--producer-timeout", "15s", "--producer-memory", "300MiB")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, out
     good = {"good", "input", "scratch"} | (set() if landlock.version() else {"elsewhere"})
     reasons = {
         "raises": "ValueError: no sense in this one",
-        "hangs": "was not done after 6 seconds",
+        "hangs": "was not done after 15 seconds",
         "exits": "exit code 3",
         "killed": "killed by SIGKILL",
         "leaks": "took more memory than 300 MiB",
@@ -80,7 +80,7 @@ def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, out
     more = ("--producer-retries", 1, "--workers", 4)
     growfs.mount(remote, "--producer", f"{FUNCTIONS}:troubled", *QUICK, *more)
     bad = set(reasons) - good
-    status = until(lambda: (status := growfs.status())["state"] in ("held", "complete") and status, 60)
+    status = until(lambda: (status := growfs.status())["state"] in ("held", "complete") and status, 90)
     (skipped,) = (entry for entry in status["skipped"] if "producer" in entry["reason"])
     assert skipped["files"] == len(bad)
     whole = {f"{name}.bin": b"what is left of it" for name in good} | {"scratch.bin": b"by another name"}

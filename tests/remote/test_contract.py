@@ -242,10 +242,10 @@ def test_a_full_disk_is_no_error_of_the_remote(filled: Place) -> None:
 def test_preload_starts_nothing(url: str) -> None:
     import threading
 
-    before = threading.enumerate()
+    before = set(threading.enumerate())
     preload(RemoteSpec(url))
     open_remote(RemoteSpec(url))
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= before  # a server's of the test before may end meanwhile
 
 
 def test_open_reads_each_file_from_anywhere(filled: Place) -> None:
