@@ -32,11 +32,9 @@ depends on what was asked last: Python's open() asks twice at once, and what it 
 kind of request, one that was found after it counts 1, of at most WORTH_MAX, and one that did not come takes IN_VAIN.
 With nothing left, as many have to come soon after the loop slept before it looks again."""
 SOON_S = 1e-4
-NAP_MS = 10
-"""A reader that opens one file after the other is waited for without trio, whose way to sleep takes longer than most
-requests. Tasks that have something to do end the nap; only those that wait for a time may wait longer, by so much."""
 TURN_S = 0.01
-"""They have a turn after so long."""
+"""A reader that opens one file after the other is waited for without trio, whose way to sleep takes longer than most
+requests. Other tasks that have something to do end this nap; those that wait for a time have a turn after so long."""
 FAIR_REQUESTS = 256
 """After so many requests in a row the other tasks of the daemon have a turn."""
 HANDSHAKE_S = 10.0
@@ -162,7 +160,7 @@ class Session:
                 others.turns = max(0, others.turns - 1)
                 await trio.lowlevel.checkpoint()
                 turn_at = time.monotonic()
-            elif [ready for ready, _ in nap.poll(NAP_MS)] == [fd]:
+            elif [ready for ready, _ in nap.poll(TURN_S * 1000)] == [fd]:
                 worth[last] += worth[last] <= 0 and time.monotonic() - slept_at < SOON_S
             else:
                 await trio.lowlevel.wait_readable(fd)

@@ -135,7 +135,6 @@ async def test_a_message_that_cannot_be_told_apart_is_passed_over(kernel: Kernel
 
 async def test_no_task_waits_for_the_end_of_a_nap(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each listing has a generation begin, which takes several tasks and threads several turns."""
-    monkeypatch.setattr(session, "NAP_MS", 60_000)
     monkeypatch.setattr(session, "TURN_S", 60.0)
     for _ in range(20):
         await kernel.send(Opcode.OPENDIR, structs.OpenIn(0, 0).pack())
