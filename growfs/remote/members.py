@@ -74,6 +74,7 @@ class Members:
         self._function = function
         self._cache = cache
         self._met: set[str] = set()
+        self._reading: dict[RemoteFile, Future[tuple[RemoteFile, Path]]] = {}
         self._one_at_a_time = threading.Lock()
         self._loading = threading.Lock()
 
@@ -130,12 +131,13 @@ class Members:
         to_read = iter(archives)
         ahead: deque[Future[tuple[RemoteFile, Path]]] = deque()
         for number, archive in enumerate(archives):
-            ahead.extend(pool.submit(self._read_through, each) for each in islice(to_read, AHEAD - len(ahead)))
+            ahead.extend(self._begun(pool, each) for each in islice(to_read, AHEAD - len(ahead)))
             left = tuple(archives[number:])
             while wait([ahead[0]], TELL_EVERY_S).not_done:
                 yield Page([], [], (after, left, done))
             try:
                 now, book = ahead.popleft().result()
+                del self._reading[archive]
                 self._met.add(book.name)
                 members = self._books.read(book, done)
                 while batch := list(islice(members, PAGE_FILES_MAX)):
@@ -151,6 +153,13 @@ class Members:
                 skipped = Skipped(f"not readable ({type(error).__name__})", archive.path, unread=True)
                 yield Page([], [skipped], (after, left[1:], 0))
             done = 0
+
+    def _begun(self, pool: Executor, archive: RemoteFile) -> Future[tuple[RemoteFile, Path]]:
+        """The reading through of an archive: a new one, or what a listing that failed has left under way."""
+        reading = self._reading.get(archive)
+        if reading is None or reading.done():
+            reading = self._reading[archive] = pool.submit(self._read_through, archive)
+        return reading
 
     def _read_through(self, archive: RemoteFile) -> tuple[RemoteFile, Path]:
         """The archive as it is now, and its book."""

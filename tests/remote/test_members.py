@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -26,11 +28,12 @@ NAMES = {f"shards/{number}/{name}": data for number in range(5) for name, data i
 
 
 class Shards(FakeRemote):
-    """Archives, and which of them were read, in order."""
+    """Archives, and which of them were read, in order. held: those whose reading waits for as long as they are in it."""
 
     def __init__(self, cache: Path, content: dict[str, bytes] = SHARDS, page_files: int = 2) -> None:
         super().__init__(page_files=page_files)
         self.read: list[str] = []
+        self.held: set[str] = set()
         self.cache = cache
         for path, data in content.items():
             self.put(path, data)
@@ -38,6 +41,8 @@ class Shards(FakeRemote):
     def open(self, file: RemoteFile, start: int = 0) -> Opened:
         if not start:
             self.read.append(file.path)
+        while file.path in self.held:
+            time.sleep(0.001)
         return super().open(file, start)
 
     def members(self, function: Function = TAR) -> Members:
@@ -122,6 +127,20 @@ def test_a_listing_that_fails_midway_goes_on_and_keeps_what_was_read(shards: Sha
     assert listed(Retrying(shards.members(), sleep=lambda _: None)).keys() == NAMES.keys()
     assert len(shards.read) == len(SHARDS) + 2
     assert len(list((shards.cache / "members").iterdir())) == len(SHARDS)
+
+
+def test_what_is_being_read_when_a_listing_fails_is_not_read_twice(shards: Shards) -> None:
+    shards.fail("open", RemoteBusy("busy"))
+    shards.held.add("shards/1.tar")
+    again: list[float] = []
+
+    def second_try(seconds: float) -> None:
+        again.append(seconds)
+        Timer(0.2, shards.held.clear).start()
+
+    assert listed(Retrying(shards.members(), sleep=second_try)).keys() == NAMES.keys()
+    assert len(again) == 1
+    assert sorted(shards.read) == sorted([*SHARDS, "shards/0.tar"])
 
 
 @pytest.mark.parametrize(
