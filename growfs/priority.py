@@ -1,4 +1,4 @@
-"""What a process that nobody waits for asks of the kernel: to come after those that somebody does wait for."""
+"""Who is to come first at a core: the thread that readers wait for; and who last: processes that nobody waits for."""
 
 from __future__ import annotations
 
@@ -22,6 +22,30 @@ _WHO_PROCESS = 1
 _CLASS_IDLE = 3 << 13
 _AUTOGROUP_PAUSE_S = 0.12  # an ordinary user may change one in so long only (kernel/sched/autogroup.c: HZ / 10)
 _AUTOGROUP_TRIES = 10
+
+
+class Precedence:
+    """Whether a thread takes a core from whoever computes on it as soon as it wakes up; else it may wait for 3 ms.
+
+    By real-time scheduling (sched(7)): niceness, 20 steps of it, and shorter slices do half of that or nothing. So it
+    is for what takes microseconds. Takes root; without it nothing happens. Processes and threads that it starts are
+    like any others.
+    """
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._allowed = True
+
+    def take(self, taken: bool) -> None:
+        """Of the calling thread."""
+        if taken == self._taken or not self._allowed:
+            return
+        policy = os.SCHED_FIFO if taken else os.SCHED_OTHER
+        try:
+            os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(int(taken)))
+            self._taken = taken
+        except OSError:
+            self._allowed = False
 
 
 def step_aside() -> None:

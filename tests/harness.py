@@ -141,3 +141,18 @@ def growfs(tmp_path: Path) -> Iterator[Growfs]:
         pytest.fail("the mount could not be taken off")
     if not command.tolerate_log:
         assert "Traceback" not in command.log()
+
+
+def policy(tid: int = 0) -> int:
+    """How a thread is scheduled: SCHED_OTHER, SCHED_FIFO, ... Without a thread: this one."""
+    return os.sched_getscheduler(tid) & ~os.SCHED_RESET_ON_FORK
+
+
+def may_take_precedence() -> bool:
+    """Whether real-time scheduling is allowed here."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        return False
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    return True

@@ -21,6 +21,7 @@ import trio
 from growfs.errors import GrowfsError
 from growfs.fuse import structs, wire
 from growfs.fuse.latency import Wakefulness
+from growfs.priority import Precedence
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +56,27 @@ of a directory, and each file of the others then costs a LOOKUP before it can be
 
 
 class Others(trio.abc.Instrument):
-    """Tells whether other tasks than the one that serves have something to do.
+    """Tells whether other tasks than the one that serves have something to do, none of which comes before readers.
 
     turns: how many it has to leave to them. A task that became runnable has its step in the next one, but perhaps after
-    the one that serves.
+    the one that serves. precedence: of the thread, while it sleeps and answers.
     """
 
     def __init__(self) -> None:
         self.turns = 2
+        self.precedence = Precedence()
         self._serving = trio.lowlevel.current_task()
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
         """Called by trio."""
         if task is not self._serving:
             self.turns = 2
+            self.precedence.take(False)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Called by trio."""
+        if timeout:
+            self.precedence.take(True)
 
     @staticmethod
     def descriptors() -> Iterator[int]:
@@ -112,9 +120,16 @@ class Session:
         spare_time: called when there is nothing else to do; does a little, and says whether there was anything to do.
         """
         self._notifier.start()
-        fd, read, size, note = self.fd, os.read, wire.MIN_READ_BUFFER, self.wakefulness.note
         others = Others()
         trio.lowlevel.add_instrument(others)
+        try:
+            await self._loop(answer, spare_time, others)
+        finally:
+            trio.lowlevel.remove_instrument(others)
+            others.precedence.take(False)
+
+    async def _loop(self, answer: Callable[[bytes], int], spare_time: Callable[[], bool], others: Others) -> None:
+        fd, read, size, note = self.fd, os.read, wire.MIN_READ_BUFFER, self.wakefulness.note
         nap = select.poll()
         for waited_for in (fd, *others.descriptors()):
             nap.register(waited_for, select.POLLIN)
@@ -133,6 +148,7 @@ class Session:
                     elif spare_time():
                         served += 1
                         if served % FAIR_REQUESTS == 0:
+                            others.precedence.take(False)
                             await trio.lowlevel.checkpoint()
                     else:
                         tries -= 1
@@ -152,6 +168,7 @@ class Session:
                 if served % FAIR_REQUESTS == 0:
                     while self._deferred:  # others may want to know whether a file is open
                         self._deferred.popleft()()
+                    others.precedence.take(False)
                     await trio.lowlevel.checkpoint()
             if most == SPIN_TRIES:
                 worth[last] -= IN_VAIN
@@ -160,7 +177,9 @@ class Session:
                 others.turns = max(0, others.turns - 1)
                 await trio.lowlevel.checkpoint()
                 turn_at = time.monotonic()
-            elif [ready for ready, _ in nap.poll(TURN_S * 1000)] == [fd]:
+                continue
+            others.precedence.take(True)
+            if [ready for ready, _ in nap.poll(TURN_S * 1000)] == [fd]:
                 worth[last] += worth[last] <= 0 and time.monotonic() - slept_at < SOON_S
             else:
                 await trio.lowlevel.wait_readable(fd)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.conftest import Library, only, opened
-from tests.harness import Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, may_take_precedence, policy, until
 
 READERS = {
     "cat": 'cat "$1"',
@@ -48,6 +48,17 @@ def test_the_engine_that_was_asked_for_carries_the_mount(library: Library, engin
     status = library.growfs.status()
     assert status["engine"] == engine
     assert status["engine_reason"]
+
+
+@only("passthrough")
+@pytest.mark.skipif(not may_take_precedence(), reason="real-time scheduling is not allowed here")
+def test_only_the_thread_that_answers_comes_before_others(library: Library) -> None:
+    daemon = library.growfs.pid
+    until(lambda: policy(daemon) == os.SCHED_FIFO)
+    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    threads = {int(task.name) for pid in (daemon, *children) for task in Path(f"/proc/{pid}/task").iterdir()}
+    assert len(threads) > 1
+    assert {policy(tid) for tid in threads - {daemon}} == {os.SCHED_OTHER}
 
 
 @only("passthrough")

@@ -28,7 +28,7 @@ NAMES = {f"shards/{number}/{name}": data for number in range(5) for name, data i
 
 
 class Shards(FakeRemote):
-    """Archives, and which of them were read, in order. held: those whose reading waits for as long as they are in it."""
+    """Archives, and which of them were read, in order. held: those whose reading waits, while they are in it."""
 
     def __init__(self, cache: Path, content: dict[str, bytes] = SHARDS, page_files: int = 2) -> None:
         super().__init__(page_files=page_files)
