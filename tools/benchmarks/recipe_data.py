@@ -65,6 +65,32 @@ def examples(folder: Path, count: int, records: int) -> None:
     shards(folder, count, records, example)
 
 
+def train_and_val_examples(folder: Path, train: int, val: int, records: int) -> None:
+    """The same, twice: train/ and val/ with so many files."""
+    for name, count in (("train", train), ("val", val)):
+        examples(folder / name, count, records)
+
+
+def objects(folder: Path, count: int, side: int) -> None:
+    """Pictures as .npy files in folders of a hundred, side x side x 3 floats, and a table of their labels.
+
+    With the index that a mount has, so that the recipe can read the plain folder as well.
+    """
+    import pandas as pd
+
+    generator = np.random.default_rng(12)
+    table = pd.DataFrame({"object_id": range(count)})
+    table["label"] = table["object_id"] % 10
+    table["path"] = [f"{number // 100:03}/{number:05}.npy" for number in range(count)]
+    for name in table["path"]:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, generator.random((side, side, 3), np.float32))
+    table.to_csv(folder / "labels.csv", index=False)
+    (folder / ".growfs").mkdir()
+    table[["path"]].to_csv(folder / ".growfs" / "index.csv", index=False)
+
+
 def tars(folder: Path, count: int, each: int, width: int = 500, height: int = 375) -> None:
     """WebDataset shards: pictures as of `images`, each with its class beside it."""
     generator = random.Random(8)

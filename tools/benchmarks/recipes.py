@@ -63,6 +63,8 @@ IMAGES = Data(recipe_data.images, full=(10, 40), quick=(10, 4, 32, 32))
 TRAIN_AND_VAL = Data(recipe_data.train_and_val, full=(10, 40, 4), quick=(10, 4, 1, 32, 32))
 SHARDS = Data(recipe_data.shards, full=(16, 1000), quick=(4, 20))
 EXAMPLES = Data(recipe_data.examples, full=(16, 5000), quick=(4, 20))
+EXAMPLES_AND_VAL = Data(recipe_data.train_and_val_examples, full=(16, 2, 5000), quick=(4, 1, 20))
+OBJECTS = Data(recipe_data.objects, full=(1000, 128), quick=(20, 8))
 TARS = Data(recipe_data.tars, full=(8, 100), quick=(2, 4, 32, 32))
 TENSORS = Data(recipe_data.tensors, full=(8, 2000), quick=(2, 20))
 RAWS = Data(recipe_data.raws, full=(8, 64), quick=(2, 80))
@@ -76,6 +78,8 @@ RECIPES = [
     Recipe("torch_nodes.py", TRAIN_AND_VAL, "--epochs 8 --workers 1", ("torchvision",), TORCHRUN),
     Recipe("lightning_reload.py", IMAGES, "--epochs 8 --workers 1", ("torchvision", "lightning")),
     Recipe("tf_tfrecord.py", EXAMPLES, "--epochs 6", ("tensorflow",)),
+    Recipe("tf_input_fn.py", EXAMPLES_AND_VAL, "--epochs 6", ("tensorflow",)),
+    Recipe("keras_dataframe.py", OBJECTS, "--epochs 8", ("tensorflow", "pandas")),
     Recipe("webdataset_shards.py", TARS, "--epochs 6 --workers 1", ("webdataset", "torch")),
     Recipe("safetensors_mmap.py", TENSORS, "--epochs 20", ("safetensors", "torch")),
     Recipe("numpy_volumes.py", RAWS, "--epochs 8 --workers 1 --crops 50", ("numpy",)),
@@ -105,10 +109,10 @@ def of_plain(setting: Setting, recipe: Recipe) -> list[Figure]:
     for number in range(setting.rounds):
         for who in setting.contenders:
             with all_resident(who, remote, folder) as mount:
-                both = (mount.files, mount.mountpoint)
+                both = (remote, mount.mountpoint)
                 rates = {path: rate(recipe, path) for path in both[:: -1 if number % 2 else 1]}
-            plain.append(rates[mount.files])
-            ratios[who].append(rates[mount.mountpoint] / rates[mount.files])
+            plain.append(rates[remote])
+            ratios[who].append(rates[mount.mountpoint] / rates[remote])
     name = recipe.program.removesuffix(".py")
     return [
         figure(f"{name}, plain files", plain, "samples/s"),
