@@ -135,9 +135,9 @@ class Members:
             left = tuple(archives[number:])
             while wait([ahead[0]], TELL_EVERY_S).not_done:
                 yield Page([], [], (after, left, done))
+            self._reading.pop(archive, None)
             try:
                 now, book = ahead.popleft().result()
-                del self._reading[archive]
                 self._met.add(book.name)
                 members = self._books.read(book, done)
                 while batch := list(islice(members, PAGE_FILES_MAX)):
