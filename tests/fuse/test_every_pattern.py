@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,7 @@ FASTER_THAN_IT_POLLS = "a script that polls until there is enough"
 """A local remote fills the cache between two looks; test_generations has the script that polls."""
 
 
-PLAYED = [name for name in PATTERNS if name != FASTER_THAN_IT_POLLS]
-BY_TURNS = list(zip(PLAYED, cycle(("passthrough", "libfuse"))))
-"""Each over one engine: what is listed and held is decided above them, and many seconds go into each."""
-
-
-@pytest.mark.parametrize(("name", "engine"), BY_TURNS, indirect=["engine"])
+@pytest.mark.parametrize("name", [name for name in PATTERNS if name != FASTER_THAN_IT_POLLS])
 def test_a_pattern(name: str, growfs: Growfs, tmp_path: Path) -> None:
     pattern = PATTERNS[name]
     slow = name in LISTS_FOR_LONG
