@@ -168,10 +168,10 @@ class Readers:
         others_look = any(other.looks(generation, now, self.settle_s) for other in others)
         return begins_generation(known, now - generation.began_at, self.settle_s, others_look)
 
-    def opened(self, tid: int, id: int, waited: bool) -> int:
-        """Credit an open to the nearest of the process and its ancestors that listed, else to the process.
+    def opener(self, tid: int) -> int:
+        """Whom a thread's opens are credited to: the nearest of its process and ancestors that listed, or the process.
 
-        Returns the reader's number, for `closed`.
+        Returns the reader's number, for `opened` and `closed`.
         """
         now = time.monotonic()
         known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
@@ -180,8 +180,12 @@ class Readers:
             if len(self._threads) > THREADS_MAX:
                 self._threads.clear()
             self._threads[tid] = (now, reader)
-        reader.opened(id, self._generations.current, trio.current_time(), waited)
         return reader.number
+
+    def opened(self, number: int, id: int, waited: bool) -> None:
+        """A reader has opened a file. waited: for it to be fetched."""
+        if reader := self._by_number.get(number):
+            reader.opened(id, self._generations.current, trio.current_time(), waited)
 
     def closed(self, number: int) -> None:
         """A file that a reader had opened is closed."""

@@ -221,24 +221,31 @@ class Vfs:
 
     # Files.
 
-    def open_now(self, id: int, tid: int, waited: bool = False) -> int | None:
-        """As `open`, for a resident file; None where it would have to wait. waited: it had to before."""
+    def open_now(self, id: int, tid: int) -> int | None:
+        """As `open`, for a resident file; None where it would have to wait.
+
+        To be counted by `opened`, before anything else is answered: the reader waits for the handle only.
+        """
         if self._store.open(id) is None:
             return None
+        return id | self._readers.opener(tid) << READER_SHIFT
+
+    def opened(self, handle: int, waited: bool = False) -> None:
+        """Count an open of a file. waited: for it to be fetched."""
+        id = handle & NODE_MASK
         self._ledger.opened(id)
-        number = self._readers.opened(tid, id, waited)
-        return id | number << READER_SHIFT
+        self._readers.opened(handle >> READER_SHIFT, id, waited)
 
     def open_ahead(self, id: int) -> bool:
         """Open a file that was listed, for who may come to read it; False where that is of no use. Counts nowhere."""
         return self._store.open_ahead(id)
 
     async def open(self, id: int, tid: int) -> int:
-        """A handle for a file, opened by a thread. Waits where it has to be fetched first."""
+        """A handle for a file, opened by a thread, and counted. Waits where it has to be fetched first."""
         if id in self._virtual:
             return await self._open_virtual(self._virtual[id], tid)
         waited_from: float | None = None
-        while (handle := self.open_now(id, tid, waited_from is not None)) is None:
+        while (handle := self.open_now(id, tid)) is None:
             node = self._catalog.node(id)
             if node is None:
                 raise Stale(str(id))
@@ -253,6 +260,7 @@ class Vfs:
             await self._fetch(node)
         if waited_from is not None:
             self.misses.wait_s += trio.current_time() - waited_from
+        self.opened(handle, waited_from is not None)
         return handle
 
     async def _fetch(self, node: Node) -> None:

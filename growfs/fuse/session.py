@@ -130,7 +130,7 @@ class Session:
 
     async def _loop(self, answer: Callable[[bytes], int], spare_time: Callable[[], bool], others: Others) -> None:
         fd, read, size, note = self.fd, os.read, wire.MIN_READ_BUFFER, self.wakefulness.note
-        nap = select.poll()
+        nap, only_fd = select.poll(), [(fd, select.POLLIN)]
         for waited_for in (fd, *others.descriptors()):
             nap.register(waited_for, select.POLLIN)
         served = 0
@@ -179,7 +179,7 @@ class Session:
                 turn_at = time.monotonic()
                 continue
             others.precedence.take(True)
-            if [ready for ready, _ in nap.poll(TURN_S * 1000)] == [fd]:
+            if nap.poll(TURN_S * 1000) == only_fd:
                 worth[last] += worth[last] <= 0 and time.monotonic() - slept_at < SOON_S
             else:
                 await trio.lowlevel.wait_readable(fd)

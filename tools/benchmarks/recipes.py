@@ -1,33 +1,48 @@
 """The programs of tools/recipes, over a mount and over the plain files: samples per second.
 
-Each run is a process of its own, as a person would start it. Its first epoch warms it up; the median of all others,
-each of which lists anew, counts. PyTorch computes by one thread, as torchrun has it: a recipe then keeps one core busy
-with its model and one with its loader. With more threads than cores it is the scheduler that is measured: who sleeps
-for a moment, in an open for instance, finds its core taken.
+One process trains over each, and they take turns, an epoch each: what a machine can do differs by a tenth from one
+minute to the next. The first epoch warms up; of all others, each of which lists anew, the median ratio counts. PyTorch
+computes by one thread, as torchrun has it: a recipe then keeps one core busy with its model and one with its loader.
+With more threads than cores it is the scheduler that is measured: who sleeps for a moment, in an open for instance,
+finds its core taken.
 A further recipe is a line in RECIPES.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from threading import Timer
 
 from tools.benchmarks import recipe_data
-from tools.benchmarks.measure import ROOT, BenchError, Figure, Setting, at_least, figure, need_space, run
+from tools.benchmarks.measure import (
+    COMMAND_S_MAX,
+    ROOT,
+    BenchError,
+    Figure,
+    Setting,
+    at_least,
+    environment,
+    figure,
+    need_space,
+)
 from tools.benchmarks.mounts import all_resident
 from tools.benchmarks.readers import SHIM
 
 TARGETS = {"passthrough": 0.97}
 DATA_BYTES_MAX = 400 << 20
-EPOCH = re.compile(r"^epoch \d+: .*?([\d.]+) samples/s", re.MULTILINE)
+EPOCH = re.compile(r"epoch \d+: .*?([\d.]+) samples/s")
+HERE = Path(__file__).parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
 
 
@@ -54,6 +69,7 @@ class Recipe:
 
     program: str
     data: Data
+    epochs: int
     arguments: str
     needs: tuple[str, ...]
     launcher: tuple[str, ...] = ()
@@ -72,18 +88,18 @@ TABLES = Data(recipe_data.tables, full=(16, 10_000), quick=(2, 100))
 VOLUMES = Data(recipe_data.volumes, full=(16, 256), quick=(4, 32))
 
 RECIPES = [
-    Recipe("torch_imagefolder.py", IMAGES, "--epochs 8 --workers 1", ("torchvision",)),
-    Recipe("torch_shards.py", SHARDS, "--epochs 8 --workers 1", ("torch",)),
-    Recipe("torch_prefetch.py", VOLUMES, "--epochs 8 --workers 1 --crops 40", ("torch",)),
-    Recipe("torch_nodes.py", TRAIN_AND_VAL, "--epochs 8 --workers 1", ("torchvision",), TORCHRUN),
-    Recipe("lightning_reload.py", IMAGES, "--epochs 8 --workers 1", ("torchvision", "lightning")),
-    Recipe("tf_tfrecord.py", EXAMPLES, "--epochs 6", ("tensorflow",)),
-    Recipe("tf_input_fn.py", EXAMPLES_AND_VAL, "--epochs 6", ("tensorflow",)),
-    Recipe("keras_dataframe.py", OBJECTS, "--epochs 8", ("tensorflow", "pandas")),
-    Recipe("webdataset_shards.py", TARS, "--epochs 6 --workers 1", ("webdataset", "torch")),
-    Recipe("safetensors_mmap.py", TENSORS, "--epochs 20", ("safetensors", "torch")),
-    Recipe("numpy_volumes.py", RAWS, "--epochs 8 --workers 1 --crops 50", ("numpy",)),
-    Recipe("hf_datasets.py", TABLES, "--epochs 6", ("datasets",)),
+    Recipe("torch_imagefolder.py", IMAGES, 8, "--workers 1", ("torchvision",)),
+    Recipe("torch_shards.py", SHARDS, 8, "--workers 1", ("torch",)),
+    Recipe("torch_prefetch.py", VOLUMES, 8, "--workers 1 --crops 40", ("torch",)),
+    Recipe("torch_nodes.py", TRAIN_AND_VAL, 8, "--workers 1", ("torchvision",), TORCHRUN),
+    Recipe("lightning_reload.py", IMAGES, 8, "--workers 1", ("torchvision", "lightning")),
+    Recipe("tf_tfrecord.py", EXAMPLES, 6, "", ("tensorflow",)),
+    Recipe("tf_input_fn.py", EXAMPLES_AND_VAL, 6, "", ("tensorflow",)),
+    Recipe("keras_dataframe.py", OBJECTS, 8, "", ("tensorflow", "pandas")),
+    Recipe("webdataset_shards.py", TARS, 6, "--workers 1", ("webdataset", "torch")),
+    Recipe("safetensors_mmap.py", TENSORS, 20, "", ("safetensors", "torch")),
+    Recipe("numpy_volumes.py", RAWS, 8, "--workers 1 --crops 50", ("numpy",)),
+    Recipe("hf_datasets.py", TABLES, 6, "", ("datasets",)),
 ]
 
 
@@ -106,13 +122,12 @@ def of_plain(setting: Setting, recipe: Recipe) -> list[Figure]:
     folder.mkdir(exist_ok=True)
     plain: list[float] = []
     ratios: dict[str, list[float]] = defaultdict(list)
-    for number in range(setting.rounds):
+    for _ in range(setting.rounds):
         for who in setting.contenders:
             with all_resident(who, remote, folder) as mount:
-                both = (remote, mount.mountpoint)
-                rates = {path: rate(recipe, path) for path in both[:: -1 if number % 2 else 1]}
-            plain.append(rates[remote])
-            ratios[who].append(rates[mount.mountpoint] / rates[remote])
+                pairs = in_turns(recipe, remote, mount.mountpoint)
+            plain.append(median(plainly for plainly, _ in pairs))
+            ratios[who].append(median(mounted / plainly for plainly, mounted in pairs))
     name = recipe.program.removesuffix(".py")
     return [
         figure(f"{name}, plain files", plain, "samples/s"),
@@ -120,12 +135,52 @@ def of_plain(setting: Setting, recipe: Recipe) -> list[Figure]:
     ]
 
 
-def rate(recipe: Recipe, folder: Path) -> float:
-    """Samples per second of a run: the median of those that it prints for each epoch but the first."""
-    program = ROOT / "tools" / "recipes" / recipe.program
-    command: list[Any] = [sys.executable, *recipe.launcher, program, folder, *recipe.arguments.split()]
-    said = run(command, PYTHONPATH=f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", OMP_NUM_THREADS="1")
-    rates = EPOCH.findall(said)
-    if not rates:
-        raise BenchError(f"{recipe.program} printed no epoch: {said.strip()[-500:]}")
-    return median(map(float, rates[1:]))
+def in_turns(recipe: Recipe, plain: Path, mounted: Path) -> list[tuple[float, float]]:
+    """Samples per second of the plain files and of the mounted ones, for each epoch but the first."""
+    found = []
+    with training(recipe, plain) as over_plain, training(recipe, mounted) as over_mounted:
+        for number in range(recipe.epochs):
+            rates = {over: over() for over in (over_plain, over_mounted)[:: -1 if number % 2 else 1]}
+            found.append((rates[over_plain], rates[over_mounted]))
+    return found[1:]
+
+
+@contextlib.contextmanager
+def training(recipe: Recipe, folder: Path) -> Iterator[Callable[[], float]]:
+    """A recipe that stands still between its epochs; gives what has it go on for one, and tells samples per second."""
+    program = [HERE / "in_turns.py", ROOT / "tools" / "recipes" / recipe.program, folder]
+    words = [sys.executable, *recipe.launcher, *program, "--epochs", recipe.epochs, *recipe.arguments.split()]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [str(word) for word in words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment() | {"PYTHONPATH": f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
+            cwd=ROOT,
+        ) as process,
+    ):
+        said, told = process.stdout, process.stdin
+        assert said
+        assert told
+
+        def epoch() -> float:
+            with contextlib.suppress(BrokenPipeError):
+                told.write("\n")
+                told.flush()
+            for line in said:
+                if found := EPOCH.match(line):
+                    return float(found[1])
+            process.wait()
+            errors.seek(0)
+            raise BenchError(f"{recipe.program} ended: {errors.read().strip()[-500:] or process.returncode}")
+
+        killing = Timer(COMMAND_S_MAX, process.kill)
+        killing.start()
+        try:
+            yield epoch
+        finally:
+            process.communicate()  # after its last epoch it ends by itself
+            killing.cancel()

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-SIDE = 32
+SIDE = 224
 BATCH = 16
 PREPARE = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
 
@@ -47,7 +47,7 @@ def train(options: argparse.Namespace) -> None:
     # Frozen: complete, the same on every node, and for ever. So it is listed once, and shared out among all ranks.
     held_out = ImageFolder(options.folder / "val", PREPARE)
     validation = DataLoader(Subset(held_out, range(rank, len(held_out), ranks)), BATCH)
-    layers = nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()
+    layers = nn.Conv2d(3, 16, 16, stride=16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()
     classes = nn.Linear(256, len(held_out.classes))
     model = DistributedDataParallel(nn.Sequential(*layers, classes).to(device), [local_rank] if cuda else None)
     optimizer = torch.optim.AdamW(model.parameters())
