@@ -107,6 +107,32 @@ async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemo
     assert rooms.store.opened(id) is None
 
 
+async def test_an_open_is_answered_and_then_counted(
+    kernel: Kernel, rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before any other request is answered: a listing may depend on it."""
+    told: list[str] = []
+    id = rooms.node("a/1").id
+
+    def send(device: Session, message: bytes, content: memoryview | None = None) -> bool:
+        told.append("answered")
+        return sent(device, message, content)
+
+    def count(vfs: Vfs, handle: int, waited: bool = False) -> None:
+        told.append("counted")
+        counted(vfs, handle, waited)
+
+    sent, counted = Session.send, Vfs.opened
+    monkeypatch.setattr(Session, "send", send)
+    monkeypatch.setattr(Vfs, "opened", count)
+    for _ in range(2):
+        await kernel.send(Opcode.OPEN, structs.OpenIn(0, 0).pack(), id)
+    for _ in range(2):
+        assert (await kernel.answer())[0].error == 0
+    await wait_all_tasks_blocked()
+    assert told == ["answered", "counted"] * 2
+
+
 @pytest.mark.parametrize("opcode", READ_ONLY, ids=lambda opcode: opcode.name)
 async def test_a_change_is_refused(kernel: Kernel, opcode: Opcode) -> None:
     assert await kernel.ask(opcode, bytes(64)) == errno.EROFS
