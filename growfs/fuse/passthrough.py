@@ -279,26 +279,22 @@ class PassthroughEngine:
         handle = self._vfs.open_now(request.nodeid, request.tid)
         if handle is None:
             self._later(request, partial(self._open_later, request))
-            return
-        sent = self._opened(request, handle)
-        self._vfs.opened(handle)
-        if not sent:
-            self._vfs.close(handle)
+        else:
+            self._opened(request, handle)
+            self._vfs.opened(handle)  # also where it was closed again: the count comes out the same
 
     async def _open_later(self, request: Request) -> None:
-        handle = await self._vfs.open(request.nodeid, request.tid)
-        if not self._opened(request, handle):
-            self._vfs.close(handle)
+        self._opened(request, await self._vfs.open(request.nodeid, request.tid))
 
-    def _opened(self, request: Request, handle: int) -> bool:
-        """Give a reader the handle; False where it does not wait for it any more."""
+    def _opened(self, request: Request, handle: int) -> None:
         if self._vfs.is_virtual(handle):
             answer = wire.opened(request.unique, handle, OpenFlag.DIRECT_IO)
         elif backing := self._backing(request.nodeid, handle):
             answer = wire.opened(request.unique, handle, _PASSTHROUGH, backing)
         else:
             answer = wire.opened(request.unique, handle, OpenFlag.KEEP_CACHE)
-        return self._session.send(answer)
+        if not self._session.send(answer):
+            self._vfs.close(handle)
 
     def _backing(self, id: int, handle: int) -> int:
         """The backing id of an open file; NO_BACKING, while its descriptor is open, where the kernel refuses it."""

@@ -62,6 +62,13 @@ async def generation(readers: Readers, pid: int, directory: int = 1) -> int:
     return shown.number
 
 
+def opens(readers: Readers, tid: int, id: int = FILE, waited: bool = False) -> int:
+    """Whom it is credited to, as a number."""
+    number = readers.opener(tid)
+    readers.opened(number, id, waited)
+    return number
+
+
 async def gone(readers: Readers, process: subprocess.Popen[bytes]) -> None:
     """End a process, and return when the readers know."""
     process.kill()
@@ -77,7 +84,7 @@ async def test_the_first_listing_begins_the_first_generation(readers: Readers) -
 
 async def test_an_epoch_is_a_generation(readers: Readers) -> None:
     assert [await generation(readers, ME), await generation(readers, ME)] == [1, 1]
-    readers.opened(readers.opener(ME), FILE, False)
+    opens(readers, ME)
     assert await generation(readers, ME) == 2
     assert await generation(readers, ME) == 2
 
@@ -85,14 +92,14 @@ async def test_an_epoch_is_a_generation(readers: Readers) -> None:
 async def test_the_directories_of_one_walk_are_of_one_generation(readers: Readers) -> None:
     for directory in (1, 2, 3):
         assert await generation(readers, ME, directory) == 1
-        readers.opened(readers.opener(ME), FILE, False)
+        opens(readers, ME)
     assert await generation(readers, ME, 1) == 2
     assert await generation(readers, ME, 2) == 2
 
 
 async def test_a_second_process_joins(readers: Readers, other: int) -> None:
     assert await generation(readers, ME) == 1
-    readers.opened(readers.opener(ME), FILE, False)
+    opens(readers, ME)
     assert await generation(readers, other) == 1
 
 
@@ -112,13 +119,13 @@ async def test_who_only_looks_sees_growth_when_it_has_settled(
 
 async def test_a_listing_of_everything_is_a_listing(readers: Readers) -> None:
     assert await generation(readers, ME, EVERYWHERE) == 1
-    readers.opened(readers.opener(ME), FILE, False)
+    opens(readers, ME)
     assert await generation(readers, ME, EVERYWHERE) == 2
 
 
 async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: Readers, other: int) -> None:
     assert await generation(readers, ME) == 1
-    readers.opened(readers.opener(other), FILE, False)
+    opens(readers, other)
     (reader,) = readers.living()
     assert (reader.pid, reader.opens) == (ME, 1)
     assert await generation(readers, ME) == 2
@@ -127,12 +134,12 @@ async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: Readers,
 async def test_an_opener_that_listed_itself_has_its_own_opens(readers: Readers, other: int) -> None:
     await generation(readers, ME)
     await generation(readers, other)
-    readers.opened(readers.opener(other), FILE, False)
+    opens(readers, other)
     assert {reader.pid: reader.opens for reader in readers.living()} == {ME: 0, other: 1}
 
 
 async def test_an_opener_without_any_lister_is_a_reader(readers: Readers, other: int) -> None:
-    readers.opened(readers.opener(other), FILE, False)
+    opens(readers, other)
     (reader,) = readers.living()
     assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
 
@@ -151,7 +158,7 @@ async def test_a_thread_is_its_process(readers: Readers) -> None:
         await trio.lowlevel.checkpoint()
     assert thread_group(tids[0]) == ME
     assert await generation(readers, tids[0]) == 1
-    readers.opened(readers.opener(tids[0]), FILE, False)
+    opens(readers, tids[0])
     assert [reader.pid for reader in readers.living()] == [ME]
     done.set()
     thread.join()
@@ -167,7 +174,7 @@ async def test_a_process_that_ended_is_no_reader(readers: Readers) -> None:
 
 async def test_readers_that_the_kernel_does_not_name_are_one(readers: Readers) -> None:
     assert await generation(readers, 0) == 1
-    readers.opened(readers.opener(0), FILE, False)
+    opens(readers, 0)
     await generation(readers, ME)
     living = {reader.pid: reader for reader in readers.living()}
     assert set(living) == {0, ME}
@@ -178,8 +185,7 @@ async def test_readers_that_ended_are_forgotten(readers: Readers) -> None:
     for _ in range(5):
         child = sleeper()
         await generation(readers, child.pid)
-        number = readers.opener(child.pid)
-        readers.opened(number, FILE, False)
+        number = opens(readers, child.pid)
         await gone(readers, child)
         readers.closed(number)  # the kernel tells of that in its own time
     assert readers.living() == []
@@ -216,7 +222,7 @@ async def test_what_a_reader_is_shown_counts_from_its_listing(readers: Readers, 
     reader.is_shown(1, 5)
     await lists(readers, ME, 2)
     assert (reader.shown[1], reader.files_shown) == (5, 5)
-    readers.opened(readers.opener(ME), FILE, False)
+    opens(readers, ME)
     await lists(readers, ME, 1)
     assert (reader.files_shown, reader.generation) == (0, 2)
 
@@ -240,9 +246,9 @@ async def test_a_reader_holds_what_it_listed_until_it_ends(readers: Readers) -> 
 async def test_an_opener_without_any_lister_holds_everything_of_that_moment(readers: Readers, other: int) -> None:
     child = sleeper()
     await generation(readers, child.pid)
-    readers.opened(readers.opener(child.pid), FILE, False)
+    opens(readers, child.pid)
     _, shown = await lists(readers, child.pid)
-    readers.opened(readers.opener(other), FILE, True)
+    opens(readers, other, waited=True)
     (reader,) = [reader for reader in readers.living() if reader.pid == other]
     assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
     assert reader.holds == {EVERYWHERE: Hold(2, shown.last_seq)}
@@ -251,8 +257,7 @@ async def test_an_opener_without_any_lister_holds_everything_of_that_moment(read
 
 async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: MockClock) -> None:
     _, shown = await lists(readers, ME, 7)
-    number = readers.opener(ME)
-    readers.opened(number, FILE, False)
+    number = opens(readers, ME)
     await trio.sleep(2 * HOLD_IDLE_S)
     assert readers.holds().cover(7, shown.last_seq, None)  # it has a file open
     readers.closed(number)
@@ -283,10 +288,10 @@ async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: Reade
     readers.to_the_end = True
     reader, _ = await lists(readers, ME, 7)
     reader.is_shown(7, 2)
-    readers.opened(readers.opener(ME), FILE, False)
-    readers.opened(readers.opener(ME), FILE, False)
+    opens(readers, ME)
+    opens(readers, ME)
     assert readers.holds().cover(7, 0, None)
-    readers.opened(readers.opener(ME), FILE + 1, False)
+    opens(readers, ME, FILE + 1)
     assert not readers.holds().cover(7, 0, None)
 
 

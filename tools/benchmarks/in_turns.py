@@ -17,7 +17,7 @@ _print = builtins.print
 def print_and_wait(*values: object, **options: object) -> None:
     """As print; returns when there is a line to read, if what was printed is of an epoch."""
     _print(*values, **options)  # type: ignore[call-overload]  # what print takes is its own affair
-    if str(values[:1]).startswith("('epoch "):
+    if values and str(values[0]).startswith("epoch "):
         sys.stdin.readline()
 
 
