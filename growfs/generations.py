@@ -127,7 +127,7 @@ class Generations:
             return
         self._number = number
         self.current = Generation(number, next.last_seq, trio.current_time(), next.files, next.changes)
-        store.shown_seq, store.generation = next.last_seq, number
+        store.shown_seq = next.last_seq
         self._to_the_back = next.to_the_back
         self.began()
 

@@ -291,12 +291,16 @@ class Population:
 
     async def _make_room(self, need: int, id: int) -> int | None:
         """As Store.reserve, where something has to go for it."""
-        holds = self._readers.holds()
         if self.promise.is_frozen(id):
-            return await self._store.reserve_by_eviction(need, holds)
-        if not (self._generations.rotates and self._generations.is_written):
+            return await self._store.reserve_by_eviction(need, self._readers.holds())
+        if not self._generations.rotates:
             return None
-        reserved = await self._store.reserve_by_rotation(need, holds)
+        async with self._store.rotating:
+            if not self._generations.is_written:
+                await self._generations.written.wait()
+            if not self._generations.is_written:  # the disk refuses it
+                return None
+            reserved = await self._store.reserve_by_rotation(need, self._readers.holds())
         if reserved is not None:
             self._state = State.ROTATING
         return reserved

@@ -38,9 +38,9 @@ class Store:
     cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
     `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
     go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
-    the descriptor was closed. shown_seq: the last admission that a generation showed; generation: the number of
-    the current one. wanted_bytes: of the draw that waits for room. rotating: for as long as it is taken, rotation
-    deletes nothing; by who decides what is listed, as that may show again what is left out.
+    the descriptor was closed. shown_seq: the last admission that a generation showed. wanted_bytes: of the draw that
+    waits for room. rotating: taken by who decides what is listed, and by who deletes what no longer is, as each goes
+    by what the other changes.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -59,7 +59,6 @@ class Store:
         self._catalog = catalog
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
-        self.generation = 0
         self.wanted_bytes = 0
         self._making_room = trio.Lock()
         self.rotating = trio.Lock()
@@ -126,11 +125,10 @@ class Store:
         return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
-        """As `reserve`, deleting what is left out and not held where that is needed."""
-        generation = self.generation
-        async with self.rotating, self._making_room:
+        """As `reserve`, deleting what is left out and not held where that is needed. The caller has `rotating`."""
+        async with self._making_room:
             over = self.over(disk.allocation(size))
-            if over > 0 and self.generation == generation:  # a new one may show again what looks as if it may go
+            if over > 0:
                 may_go = partial(expendable, holds=holds, shown_seq=self.shown_seq)
                 chosen = await choose(self._db, self._open, may_go, over, self.limit_bytes // ROOM_SHARE)
                 await self._evict_if_possible(chosen)

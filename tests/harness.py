@@ -17,8 +17,11 @@ from typing import Any
 
 import pytest
 
+from growfs.control import ask
+from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.fuse.probe import why_not_passthrough
+from growfs.launch import find_living, stop
 
 COMMAND_S = 100.0
 GROWFS = [sys.executable, "-m", "growfs.cli"]
@@ -52,13 +55,13 @@ class Growfs:
         size = [] if "--cache-size" in flags else ["--cache-size", "1GB"]
         return self.run("mount", url, self.mountpoint, "--cache-dir", self.cache_dir, *size, *flags, check=check)
 
-    def umount(self, *flags: object) -> None:
-        """Take the mount off; returns when the daemon has ended."""
-        self.run("umount", *flags, self.mountpoint)
+    def umount(self, lazy: bool = False) -> None:
+        """Take the mount off; returns when the daemon has ended. As the verb does, without a Python of its own."""
+        stop(self.mountpoint, lazy)
 
     def status(self) -> dict[str, Any]:
-        """The status, through the control socket."""
-        return dict(json.loads(self.run("status", "--json", self.mountpoint).stdout))
+        """The status, through the control socket. As the verb, without a Python of its own: tests poll it."""
+        return dict(ask(find_living(self.mountpoint).cache, "status"))
 
     @property
     def cache(self) -> Path:
@@ -93,7 +96,7 @@ def files_below(folder: Path) -> set[str]:
     return {str(Path(root, name).relative_to(folder)) for root, _, names in os.walk(folder) for name in names}
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """Poll until condition is true, and return its value; fails the test when that takes too long."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -133,7 +136,8 @@ def growfs(tmp_path: Path) -> Iterator[Growfs]:
     command = Growfs(tmp_path)
     yield command
     if mounted_at(command.mountpoint):
-        command.run("umount", command.mountpoint, check=False)
+        with contextlib.suppress(GrowfsError):
+            command.umount()
     if mounted_at(command.mountpoint):
         with contextlib.suppress(Exception):
             command.kill()

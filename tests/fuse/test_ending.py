@@ -110,7 +110,7 @@ def test_a_busy_mount_is_not_taken_off_and_goes_on(growfs: Growfs, digest: str, 
 def test_taken_off_lazily_what_is_open_and_mapped_can_be_read_to_the_end(growfs: Growfs, digest: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
-        growfs.umount("--lazy")
+        growfs.umount(lazy=True)
         assert not mounted_at(growfs.mountpoint)
         assert not ended(pid)
         assert holder.read() == ([digest, digest], 0)
@@ -120,7 +120,7 @@ def test_taken_off_lazily_what_is_open_and_mapped_can_be_read_to_the_end(growfs:
 def test_taken_off_lazily_a_mapping_alone_keeps_the_daemon(growfs: Growfs, digest: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "mapping") as holder:
-        growfs.umount("--lazy")
+        growfs.umount(lazy=True)
         assert not ended(pid)
         assert holder.read() == ([digest], 0)
     until(lambda: ended(pid))
@@ -128,7 +128,7 @@ def test_taken_off_lazily_a_mapping_alone_keeps_the_daemon(growfs: Growfs, diges
 
 def test_taken_off_lazily_an_open_folder_still_leads_to_its_files(growfs: Growfs, digest: str) -> None:
     with opened(growfs.mountpoint / "class0") as folder:
-        growfs.umount("--lazy")
+        growfs.umount(lazy=True)
         assert set(os.listdir(folder)) == {"0000.bin"}
         with open("0000.bin", "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder)) as file:
             assert hashlib.sha256(file.read()).hexdigest() == digest

@@ -73,7 +73,7 @@ def test_lazily_readers_finish(growfs: Growfs, tmp_path: Path) -> None:
     growfs.mount(tmp_path / "remote")
     pid = growfs.pid
     fd = os.open(growfs.mountpoint / NAME, os.O_RDONLY)
-    growfs.umount("--lazy")
+    growfs.umount(lazy=True)
     assert os.listdir(growfs.mountpoint) == []
     assert b"".join(os.pread(fd, 1 << 20, offset) for offset in range(0, SIZE, 1 << 20)) == tree[NAME]
     assert not ended(pid)

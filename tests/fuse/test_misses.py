@@ -165,6 +165,7 @@ def test_no_room_because_everything_is_pinned(growfs: Growfs, tmp_path: Path) ->
     growfs.run("pin", growfs.mountpoint, *(f"/{path.relative_to(growfs.mountpoint)}" for path in local))
     assert error_of(missing[0]) == errno.ENOSPC
     growfs.run("unpin", growfs.mountpoint, "*")
+    growfs.run("set", growfs.mountpoint, "miss-timeout=60")
     assert missing[0].read_bytes()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from growfs.populate import BREATH_S
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotating import (
@@ -32,6 +34,9 @@ from tests.harness import GROWFS, Growfs, make_tree, until
 FILES = 40
 TURNOVER = ROOM // 2
 """Files that a generation leaves out, with HALF."""
+PACE_S = BREATH_S / 2 + 0.003
+"""Two of it end while a generation begins that began so long before, less the milliseconds that beginning takes."""
+EPOCHS_MAX = 120
 
 
 @pytest.fixture
@@ -96,6 +101,21 @@ def test_files_as_large_as_a_quarter_of_the_cache_rotate(growfs: Growfs, tmp_pat
         replaced(growfs, room=4)
         seen |= epoch(reader)
     assert waits(growfs) == 0
+
+
+def test_short_epochs_see_the_listing_change(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
+    """The pause between two looks for room is as long as two of them: each look may fall upon a generation's beginning.
+
+    A look that then gives up is followed by one that falls upon the next, for as long as the reader keeps its pace.
+    """
+    seen: set[str] = set()
+    began = time.monotonic()
+    for number in range(EPOCHS_MAX):
+        time.sleep(max(0.0, began + number * PACE_S - time.monotonic()))
+        seen |= epoch(reader)
+        if seen == rotating:
+            return
+    pytest.fail(f"{len(seen)} of {len(rotating)} files in {EPOCHS_MAX} epochs")
 
 
 def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:

@@ -494,7 +494,8 @@ async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(
 
     async def rotate() -> None:
         monkeypatch.setattr(scene.store, "evict", slow_evict)
-        await scene.store.reserve_by_rotation(BLOCK, Holds())
+        async with scene.store.rotating:
+            await scene.store.reserve_by_rotation(BLOCK, Holds())
 
     async def begin() -> None:
         await scene.begin()
