@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,12 @@ def backwards(source: BinaryIO, out: BinaryIO) -> None:
     for end in range(size, 0, -STEP):
         source.seek(max(0, end - STEP))
         out.write(source.read(min(STEP, end))[::-1])
+
+
+def copied(source: BinaryIO, out: BinaryIO) -> None:
+    """Says each time what it makes."""
+    print(f"copying {source.name}", flush=True)
+    shutil.copyfileobj(source, out)
 
 
 def troubled(source: BinaryIO, out: BinaryIO) -> None:

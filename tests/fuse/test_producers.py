@@ -61,6 +61,16 @@ def test_files_are_made_of_those_of_a_bucket(growfs: Growfs, rclone_s3: S3Server
     until(lambda: (growfs.mountpoint / "large.made").read_bytes() == b"B" * 1000 + b"A" * 1000)
 
 
+def test_a_file_much_larger_than_the_others_is_not_made_again_and_again(growfs: Growfs, tmp_path: Path) -> None:
+    sizes = {"a": 1000, "b": 1000, "c": 5_000_000, "d": 1000}
+    (tmp_path / "remote").mkdir()
+    for name, size in sizes.items():
+        (tmp_path / "remote" / name).write_bytes(b"x" * size)
+    growfs.mount(tmp_path / "remote", "--producer", f"{FUNCTIONS}:copied")
+    assert {name: len(made) for name, made in complete(growfs).items()} == sizes
+    assert growfs.log().count("copying c") <= 2
+
+
 def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, outside: Path) -> None:
     growfs.tolerate_log = True
     remote = tmp_path / "remote"
