@@ -55,6 +55,7 @@ class Generations:
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._to_the_back: list[tuple[int, ...]] | None = None
         self._refused = False
+        self._rotating = trio.Lock()
 
     @property
     def number(self) -> int:
@@ -84,6 +85,21 @@ class Generations:
             self._to_the_back = None
             self.written()
 
+    async def reserve(self, size: int, holds: Callable[[], Holds]) -> int | None:
+        """As Store.reserve, deleting what is left out and not held where that is needed.
+
+        None also where nothing rotates. Where a generation begins meanwhile, what it decided is waited for: given up,
+        it would be tried again with the next one, and so for ever by a reader whose epochs are as short as the pauses.
+        """
+        if not self.rotates:
+            return None
+        async with self._rotating:
+            if not self.is_written:
+                await self.written.wait()
+            if not self.is_written:  # the disk refuses it
+                return None
+            return await self._store.reserve_by_rotation(size, holds())
+
     async def begin(self, lasting: Holds, opened: frozenset[int]) -> None:
         """Freeze what is resident now, less what is left out, as the set of listed files.
 
@@ -95,7 +111,7 @@ class Generations:
         if not self.is_written:
             log.warning("generation %d cannot be written: no new one", self.number)
             return
-        async with self._store.rotating:  # what is on its way out is gone, and nothing else goes
+        async with self._rotating:  # what is on its way out is gone, and nothing else goes
             await self._begin(lasting, opened)
         self._store.room()
 

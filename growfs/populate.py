@@ -293,14 +293,7 @@ class Population:
         """As Store.reserve, where something has to go for it."""
         if self.promise.is_frozen(id):
             return await self._store.reserve_by_eviction(need, self._readers.holds())
-        if not self._generations.rotates:
-            return None
-        async with self._store.rotating:
-            if not self._generations.is_written:
-                await self._generations.written.wait()
-            if not self._generations.is_written:  # the disk refuses it
-                return None
-            reserved = await self._store.reserve_by_rotation(need, self._readers.holds())
+        reserved = await self._generations.reserve(need, self._readers.holds)
         if reserved is not None:
             self._state = State.ROTATING
         return reserved

@@ -39,8 +39,7 @@ class Store:
     `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
     go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
     the descriptor was closed. shown_seq: the last admission that a generation showed. wanted_bytes: of the draw that
-    waits for room. rotating: taken by who decides what is listed, and by who deletes what no longer is, as each goes
-    by what the other changes.
+    waits for room.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -61,7 +60,6 @@ class Store:
         self._files.mkdir(exist_ok=True)
         self.wanted_bytes = 0
         self._making_room = trio.Lock()
-        self.rotating = trio.Lock()
         self.resident_files: int
         self.resident_bytes: int
         self.resident_content_bytes: int
@@ -125,7 +123,7 @@ class Store:
         return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
-        """As `reserve`, deleting what is left out and not held where that is needed. The caller has `rotating`."""
+        """As `reserve`, deleting what is left out and not held; while no generation begins (Generations.reserve)."""
         async with self._making_room:
             over = self.over(disk.allocation(size))
             if over > 0:

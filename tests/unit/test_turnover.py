@@ -494,8 +494,7 @@ async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(
 
     async def rotate() -> None:
         monkeypatch.setattr(scene.store, "evict", slow_evict)
-        async with scene.store.rotating:
-            await scene.store.reserve_by_rotation(BLOCK, Holds())
+        await scene.rooms.generations.reserve(BLOCK, Holds)
 
     async def begin() -> None:
         await scene.begin()
