@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from growfs.database import NODES_FROM
+from growfs.schema import NODES_FROM
 
 FILE_TIMEOUT_S = 86_400.0
 """How long the kernel may keep a file's name and attributes. They change only with the node id, of which it is told."""

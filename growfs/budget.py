@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import time
 
-from growfs.database import Database, set_meta
+from growfs.database import Database
+from growfs.schema import set_meta
 
 DAY_S = 86_400
 

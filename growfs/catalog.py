@@ -9,20 +9,30 @@ import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
-from growfs.database import FROZEN, PINNED, ROOT, Ask, Database, set_last_known, set_meta
 from growfs.remote.filter import PathFilter
 from growfs.remote.names import FILE_AND_DIRECTORY, TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.rotation import Kind
 from growfs.sampling import extension
+from growfs.schema import (
+    DIRECTORY_CACHE_MAX,
+    FROZEN,
+    PINNED,
+    ROOT,
+    Ask,
+    directory_path,
+    join,
+    row_of_connection,
+    set_last_known,
+    set_meta,
+)
 
-DIRECTORY_CACHE_MAX = 100_000
+if TYPE_CHECKING:
+    from growfs.database import Database
+
 LAST_LETTER = "\U0010ffff"
-
-RowOf = Callable[..., Any]
-"""Given a query and its values, its first row or None."""
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
 """The columns of a Node, of `node AS n` and `resident AS r`."""
@@ -323,28 +333,3 @@ class Catalog:
 def _delete(writer: sqlite3.Connection, id: int) -> None:
     writer.execute("DELETE FROM resident WHERE id = ?", (id,))
     writer.execute("DELETE FROM node WHERE id = ?", (id,))
-
-
-def row_of_connection(connection: sqlite3.Connection) -> RowOf:
-    """How `directory_path` asks that connection."""
-    return lambda query, *values: connection.execute(query, values).fetchone()
-
-
-def join(folder: str, name: str) -> str:
-    """The path of name in folder; the root's is empty."""
-    return f"{folder}/{name}" if folder else name
-
-
-def directory_path(row_of: RowOf, id: int, known: dict[int, str]) -> str:
-    """The path of a directory; known is asked first and told."""
-    path = known.get(id)
-    if path is None:
-        row = row_of("SELECT parent, name FROM node WHERE id = ?", id)
-        if row is None:
-            raise KeyError(f"no directory has the id {id}")
-        path = join(directory_path(row_of, row[0], known), row[1])
-        if len(known) >= DIRECTORY_CACHE_MAX:
-            known.clear()
-            known[ROOT] = ""
-        known[id] = path
-    return path

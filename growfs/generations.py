@@ -13,9 +13,10 @@ import trio
 
 from growfs.attributes import Entry
 from growfs.catalog import Catalog
-from growfs.database import Ask, Database
+from growfs.database import Database
 from growfs.pulse import Pulse
 from growfs.rotation import Generation, Hold, Holds
+from growfs.schema import Ask
 from growfs.store import Store
 from growfs.turnover import Next, Turnover
 

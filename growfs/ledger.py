@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import trio
 
 from growfs.budget import Budget
-from growfs.database import Database, read_only
+from growfs.database import Database
+from growfs.schema import read_only
 
 SAVE_EVERY_S = 5.0
 """Each file opened meanwhile costs the writing thread some 10 us, however often it was opened."""

@@ -9,11 +9,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from growfs.catalog import DIRECTORY_CACHE_MAX, directory_path, join, row_of_connection
-from growfs.database import FROZEN, NODES_FROM, ROOT
 from growfs.remote.names import TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.sampling import Candidate, Pass
+from growfs.schema import DIRECTORY_CACHE_MAX, FROZEN, NODES_FROM, ROOT, directory_path, join, row_of_connection
 
 UNKNOWN_SIZE = 64 << 20
 """Bytes that a file whose size the remote does not tell reserves at first; doubled when that was too little."""

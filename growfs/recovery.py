@@ -15,9 +15,9 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from growfs import digest, disk
-from growfs.catalog import directory_path, join, row_of_connection
-from growfs.database import ROOT, Database, set_meta
+from growfs.database import Database
 from growfs.errors import TooManyOpen
+from growfs.schema import ROOT, directory_path, join, row_of_connection, set_meta
 
 log = logging.getLogger(__name__)
 

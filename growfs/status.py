@@ -15,7 +15,7 @@ from growfs.advice import advice
 from growfs.budget import Budget
 from growfs.catalog import Catalog
 from growfs.crew import Crew
-from growfs.database import Ask, Database
+from growfs.database import Database
 from growfs.fetcher import Fetcher
 from growfs.generations import Generations
 from growfs.ledger import Ledger
@@ -25,6 +25,7 @@ from growfs.reader import Reader
 from growfs.readers import Readers
 from growfs.refresh import Refresher
 from growfs.rotation import Hold
+from growfs.schema import Ask
 from growfs.store import Store
 from growfs.vfs import Vfs
 

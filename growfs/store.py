@@ -17,12 +17,13 @@ import trio
 
 from growfs import disk
 from growfs.catalog import NODE, Catalog, Changes, Node, Removed
-from growfs.database import Database, set_last_known, set_meta
+from growfs.database import Database
 from growfs.openfiles import OpenFile, OpenFiles
 from growfs.publish import Draft, Moved, Publisher, mark_durable
 from growfs.pulse import Pulse
 from growfs.recovery import identity, set_identity
 from growfs.rotation import Generation, Holds, Kind
+from growfs.schema import set_last_known, set_meta
 from growfs.victims import LOOKS, choose, evictable, expendable, victims
 
 log = logging.getLogger(__name__)

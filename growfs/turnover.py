@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from growfs.database import read_only
 from growfs.rotation import Choice, Holds, Kind, Unit, last_shown, leave_out, turnover_bytes
+from growfs.schema import read_only
 
 FIELDS = "r.id, r.parent, r.suffix, r.bytes, r.seq, r.turn, r.left_out, r.opened"
 SHOWN = f"SELECT {FIELDS} FROM resident r JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND n.pinned = 0"

@@ -13,11 +13,11 @@ from humanfriendly import format_size
 
 from growfs import disk
 from growfs.budget import Budget
-from growfs.catalog import NODE, Catalog, Node, directory_path, join, row_of_connection
+from growfs.catalog import NODE, Catalog, Node
 from growfs.config import Options, flag_name, parse_value
 from growfs.control import Verb
 from growfs.crew import Crew
-from growfs.database import PINNED, ROOT, Database, read_only
+from growfs.database import Database
 from growfs.errors import GrowfsError, UsageError
 from growfs.fetcher import Fetcher
 from growfs.generations import Generations
@@ -25,6 +25,7 @@ from growfs.populate import Population
 from growfs.readers import Readers
 from growfs.refresh import Refresher
 from growfs.remote.filter import PathFilter
+from growfs.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.store import Store
 from growfs.values import CacheSize
 

@@ -20,7 +20,6 @@ import trio
 
 from growfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.catalog import Catalog, Node, Removed
-from growfs.database import ROOT
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, TooManyOpen, Unreadable
 from growfs.fetcher import Fetcher
@@ -28,6 +27,7 @@ from growfs.generations import Generations
 from growfs.ledger import Ledger
 from growfs.readers import NOTHING, Directory, Readers, thread_group
 from growfs.rotation import EVERYWHERE, Generation
+from growfs.schema import ROOT
 from growfs.store import Store
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from growfs.database import Ask, Database
+from growfs.database import Database
 from growfs.openfiles import OpenFiles
 from growfs.rotation import Holds, Kind, Victim, eviction
+from growfs.schema import Ask
 
 ROW = "r.id, r.parent, r.suffix, r.bytes, r.turn, r.seq, r.left_out"
 LEFT_OUT = "r.left_out IS NOT NULL", "r.left_out, r.turn"

@@ -13,9 +13,8 @@ from typing import IO, Any
 
 import trio
 
-from growfs.catalog import directory_path, join, row_of_connection
-from growfs.database import ROOT, read_only
 from growfs.rotation import Generation
+from growfs.schema import ROOT, directory_path, join, read_only, row_of_connection
 from growfs.text import openmetrics, render
 from growfs.vfs import VirtualFile
 

@@ -21,7 +21,6 @@ from typing import Any
 
 from growfs import garbage, wire
 from growfs.catalog import Listed
-from growfs.database import read_only
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
 from growfs.listing import Comparison, candidates
 from growfs.pace import Pace
@@ -30,6 +29,7 @@ from growfs.priority import step_aside
 from growfs.remote import open_remote, preload
 from growfs.remote.protocol import Remote, RemoteSpec
 from growfs.sampling import Candidate, draw_order
+from growfs.schema import read_only
 from growfs.turnover import plan
 from growfs.wire import AtWork, Decide, Done, Failed, Fetch, List, Made, MakeOrder
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,7 @@ RANKS = [
     ["growfs.plan"],
     ["growfs.plandraw"],
     # what exists, what is local
+    ["growfs.schema"],
     ["growfs.database"],
     ["growfs.catalog", "growfs.cachefolder"],
     [
@@ -184,6 +187,12 @@ def test_a_worker_imports_nothing_of_the_daemons() -> None:
                 pending.append(used)
     assert not reached & DAEMONS_OWN
     assert all(rank(used) <= rank(WORKERS_SIDE) for used in reached)
+
+
+def test_a_worker_starts_without_trio() -> None:
+    script = "import sys, growfs.worker; print('trio' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_only_the_daemon_constructs_rooms() -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from growfs.catalog import Removed
 from growfs.errors import GrowfsError
-from growfs.fuse.libfuse import LibfuseEngine
 from growfs.fuse.mounting import Mounting
 from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.probe import why_not_passthrough
@@ -55,4 +54,8 @@ class Choice:
 
     def engine(self, vfs: Vfs) -> Engine:
         """That engine, over a vfs."""
-        return PassthroughEngine(vfs) if self.passthrough else LibfuseEngine(vfs)
+        if self.passthrough:
+            return PassthroughEngine(vfs)
+        from growfs.fuse.libfuse import LibfuseEngine  # and pyfuse3, only where it is needed: a mount starts sooner
+
+        return LibfuseEngine(vfs)

@@ -12,13 +12,14 @@ import trio
 from growfs import digest, disk
 from growfs.attributes import Entry
 from growfs.catalog import Catalog, Changes, Listed, Node
-from growfs.database import ROOT, Database, read_only
+from growfs.database import Database
 from growfs.generations import Generations
 from growfs.listing import Comparison
 from growfs.publish import Draft
 from growfs.recovery import recover
 from growfs.remote.protocol import Fetched, RemoteFile, Skipped
 from growfs.rotation import Generation, Holds
+from growfs.schema import ROOT, read_only
 from growfs.store import Store
 from growfs.turnover import Next, Turnover, plan
 

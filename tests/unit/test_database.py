@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from growfs import digest
-from growfs.database import VERSION, Database
+from growfs.database import Database
 from growfs.disk import BLOCK, allocated
 from growfs.recovery import boot_id
 from growfs.rotation import Holds
+from growfs.schema import VERSION
 from tests.unit.rooms import Rooms, open_rooms
 
 FIRST_FORMAT = """

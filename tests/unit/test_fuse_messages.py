@@ -17,7 +17,6 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from growfs.budget import Budget
-from growfs.database import ROOT
 from growfs.errors import GrowfsError
 from growfs.fuse import session, structs, wire
 from growfs.fuse.passthrough import READ_ONLY, PassthroughEngine
@@ -25,6 +24,7 @@ from growfs.fuse.session import FLAGS, Session
 from growfs.fuse.wire import Opcode
 from growfs.ledger import Ledger
 from growfs.readers import Readers
+from growfs.schema import ROOT
 from growfs.vfs import Vfs
 from tests.unit.rooms import Rooms, file
 

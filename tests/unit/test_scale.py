@@ -12,10 +12,10 @@ import pytest
 
 from growfs import worker
 from growfs.attributes import Entry
-from growfs.database import ROOT, read_only
 from growfs.disk import BLOCK
 from growfs.rotation import EVERYWHERE, Hold, Holds
 from growfs.sampling import Candidate, Pass, draw_order
+from growfs.schema import ROOT, read_only
 from growfs.wire import AtWork, MakeOrder
 from tests.unit.rooms import Rooms, file, open_rooms
 

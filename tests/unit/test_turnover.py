@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.catalog import Share
-from growfs.database import FROZEN, PINNED
 from growfs.disk import BLOCK
 from growfs.rotation import EVERYWHERE, Generation, Hold, Holds
+from growfs.schema import FROZEN, PINNED
 from growfs.store import Store
 from growfs.turnover import Next, Turnover, plan
 from tests.unit.rooms import Rooms, file, open_rooms

@@ -16,10 +16,11 @@ import trio
 
 from growfs import digest
 from growfs.catalog import NODE, Catalog, Node
-from growfs.database import Database, read_only
+from growfs.database import Database
 from growfs.publish import Draft
 from growfs.recovery import recover
 from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.schema import read_only
 from growfs.store import Store
 
 AT_ONCE = 1000
