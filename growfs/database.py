@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
 
-from growfs.schema import PAGE_CACHE_KIB, Ask, missing, read_only, transaction
+from growfs.schema import PAGE_CACHE_KIB, Ask, missing, read_only
 
 log = logging.getLogger(__name__)
 
@@ -127,3 +128,16 @@ class Database:
         """Fold the write-ahead log into the file and let go of it."""
         self._reader.close()
         self._writer.close()
+
+
+@contextmanager
+def transaction(writer: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing."""
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:  # a full disk may have ended it (sqlite.org/lang_transaction.html)
+            writer.execute("ROLLBACK")
+        raise

@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 
 MADE_SIZE = 1 << 30
 """Bytes that the first file that is made reserves: to make it twice costs more than to keep others waiting."""
-AGAIN_SIZE, AGAIN_SHARE = 32 << 20, 32
-"""Bytes, and one part in so many of the cache, whichever is less: what a file reserves at least that took more than was
-guessed. Doubling alone, after a first file of 5 kB, made one of 9 MB twelve times."""
 WINDOW_FILES = 1024
 """Drawn units in flight or waiting for an earlier one."""
 WINDOW_PARTS = 4
@@ -248,9 +245,7 @@ class Fetcher:
         error = lost.error
         if isinstance(error, TooMuch) and flight.need < self._store.largest:
             self._unreserve(flight)
-            self.guess.was_too_little(flight.need)
-            again = min(AGAIN_SIZE, self._store.largest // AGAIN_SHARE)
-            flight.need = min(max(2 * flight.need, again), self._store.largest)
+            flight.need = self.guess.was_too_little(flight.need, self._store.largest)
             flight.move(State.QUEUED)
             self._push(flight)
             return

@@ -95,11 +95,15 @@ class Generations:
         if not self.rotates:
             return None
         async with self._rotating:
-            if not self.is_written:
-                await self.written.wait()
-            if not self.is_written:  # the disk refuses it
+            if not await self._is_settled():
                 return None
             return await self._store.reserve_by_rotation(size, holds())
+
+    async def _is_settled(self) -> bool:
+        """Wait until the files tell what the current one decided; False where the disk refuses that."""
+        while not (self.is_written or self._refused):
+            await self.written.wait()
+        return self.is_written
 
     async def begin(self, lasting: Holds, opened: frozenset[int]) -> None:
         """Freeze what is resident now, less what is left out, as the set of listed files.
@@ -107,9 +111,7 @@ class Generations:
         lasting: what is held by those that may never list again. opened: ids of files whose rows may not tell yet that
         they were. The current one goes on where --show-files asks for more files than there are.
         """
-        while not (self.is_written or self._refused):
-            await self.written.wait()  # this one goes by what the last one decided
-        if not self.is_written:
+        if not await self._is_settled():  # this one goes by what the last one decided
             log.warning("generation %d cannot be written: no new one", self.number)
             return
         async with self._rotating:  # what is on its way out is gone, and nothing else goes

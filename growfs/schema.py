@@ -1,4 +1,4 @@
-"""What the database of a cache looks like, and how it is read: what the daemon and its workers share.
+"""What the database of a cache looks like, how it is read, and its small facts: what daemon and workers share.
 
 Workers start with each mount, so nothing here imports trio, which takes longer than all else that they need.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,16 +163,3 @@ def set_meta(writer: sqlite3.Connection, key: str, value: Any) -> None:
 def set_last_known(writer: sqlite3.Connection, key: str, value: Any) -> None:
     """Keep for the next daemon what JSON can say, and what takes long to find out anew."""
     set_meta(writer, key, json.dumps(value))
-
-
-@contextmanager
-def transaction(writer: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing."""
-    writer.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        writer.execute("COMMIT")
-    except BaseException:
-        if writer.in_transaction:  # a full disk may have ended it (sqlite.org/lang_transaction.html)
-            writer.execute("ROLLBACK")
-        raise

@@ -96,7 +96,7 @@ def files_below(folder: Path) -> set[str]:
     return {str(Path(root, name).relative_to(folder)) for root, _, names in os.walk(folder) for name in names}
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
     """Poll until condition is true, and return its value; fails the test when that takes too long."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -23,7 +23,7 @@ from tests.simulation.world import World, catalog
 SPEED = 1000.0
 FILE_BYTES = 4096
 SPARE = 2
-DEADLINE_S = 120.0
+DEADLINE_S = 60.0
 
 PROGRAM = """
 import json, os, sys

@@ -47,6 +47,7 @@ def epochs(setting: Setting, reader: Reader, remote: Path, name: str, *arguments
     """The figures of one data set. arguments: of the program's epoch."""
     folder = setting.folder / f"mounts of {remote.name}"
     folder.mkdir(exist_ok=True)
+    pairs = 1 if setting.quick else PAIRS
     native: list[float] = []
     first: dict[str, list[float]] = defaultdict(list)
     later: dict[str, list[float]] = defaultdict(list)
@@ -54,7 +55,7 @@ def epochs(setting: Setting, reader: Reader, remote: Path, name: str, *arguments
         for who in setting.contenders:
             with all_resident(who, remote, folder) as mount:
                 reader.do("epoch", mount.files, *arguments)  # not timed: brings the cached files into memory
-                for turn in range(1 + (1 if setting.quick else PAIRS)):
+                for turn in range(1 + pairs):
                     seconds = {}
                     for path in (mount.files, mount.mountpoint)[:: -1 if (number + turn) % 2 else 1]:
                         seconds[path] = reader.do("epoch", path, *arguments)["seconds"]
