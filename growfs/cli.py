@@ -46,7 +46,7 @@ class Verbs(click.Group):
 @click.version_option(growfs.__version__, prog_name="growfs")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """Train on data that does not fit the disk: mount it, and list only what is whole on the local disk."""
+    """Mount remote storage as a folder that lists only the files that are complete on the local disk."""
 
 
 def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -71,13 +71,13 @@ def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("url")
 @click.argument("mountpoint", type=MOUNTPOINT)
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
-@click.option("--foreground", is_flag=True, help="Stay until the mount is taken off; SIGTERM takes it off.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground until unmounted. SIGTERM unmounts.")
 @_mount_options
 def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **given: Any) -> None:
-    """Mount URL on MOUNTPOINT; returns when training can start.
+    """Mount URL on MOUNTPOINT, and return when training can start.
 
-    URL is what fsspec understands: s3://bucket/prefix, gs://, az://, https://, hf://, file:// or a local path; or
-    py:FUNCTION, which makes the files.
+    URL is any fsspec URL, such as s3://bucket/prefix, gs://, az://, https://, hf:// or file://, or a local path.
+    With py:FUNCTION, a function of your own creates the files.
     """
     from growfs import launch
     from growfs.config import Options, read_file
@@ -120,9 +120,9 @@ def _ask(mountpoint: Path, verb: str, told: Callable[[Any], None] | None = None,
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
-@click.option("--json", "as_json", is_flag=True, help="As data.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(mountpoint: Path, as_json: bool) -> None:
-    """What is going on."""
+    """Show what a mount is doing."""
     from growfs.text import render
 
     snapshot = _ask(mountpoint, "status")
@@ -131,15 +131,18 @@ def status(mountpoint: Path, as_json: bool) -> None:
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
-@click.option("--files", metavar="N", help="Until N files are local.")
-@click.option("--bytes", "bytes_", metavar="SIZE", help="Until this much is local.")
-@click.option("--fraction", metavar="F", help="Until this part of the remote's files is local: 0.5, or 50%.")
-@click.option("--all", "everything", is_flag=True, help="Until every file is local.")
-@click.option("--timeout", metavar="TIME", help="Give up after this time.")
+@click.option("--files", metavar="N", help="Wait until N files are cached.")
+@click.option("--bytes", "bytes_", metavar="SIZE", help="Wait until this much is cached.")
+@click.option("--fraction", metavar="F", help="Wait until this share of the files is cached: 0.5 or 50%.")
+@click.option("--all", "everything", is_flag=True, help="Wait until every file is cached.")
+@click.option("--timeout", metavar="TIME", help="Fail after this time.")
 def wait(
     mountpoint: Path, files: str | None, bytes_: str | None, fraction: str | None, everything: bool, timeout: str | None
 ) -> None:
-    """Return when enough is local; fails when that cannot be, or takes too long."""
+    """Wait until enough is cached.
+
+    Fails if nothing more will be fetched, or after --timeout.
+    """
     from growfs.values import count, fraction_of, seconds, size
 
     asked = [given is not None for given in (files, bytes_, fraction)] + [everything]
@@ -174,9 +177,9 @@ def wait(
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
-@click.option("--lazy", is_flag=True, help="Also while it is in use.")
+@click.option("--lazy", is_flag=True, help="Unmount even while files are open; they stay readable.")
 def umount(mountpoint: Path, lazy: bool) -> None:
-    """Take a mount off; what is cached stays for the next one."""
+    """Unmount; the cached files stay for the next mount."""
     from growfs import launch
 
     if launch.stop(mountpoint, lazy):
@@ -185,7 +188,7 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 
 @main.command("list")
 def list_() -> None:
-    """The growfs mounts of this machine."""
+    """List the growfs mounts of this machine."""
     from growfs.cachefolder import is_in_use
     from growfs.control import ask
     from growfs.fuse.mounting import mounts
@@ -208,26 +211,26 @@ def _globs(name: str, text: str) -> Callable[[Callable[..., None]], click.Comman
     return decorate
 
 
-@_globs("pin", "Fetch what matches, and never evict it. Patterns are as in .gitignore.")
+@_globs("pin", "Fetch matching files, and never evict them. Patterns use .gitignore syntax.")
 def pin(mountpoint: Path, globs: tuple[str, ...]) -> None:
     """See its help text."""
     _bring(mountpoint, "pin", globs)
 
 
-@_globs("unpin", "Let what matches be evicted again.")
+@_globs("unpin", "Allow matching files to be evicted again.")
 def unpin(mountpoint: Path, globs: tuple[str, ...]) -> None:
     """See its help text."""
     result = _ask(mountpoint, "unpin", globs=globs)
     click.echo(f"{result['files']:,} files may be evicted")
 
 
-@_globs("fetch", "Make what matches local now.")
+@_globs("fetch", "Fetch matching files now.")
 def fetch(mountpoint: Path, globs: tuple[str, ...]) -> None:
     """See its help text."""
     _bring(mountpoint, "fetch", globs)
 
 
-@_globs("evict", "Delete the local copies of what matches; the names stay, and an open fetches again.")
+@_globs("evict", "Delete the cached copies of matching files; an open fetches them again.")
 def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
     """See its help text."""
     from humanfriendly import format_size
@@ -267,37 +270,37 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def pause(mountpoint: Path) -> None:
-    """Fetch nothing but what is opened, until resume."""
+    """Stop prefetching; files that are opened are still fetched."""
     _ask(mountpoint, "pause")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def resume(mountpoint: Path) -> None:
-    """Go on filling the cache."""
+    """Resume prefetching."""
     _ask(mountpoint, "resume")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def release(mountpoint: Path) -> None:
-    """Hold nothing more for those who listed: what was left out for others may be deleted now."""
+    """Drop all holds, so delisted files can be evicted."""
     _ask(mountpoint, "release")
 
 
 @main.command()
-@click.option("--data-size", metavar="SIZE", required=True, help="Of all files of the remote.")
-@click.option("--files", metavar="N", help="How many files that is: 50000, 100k, 1.5M.")
-@click.option("--file-size", metavar="SIZE", help="Of one file, in place of --files.")
-@click.option("--cache-size", metavar="SIZE", required=True, help="Of the local cache.")
-@click.option("--bandwidth", metavar="RATE", required=True, help="Of the link to the remote: 1GB/s.")
-@click.option("--read-rate", metavar="RATE", required=True, help="How fast the training loop reads.")
-@click.option("--turnover", metavar="F", default="20%", help="The part of the cache that each epoch leaves out. [20%]")
-@click.option("--epochs", metavar="N", default="50", help="Each reads once what is listed. [50]")
-@click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Draw it into a PNG or SVG file.")
-@click.option("--json", "as_json", is_flag=True, help="As data.")
+@click.option("--data-size", metavar="SIZE", required=True, help="Total size of the data set.")
+@click.option("--files", metavar="N", help="Number of files: 50000, 100k, 1.5M.")
+@click.option("--file-size", metavar="SIZE", help="Size of one file, instead of --files.")
+@click.option("--cache-size", metavar="SIZE", required=True, help="Size of the cache.")
+@click.option("--bandwidth", metavar="RATE", required=True, help="Download rate of the link: 1GB/s.")
+@click.option("--read-rate", metavar="RATE", required=True, help="Rate at which the training loop reads.")
+@click.option("--turnover", metavar="F", default="20%", help="Fraction of the cache that each epoch replaces. [20%]")
+@click.option("--epochs", metavar="N", default="50", help="Number of epochs; each reads all listed files once. [50]")
+@click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
-    """How much of the data a cache will show, how soon, and for which traffic; by simulation."""
+    """Simulate how much of the data a cache shows, how soon, and how much is fetched."""
     from dataclasses import asdict
 
     from rich.console import Console

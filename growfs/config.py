@@ -75,87 +75,130 @@ DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~"
 class Options:
     """How to mount. None stands for 'not given', which only some rows allow."""
 
-    cache_dir: Path = option(DEFAULT_CACHE_DIR, folder, "DIR", "Where the cached files are kept.")
+    cache_dir: Path = option(DEFAULT_CACHE_DIR, folder, "DIR", "Directory for the cached files.")
     cache_size: CacheSize = option(
-        "80%", cache_size, "SIZE", "Most bytes on disk: 500GB, 20GiB, or a share of what is free.", live=True
+        "80%",
+        cache_size,
+        "SIZE",
+        "Maximum size of the cache on disk: 500GB, 20GiB, or a percentage of the free space.",
+        live=True,
     )
-    min_free: int = option("1GiB", size, "SIZE", "Leave at least this much of the disk to others.", live=True)
-    seed: int = option("0", whole, "N", "Decides the order in which files are drawn; the same seed, the same order.")
+    min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave to other programs.", live=True)
+    seed: int = option("0", whole, "N", "Seed of the random order in which files are drawn.")
     partition: tuple[int, int] | None = option(
-        None, partition, "I/N", "Draw only share I of N, one for each node of a job; auto: what its launcher says."
+        None,
+        partition,
+        "I/N",
+        "Prefetch only shard I of N (one per node). auto reads torchrun's or Slurm's environment.",
     )
     freeze: tuple[str, ...] = several(
-        str, "GLOB", "Fetch these first, wait for all of them, and keep them listed (a validation set)."
+        str, "GLOB", "Fetch matching files first, wait for all of them, and never evict them (a validation set)."
     )
     group: str | None = option(
-        None, group, "TEMPLATE", "Files that come and go as one: '{stem}' for x.jpg and x.json; also {name}, {parent}."
+        None,
+        group,
+        "TEMPLATE",
+        "Keep files with the same key together: '{stem}' pairs x.jpg with x.json; also {name}, {parent}.",
     )
     rotation: str = option(
         "auto",
         rotation,
         "auto|never|always",
-        "Whether what was shown makes room: auto: unless a reader still needs it; always: once it has opened all.",
+        "When listed files may be evicted. auto: once no hold covers them; always: once their reader has opened"
+        " them all; never.",
         live=True,
     )
     turnover: float = option(
-        "20%", fraction_of, "SHARE", "How much of a full cache a new listing leaves out, to be replaced.", live=True
+        "20%",
+        fraction_of,
+        "SHARE",
+        "Fraction of a full cache that each new generation delists and replaces.",
+        live=True,
     )
     hold_idle: float = option(
-        "1h", seconds, "TIME", "Keep what a reader listed until it has opened nothing for this long.", live=True
+        "1h", seconds, "TIME", "End a reader's holds once it has had no file open for this long.", live=True
     )
-    show_files: int | None = option(None, positive, "N", "List exactly N files, always (the same on every node).")
+    show_files: int | None = option(
+        None, positive, "N", "List exactly N files in every generation, so that all nodes have equally many."
+    )
     remote_budget: int | None = option(
-        None, size, "SIZE", "Draw no more than this in a day (UTC); what is opened is fetched all the same.", live=True
+        None,
+        size,
+        "SIZE",
+        "Stop prefetching after this much traffic in a day (UTC). Files that are opened are still fetched.",
+        live=True,
     )
     workers: int | None = option(
-        None, positive, "N", "Processes that fetch (2), each many files at a time; or that make files (one per core)."
+        None,
+        positive,
+        "N",
+        "Number of worker processes: 2 for downloads, one per core for a producer.",
     )
-    bandwidth: int = option(
-        "0", rate, "RATE", "Fetch no more than this, as 200MB/s; 0: as much as the store and the link give.", live=True
-    )
-    include: tuple[str, ...] = several(str, "GLOB", "Only these files of the remote (as in .gitignore).")
-    exclude: tuple[str, ...] = several(str, "GLOB", "None of these files of the remote.")
+    bandwidth: int = option("0", rate, "RATE", "Maximum download rate, such as 200MB/s; 0: no limit.", live=True)
+    include: tuple[str, ...] = several(str, "GLOB", "Mount only files that match (.gitignore syntax).")
+    exclude: tuple[str, ...] = several(str, "GLOB", "Skip files that match (.gitignore syntax).")
     producer: Function | None = option(
-        None, function, "FUNCTION", "Make each file by a function of yours: mypkg.shards:make, or shards.py:make."
+        None, function, "FUNCTION", "Create each file with your own function: mypkg.shards:make, or shards.py:make."
     )
     rename: str | None = option(
-        None, rename, "TEMPLATE", "Names of what is made: '{stem}.tfrecord'; also {name}, {parent}, {suffix}, {index}."
+        None,
+        rename,
+        "TEMPLATE",
+        "Names of the created files: '{stem}.tfrecord'; also {name}, {parent}, {suffix}, {index}.",
     )
-    count: int | None = option(None, positive, "N", "Of py:FUNCTION: make N files, not ever new ones.")
-    producer_timeout: float = option("10m", seconds, "TIME", "Longest time for one file; 0: any.")
-    producer_memory: int = option("4GiB", size, "SIZE", "Most memory of a process that makes files.")
-    producer_retries: int = option("2", whole, "N", "Tries after the first that fails; then the file is skipped.")
+    count: int | None = option(None, positive, "N", "Create N files with py:FUNCTION instead of an endless sequence.")
+    producer_timeout: float = option("10m", seconds, "TIME", "Time limit of a producer for one file; 0: no limit.")
+    producer_memory: int = option("4GiB", size, "SIZE", "Memory limit of one producer process.")
+    producer_retries: int = option(
+        "2", whole, "N", "Retries for a file on which the producer fails; then the file is skipped for this pass."
+    )
     manifest: str | None = option(
-        None, absolute, "FILE", "Instead of a listing: a text, CSV or Parquet file of paths, or an S3 Inventory."
+        None,
+        absolute,
+        "FILE",
+        "Read the catalog from a text, CSV or Parquet file of paths, or an S3 Inventory, instead of listing.",
     )
     members: Function | None = option(
         None,
         function,
         "FUNCTION",
-        "Show what archives hold, not them: tar, webdataset, zip_stored, or module:function.",
+        "Mount the members of archives as files: tar, webdataset, zip_stored, or module:function.",
     )
-    refresh: float = option("1h", seconds, "TIME", "Time between listings of the remote; 0: only once.", live=True)
-    list_timeout: float = option("60s", seconds, "TIME", "Start without a complete listing after this time.")
-    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are local.")
-    wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as this much is local.")
-    no_wait: bool = flag("Return at once, with whatever is local.")
+    refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)
+    list_timeout: float = option("60s", seconds, "TIME", "Start with an incomplete listing after this time.")
+    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.")
+    wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as this much is cached.")
+    no_wait: bool = flag("Return immediately, with whatever is cached.")
     engine: str = option(
         "auto",
         engine,
         "auto|passthrough|libfuse",
-        "Who reads the cached files: the kernel (Linux 6.9, root), or the daemon.",
+        "How files are read: by the kernel (passthrough; Linux 6.9, root) or through the daemon (libfuse).",
     )
-    on_miss: str = option("wait", on_miss, "wait|error", "What an open of a file does that is not local.")
-    miss_timeout: float = option("300s", seconds, "TIME", "Longest wait of an open for its file.", live=True)
+    on_miss: str = option(
+        "wait",
+        on_miss,
+        "wait|error",
+        "What open() of an uncached file does: wait until it is fetched, or fail with ENOENT.",
+    )
+    miss_timeout: float = option(
+        "300s", seconds, "TIME", "Maximum time that open() waits for a file to be fetched.", live=True
+    )
     settle: float = option(
-        "60s", seconds, "TIME", "How long a listing stays the same for those that only look.", live=True
+        "60s",
+        seconds,
+        "TIME",
+        "How long a process that lists but opens nothing keeps seeing the same files.",
+        live=True,
     )
     storage_option: tuple[tuple[str, Any], ...] = several(
-        storage_option, "NAME=VALUE", "An option of the store's fsspec filesystem; dots nest."
+        storage_option,
+        "NAME=VALUE",
+        "Option of the store's fsspec filesystem; dots nest (client_kwargs.region_name=eu-west-1).",
     )
-    endpoint_url: str | None = option(None, str, "URL", "The server of an S3-compatible store.")
-    anon: bool = flag("Use no credentials: the bucket is public.")
-    allow_other: bool = flag("Let other users read the mount (always so when mounted by root).")
+    endpoint_url: str | None = option(None, str, "URL", "URL of the store's server, for S3-compatible stores.")
+    anon: bool = flag("Access a public bucket without credentials.")
+    allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Options:
