@@ -196,6 +196,7 @@ def test_a_mountpoint_where_something_else_is_mounted(growfs: Growfs, remote: Pa
     assert left_over(growfs) == []
 
 
+@pytest.mark.promise(30)
 def test_a_second_mount_of_the_same_cache(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     growfs.mount(remote)
     (tmp_path / "second").mkdir()
@@ -271,6 +272,7 @@ def test_a_cache_directory_on_a_full_disk(growfs: Growfs, remote: Path, flags: t
         assert left_over(growfs) == []
 
 
+@pytest.mark.promise(28)
 @pytest.mark.parametrize("flags", [(), ("--wait-files", "1")])
 def test_a_disk_with_less_free_than_is_to_be_left_free(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
     with tmpfs(growfs.cache_dir, "size=8m"):
@@ -279,6 +281,7 @@ def test_a_disk_with_less_free_than_is_to_be_left_free(growfs: Growfs, remote: P
         assert left_over(growfs) == []
 
 
+@pytest.mark.promise(18, 28)
 def test_a_disk_that_fills_up_holds_what_fits(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=20, size=500_000)
     with tmpfs(growfs.cache_dir, "size=8m"):
@@ -395,6 +398,7 @@ def test_an_environment_that_makes_no_sense(growfs: Growfs, remote: Path) -> Non
 # Names.
 
 
+@pytest.mark.promise(31)
 def test_names_that_cannot_be_files_are_skipped_and_named(growfs: Growfs, moto_s3: S3Server) -> None:
     with_keys(growfs, moto_s3)
     long = "n" * 300
@@ -424,6 +428,7 @@ def test_names_that_cannot_be_files_are_skipped_and_named(growfs: Growfs, moto_s
     assert not [path for path in growfs.mountpoint.parent.rglob("*") if path.name in ("escape", "lead", "double")]
 
 
+@pytest.mark.promise(31)
 @pytest.mark.parametrize("line", ["../../escape", "a//b", "n" * 300, "x/../../../escape"])
 def test_a_manifest_that_points_outside(growfs: Growfs, remote: Path, tmp_path: Path, line: str) -> None:
     (tmp_path / "escape").write_text("not of the remote")
@@ -434,6 +439,7 @@ def test_a_manifest_that_points_outside(growfs: Growfs, remote: Path, tmp_path: 
     assert (skip["files"], skip["example"]) == (1, line)
 
 
+@pytest.mark.promise(31)
 def test_links_that_lead_outside_the_remote(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("not of the remote")
     (remote / "class0/out").symlink_to(tmp_path / "secret")
@@ -448,6 +454,7 @@ def test_links_that_lead_outside_the_remote(growfs: Growfs, remote: Path, tmp_pa
     assert not list(growfs.cache.rglob("out"))
 
 
+@pytest.mark.promise(3)
 def test_files_larger_than_the_cache_are_named_and_the_others_come(growfs: Growfs, remote: Path) -> None:
     (remote / "class0/huge.dat").write_bytes(bytes(300_000))
     growfs.mount(remote, "--cache-size", "200kB")

@@ -44,6 +44,7 @@ def overlay(lower: Path, folder: Path, depth: int) -> Iterator[Path]:
         yield lower
 
 
+@pytest.mark.promise(10)
 @pytest.mark.usefixtures("passthrough")
 def test_auto_takes_passthrough_where_it_works_and_says_so(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
@@ -52,6 +53,7 @@ def test_auto_takes_passthrough_where_it_works_and_says_so(growfs: Growfs, tmp_p
     assert growfs.status()["engine"] == "passthrough"
 
 
+@pytest.mark.promise(10)
 def test_libfuse_on_request(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     said = growfs.mount(tmp_path / "remote", "--engine", "libfuse").stdout
@@ -71,6 +73,7 @@ def test_a_cache_on_a_containers_root(growfs: Growfs, tmp_path: Path) -> None:
         growfs.umount()
 
 
+@pytest.mark.promise(10)
 @pytest.mark.usefixtures("passthrough")
 def test_a_cache_where_passthrough_cannot_be(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
@@ -87,6 +90,7 @@ def test_a_cache_where_passthrough_cannot_be(growfs: Growfs, tmp_path: Path) -> 
         growfs.umount()
 
 
+@pytest.mark.promise(10)
 @pytest.mark.usefixtures("passthrough")
 def test_a_single_file_that_cannot_be_passed_through_is_read_through_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=3)
@@ -112,6 +116,7 @@ def test_a_single_file_that_cannot_be_passed_through_is_read_through_the_daemon(
     assert "the kernel refuses passthrough" in growfs.log()
 
 
+@pytest.mark.promise(10)
 def test_a_kernel_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No such kernel is at hand, so the protocol says of this one what it would of that."""
     needs_root()

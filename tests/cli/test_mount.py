@@ -25,6 +25,7 @@ def remote(tmp_path: Path) -> Path:
     return tmp_path / "remote"
 
 
+@pytest.mark.promise(7, 15)
 def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
     with gated(TREE, *TREE) as gate, started(growfs, *mount_arguments(growfs, gate.url)) as mounting:
         for _ in range(3):
@@ -38,17 +39,20 @@ def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
         assert {path.split("/")[0] for path in growfs.names()} == {"a", "b", "c"}
 
 
+@pytest.mark.promise(15)
 def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -> None:
     growfs.mount(remote, "--cache-size", "1MB")  # of which the 120 kB of the remote are more than a tenth
     assert growfs.status()["cache"]["content_bytes"] >= 100_000
 
 
+@pytest.mark.promise(15)
 def test_by_default_the_whole_of_a_small_remote_is_there(growfs: Growfs, remote: Path) -> None:
     said = growfs.mount(remote).stdout
     assert said.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files local, 120 KB of 120 KB"
     assert len(growfs.names()) == 12
 
 
+@pytest.mark.promise(15)
 @pytest.mark.parametrize(("asked", "wanted"), [(("--wait-files", "3"), 3), (("--wait-bytes", "2kB"), 2)])
 def test_wait_for_so_much(growfs: Growfs, asked: tuple[str, ...], wanted: int) -> None:
     """Files of 1 kB come one by one, in the order in which they were drawn."""
@@ -65,6 +69,7 @@ def test_wait_for_so_much(growfs: Growfs, asked: tuple[str, ...], wanted: int) -
         assert (cache["files"], cache["content_bytes"]) == (wanted, 1000 * wanted)
 
 
+@pytest.mark.promise(5, 15)
 def test_no_wait(growfs: Growfs) -> None:
     with gated(TREE, *TREE) as gate:
         assert "0 of 12 files" in growfs.mount(gate.url, "--no-wait").stdout

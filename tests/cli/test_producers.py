@@ -23,6 +23,7 @@ def outside(growfs: Growfs, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise(40)
 def test_a_try_later_on_helps(growfs: Growfs, tmp_path: Path, outside: Path) -> None:
     growfs.tolerate_log = True
     tree = make_tree(tmp_path / "remote", 1, 3, 100)
@@ -45,6 +46,7 @@ def test_another_producer_has_another_cache(growfs: Growfs, tmp_path: Path) -> N
     assert sum(path.is_dir() for path in growfs.cache_dir.iterdir()) == 4
 
 
+@pytest.mark.promise(40)
 def test_two_files_of_one_name(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", 2, 2, 1000)
     growfs.mount(tmp_path / "remote", "--producer", f"{FUNCTIONS}:backwards", "--rename", "{name}")
@@ -76,6 +78,7 @@ def test_a_function_is_found_where_one_mounts(growfs: Growfs, tmp_path: Path, mo
         assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.promise(42)
 def test_makers_end_with_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "hangs.bin").touch()

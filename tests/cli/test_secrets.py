@@ -56,6 +56,7 @@ def assert_hidden(growfs: Growfs, done: Done, *secrets: str) -> None:
     assert len(list(traces(growfs, str(growfs.mountpoint)))) > 5, "the search finds nothing"
 
 
+@pytest.mark.promise(32)
 @pytest.mark.parametrize("way", ["environment", "option", "option of the environment", "file"])
 def test_keys_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, way: str) -> None:
     rclone_s3.put("secret-test/a.bin", b"a")
@@ -75,6 +76,7 @@ def test_keys_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, w
     assert_hidden(growfs, done, secret, key)
 
 
+@pytest.mark.promise(32)
 def test_a_password_in_a_url(growfs: Growfs) -> None:
     seen: list[str | None] = []
     with gated({"a": b"a"}) as gate:
@@ -86,6 +88,7 @@ def test_a_password_in_a_url(growfs: Growfs) -> None:
     assert set(seen) == {expected}, "it never got to the server"
 
 
+@pytest.mark.promise(32)
 def test_a_password_in_a_url_that_fails(growfs: Growfs) -> None:
     with gated({"a": b"a", "b": b"b"}) as gate:
         gate.refused.add("b")
@@ -95,6 +98,7 @@ def test_a_password_in_a_url_that_fails(growfs: Growfs) -> None:
         assert_hidden(growfs, done, PASSWORD, "me:")
 
 
+@pytest.mark.promise(32)
 def test_an_error_shows_no_secret(growfs: Growfs, rclone_s3: S3Server) -> None:
     secret = "wrong-secret-with-much-entropy"
     flags = ("--endpoint-url", rclone_s3.endpoint_url, "--storage-option", f"key={rclone_s3.access_key}")
@@ -104,6 +108,7 @@ def test_an_error_shows_no_secret(growfs: Growfs, rclone_s3: S3Server) -> None:
     assert left_over(growfs) == []
 
 
+@pytest.mark.promise(32)
 @pytest.mark.parametrize(
     "more", [(), ("--anon",), ("--seed", "x"), ("--storage-option", f"={PASSWORD}"), ("--storage-option", PASSWORD)]
 )
@@ -120,6 +125,7 @@ def test_an_error_shows_no_password(growfs: Growfs, more: tuple[str, ...], debug
     assert left_over(growfs) == []
 
 
+@pytest.mark.promise(32)
 @pytest.mark.parametrize("joined", [True, False])
 def test_the_command_that_waits_hides_its_arguments(growfs: Growfs, joined: bool) -> None:
     """All who may list processes could read them."""
@@ -144,6 +150,7 @@ def cache_is_there(growfs: Growfs) -> bool:
     return any(growfs.cache_dir.glob("*/daemon.json"))
 
 
+@pytest.mark.promise(32)
 def test_what_is_written_is_for_the_owner_only(growfs: Growfs, rclone_s3: S3Server) -> None:
     rclone_s3.put("secret-test/a.bin", b"a")
     growfs.env |= rclone_s3.env

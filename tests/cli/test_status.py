@@ -87,6 +87,7 @@ def test_every_way_to_the_status_agrees(mounted: Growfs) -> None:
     assert lines[:5] == mounted.run("status", mounted.mountpoint).stdout.splitlines()[:5]
 
 
+@pytest.mark.promise(8)
 def test_virtual_files_open_by_name_and_are_never_listed(mounted: Growfs) -> None:
     assert not {path for path in mounted.names() if ".growfs" in path}
     assert ".growfs" not in [path.name for path in mounted.mountpoint.iterdir()]
@@ -123,6 +124,7 @@ def test_the_log_tells_what_happened(mounted: Growfs) -> None:
     assert "listed 6 files" in (mounted.cache / "log").read_text()
 
 
+@pytest.mark.promise(8)
 def test_a_virtual_file_is_fresh_at_each_open(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2)
     growfs.mount(tmp_path / "remote")

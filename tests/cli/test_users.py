@@ -53,6 +53,7 @@ def test_a_user_mounts_without_root(allowed: OtherUser) -> None:
     assert list((allowed.folder / "mnt").iterdir()) == []
 
 
+@pytest.mark.promise(4)
 def test_a_users_mount_is_not_for_others_unless_asked(allowed: OtherUser) -> None:
     assert allowed.run(*mount(allowed)).returncode == 0
     done = allowed.root_runs("ls", allowed.folder / "mnt" / "class0")
@@ -70,6 +71,7 @@ def test_root_may_ask_a_users_daemon_and_end_it(allowed: OtherUser) -> None:
     assert list((allowed.folder / "mnt").iterdir()) == []
 
 
+@pytest.mark.promise(4)
 def test_allow_other_needs_the_administrators_leave(allowed: OtherUser) -> None:
     if "\nuser_allow_other" in Path("/etc/fuse.conf").read_text():
         pytest.skip("this machine gives it")
@@ -77,6 +79,7 @@ def test_allow_other_needs_the_administrators_leave(allowed: OtherUser) -> None:
     assert cache_folders(allowed.folder / "cache") == []
 
 
+@pytest.mark.promise(4)
 def test_roots_mount_can_be_read_by_all(growfs: Growfs, nobody: OtherUser) -> None:
     mountpoint = nobody.folder / "mnt"
     growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
@@ -157,6 +160,7 @@ def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> 
     assert growfs.status()["state"] == "complete"
 
 
+@pytest.mark.promise(10)
 def test_a_user_without_the_capability_gets_libfuse_and_hears_why(allowed: OtherUser) -> None:
     refused = allowed.run(*mount(allowed, "--engine", "passthrough"))
     assert_refused(refused, "--engine passthrough: needs CAP_SYS_ADMIN", "mount as root", "--engine auto")
@@ -167,6 +171,7 @@ def test_a_user_without_the_capability_gets_libfuse_and_hears_why(allowed: Other
     assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
 
 
+@pytest.mark.promise(10)
 def test_a_user_with_the_capability_gets_passthrough(allowed: OtherUser) -> None:
     """Mounted by fusermount3, which lets that user take the mount off again."""
     if why_not := why_not_passthrough(allowed.folder):

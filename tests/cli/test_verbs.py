@@ -158,12 +158,14 @@ def test_the_next_mount_replaces_a_dead_one(mounted: Growfs, tmp_path: Path, tre
     assert mounted.names() == set(tree)
 
 
+@pytest.mark.promise(11)
 def test_umount_of_a_busy_mount_names_who_uses_it(mounted: Growfs) -> None:
     with (mounted.mountpoint / "class0/0000.bin").open("rb"):
         assert_refused(mounted.run("umount", mounted.mountpoint, check=False), "in use by", "--lazy")
     mounted.umount()
 
 
+@pytest.mark.promise(11)
 def test_a_lazy_umount_lets_open_files_be_read_on(mounted: Growfs, tree: dict[str, bytes]) -> None:
     with (mounted.mountpoint / "class0/0000.bin").open("rb") as file:
         mounted.run("umount", "--lazy", mounted.mountpoint)
@@ -172,6 +174,7 @@ def test_a_lazy_umount_lets_open_files_be_read_on(mounted: Growfs, tree: dict[st
     until(lambda: not (mounted.cache / "daemon.json").exists())
 
 
+@pytest.mark.promise(3, 14)
 def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
     path = "class0/0000.bin"
     cached = mounted.cache / "files" / path
@@ -189,6 +192,7 @@ def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
     assert mounted.run("evict", mounted.mountpoint, "*").stdout.startswith("0 files evicted")
 
 
+@pytest.mark.promise(7)
 def test_evict_keeps_the_last_of_each_directory(mounted: Growfs) -> None:
     mounted.run("evict", mounted.mountpoint, "*")
     until(lambda: mounted.status()["cache"]["files"] == 2)
@@ -200,6 +204,7 @@ def test_a_glob_that_matches_nothing(complete: Growfs, verb: str) -> None:
     assert_refused(complete.run(verb, complete.mountpoint, "*.jpg", check=False), "*.jpg", ".gitignore")
 
 
+@pytest.mark.promise(3)
 def test_pause_and_resume(growfs: Growfs) -> None:
     files = {f"f{number}": b"x" * 100 for number in range(WINDOW_FILES + 40)}  # more than may be under way
     with gated(files, *files) as gate:
@@ -248,6 +253,7 @@ def test_set_takes_all_or_nothing(complete: Growfs) -> None:
     assert complete.status()["cache"]["limit_bytes"] == 1_000_000_000
 
 
+@pytest.mark.promise(28)
 def test_a_smaller_cache_evicts_at_once(mounted: Growfs) -> None:
     mounted.run("set", mounted.mountpoint, "cache-size=40kB")
     assert mounted.status()["cache"]["bytes"] <= 40_000

@@ -230,6 +230,7 @@ def test_every_label_is_driven_to() -> None:
     assert labels_in_source() == set(WAYS)
 
 
+@pytest.mark.promise(1, 29)
 @pytest.mark.parametrize("label", WAYS)
 def test_after_a_kill_all_is_whole(growfs: Growfs, label: str) -> None:
     with WAYS[label].drive(growfs, f"{label}:kill") as scene:
@@ -240,6 +241,7 @@ def test_after_a_kill_all_is_whole(growfs: Growfs, label: str) -> None:
         scene.check()
 
 
+@pytest.mark.promise(29)
 @pytest.mark.parametrize(
     ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if not way.lives]
 )
@@ -249,6 +251,7 @@ def test_where_the_disk_refuses_a_step_the_next_mount_is_whole(growfs: Growfs, l
         scene.check()
 
 
+@pytest.mark.promise(1, 29)
 @pytest.mark.parametrize(
     ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if way.lives]
 )
@@ -279,6 +282,7 @@ def test_a_mount_that_the_disk_refuses_says_so_in_a_line_and_leaves_nothing(grow
         assert os.listdir(growfs.mountpoint) == []
 
 
+@pytest.mark.promise(3, 28)
 def test_what_the_full_disk_refused_takes_no_room(growfs: Growfs) -> None:
     with gated(growfs) as (scene, remote, order):
         scene.mount("PUBLISH:ENOSPC", "--no-wait")
@@ -304,6 +308,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_fetch_is_replaced(growfs: Growfs)
         assert remote.requests.count(order[0]) >= 2
 
 
+@pytest.mark.promise(3)
 def test_a_file_that_a_reader_waits_for_survives_its_worker(growfs: Growfs) -> None:
     with gated(growfs) as (scene, remote, order):
         scene.mount("", "--no-wait")

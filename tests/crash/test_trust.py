@@ -52,11 +52,13 @@ def lose_power(growfs: Growfs, durable: int) -> None:
     rows.close()
 
 
+@pytest.mark.promise(29)
 def test_a_crash_loses_nothing(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
     assert fetched_again(scene) == 0
 
 
+@pytest.mark.promise(9)
 def test_a_dead_mount_is_seen_at_once(growfs: Growfs, scene: Scene) -> None:
     os.stat(growfs.mountpoint)  # which the kernel keeps for a second
     scene.kill()
@@ -64,12 +66,14 @@ def test_a_dead_mount_is_seen_at_once(growfs: Growfs, scene: Scene) -> None:
     scene.check()
 
 
+@pytest.mark.promise(29)
 def test_a_power_loss_keeps_the_durable_rows_alone(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
     lose_power(growfs, durable=2)
     assert fetched_again(scene) == len(scene.tree) - 2
 
 
+@pytest.mark.promise(29)
 def test_a_clean_stop_makes_all_durable(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
     rows = database(growfs)
@@ -79,6 +83,7 @@ def test_a_clean_stop_makes_all_durable(growfs: Growfs, scene: Scene) -> None:
     assert fetched_again(scene) == 0
 
 
+@pytest.mark.promise(29)
 def test_a_durable_row_of_another_file_does_not_count(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
     path = growfs.cache / "files" / next(iter(scene.tree))
@@ -130,6 +135,7 @@ def a_link(path: Path) -> None:
 TAMPERINGS = [deleted, truncated, grown, replaced, overwritten, a_link]
 
 
+@pytest.mark.promise(29)
 @pytest.mark.parametrize("tamper", [*TAMPERINGS, a_folder])
 def test_after_an_unclean_stop_a_file_that_was_tampered_with_is_fetched_again(
     growfs: Growfs, scene: Scene, tamper: Callable[[Path], None]
@@ -139,6 +145,7 @@ def test_after_an_unclean_stop_a_file_that_was_tampered_with_is_fetched_again(
     assert fetched_again(scene) == 1
 
 
+@pytest.mark.promise(29)
 @pytest.mark.parametrize("tamper", TAMPERINGS)
 def test_after_a_clean_stop_a_file_that_was_tampered_with_is_fetched_again_by_its_open(
     growfs: Growfs, scene: Scene, tamper: Callable[[Path], None]
@@ -151,6 +158,7 @@ def test_after_a_clean_stop_a_file_that_was_tampered_with_is_fetched_again_by_it
     assert scene.status()["miss"]["files_total"] == 1
 
 
+@pytest.mark.promise(29)
 def test_the_digest_decides_where_only_the_change_time_differs(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
     path = growfs.cache / "files" / next(iter(scene.tree))
@@ -165,6 +173,7 @@ def test_the_digest_decides_where_only_the_change_time_differs(growfs: Growfs, s
     assert row == (digest.of(path),)
 
 
+@pytest.mark.promise(29)
 @pytest.mark.parametrize("name", [b"stray", b"class0/stray", b"new/folder/stray", b"class0/0000.bin.x", b"caf\xe9"])
 def test_after_an_unclean_stop_a_file_without_a_row_is_removed(growfs: Growfs, scene: Scene, name: bytes) -> None:
     scene.kill()
@@ -174,6 +183,7 @@ def test_after_an_unclean_stop_a_file_without_a_row_is_removed(growfs: Growfs, s
     assert fetched_again(scene) == 0
 
 
+@pytest.mark.promise(29)
 def test_drafts_of_the_last_daemon_are_swept(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
     (growfs.cache / "partial" / "1030").write_bytes(b"half")
@@ -188,6 +198,7 @@ def test_without_its_database_a_cache_begins_anew(growfs: Growfs, scene: Scene) 
     assert fetched_again(scene) == len(scene.tree)
 
 
+@pytest.mark.promise(29)
 def test_misses_during_a_crash_leave_nothing(growfs: Growfs, scene: Scene) -> None:
     scene.try_verb("pause")
     scene.try_verb("evict", globs=["*.bin"])

@@ -42,6 +42,7 @@ def need(*modules: str) -> None:
             pytest.skip(f"{module} is not installed")
 
 
+@pytest.mark.promise(1, 6)
 def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
     need("tensorflow")
     growfs.env["GROWFS_ENGINE"] = engine
@@ -68,6 +69,7 @@ def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> N
         assert growfs.status()["miss"]["files_total"] == 0
 
 
+@pytest.mark.promise(6)
 def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow")
     with Program("keras_subsets.py", growfs.mountpoint) as training:
@@ -87,6 +89,7 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
         assert growfs.status()["miss"]["files_total"] == 0
 
 
+@pytest.mark.promise(6)
 def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     need("torch", "torchvision")
     growfs.env["GROWFS_ENGINE"] = engine
@@ -106,6 +109,7 @@ def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) ->
         assert growfs.status()["miss"]["files_total"] == 0
 
 
+@pytest.mark.promise(6, 35)
 def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server) -> None:
     need("torch", "torchvision")
     growfs.env.update(rclone_s3.env)
@@ -130,6 +134,7 @@ def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path
         assert found == sorted(pictures.values())
 
 
+@pytest.mark.promise(6)
 def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
     need("pandas")
     with Program("pandas_index.py", growfs.mountpoint) as training:

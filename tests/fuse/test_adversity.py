@@ -43,6 +43,7 @@ def mapped_alone(path: Path) -> Iterator[int]:
         libc.munmap(address, size)
 
 
+@pytest.mark.promise(2, 19)
 def test_what_is_mapped_alone_is_not_evicted(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=4, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 3 * SIZE, "--rotation", "never")
@@ -60,6 +61,7 @@ def test_what_is_mapped_alone_is_not_evicted(growfs: Growfs, tmp_path: Path) -> 
     assert local[0] not in growfs.names()
 
 
+@pytest.mark.promise(2, 28)
 def test_what_is_replaced_while_it_is_mapped_alone_counts(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=2, size=SIZE)
     growfs.mount(tmp_path / "remote")
@@ -74,6 +76,7 @@ def test_what_is_replaced_while_it_is_mapped_alone_counts(growfs: Growfs, tmp_pa
     until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)
 
 
+@pytest.mark.promise(1)
 def test_a_time_before_1970(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=2)
     path = next(iter(tree))
@@ -83,6 +86,7 @@ def test_a_time_before_1970(growfs: Growfs, tmp_path: Path) -> None:
     assert (growfs.mountpoint / path).stat().st_mtime == -86_400
 
 
+@pytest.mark.promise(9)
 def test_a_slow_lister_hears_of_changes_meanwhile(growfs: Growfs, tmp_path: Path) -> None:
     remote = tmp_path / "remote"
     tree = make_tree(remote, directories=1, files=900, size=10)
@@ -114,6 +118,7 @@ def limited(growfs: Growfs, descriptors: int, url: Path) -> subprocess.Completed
     )
 
 
+@pytest.mark.promise(3)
 def test_more_open_files_than_the_daemon_may_have(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=400, size=100)
     assert limited(growfs, 300, tmp_path / "remote").returncode == 0
@@ -133,6 +138,7 @@ def test_more_open_files_than_the_daemon_may_have(growfs: Growfs, tmp_path: Path
     assert growfs.status()["miss"]["files_total"] == growfs.status()["evict"]["files_total"] == 0
 
 
+@pytest.mark.promise(3)
 def test_more_open_virtual_files_than_the_daemon_may_have(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     growfs.mount(tmp_path / "remote")
@@ -175,6 +181,7 @@ def test_sigterm_after_the_mountpoint_was_moved(growfs: Growfs, tmp_path: Path) 
                 unmount(mount.mountpoint, lazy=True)
 
 
+@pytest.mark.promise(3)
 @only("passthrough")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_an_interrupt_that_is_read_together_with_its_open(growfs: Growfs, gated: Gated, number: signal.Signals) -> None:

@@ -29,6 +29,7 @@ def kinds(folder: Path) -> dict[str, set[str]]:
     return {name: {Path(file).suffix for file in os.listdir(folder / name)} for name in os.listdir(folder)}
 
 
+@pytest.mark.promise(7)
 def test_every_directory_has_its_commonest_kind_before_mount_returns(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 30)
     growfs.mount(tmp_path / "remote", "--cache-size", 62 * BLOCK)
@@ -38,6 +39,7 @@ def test_every_directory_has_its_commonest_kind_before_mount_returns(growfs: Gro
     assert growfs.status()["unpromised"] is None
 
 
+@pytest.mark.promise(7)
 def test_eviction_leaves_one_of_each_kind(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 5)
     growfs.mount(tmp_path / "remote")
@@ -49,6 +51,7 @@ def test_eviction_leaves_one_of_each_kind(growfs: Growfs, tmp_path: Path) -> Non
     assert growfs.status()["cache"]["files"] == 5 * 3
 
 
+@pytest.mark.promise(14)
 def test_the_seeds_are_the_same_whatever_fits(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 8)
     growfs.mount(tmp_path / "remote", "--cache-size", 17 * BLOCK)
@@ -59,6 +62,7 @@ def test_the_seeds_are_the_same_whatever_fits(growfs: Growfs, tmp_path: Path) ->
     assert (growfs.mountpoint / ".growfs/files").read_text().splitlines()[:8] == small
 
 
+@pytest.mark.promise(7)
 def test_too_large_seeds_are_not_promised(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 8)
     said = growfs.mount(tmp_path / "remote", "--cache-size", 6 * BLOCK).stdout
@@ -67,6 +71,7 @@ def test_too_large_seeds_are_not_promised(growfs: Growfs, tmp_path: Path) -> Non
     assert "not every directory" in (growfs.mountpoint / ".growfs/status").read_text()
 
 
+@pytest.mark.promise(7)
 def test_empty_directories_of_the_remote_are_not_listed(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2)
     (tmp_path / "remote" / "empty" / "below").mkdir(parents=True)
@@ -74,6 +79,7 @@ def test_empty_directories_of_the_remote_are_not_listed(growfs: Growfs, tmp_path
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
 
 
+@pytest.mark.promise(7)
 def test_a_directory_that_a_refresh_discovers_comes_with_the_next_generation(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2)
     growfs.mount(tmp_path / "remote")

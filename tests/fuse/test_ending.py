@@ -96,6 +96,7 @@ def left_open(engine: str, digest: str) -> tuple[list[str], int]:
     return ([digest, digest], 0) if engine == "passthrough" else (["ENOTCONN"], -signal.SIGBUS)
 
 
+@pytest.mark.promise(11)
 @pytest.mark.parametrize("kept", ["descriptor", "mapping"])
 def test_a_busy_mount_is_not_taken_off_and_goes_on(growfs: Growfs, digest: str, kept: str) -> None:
     with held(growfs.mountpoint / NAME, kept) as holder:
@@ -107,6 +108,7 @@ def test_a_busy_mount_is_not_taken_off_and_goes_on(growfs: Growfs, digest: str, 
     growfs.umount()
 
 
+@pytest.mark.promise(11)
 def test_taken_off_lazily_what_is_open_and_mapped_can_be_read_to_the_end(growfs: Growfs, digest: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
@@ -117,6 +119,7 @@ def test_taken_off_lazily_what_is_open_and_mapped_can_be_read_to_the_end(growfs:
     until(lambda: ended(pid))
 
 
+@pytest.mark.promise(11)
 def test_taken_off_lazily_a_mapping_alone_keeps_the_daemon(growfs: Growfs, digest: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "mapping") as holder:
@@ -126,6 +129,7 @@ def test_taken_off_lazily_a_mapping_alone_keeps_the_daemon(growfs: Growfs, diges
     until(lambda: ended(pid))
 
 
+@pytest.mark.promise(11)
 def test_taken_off_lazily_an_open_folder_still_leads_to_its_files(growfs: Growfs, digest: str) -> None:
     with opened(growfs.mountpoint / "class0") as folder:
         growfs.umount(lazy=True)
@@ -134,6 +138,7 @@ def test_taken_off_lazily_an_open_folder_still_leads_to_its_files(growfs: Growfs
             assert hashlib.sha256(file.read()).hexdigest() == digest
 
 
+@pytest.mark.promise(10)
 def test_after_sigterm_the_mount_is_gone_and_what_was_open_is_left(growfs: Growfs, digest: str, engine: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
@@ -144,6 +149,7 @@ def test_after_sigterm_the_mount_is_gone_and_what_was_open_is_left(growfs: Growf
         assert holder.read() == left_open(engine, digest)
 
 
+@pytest.mark.promise(29)
 def test_sigterm_with_files_open_is_a_clean_stop(growfs: Growfs, digest: str, tmp_path: Path) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "descriptor", "mapping"):
@@ -155,6 +161,7 @@ def test_sigterm_with_files_open_is_a_clean_stop(growfs: Growfs, digest: str, tm
     assert "did not stop cleanly" not in growfs.log()
 
 
+@pytest.mark.promise(10)
 def test_after_sigkill_nothing_opens_and_what_was_open_is_left(growfs: Growfs, digest: str, engine: str) -> None:
     (growfs.mountpoint / "class1/0000.bin").stat()
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
@@ -166,6 +173,7 @@ def test_after_sigkill_nothing_opens_and_what_was_open_is_left(growfs: Growfs, d
         assert holder.read() == left_open(engine, digest)
 
 
+@pytest.mark.promise(10, 29)
 def test_after_sigkill_what_was_open_outlives_the_next_mount(
     growfs: Growfs, digest: str, engine: str, tmp_path: Path
 ) -> None:
@@ -176,6 +184,7 @@ def test_after_sigkill_what_was_open_outlives_the_next_mount(
         assert holder.read() == left_open(engine, digest)
 
 
+@pytest.mark.promise(10)
 def test_what_the_page_cache_has_is_left_whatever_happens(growfs: Growfs, digest: str) -> None:
     with opened(growfs.mountpoint / NAME) as fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
         first = mapped[:4096]

@@ -44,6 +44,7 @@ def requests(growfs: Growfs, kind: str) -> int:
     return int(growfs.status()["requests"].get(kind, 0))
 
 
+@pytest.mark.promise(10)
 def test_the_engine_that_was_asked_for_carries_the_mount(library: Library, engine: str) -> None:
     status = library.growfs.status()
     assert status["engine"] == engine
@@ -62,6 +63,7 @@ def test_only_the_thread_that_answers_comes_before_others(library: Library) -> N
     assert {policy(int(thread.name)) for thread in everyone if thread.name != str(daemon)} == {os.SCHED_OTHER}
 
 
+@pytest.mark.promise(10)
 @only("passthrough")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_is_local_is_read_without_the_daemon(library: Library, tmp_path: Path, name: str) -> None:
@@ -74,6 +76,7 @@ def test_what_is_local_is_read_without_the_daemon(library: Library, tmp_path: Pa
     assert requests(library.growfs, "OPEN") > opens
 
 
+@pytest.mark.promise(10)
 @only("passthrough")
 def test_what_was_fetched_for_an_open_is_read_without_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=3)
@@ -86,6 +89,7 @@ def test_what_was_fetched_for_an_open_is_read_without_the_daemon(growfs: Growfs,
     assert requests(growfs, "READ") == reads
 
 
+@pytest.mark.promise(10)
 def test_advice_to_read_ahead_reaches_the_cached_file(library: Library) -> None:
     path = "sizes/large.bin"
     with opened(library.growfs.cache / "files" / path) as cached, opened(library.path / path) as fd:

@@ -19,6 +19,7 @@ FASTER_THAN_IT_POLLS = "a script that polls until there is enough"
 """A local remote fills the cache between two looks; test_generations has the script that polls."""
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("name", [name for name in PATTERNS if name != FASTER_THAN_IT_POLLS])
 def test_a_pattern(name: str, growfs: Growfs, tmp_path: Path) -> None:
     pattern = PATTERNS[name]

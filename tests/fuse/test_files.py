@@ -21,11 +21,13 @@ from tests.harness import files_below
 LARGE = "sizes/large.bin"
 
 
+@pytest.mark.promise(1)
 def test_content(library: Library) -> None:
     assert files_below(library.path) == set(library.tree)
     assert {path: (library.path / path).read_bytes() for path in library.tree} == library.tree
 
 
+@pytest.mark.promise(1, 4)
 def test_size_and_mtime_are_the_remotes(library: Library) -> None:
     for path, content in library.tree.items():
         found, remote = (library.path / path).stat(), (library.remote / path).stat()
@@ -34,6 +36,7 @@ def test_size_and_mtime_are_the_remotes(library: Library) -> None:
         assert stat.S_ISREG(found.st_mode)
 
 
+@pytest.mark.promise(4)
 def test_directories_can_be_read_and_entered(library: Library) -> None:
     found = (library.path / "deep/a").stat()
     assert stat.S_ISDIR(found.st_mode)
@@ -44,6 +47,7 @@ def test_inodes_are_unlike(library: Library) -> None:
     assert len({(library.path / path).stat().st_ino for path in library.tree}) == len(library.tree)
 
 
+@pytest.mark.promise(3)
 def test_a_name_that_the_remote_does_not_have(library: Library) -> None:
     for path in ("nothing", "sizes/nothing", "deep/a/b/c/d/nothing", os.fsdecode(b"\xff\xfe")):
         with pytest.raises(FileNotFoundError):
@@ -79,6 +83,7 @@ def test_many_readers_of_one_file(library: Library) -> None:
             file.close()
 
 
+@pytest.mark.promise(13)
 def test_mmap(library: Library) -> None:
     content = library.tree[LARGE]
     with (library.path / LARGE).open("rb") as file:
@@ -88,6 +93,7 @@ def test_mmap(library: Library) -> None:
     mapped.close()
 
 
+@pytest.mark.promise(13)
 def test_sendfile(library: Library, tmp_path: Path) -> None:
     content = library.tree[LARGE]
     with (library.path / LARGE).open("rb") as source, (tmp_path / "copy").open("wb") as target:
@@ -110,6 +116,7 @@ def test_copy_file_range(library: Library, tmp_path: Path) -> None:
     assert (tmp_path / "again").read_bytes() == library.tree[LARGE]
 
 
+@pytest.mark.promise(13)
 def test_direct_io(library: Library) -> None:
     content = library.tree[LARGE]
     fd = os.open(library.path / LARGE, os.O_RDONLY | os.O_DIRECT)
@@ -211,6 +218,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.promise(4)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("path", ["sizes/one.bin", ".growfs/status"])
 def test_read_only(library: Library, change: str, path: str) -> None:
@@ -219,6 +227,7 @@ def test_read_only(library: Library, change: str, path: str) -> None:
     assert refused.value.errno == errno.EROFS
 
 
+@pytest.mark.promise(28)
 def test_statfs_and_df(library: Library) -> None:
     stat = os.statvfs(library.path)
     status = library.growfs.status()["cache"]

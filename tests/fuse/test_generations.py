@@ -39,11 +39,13 @@ def count(reader: Reader) -> int:
     return len(reader.list("class0")) + len(reader.list("class1"))
 
 
+@pytest.mark.promise(5, 6)
 def test_the_first_listing_shows_what_is_local_then(grow: Grow, reader: Reader) -> None:
     grow(6)
     assert count(reader) == 6
 
 
+@pytest.mark.promise(6)
 def test_a_listing_is_frozen_for_everyone(grow: Grow, reader: Reader, other: Reader) -> None:
     assert count(reader) == 4
     grow(8)
@@ -53,6 +55,7 @@ def test_a_listing_is_frozen_for_everyone(grow: Grow, reader: Reader, other: Rea
     assert count(other) == 4
 
 
+@pytest.mark.promise(6)
 def test_it_is_frozen_over_all_directories(grow: Grow, reader: Reader, other: Reader) -> None:
     first = reader.list("class0")
     grow(12)
@@ -61,6 +64,7 @@ def test_it_is_frozen_over_all_directories(grow: Grow, reader: Reader, other: Re
     assert reader.list() == other.list() == {"class0", "class1"}
 
 
+@pytest.mark.promise(6)
 def test_listing_again_after_an_open_begins_the_next(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     shown = reader.list("class0")
     grow(12)
@@ -70,6 +74,7 @@ def test_listing_again_after_an_open_begins_the_next(growfs: Growfs, grow: Grow,
     assert growfs.status()["generation"] == 2
 
 
+@pytest.mark.promise(6)
 def test_a_first_listing_of_another_directory_joins(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     shown = reader.list("class0")
     grow(12)
@@ -79,6 +84,7 @@ def test_a_first_listing_of_another_directory_joins(growfs: Growfs, grow: Grow, 
     assert growfs.status()["generation"] == 1
 
 
+@pytest.mark.promise(6)
 def test_an_open_before_the_listing_does_not_count(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     reader.read("class0/0000.bin")
     reader.list("class0")
@@ -86,6 +92,7 @@ def test_an_open_before_the_listing_does_not_count(growfs: Growfs, grow: Grow, r
     assert growfs.status()["generation"] == 1
 
 
+@pytest.mark.promise(6)
 def test_the_second_rank_joins_what_the_first_began(grow: Grow, reader: Reader, other: Reader) -> None:
     names = min(reader.list("class0")), min(other.list("class0"))
     for files in (8, 12):
@@ -97,6 +104,7 @@ def test_the_second_rank_joins_what_the_first_began(grow: Grow, reader: Reader, 
         assert count(reader) == count(other)
 
 
+@pytest.mark.promise(6)
 def test_a_stranger_does_not_disturb_a_job(growfs: Growfs, grow: Grow, reader: Reader, other: Reader) -> None:
     shown = reader.list("class0")
     grow(12)
@@ -106,6 +114,7 @@ def test_a_stranger_does_not_disturb_a_job(growfs: Growfs, grow: Grow, reader: R
     assert growfs.status()["generation"] == 1
 
 
+@pytest.mark.promise(6, 17)
 @pytest.mark.parametrize("opens", ["forked_read", "spawned_read"])
 def test_an_open_by_a_child_is_its_parents(grow: Grow, reader: Reader, opens: str) -> None:
     shown = reader.list("class0")
@@ -114,6 +123,7 @@ def test_an_open_by_a_child_is_its_parents(grow: Grow, reader: Reader, opens: st
     assert len(reader.list("class0")) == 6
 
 
+@pytest.mark.promise(6, 17)
 def test_a_child_that_listed_opens_for_itself(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     reader.list("class0")
     reader.forked_list_and_read("class0")
@@ -121,6 +131,7 @@ def test_a_child_that_listed_opens_for_itself(growfs: Growfs, grow: Grow, reader
     assert growfs.status()["generation"] == 1
 
 
+@pytest.mark.promise(6)
 def test_threads_are_one_process(grow: Grow, reader: Reader) -> None:
     shown = reader.list_in_thread("class0")
     grow(12)
@@ -129,6 +140,7 @@ def test_threads_are_one_process(grow: Grow, reader: Reader) -> None:
     assert len(reader.list_in_thread("class0")) == 6
 
 
+@pytest.mark.promise(6)
 def test_one_that_polls_sees_growth_when_the_generation_has_settled(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     assert count(reader) == 4
     grow(8)
@@ -140,6 +152,7 @@ def test_one_that_polls_sees_growth_when_the_generation_has_settled(growfs: Grow
     assert count(reader) == 8
 
 
+@pytest.mark.promise(6)
 def test_a_new_process_sees_growth_when_the_generation_has_settled(
     growfs: Growfs, grow: Grow, reader: Reader, other: Reader
 ) -> None:
@@ -152,6 +165,7 @@ def test_a_new_process_sees_growth_when_the_generation_has_settled(
     assert growfs.status()["generation"] == 2
 
 
+@pytest.mark.promise(6)
 def test_one_that_has_listed_another_directory_is_not_new(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     reader.list("class0")
     grow(12)
@@ -160,6 +174,7 @@ def test_one_that_has_listed_another_directory_is_not_new(growfs: Growfs, grow: 
     assert growfs.status()["generation"] == 1
 
 
+@pytest.mark.promise(6)
 def test_files_and_index_are_listings(growfs: Growfs, grow: Grow, reader: Reader, other: Reader) -> None:
     shown = reader.lines(".growfs/files")
     assert len(shown) == 4
@@ -177,6 +192,7 @@ def test_files_and_index_are_listings(growfs: Growfs, grow: Grow, reader: Reader
     assert growfs.status()["generation"] == 3
 
 
+@pytest.mark.promise(6)
 def test_status_and_log_are_no_listings(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     for name in ("status", "status.json", "metrics", "log"):
         reader.lines(f".growfs/{name}")
@@ -185,6 +201,7 @@ def test_status_and_log_are_no_listings(growfs: Growfs, grow: Grow, reader: Read
     assert growfs.status()["readers"] == []
 
 
+@pytest.mark.promise(6)
 def test_stat_and_access_are_no_listings(growfs: Growfs, grow: Grow) -> None:
     for path in ("class0", "class0/0000.bin", "."):
         assert (growfs.mountpoint / path).exists()
@@ -214,6 +231,7 @@ def test_a_reader_that_ended_is_forgotten(growfs: Growfs, grow: Grow) -> None:
     until(lambda: growfs.status()["readers"] == [])
 
 
+@pytest.mark.promise(6)
 def test_generations_go_on_counting_after_a_remount(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     reader.list("class0")
     reader.read("class0/" + min(reader.list("class0")))

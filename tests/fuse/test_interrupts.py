@@ -44,6 +44,7 @@ def waiting(growfs: Growfs, path: Path, *command: str) -> Iterator[subprocess.Po
             process.kill()
 
 
+@pytest.mark.promise(3, 10)
 @only("passthrough")
 @pytest.mark.parametrize(
     ("command", "number"),
@@ -61,6 +62,7 @@ def test_a_signal_that_ends_the_process_ends_its_wait(
     growfs.umount()  # nothing is left that uses it
 
 
+@pytest.mark.promise(3)
 @only("passthrough")
 def test_a_signal_that_is_handled_does_not_end_the_wait(growfs: Growfs, gated: Gated) -> None:
     (path,) = held_back(gated, 1, growfs)
@@ -75,6 +77,7 @@ def test_a_signal_that_is_handled_does_not_end_the_wait(growfs: Growfs, gated: G
     assert process.returncode == 0
 
 
+@pytest.mark.promise(3)
 @only("passthrough")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_that_ends_the_process_is_heard_after_one_that_did_not(
@@ -90,6 +93,7 @@ def test_a_signal_that_ends_the_process_is_heard_after_one_that_did_not(
     assert "0000.bin" in gated.held
 
 
+@pytest.mark.promise(3)
 @only("passthrough")
 def test_who_else_waits_goes_on_waiting(growfs: Growfs, gated: Gated) -> None:
     (path,) = held_back(gated, 1, growfs)
@@ -103,6 +107,7 @@ def test_who_else_waits_goes_on_waiting(growfs: Growfs, gated: Gated) -> None:
     assert gated.fetched["0000.bin"] == 1
 
 
+@pytest.mark.promise(3)
 @only("passthrough")
 def test_a_hundred_waiting_opens_can_all_be_ended(growfs: Growfs, gated: Gated) -> None:
     paths = held_back(gated, 110, growfs)

@@ -48,6 +48,7 @@ def test_plain_umount_ends_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     assert growfs.status()["fetch"]["files_total"] == 0
 
 
+@pytest.mark.promise(11)
 def test_a_busy_mount_names_who_uses_it(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -68,6 +69,7 @@ def test_a_busy_mount_names_who_uses_it(growfs: Growfs, tmp_path: Path) -> None:
     growfs.umount()
 
 
+@pytest.mark.promise(11)
 def test_lazily_readers_finish(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", files=2, size=SIZE)
     growfs.mount(tmp_path / "remote")
@@ -84,6 +86,7 @@ def test_lazily_readers_finish(growfs: Growfs, tmp_path: Path) -> None:
     assert growfs.status()["fetch"]["files_total"] == 0
 
 
+@pytest.mark.promise(29)
 def test_sigterm_ends_it_in_order(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -108,6 +111,7 @@ def test_sigterm_while_files_are_open(growfs: Growfs, tmp_path: Path) -> None:
     assert not mounted_at(growfs.mountpoint)
 
 
+@pytest.mark.promise(29)
 def test_the_next_mount_takes_a_dead_one_off(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -151,6 +155,7 @@ def descendants(pid: int) -> list[int]:
     return children + [below for child in children for below in descendants(child)]
 
 
+@pytest.mark.promise(30)
 def test_a_second_daemon_on_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")

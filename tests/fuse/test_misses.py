@@ -50,6 +50,7 @@ def held_cache(growfs: Growfs, tmp_path: Path, room: int, *flags: object) -> tup
     )
 
 
+@pytest.mark.promise(3)
 def test_an_open_waits_for_its_file(growfs: Growfs, gated: Gated) -> None:
     (path,) = held_back(gated, 1, growfs)
     with ThreadPoolExecutor() as threads:
@@ -62,6 +63,7 @@ def test_an_open_waits_for_its_file(growfs: Growfs, gated: Gated) -> None:
     assert growfs.status()["miss"]["wait_s_total"] > 0
 
 
+@pytest.mark.promise(3)
 def test_many_openers_cause_one_fetch(growfs: Growfs, gated: Gated) -> None:
     (path,) = held_back(gated, 1, growfs)
     with ThreadPoolExecutor(20) as threads:
@@ -72,6 +74,7 @@ def test_many_openers_cause_one_fetch(growfs: Growfs, gated: Gated) -> None:
     assert gated.fetched["0000.bin"] == 1
 
 
+@pytest.mark.promise(3)
 def test_a_hundred_waiting_opens_delay_nobody(growfs: Growfs, gated: Gated) -> None:
     paths = held_back(gated, 131, growfs)
     *opened, other = paths
@@ -89,6 +92,7 @@ def test_a_hundred_waiting_opens_delay_nobody(growfs: Growfs, gated: Gated) -> N
         assert [content.result(60) for content in contents] == [b"%04d" % number for number in range(len(opened))]
 
 
+@pytest.mark.promise(3, 14)
 @pytest.mark.parametrize("files", [40, 400])  # so many are with the worker already; some of them are not
 def test_a_miss_overtakes_what_nobody_waits_for(growfs: Growfs, gated: Gated, files: int) -> None:
     names = [f"{number:03}.bin" for number in range(files)]
@@ -103,6 +107,7 @@ def test_a_miss_overtakes_what_nobody_waits_for(growfs: Growfs, gated: Gated, fi
     gated.let_go()
 
 
+@pytest.mark.promise(3)
 def test_a_miss_ends_at_its_timeout(growfs: Growfs, gated: Gated) -> None:
     (path,) = held_back(gated, 1, growfs)
     growfs.run("set", growfs.mountpoint, "miss-timeout=0.2")
@@ -114,6 +119,7 @@ def test_a_miss_ends_at_its_timeout(growfs: Growfs, gated: Gated) -> None:
     assert gated.fetched["0000.bin"] == 1
 
 
+@pytest.mark.promise(3)
 def test_told_not_to_wait_there_is_no_such_file(growfs: Growfs, tmp_path: Path) -> None:
     local, missing = held_cache(growfs, tmp_path, 3, "--on-miss", "error")
     assert {error_of(path) for path in missing} == {errno.ENOENT}
@@ -121,6 +127,7 @@ def test_told_not_to_wait_there_is_no_such_file(growfs: Growfs, tmp_path: Path) 
     assert growfs.status()["miss"]["files_total"] == 0
 
 
+@pytest.mark.promise(3)
 def test_a_remote_that_refuses_is_an_io_error_with_a_reason(growfs: Growfs, gated: Gated) -> None:
     gated.refused = {"0000.bin": 403, "0001.bin": 404}
     gated.let_go()
@@ -135,6 +142,7 @@ def test_a_remote_that_refuses_is_an_io_error_with_a_reason(growfs: Growfs, gate
     assert denied.read_bytes() == b"0000"
 
 
+@pytest.mark.promise(3)
 def test_a_file_larger_than_the_cache(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2, size=SIZE)
     (tmp_path / "remote" / "large.bin").write_bytes(b"x" * 20 * SIZE)
@@ -148,6 +156,7 @@ def test_a_file_larger_than_the_cache(growfs: Growfs, tmp_path: Path) -> None:
     assert (growfs.mountpoint / "large.bin").read_bytes() == b"x" * 20 * SIZE
 
 
+@pytest.mark.promise(3)
 def test_no_room_because_everything_is_open(growfs: Growfs, tmp_path: Path) -> None:
     local, missing = held_cache(growfs, tmp_path, 3, "--miss-timeout", "0.3")
     files = [path.open("rb") for path in local]
@@ -160,6 +169,7 @@ def test_no_room_because_everything_is_open(growfs: Growfs, tmp_path: Path) -> N
         file.close()
 
 
+@pytest.mark.promise(3)
 def test_no_room_because_everything_is_pinned(growfs: Growfs, tmp_path: Path) -> None:
     local, missing = held_cache(growfs, tmp_path, 3, "--miss-timeout", "0.3")
     growfs.run("pin", growfs.mountpoint, *(f"/{path.relative_to(growfs.mountpoint)}" for path in local))
@@ -169,6 +179,7 @@ def test_no_room_because_everything_is_pinned(growfs: Growfs, tmp_path: Path) ->
     assert missing[0].read_bytes()
 
 
+@pytest.mark.promise(19)
 def test_a_miss_gets_the_room_that_a_close_frees(growfs: Growfs, tmp_path: Path) -> None:
     local, missing = held_cache(growfs, tmp_path, 2)
     files = [path.open("rb") for path in local]
@@ -181,6 +192,7 @@ def test_a_miss_gets_the_room_that_a_close_frees(growfs: Growfs, tmp_path: Path)
     files.pop().close()
 
 
+@pytest.mark.promise(7, 19)
 def test_a_miss_makes_room_and_never_takes_a_directorys_last(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=3, files=4, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 6 * SIZE)
@@ -193,6 +205,7 @@ def test_a_miss_makes_room_and_never_takes_a_directorys_last(growfs: Growfs, tmp
     assert {path.parent.name for path in (growfs.cache / "files").rglob("*.bin")} == {"class0", "class1", "class2"}
 
 
+@pytest.mark.promise(3, 10)
 @only("libfuse")
 def test_a_waiting_opener_that_is_killed_leaves_when_the_wait_ends(growfs: Growfs, gated: Gated) -> None:
     """Documented: this engine is not told of signals. What matters is that the mount goes on."""

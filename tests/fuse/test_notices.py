@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.latency import DEVICE
+from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
 
 FILES = 150
 LOOKERS = 4
 
 
+@pytest.mark.promise(9)
 def test_names_change_while_others_look_them_up(growfs: Growfs, tmp_path: Path) -> None:
     """A notice waits in the kernel for look-ups in that directory, which wait for the daemon: so that must go on."""
     remote = tmp_path / "remote"
@@ -51,6 +53,28 @@ def test_names_change_while_others_look_them_up(growfs: Growfs, tmp_path: Path) 
         for looker in lookers:
             looker.join()
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+
+
+@pytest.mark.promise(9)
+@only("passthrough")
+def test_the_kernel_keeps_a_files_attributes_and_a_directorys_for_a_second(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    (tmp_path / "remote/file").touch()
+    growfs.mount(tmp_path / "remote")
+    file, directory = growfs.mountpoint / "file", growfs.mountpoint / "class0"
+
+    def lookups() -> int:
+        return int(growfs.status()["requests"].get("LOOKUP", 0))
+
+    def is_looked_up(path: Path) -> bool:
+        before = lookups()
+        path.stat()
+        return lookups() > before
+
+    assert is_looked_up(file)
+    until(lambda: not is_looked_up(directory))
+    until(lambda: is_looked_up(directory))
+    assert not is_looked_up(file)
 
 
 def test_cores_stay_awake_while_opens_come_fast_and_sleep_again(growfs: Growfs, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from tests.cli.support import tmpfs
 from tests.fuse.conftest import opened
 from tests.fuse.reader import Reader
@@ -44,6 +46,7 @@ def test_the_thread_that_opened_a_directory_may_end_before_it_is_read(growfs: Gr
         scan.communicate("\n")
 
 
+@pytest.mark.promise(24)
 def test_a_group_that_never_fits_holds_nothing_up(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=4, files=3, size=SIZE)
     (tmp_path / "remote/big").mkdir()

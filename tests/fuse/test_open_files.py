@@ -53,6 +53,7 @@ def relist(growfs: Growfs) -> None:
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
 
 
+@pytest.mark.promise(2)
 def test_an_open_file_survives_eviction(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", files=3, size=OLD_SIZE)
     growfs.mount(tmp_path / "remote")
@@ -63,6 +64,7 @@ def test_an_open_file_survives_eviction(growfs: Growfs, tmp_path: Path) -> None:
         assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
 
 
+@pytest.mark.promise(3, 6)
 def test_evicted_names_leave_the_listing_and_stay_names(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote")
@@ -77,6 +79,7 @@ def test_evicted_names_leave_the_listing_and_stay_names(growfs: Growfs, tmp_path
     assert growfs.status()["fetch"]["files_total"] == fetched + 1
 
 
+@pytest.mark.promise(2)
 def test_an_open_file_survives_replacement(growfs: Growfs, tmp_path: Path) -> None:
     old = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)[NAME]
     new = b"new" * OLD_SIZE
@@ -98,6 +101,7 @@ def test_an_open_file_survives_replacement(growfs: Growfs, tmp_path: Path) -> No
     until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)
 
 
+@pytest.mark.promise(2)
 def test_the_old_version_is_read_again_after_its_pages_were_dropped(growfs: Growfs, tmp_path: Path) -> None:
     old = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)[NAME]
     growfs.mount(tmp_path / "remote")
@@ -111,6 +115,7 @@ def test_the_old_version_is_read_again_after_its_pages_were_dropped(growfs: Grow
         assert mapped[:] == os.pread(fd, OLD_SIZE, 0) == old
 
 
+@pytest.mark.promise(2)
 def test_an_old_version_can_be_opened_again_by_its_descriptor(growfs: Growfs, tmp_path: Path) -> None:
     old = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)[NAME]
     growfs.mount(tmp_path / "remote")
@@ -123,6 +128,7 @@ def test_an_old_version_can_be_opened_again_by_its_descriptor(growfs: Growfs, tm
         assert (growfs.mountpoint / NAME).read_bytes() == b"new"
 
 
+@pytest.mark.promise(2, 29)
 def test_an_open_file_whose_cached_copy_was_deleted_opens_again(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=2, size=OLD_SIZE)
     growfs.mount(tmp_path / "remote")
@@ -132,6 +138,7 @@ def test_an_open_file_whose_cached_copy_was_deleted_opens_again(growfs: Growfs, 
     assert (growfs.mountpoint / NAME).read_bytes() == tree[NAME]
 
 
+@pytest.mark.promise(1, 2)
 def test_who_opens_during_replacements_gets_one_whole_version(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     versions = [bytes([number]) * (100_000 + number) for number in range(6)]
@@ -161,6 +168,7 @@ def test_who_opens_during_replacements_gets_one_whole_version(growfs: Growfs, tm
     assert len(found) > 1
 
 
+@pytest.mark.promise(2)
 def test_an_open_file_survives_several_replacements(growfs: Growfs, tmp_path: Path) -> None:
     versions = [make_tree(tmp_path / "remote", directories=1, files=1, size=OLD_SIZE)[NAME]]
     growfs.mount(tmp_path / "remote")
@@ -178,6 +186,7 @@ def test_an_open_file_survives_several_replacements(growfs: Growfs, tmp_path: Pa
         os.close(fd)
 
 
+@pytest.mark.promise(2, 16)
 def test_an_open_file_survives_deletion(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", files=2, size=OLD_SIZE)
     growfs.mount(tmp_path / "remote")
@@ -193,6 +202,7 @@ def test_an_open_file_survives_deletion(growfs: Growfs, tmp_path: Path) -> None:
         file.open("rb")
 
 
+@pytest.mark.promise(7, 16)
 def test_a_directory_goes_with_its_last_file_and_comes_again(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=1)
     growfs.mount(tmp_path / "remote")
@@ -206,6 +216,7 @@ def test_a_directory_goes_with_its_last_file_and_comes_again(growfs: Growfs, tmp
     assert (growfs.mountpoint / NAME).read_bytes() == b"again"
 
 
+@pytest.mark.promise(2)
 def test_a_replaced_file_stays_listed(growfs: Growfs, reader: Reader, other: Reader, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=1)
     growfs.mount(tmp_path / "remote", "--settle", "1h")
@@ -217,6 +228,7 @@ def test_a_replaced_file_stays_listed(growfs: Growfs, reader: Reader, other: Rea
     assert other.list("class0") == {"0000.bin"}  # a class folder must not be found empty
 
 
+@pytest.mark.promise(16)
 def test_a_remount_shows_the_new_version(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", files=2)
     growfs.mount(tmp_path / "remote")
@@ -229,6 +241,7 @@ def test_a_remount_shows_the_new_version(growfs: Growfs, tmp_path: Path) -> None
     assert file.stat().st_ino != before.st_ino
 
 
+@pytest.mark.promise(16)
 def test_what_a_fetch_finds_changed_is_taken_over(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote", "--refresh", "0")
@@ -241,6 +254,7 @@ def test_what_a_fetch_finds_changed_is_taken_over(growfs: Growfs, tmp_path: Path
         assert (growfs.mountpoint / path).stat().st_size == len(b"changed since it was listed")
 
 
+@pytest.mark.promise(29)
 def test_a_file_whose_cached_copy_was_tampered_with_is_fetched_again(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote")
@@ -250,6 +264,7 @@ def test_a_file_whose_cached_copy_was_tampered_with_is_fetched_again(growfs: Gro
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
+@pytest.mark.promise(1, 3)
 def test_a_file_of_unknown_size_is_listed_with_its_size(growfs: Growfs, tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "a.bin").write_bytes(b"12345")

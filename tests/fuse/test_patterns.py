@@ -40,6 +40,7 @@ def until_files(growfs: Growfs, files: int) -> None:
     until(lambda: told(growfs)["cache"]["files"] == files)
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("disjoint", [True, False], ids=["parts", "everything"])
 def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, bytes], disjoint: bool) -> None:
     seen: set[str] = set()
@@ -62,6 +63,7 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
     assert len(seen) >= 2 * ROOM
 
 
+@pytest.mark.promise(17)
 def test_two_jobs_out_of_phase(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
     """One has three epochs while the other has one; what the slow one was shown stays for all of its epoch."""
     seen: set[str] = set()
@@ -72,6 +74,7 @@ def test_two_jobs_out_of_phase(growfs: Growfs, tree: dict[str, bytes], reader: R
             reader.read_all(slow[third::3])
 
 
+@pytest.mark.promise(17)
 def test_training_listed_anew_beside_validation_listed_once(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "train", directories=2, files=16, size=SIZE)
     make_tree(tmp_path / "val", directories=1, files=16, size=SIZE)
@@ -89,6 +92,7 @@ def test_training_listed_anew_beside_validation_listed_once(growfs: Growfs, tmp_
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(17)
 def test_a_search_starts_new_processes(growfs: Growfs, tree: dict[str, bytes]) -> None:
     growfs.run("set", growfs.mountpoint, "settle=0")
     seen: set[str] = set()
@@ -100,6 +104,7 @@ def test_a_search_starts_new_processes(growfs: Growfs, tree: dict[str, bytes]) -
         seen |= names
 
 
+@pytest.mark.promise(17)
 def test_training_from_a_list_that_find_made(
     growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader
 ) -> None:
@@ -113,6 +118,7 @@ def test_training_from_a_list_that_find_made(
     assert told(growfs)["generation"] >= 4
 
 
+@pytest.mark.promise(17)
 def test_tools_look_in_between(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], reader: Reader) -> None:
     at = growfs.mountpoint
     copy = ["cp", "-r", str(at), str(tmp_path / "copy")]
@@ -135,6 +141,7 @@ def test_tools_look_in_between(growfs: Growfs, tmp_path: Path, tree: dict[str, b
     assert all(path.read_bytes() == tree[str(path.relative_to(tmp_path / "copy"))] for path in copied)
 
 
+@pytest.mark.promise(2, 17)
 def test_what_is_mapped_stays(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
     """np.load(mmap_mode="r"): a few opens, each closed at once, and then none for ever."""
     names = sorted(reader.walk())[:3]
@@ -149,6 +156,7 @@ def test_what_is_mapped_stays(growfs: Growfs, tree: dict[str, bytes], reader: Re
     until(lambda: fetched(growfs) > ROOM)
 
 
+@pytest.mark.promise(6)
 def test_lists_twice_while_the_cache_fills(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     """Keras, for its training and its validation subset."""
     full_cache(growfs, tmp_path / "remote")
@@ -165,6 +173,7 @@ def test_lists_twice_while_the_cache_fills(growfs: Growfs, tmp_path: Path, reade
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(6)
 def test_a_poller_sees_enough(growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader) -> None:
     """A script that calls glob until there is enough, beside a job."""
     full_cache(growfs, tmp_path / "remote", "--settle", "0", "--turnover", "20%")
@@ -177,6 +186,7 @@ def test_a_poller_sees_enough(growfs: Growfs, tmp_path: Path, reader: Reader, ot
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(17)
 def test_a_job_dies_and_resumes(growfs: Growfs, tree: dict[str, bytes], other: Reader) -> None:
     for number in range(4):
         with Reader(growfs.mountpoint) as job:
@@ -196,6 +206,7 @@ EPOCHS: dict[str, Callable[[list[str], random.Random], list[str]]] = {
 }
 
 
+@pytest.mark.promise(17)
 def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
     """Each listed once by one process and used twice, while another goes on."""
     chance = random.Random(1)
@@ -209,6 +220,7 @@ def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Re
     until(lambda: fetched(growfs) > ROOM)
 
 
+@pytest.mark.promise(7)
 def test_a_hundred_and_fifty_directories(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", directories=150, files=3, size=100)
     growfs.mount(tmp_path / "remote", "--cache-size", 200 * SIZE, *HALF)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from growfs.disk import BLOCK
+from growfs.sampling import Candidate, Pass, draw_order
+from tests.fuse.conftest import only
 from tests.fuse.gated import Gated
 from tests.harness import Growfs, make_tree, until
 
@@ -41,6 +44,7 @@ def on_disk(cache: Path) -> int:
     return 512 * sum(blocks.values())
 
 
+@pytest.mark.promise(14)
 def test_the_order_does_not_depend_on_the_workers(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=4, files=25, size=100)
     (tmp_path / "remote" / "class0/0000.bin").write_bytes(b"x" * 5_000_000)  # slower than all behind it
@@ -55,6 +59,7 @@ def test_the_order_does_not_depend_on_the_workers(growfs: Growfs, tmp_path: Path
     assert len({path.partition("/")[0] for path in orders[0][:4]}) == 4
 
 
+@pytest.mark.promise(14)
 def test_the_order_goes_on_after_restarts_and_kills(growfs: Growfs, gated: Gated) -> None:
     gated.files = {f"{number:03}": b"%d" % number for number in range(60)}
     growfs.mount(gated.manifest)
@@ -71,6 +76,7 @@ def test_the_order_goes_on_after_restarts_and_kills(growfs: Growfs, gated: Gated
     assert order(growfs) == whole
 
 
+@pytest.mark.promise(29)
 def test_nothing_is_fetched_twice_after_a_restart(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     for end in (growfs.umount, growfs.kill):
@@ -83,6 +89,7 @@ def test_nothing_is_fetched_twice_after_a_restart(growfs: Growfs, tmp_path: Path
     assert growfs.status()["miss"]["files_total"] == 0
 
 
+@pytest.mark.promise(15)
 def test_a_restart_needs_no_remote(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
@@ -95,6 +102,7 @@ def test_a_restart_needs_no_remote(growfs: Growfs, tmp_path: Path) -> None:
     assert growfs.names() == set(tree)
 
 
+@pytest.mark.promise(15)
 def test_a_restart_with_an_unreachable_server(growfs: Growfs, gated: Gated) -> None:
     gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
     growfs.mount(gated.manifest)
@@ -106,6 +114,7 @@ def test_a_restart_with_an_unreachable_server(growfs: Growfs, gated: Gated) -> N
     until(lambda: growfs.status()["last_error"])
 
 
+@pytest.mark.promise(15)
 def test_a_remote_that_hangs_does_not_hold_up_a_restart(growfs: Growfs, gated: Gated) -> None:
     gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
     growfs.mount(gated.manifest)
@@ -117,6 +126,21 @@ def test_a_remote_that_hangs_does_not_hold_up_a_restart(growfs: Growfs, gated: G
     assert growfs.status()["remote"]["listing"]
 
 
+@pytest.mark.promise(14)
+@only("libfuse")
+def test_no_smaller_file_overtakes_one_that_waits_for_room(growfs: Growfs, tmp_path: Path) -> None:
+    names = [f"{number}.bin" for number in range(8)]
+    drawn = draw_order((Candidate(n, 1, name, BLOCK, False, False) for n, name in enumerate(names)), Pass(0, 1))
+    order = [names[id] for id in (*drawn.seeds, *drawn.rest)]
+    (tmp_path / "remote").mkdir()
+    for place, name in enumerate(order):
+        (tmp_path / "remote" / name).write_bytes(bytes(3 * BLOCK if place == 3 else BLOCK))
+    growfs.mount(tmp_path / "remote", "--cache-size", 5 * BLOCK, "--rotation", "never")
+    until(lambda: growfs.status()["state"] == "held")
+    assert growfs.names() == set(order[:3])  # two more would fit
+
+
+@pytest.mark.promise(28)
 @pytest.mark.parametrize("workers", [1, 8])
 def test_the_quota_holds_while_filling(growfs: Growfs, tmp_path: Path, workers: int) -> None:
     make_tree(tmp_path / "remote", directories=3, files=30, size=SIZE)
@@ -132,6 +156,7 @@ def test_the_quota_holds_while_filling(growfs: Growfs, tmp_path: Path, workers: 
     assert status["bytes"] == on_disk(growfs.cache)
 
 
+@pytest.mark.promise(28)
 def test_the_quota_holds_while_misses_replace_files(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
     limit = 1 << 20
@@ -152,6 +177,7 @@ def modified(folder: Path, names: Iterable[str]) -> list[int]:
     return [(folder / name).stat().st_mtime_ns for name in names]
 
 
+@pytest.mark.promise(2, 28)
 def test_new_versions_wait_for_room_beside_open_ones(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
     limit = 5 * (-(-SIZE // 4096) * 4096)
@@ -173,6 +199,7 @@ def test_new_versions_wait_for_room_beside_open_ones(growfs: Growfs, tmp_path: P
     assert on_disk(growfs.cache) <= limit
 
 
+@pytest.mark.promise(19)
 def test_what_had_to_go_for_a_miss_comes_back_when_there_is_room(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 5 * (-(-SIZE // 4096) * 4096))
@@ -187,6 +214,7 @@ def test_what_had_to_go_for_a_miss_comes_back_when_there_is_room(growfs: Growfs,
     assert growfs.status()["cache"]["files"] == 5
 
 
+@pytest.mark.promise(7, 28)
 def test_shrinking_evicts(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
     growfs.mount(tmp_path / "remote")
@@ -213,6 +241,7 @@ def test_growing_again_brings_back_what_shrinking_evicted(growfs: Growfs, tmp_pa
     growfs.run("wait", growfs.mountpoint, "--all")
 
 
+@pytest.mark.promise(14, 20)
 def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, gated: Gated) -> None:
     gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
     gated.refused = {"007": 403}
@@ -222,6 +251,7 @@ def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, gated: Gated
     assert "007" in growfs.status()["last_error"]
 
 
+@pytest.mark.promise(3)
 def test_paused_nothing_comes(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=6, size=4096)
     growfs.mount(tmp_path / "remote", "--cache-size", 2 * 4096)

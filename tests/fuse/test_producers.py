@@ -40,6 +40,7 @@ def complete(growfs: Growfs) -> dict[str, bytes]:
     return content(growfs)
 
 
+@pytest.mark.promise(39)
 def test_files_are_made_of_those_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path) -> None:
     generator = random.Random(1)
     prefix = uuid4().hex
@@ -61,6 +62,7 @@ def test_files_are_made_of_those_of_a_bucket(growfs: Growfs, rclone_s3: S3Server
     until(lambda: (growfs.mountpoint / "large.made").read_bytes() == b"B" * 1000 + b"A" * 1000)
 
 
+@pytest.mark.promise(39)
 def test_a_file_much_larger_than_the_others_is_not_made_again_and_again(growfs: Growfs, tmp_path: Path) -> None:
     sizes = {"a": 1000, "b": 1000, "c": 5_000_000, "d": 1000}
     (tmp_path / "remote").mkdir()
@@ -71,6 +73,7 @@ def test_a_file_much_larger_than_the_others_is_not_made_again_and_again(growfs: 
     assert growfs.log().count("copying c") <= 2
 
 
+@pytest.mark.promise(40, 42)
 def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, outside: Path) -> None:
     growfs.tolerate_log = True
     remote = tmp_path / "remote"
@@ -112,6 +115,7 @@ def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, out
     assert not list((growfs.cache / "partial").iterdir())
 
 
+@pytest.mark.promise(41)
 def test_samples_are_made_of_nothing_but_seed_and_number(growfs: Growfs, tmp_path: Path) -> None:
     def mounted(*more: object) -> dict[str, bytes]:
         growfs.mount(f"py:{FUNCTIONS}:sample", "--count", 7, "--rename", "s/{index:03d}.bin", *more)
@@ -129,6 +133,7 @@ def test_samples_are_made_of_nothing_but_seed_and_number(growfs: Growfs, tmp_pat
     assert mounted("--workers", 3) == first
 
 
+@pytest.mark.promise(41)
 def test_samples_without_end(growfs: Growfs, tmp_path: Path) -> None:
     growfs.mount(f"py:{FUNCTIONS}:sample", "--cache-size", "1200kB", "--settle", "0s", "--turnover", "50%")
     until(lambda: growfs.status()["state"] == "held")

@@ -63,6 +63,7 @@ def large(library: Library) -> Iterator[int]:
         yield fd
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("kind", ["MAP_SHARED", "MAP_PRIVATE"])
 def test_a_mapping_has_the_content(library: Library, large: int, kind: str) -> None:
     content = library.tree[LARGE]
@@ -71,6 +72,7 @@ def test_a_mapping_has_the_content(library: Library, large: int, kind: str) -> N
         assert mapped[:] == content
 
 
+@pytest.mark.promise(13)
 def test_a_private_mapping_can_be_written_and_stays_private(library: Library, large: int) -> None:
     content = library.tree[LARGE]
     with mmap.mmap(large, 0, access=mmap.ACCESS_COPY) as mapped:
@@ -79,6 +81,7 @@ def test_a_private_mapping_can_be_written_and_stays_private(library: Library, la
     assert (library.path / LARGE).read_bytes() == content
 
 
+@pytest.mark.promise(4)
 def test_a_shared_mapping_cannot_be_written(large: int) -> None:
     with pytest.raises(PermissionError):
         mmap.mmap(large, 0, access=mmap.ACCESS_WRITE)
@@ -108,6 +111,23 @@ def test_direct_reads_of_every_block(library: Library) -> None:
     assert b"".join(parts) == content
 
 
+def read_unaligned(path: Path) -> bytes | int:
+    """1000 bytes from the second one on by O_DIRECT, or the errno."""
+    try:
+        with opened(path, os.O_RDONLY | os.O_DIRECT) as fd:
+            return os.pread(fd, 1000, 1)
+    except OSError as error:
+        return error.errno or 0
+
+
+@pytest.mark.promise(10)
+def test_an_unaligned_direct_read(library: Library, engine: str) -> None:
+    cached = read_unaligned(library.growfs.cache / "files" / LARGE)
+    expected = cached if engine == "passthrough" else library.tree[LARGE][1:1001]
+    assert read_unaligned(library.path / LARGE) == expected
+
+
+@pytest.mark.promise(13)
 def test_splice_into_a_pipe(library: Library, large: int) -> None:
     reading, writing = os.pipe()
     parts = []
@@ -118,6 +138,7 @@ def test_splice_into_a_pipe(library: Library, large: int) -> None:
     assert b"".join(parts) == library.tree[LARGE]
 
 
+@pytest.mark.promise(13)
 def test_copy_file_range_says_that_the_target_is_elsewhere(large: int, tmp_path: Path) -> None:
     """As between any two file systems (copy_file_range(2)): programs then copy by themselves."""
     with (tmp_path / "copy").open("wb") as target, pytest.raises(OSError, match=r".") as refused:
@@ -131,12 +152,14 @@ def test_preadv_fills_several_buffers(library: Library, large: int) -> None:
     assert b"".join(buffers) == library.tree[LARGE][777:201_778]
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize("advice", ["NORMAL", "SEQUENTIAL", "RANDOM", "NOREUSE", "WILLNEED", "DONTNEED"])
 def test_advice_changes_no_byte(library: Library, large: int, advice: str) -> None:
     os.posix_fadvise(large, 0, 0, getattr(os, f"POSIX_FADV_{advice}"))
     assert os.pread(large, 4_000_000, 0) == library.tree[LARGE]
 
 
+@pytest.mark.promise(10)
 def test_readahead(library: Library, large: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.readahead(large, ctypes.c_int64(4096), ctypes.c_size_t(1 << 20)) == 0
@@ -190,12 +213,14 @@ def test_the_sizes_that_an_open_file_tells(library: Library, large: int) -> None
     assert found.st_blocks * 512 >= found.st_size == len(library.tree[LARGE])
 
 
+@pytest.mark.promise(4)
 def test_what_root_may(library: Library) -> None:
     asked = (os.F_OK, os.R_OK, os.W_OK, os.X_OK)
     assert [os.access(library.path / LARGE, mode) for mode in asked] == [True, True, False, False]
     assert [os.access(library.path / "sizes", mode) for mode in asked] == [True, True, False, True]
 
 
+@pytest.mark.promise(4)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_what_another_user_may(library: Library) -> None:
     """The working directory is inherited: no other user may walk there from the root of the machine."""
@@ -214,6 +239,7 @@ def test_what_another_user_may(library: Library) -> None:
     assert tested.stderr == library.tree[LARGE]
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("path", [LARGE, "sizes"])
 def test_no_extended_attributes(library: Library, path: str) -> None:
     for ask in (lambda: os.getxattr(library.path / path, "user.note"), lambda: os.listxattr(library.path / path)):
@@ -222,6 +248,7 @@ def test_no_extended_attributes(library: Library, path: str) -> None:
         assert refused.value.errno == errno.ENOTSUP
 
 
+@pytest.mark.promise(13)
 def test_no_device_controls(library: Library, large: int) -> None:
     get_flags = 0x80086601  # FS_IOC_GETFLAGS (linux/fs.h), as lsattr(1) asks
     for request in (termios.TCGETS, get_flags, 0x1234):
@@ -231,6 +258,7 @@ def test_no_device_controls(library: Library, large: int) -> None:
     assert not os.isatty(large)
 
 
+@pytest.mark.promise(13)
 def test_locks_hold_between_readers(library: Library, large: int) -> None:
     with (library.path / LARGE).open("rb") as other:
         fcntl.flock(large, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,6 +268,7 @@ def test_locks_hold_between_readers(library: Library, large: int) -> None:
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
+@pytest.mark.promise(13)
 def test_record_locks(large: int) -> None:
     fcntl.lockf(large, fcntl.LOCK_SH | fcntl.LOCK_NB, 100, 1000)
     fcntl.lockf(large, fcntl.LOCK_UN, 100, 1000)

@@ -61,6 +61,7 @@ def left_out(growfs: Growfs) -> int:
 # One reader that lists anew.
 
 
+@pytest.mark.promise(18, 20)
 def test_each_epoch_shows_files_never_seen_until_all_were(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     seen = epoch(reader)
     while seen != rotating:
@@ -76,6 +77,7 @@ def test_each_epoch_shows_files_never_seen_until_all_were(growfs: Growfs, rotati
     assert status["state"] in ("held", "rotating")
 
 
+@pytest.mark.promise(20)
 def test_then_comes_the_next_pass(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     tree = full_cache(growfs, tmp_path / "remote", files=12, room=6)
     epoch(reader)
@@ -93,6 +95,7 @@ def test_then_comes_the_next_pass(growfs: Growfs, tmp_path: Path, reader: Reader
     assert all(int(row["fetches"]) >= 2 for row in rows.values())
 
 
+@pytest.mark.promise(18)
 def test_files_as_large_as_a_quarter_of_the_cache_rotate(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     tree = set(full_cache(growfs, tmp_path / "remote", "--turnover", "1%", files=12, room=4))
     seen = epoch(reader)
@@ -103,6 +106,7 @@ def test_files_as_large_as_a_quarter_of_the_cache_rotate(growfs: Growfs, tmp_pat
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(18)
 def test_short_epochs_see_the_listing_change(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     """The pause between two looks for room is as long as two of them: each look may fall upon a generation's beginning.
 
@@ -118,6 +122,7 @@ def test_short_epochs_see_the_listing_change(growfs: Growfs, rotating: set[str],
     pytest.fail(f"{len(seen)} of {len(rotating)} files in {EPOCHS_MAX} epochs")
 
 
+@pytest.mark.promise(7, 18)
 def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     for number in range(48):
         path = tmp_path / "remote" / f"class{number % 4}" / f"{number:02}.{('jpg', 'jpg', 'txt')[number % 3]}"
@@ -171,6 +176,7 @@ def not_shown_yet(growfs: Growfs) -> int:
     return int(status["cache"]["files"] - status["listed"]["files"] - status["cache"]["left_out_bytes"] // SIZE)
 
 
+@pytest.mark.promise(17)
 def test_nothing_is_left_out_for_one_that_listed_once(
     growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader
 ) -> None:
@@ -195,6 +201,7 @@ def test_nothing_is_left_out_for_one_that_listed_once(
     assert mine <= local(growfs)
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("end", ["lists again", "ends", "release"])
 def test_what_one_listed_stays_until(
     growfs: Growfs, rotating: set[str], reader: Reader, other: Reader, end: str
@@ -219,6 +226,7 @@ def test_what_one_listed_stays_until(
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(17)
 @only("libfuse")
 def test_a_long_silence_ends_a_hold(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
     mine = epoch(reader)
@@ -229,6 +237,7 @@ def test_a_long_silence_ends_a_hold(growfs: Growfs, rotating: set[str], reader: 
     assert not mine <= local(growfs)
 
 
+@pytest.mark.promise(17)
 def test_one_that_never_listed_holds_what_was_listed_at_its_first_open(
     growfs: Growfs, rotating: set[str], reader: Reader, other: Reader
 ) -> None:
@@ -244,6 +253,7 @@ def test_one_that_never_listed_holds_what_was_listed_at_its_first_open(
     replaced(growfs)
 
 
+@pytest.mark.promise(2, 17)
 def test_what_is_open_stays_readable(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
     """Also where nobody holds it any more."""
     mine, cached = other.walk(), local(growfs)
@@ -261,6 +271,7 @@ def test_what_is_open_stays_readable(growfs: Growfs, rotating: set[str], reader:
 # Options.
 
 
+@pytest.mark.promise(22)
 def test_rotation_never_and_always(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
     growfs.run("set", growfs.mountpoint, "rotation=never")
     cached = local(growfs)
@@ -279,6 +290,7 @@ def test_rotation_never_and_always(growfs: Growfs, rotating: set[str], reader: R
     replaced(growfs)
 
 
+@pytest.mark.promise(22)
 def test_rotation_never_from_the_start(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     full_cache(growfs, tmp_path / "remote", "--rotation", "never", *HALF)
     first = epoch(reader)
@@ -287,6 +299,7 @@ def test_rotation_never_from_the_start(growfs: Growfs, tmp_path: Path, reader: R
     assert (status["evict"]["files_total"], status["cache"]["left_out_bytes"]) == (0, 0)
 
 
+@pytest.mark.promise(18)
 def test_turnover_is_set_live(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     epoch(reader)
     for share, files in (("30%", 3), ("0.7", 7), ("20%", 2)):
@@ -298,6 +311,7 @@ def test_turnover_is_set_live(growfs: Growfs, rotating: set[str], reader: Reader
 # Order.
 
 
+@pytest.mark.promise(14)
 @only("libfuse")
 def test_the_order_of_admission_is_the_seeds(growfs: Growfs, tmp_path: Path) -> None:
     """Whatever the number of workers, and over a crash in the middle of rotation."""
@@ -388,6 +402,7 @@ def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[set[str]]:
                 process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.promise(21)
 def test_nothing_rotates_for_readers_of_another_pid_namespace(
     growfs: Growfs, foreign: set[str], reader: Reader
 ) -> None:

@@ -27,6 +27,7 @@ def refused(done: Done, *says: str, exit_code: int = 1) -> bool:
 # --freeze.
 
 
+@pytest.mark.promise(23)
 def test_frozen_files_come_first_and_stay(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
     frozen = {f"class0/{number:04}.bin" for number in range(10, 14)}
@@ -45,6 +46,7 @@ def test_frozen_files_come_first_and_stay(growfs: Growfs, tmp_path: Path, reader
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(23)
 def test_what_a_refresh_finds_to_freeze_comes_and_stays(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     full_cache(growfs, tmp_path / "remote", "--freeze", "*/new*", *HALF)
     epoch(reader)
@@ -60,6 +62,7 @@ def test_what_a_refresh_finds_to_freeze_comes_and_stays(growfs: Growfs, tmp_path
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(23)
 @only("libfuse")
 def test_frozen_files_that_do_not_fit_are_refused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
@@ -67,6 +70,7 @@ def test_frozen_files_that_do_not_fit_are_refused(growfs: Growfs, tmp_path: Path
     assert refused(done, "--freeze", "--cache-size")
 
 
+@pytest.mark.promise(7, 23)
 @only("libfuse")
 def test_frozen_files_that_fill_the_cache_are_told_of(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=ROOM, size=SIZE)
@@ -91,6 +95,7 @@ def halves(names: set[str]) -> set[str]:
     return {name for name in names if str(Path(name).with_suffix(other[Path(name).suffix])) not in names}
 
 
+@pytest.mark.promise(24)
 def test_a_group_is_always_listed_together(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     stems = pairs(tmp_path / "remote")
     growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, "--group", "{stem}", *HALF)
@@ -106,6 +111,7 @@ def test_a_group_is_always_listed_together(growfs: Growfs, tmp_path: Path, reade
     assert waits(growfs) == 0
 
 
+@pytest.mark.promise(24)
 def test_a_miss_brings_the_whole_group(growfs: Growfs, gated: Gated, reader: Reader) -> None:
     names = ["a.jpg", "a.json", "b.jpg", "b.json", "c.jpg"]
     gated.files = {f"folder/{name}": name.encode() for name in names}
@@ -122,6 +128,7 @@ def test_a_miss_brings_the_whole_group(growfs: Growfs, gated: Gated, reader: Rea
     assert {gated.fetched[f"folder/{name}"] for name in names[:4]} == {1}
 
 
+@pytest.mark.promise(24)
 def test_one_that_fails_holds_its_group_back(growfs: Growfs, gated: Gated, reader: Reader) -> None:
     gated.files = {f"folder/{stem}.{suffix}": stem.encode() for stem in "abcd" for suffix in ("jpg", "json")}
     gated.refused = {"folder/b.json": 403}
@@ -140,6 +147,7 @@ def test_one_that_fails_holds_its_group_back(growfs: Growfs, gated: Gated, reade
 # --show-files.
 
 
+@pytest.mark.promise(25)
 @pytest.mark.parametrize("rotation", ["auto", "never"])
 def test_every_generation_shows_exactly_so_many(
     growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader, rotation: str
@@ -159,6 +167,7 @@ def test_every_generation_shows_exactly_so_many(
     assert len(seen) <= ROOM or rotation == "auto"
 
 
+@pytest.mark.promise(25)
 @only("libfuse")
 def test_more_than_can_be_here_is_refused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
@@ -173,6 +182,7 @@ TORCHRUN = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "RANK": "9", "WORLD_SIZE
 SLURM = {"SLURM_NODEID": "1", "SLURM_NNODES": "2"}
 
 
+@pytest.mark.promise(26)
 def test_the_nodes_of_a_job_share_the_remote(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=3, files=20, size=SIZE)
     shares, seeds = [], []
@@ -190,6 +200,7 @@ def test_the_nodes_of_a_job_share_the_remote(growfs: Growfs, tmp_path: Path) -> 
     assert shares[0] & shares[1] == seeds[0] == seeds[1]
 
 
+@pytest.mark.promise(26)
 @only("libfuse")
 @pytest.mark.parametrize("launcher", [TORCHRUN, SLURM], ids=["torchrun", "slurm"])
 def test_a_launcher_tells_which_share(growfs: Growfs, tmp_path: Path, launcher: dict[str, str]) -> None:
@@ -199,6 +210,7 @@ def test_a_launcher_tells_which_share(growfs: Growfs, tmp_path: Path, launcher: 
     assert told(growfs)["partition"] == "1/2"
 
 
+@pytest.mark.promise(26)
 @only("libfuse")
 def test_no_share_without_a_launcher(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", size=SIZE)
@@ -211,6 +223,7 @@ def test_no_share_without_a_launcher(growfs: Growfs, tmp_path: Path) -> None:
 # --remote-budget.
 
 
+@pytest.mark.promise(27)
 def test_a_budget_stops_draws_and_no_misses(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
     flags = "--workers", 1, "--remote-budget", 10 * SIZE, "--refresh", 0
@@ -233,6 +246,7 @@ def test_a_budget_stops_draws_and_no_misses(growfs: Growfs, tmp_path: Path, read
     assert told(growfs)["budget"]["resumes_s"] is None
 
 
+@pytest.mark.promise(7, 27)
 def test_a_budget_less_than_the_directories_does_not_block_the_mount(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=6, files=3, size=SIZE)
     done = growfs.mount(tmp_path / "remote", "--workers", 1, "--remote-budget", 1)
@@ -241,6 +255,7 @@ def test_a_budget_less_than_the_directories_does_not_block_the_mount(growfs: Gro
         assert "not every directory has a file yet: --remote-budget is spent" in done.stdout
 
 
+@pytest.mark.promise(25)
 def test_fewer_files_than_directories_are_refused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=4, files=3)
     done = growfs.mount(tmp_path / "remote", "--show-files", 3, check=False)

@@ -31,6 +31,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.partition("%")[0][:24])
 def test_a_program_says_the_same_as_of_the_remote(library: Library, command: str) -> None:
     def said(folder: Path) -> list[bytes]:
@@ -56,6 +57,7 @@ def test_programs_that_compare_find_a_difference(library: Library) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.promise(1, 13)
 def test_a_comparison_of_whole_trees(library: Library) -> None:
     subprocess.run(["diff", "-r", library.path, library.remote], check=True, timeout=60)
 
@@ -68,6 +70,7 @@ def test_blocks_are_those_of_the_size(library: Library) -> None:
         assert int(done.stdout.split()[0]) == -(-len(content) // 512)
 
 
+@pytest.mark.promise(1)
 def test_copytree(library: Library, tmp_path: Path) -> None:
     shutil.copytree(library.path, tmp_path / "copy")
     paths = list(library.tree)

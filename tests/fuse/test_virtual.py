@@ -17,6 +17,7 @@ from tests.harness import Growfs, make_tree, until
 NAMES = {"status", "status.json", "metrics", "files", "index.csv", "ledger.csv", "log"}
 
 
+@pytest.mark.promise(8)
 def test_it_is_unlisted_and_opens_by_name(library: Library) -> None:
     control = library.path / ".growfs"
     assert ".growfs" not in os.listdir(library.path)
@@ -25,12 +26,14 @@ def test_it_is_unlisted_and_opens_by_name(library: Library) -> None:
     assert control.is_dir()
     assert set(os.listdir(control)) == NAMES
     assert all((control / name).is_file() and (control / name).read_bytes() for name in NAMES)
+    assert {(control / name).stat().st_size for name in NAMES} == {0}
     with pytest.raises(FileNotFoundError):
         (control / "nothing").open()
     with pytest.raises(FileNotFoundError):
         (library.path / "sizes" / ".growfs").stat()
 
 
+@pytest.mark.promise(8, 31)
 def test_a_remote_with_that_name_is_skipped_and_told(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1)
     (tmp_path / "remote" / ".growfs").mkdir()
@@ -65,6 +68,7 @@ def test_metrics_are_openmetrics(library: Library) -> None:
     assert samples["growfs_fetch_failed"] == 0
 
 
+@pytest.mark.promise(5)
 def test_files_has_the_listed_paths(library: Library) -> None:
     text = (library.path / ".growfs/files").read_text()
     assert all(f"{path}\n" in text for path in library.tree)
@@ -102,6 +106,7 @@ def test_log_has_what_happened(growfs: Growfs, tmp_path: Path) -> None:
     assert "listed 2 files" in (growfs.mountpoint / ".growfs/log").read_text()
 
 
+@pytest.mark.promise(8)
 def test_each_open_is_rendered_anew_and_then_stays(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2)
     growfs.mount(tmp_path / "remote", "--settle", "0")

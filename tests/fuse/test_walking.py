@@ -89,6 +89,7 @@ def test_a_walk_finds_each_file_once(forest: Library) -> None:
     assert sorted(found) == sorted(f"{forest.path}/{path}" for path in forest.tree)
 
 
+@pytest.mark.promise(13)
 def test_every_saved_place_continues_as_before(stream: Stream) -> None:
     places, names = [stream.tell()], []
     while name := stream.next():
@@ -100,6 +101,7 @@ def test_every_saved_place_continues_as_before(stream: Stream) -> None:
         assert stream.rest() == names[number:]
 
 
+@pytest.mark.promise(13)
 def test_a_directory_can_be_rewound(stream: Stream) -> None:
     names = stream.rest()
     assert len(names) >= MANY
@@ -174,6 +176,7 @@ def test_the_way_up_leads_out_of_the_mount(forest: Library) -> None:
     assert os.path.samefile(forest.path / "many/../..", forest.path.parent)
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("folder", ["", "many", ".growfs"])
 @pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "x" * 4000], ids=["256", "256 in UTF-8", "4000"])
 def test_a_name_over_255_bytes(forest: Library, folder: str, name: str) -> None:

@@ -70,6 +70,7 @@ def watch(folder: Path) -> Iterator[Watch]:
     watch.close()
 
 
+@pytest.mark.promise(12)
 def test_a_watch_tells_who_reads(watch: Watch, folder: Path) -> None:
     subprocess.run(["head", "-c", "10", folder / "0000.bin"], check=True, stdout=subprocess.DEVNULL, timeout=30)
     assert watch.events() == [("open", "0000.bin"), ("access", "0000.bin"), ("close", "0000.bin")]
@@ -77,6 +78,7 @@ def test_a_watch_tells_who_reads(watch: Watch, folder: Path) -> None:
     assert watch.events() == [("open", ""), ("access", ""), ("close", "")]
 
 
+@pytest.mark.promise(12)
 def test_a_watch_tells_nothing_of_arrivals(watch: Watch, folder: Path, growfs: Growfs, tmp_path: Path) -> None:
     (tmp_path / "remote/class0/new.bin").write_bytes(b"new")
     until(lambda: growfs.status()["cache"]["files"] == 4)
@@ -84,6 +86,7 @@ def test_a_watch_tells_nothing_of_arrivals(watch: Watch, folder: Path, growfs: G
     assert watch.events() == []
 
 
+@pytest.mark.promise(12)
 def test_a_watch_tells_nothing_of_replacements(watch: Watch, folder: Path, tmp_path: Path) -> None:
     watch.add(folder / "0000.bin")
     replace(tmp_path / "remote/class0/0000.bin", b"replaced")
@@ -91,6 +94,7 @@ def test_a_watch_tells_nothing_of_replacements(watch: Watch, folder: Path, tmp_p
     assert watch.events() == []
 
 
+@pytest.mark.promise(12)
 def test_a_watch_tells_nothing_of_deletions(watch: Watch, folder: Path, tmp_path: Path) -> None:
     (folder / "0000.bin").stat()
     (tmp_path / "remote/class0/0000.bin").unlink()
@@ -98,6 +102,7 @@ def test_a_watch_tells_nothing_of_deletions(watch: Watch, folder: Path, tmp_path
     assert watch.events() == []
 
 
+@pytest.mark.promise(12)
 def test_a_watch_tells_nothing_of_evictions(watch: Watch, growfs: Growfs, tmp_path: Path) -> None:
     growfs.run("pause", growfs.mountpoint)
     assert growfs.run("evict", growfs.mountpoint, "*").stdout.startswith("2 files evicted")

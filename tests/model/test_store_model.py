@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 import trio
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,6 +20,8 @@ from growfs import disk
 from growfs.disk import BLOCK
 from growfs.rotation import Holds
 from tests.unit.rooms import Rooms, file, open_rooms
+
+pytestmark = pytest.mark.promise(28, 29)
 
 PATHS = ["a/1.x", "a/2.x", "a/3.x", "a/1.y", "b/1.x", "b/2.x", "a/c/1.x"]
 LIMIT_BLOCKS = 9

@@ -176,6 +176,7 @@ def test_hugging_face_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
             assert epoch.number("bytes copied") == 0
 
 
+@pytest.mark.promise(2)
 def test_safetensors_that_are_evicted_and_replaced(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     need("safetensors", "torch")
     import numpy

@@ -75,6 +75,7 @@ WAYS = {
 }
 
 
+@pytest.mark.promise(33)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("part", [2, 4, 9])
 def test_each_way_of_telling(tmp_path: Path, way: str, part: int) -> None:

@@ -104,6 +104,7 @@ def test_pages_go_on_from_each_cursor(shards: Shards) -> None:
         assert sorted(rest) == sorted(NAMES.keys() - told)
 
 
+@pytest.mark.promise(35)
 def test_what_did_not_change_is_not_read_again(shards: Shards) -> None:
     shards.put("shards/broken.tar", b"no archive")
     first = listed(shards.members())
@@ -143,6 +144,7 @@ def test_what_is_being_read_when_a_listing_fails_is_not_read_twice(shards: Shard
     assert sorted(shards.read) == sorted([*SHARDS, "shards/0.tar"])
 
 
+@pytest.mark.promise(37)
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -160,6 +162,7 @@ def test_an_archive_that_cannot_be_read_is_skipped_and_tried_again(
     assert listed(shards.members()).keys() == NAMES.keys()
 
 
+@pytest.mark.promise(36)
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_an_archive_that_changes_while_it_is_read_is_read_anew(tmp_path: Path, times: int) -> None:
     new = {"new": b"1", "large": bytes(3000)}
@@ -269,6 +272,7 @@ def test_a_member_of_another_version_is_looked_up_anew(shards: Shards, tmp_path:
         remote.stat(stays.path)
 
 
+@pytest.mark.promise(35)
 def test_an_edited_function_reads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = Shards(tmp_path)
     codes = iter("aab")
@@ -278,6 +282,7 @@ def test_an_edited_function_reads_anew(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(shards.read) == times
 
 
+@pytest.mark.promise(35)
 def test_where_no_version_is_told_archives_are_read_each_time(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     shards.tells_version = False

@@ -17,6 +17,7 @@ awkward = st.lists(
 ).map("/".join)
 
 
+@pytest.mark.promise(31)
 @given(awkward | st.text())
 def test_an_accepted_path_stays_below_its_base(path: str) -> None:
     if reason_to_skip(path) is not None:

@@ -62,6 +62,7 @@ def test_each_file_is_made_of_its_own(folder: Path, tmp_path: Path, rename: str 
     assert not list(scratch[0].iterdir())
 
 
+@pytest.mark.promise(40)
 def test_a_source_that_changed_or_went_is_told(folder: Path, tmp_path: Path) -> None:
     remote = open_remote(spec(folder, rename="{stem}.x"))
     file, gone = files(remote)["a/one.x"], files(remote)["zero.x"]
@@ -91,6 +92,7 @@ def test_what_progress_raises_ends_the_function(folder: Path, tmp_path: Path) ->
     assert not list((tmp_path / "partial").iterdir())
 
 
+@pytest.mark.promise(40)
 def test_a_function_that_fails_has_its_tries(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "raises.bin").touch()
     remote = open_remote(spec(folder, "troubled"))

@@ -93,6 +93,7 @@ def test_a_kept_connection_that_the_server_has_closed(show: Show, tmp_path: Path
     assert (len({asked.port for asked in store.asked}), library) == (3, [])
 
 
+@pytest.mark.promise(33)
 @pytest.mark.parametrize("heeds", [True, False])
 @pytest.mark.parametrize(
     "change",
@@ -184,6 +185,7 @@ MD5 = hashlib.md5(SMALL)
 AES = {"x-amz-server-side-encryption": "AES256"}
 
 
+@pytest.mark.promise(33)
 @pytest.mark.parametrize(
     ("etag", "more", "whole"),
     [
@@ -210,6 +212,7 @@ def test_an_md5_that_is_told_is_asserted(
             fetched(remote, tmp_path)
 
 
+@pytest.mark.promise(33)
 @pytest.mark.parametrize("name", ["crc32c", "crc64nvme", "crc32"])
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("told_by", ["GET", "HEAD"])

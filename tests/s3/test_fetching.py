@@ -75,6 +75,7 @@ def test_a_store_that_says_slow_down_is_asked_for_less(growfs: Growfs, server: S
     assert "the store asks for fewer requests" in growfs.log()
 
 
+@pytest.mark.promise(34)
 def test_a_bandwidth_is_heeded(growfs: Growfs, server: S3Server) -> None:
     """An upper bound of what comes in a time, which a slow machine cannot break."""
     url, tree = put(server, 8, 500_000)
@@ -90,6 +91,7 @@ def test_a_bandwidth_is_heeded(growfs: Growfs, server: S3Server) -> None:
     assert fetch["limit_bytes_per_s"] == RATE
 
 
+@pytest.mark.promise(34)
 def test_a_bandwidth_can_be_lifted(growfs: Growfs, server: S3Server) -> None:
     """In the middle of files for which it would take minutes."""
     url, tree = put(server, 8, 500_000)
@@ -137,6 +139,7 @@ def test_no_file_is_lost_with_a_worker(growfs: Growfs, server: S3Server) -> None
     assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree
 
 
+@pytest.mark.promise(14)
 def test_the_order_of_small_files_does_not_depend_on_the_workers(growfs: Growfs, server: S3Server) -> None:
     url, tree = put(server, 300)
     orders = []

@@ -62,6 +62,7 @@ def wait(growfs: Growfs) -> None:
     growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
 
 
+@pytest.mark.promise(35)
 def test_each_member_is_a_file_and_comes_by_one_request(growfs: Growfs, bucket: Bucket, engine: str) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
     wait(growfs)
@@ -73,6 +74,7 @@ def test_each_member_is_a_file_and_comes_by_one_request(growfs: Growfs, bucket: 
     assert len(ranges) == len(SHARDS) + sum(bool(data) for data in expected.values())
 
 
+@pytest.mark.promise(35)
 def test_a_real_server_without_etags(growfs: Growfs, rclone_s3: S3Server) -> None:
     growfs.env.update(rclone_s3.env)
     for name, data in SHARDS.items():
@@ -82,6 +84,7 @@ def test_a_real_server_without_etags(growfs: Growfs, rclone_s3: S3Server) -> Non
     assert content(growfs) == members(SHARDS)
 
 
+@pytest.mark.promise(36)
 def test_of_one_changed_shard_its_members_alone_are_renewed(growfs: Growfs, bucket: Bucket) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--settle", "0", "--refresh", "0")
     wait(growfs)
@@ -102,6 +105,7 @@ def test_of_one_changed_shard_its_members_alone_are_renewed(growfs: Growfs, buck
     assert set(bucket.gets) == {"train-2.tar"}
 
 
+@pytest.mark.promise(35)
 def test_a_restart_reads_and_fetches_nothing_anew(growfs: Growfs, bucket: Bucket) -> None:
     bucket.put({"broken.tar": b"x" * 1000})
     growfs.mount(bucket.url, *bucket.flags, "tar")
@@ -116,6 +120,7 @@ def test_a_restart_reads_and_fetches_nothing_anew(growfs: Growfs, bucket: Bucket
     assert growfs.status()["skipped"] != []
 
 
+@pytest.mark.promise(35, 37)
 def test_a_broken_shard_and_odd_names_are_told_and_the_others_serve(growfs: Growfs, bucket: Bucket) -> None:
     odd = tar_of({"../x": b"x", "fine.bin": b"fine", "twice.bin": b"first", "./twice.bin": b"second"})
     bucket.put({"odd.tar": odd, "cut.tar": SHARDS["train-0.tar"][:1600], "notes.txt": b"no archive"})
@@ -133,6 +138,7 @@ def test_a_broken_shard_and_odd_names_are_told_and_the_others_serve(growfs: Grow
     assert not [path for path in growfs.cache_dir.rglob("x") if path.is_file()]
 
 
+@pytest.mark.promise(37)
 def test_nothing_but_compressed_shards(growfs: Growfs, moto_s3: S3Server) -> None:
     growfs.env.update(moto_s3.env)
     moto_s3.put("compressed/a.tar.gz", b"\x1f\x8b" + b"x" * 1000)
@@ -142,6 +148,7 @@ def test_nothing_but_compressed_shards(growfs: Growfs, moto_s3: S3Server) -> Non
     assert "a.tar.gz was skipped: not readable by growfs.producers:tar: compressed with gzip" in done.stderr
 
 
+@pytest.mark.promise(35)
 def test_a_miss_on_an_evicted_member(growfs: Growfs, bucket: Bucket, engine: str) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
     wait(growfs)
@@ -153,6 +160,7 @@ def test_a_miss_on_an_evicted_member(growfs: Growfs, bucket: Bucket, engine: str
     assert growfs.status()["miss"]["files_total"] == 1
 
 
+@pytest.mark.promise(36)
 def test_a_miss_on_a_member_of_a_changed_or_deleted_shard(growfs: Growfs, bucket: Bucket, engine: str) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine, "--refresh", "0")
     wait(growfs)
@@ -167,6 +175,7 @@ def test_a_miss_on_a_member_of_a_changed_or_deleted_shard(growfs: Growfs, bucket
         assert raised.value.errno == errno.ENOENT
 
 
+@pytest.mark.promise(38)
 def test_a_function_of_ones_own_is_found_where_the_command_is_given(
     growfs: Growfs, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +198,7 @@ def test_a_function_of_ones_own_is_found_where_the_command_is_given(
     }
 
 
+@pytest.mark.promise(38)
 def test_a_function_that_crashes_takes_no_daemon_with_it(
     growfs: Growfs, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

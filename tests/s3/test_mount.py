@@ -45,6 +45,7 @@ def content(growfs: Growfs) -> dict[str, bytes]:
     return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
 
 
+@pytest.mark.promise(1)
 def test_bit_for_bit(growfs: Growfs, server: S3Server) -> None:
     url, tree = put_tree(server)
     generator = random.Random(1)
@@ -70,6 +71,7 @@ def test_a_whole_bucket(growfs: Growfs, moto: S3Server) -> None:
     assert content(growfs) == {"x/y": b"xy"}
 
 
+@pytest.mark.promise(1)
 def test_size_and_time_are_the_remotes(growfs: Growfs, server: S3Server) -> None:
     url, tree = put_tree(server, files=1)
     growfs.mount(url)
@@ -79,6 +81,7 @@ def test_size_and_time_are_the_remotes(growfs: Growfs, server: S3Server) -> None
         assert 0 <= time.time() - found.st_mtime < 300
 
 
+@pytest.mark.promise(15)
 def test_a_mount_with_the_server_down_starts_from_what_is_saved(growfs: Growfs, moto: S3Server) -> None:
     url, tree = put_tree(moto)
     with before(moto.endpoint_url) as proxy:
@@ -92,6 +95,7 @@ def test_a_mount_with_the_server_down_starts_from_what_is_saved(growfs: Growfs, 
     assert "cannot reach the server" in error
 
 
+@pytest.mark.promise(15)
 def test_a_mount_with_the_server_down_starts_with_the_part_that_is_local(growfs: Growfs, moto: S3Server) -> None:
     url, tree = put_tree(moto)
     with before(moto.endpoint_url) as proxy:
@@ -105,6 +109,7 @@ def test_a_mount_with_the_server_down_starts_with_the_part_that_is_local(growfs:
     assert found.items() <= tree.items()
 
 
+@pytest.mark.promise(29)
 def test_a_second_mount_fetches_nothing_anew(growfs: Growfs, moto: S3Server) -> None:
     url, tree = put_tree(moto)
     with before(moto.endpoint_url) as proxy:

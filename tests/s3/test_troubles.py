@@ -42,6 +42,7 @@ def is_later_page(asked: Asked) -> bool:
     return asked.is_listing and ("continuation-token" in asked.target or "start-after" in asked.target)
 
 
+@pytest.mark.promise(2, 16)
 @pytest.mark.parametrize("how", ["option", "set"])
 def test_changes_of_the_remote_show(growfs: Growfs, moto: S3Server, prefix: str, how: str) -> None:
     url = put(moto, prefix, "d/changes", "d/goes", "d/stays")
@@ -66,6 +67,7 @@ def test_changes_of_the_remote_show(growfs: Growfs, moto: S3Server, prefix: str,
         (growfs.mountpoint / "d/goes").stat()
 
 
+@pytest.mark.promise(16)
 def test_changes_while_nothing_was_mounted_show(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "changes", "goes", "stays")
     growfs.mount(url)
@@ -79,6 +81,7 @@ def test_changes_while_nothing_was_mounted_show(growfs: Growfs, moto: S3Server, 
     until(lambda: (growfs.mountpoint / "changes").read_bytes() == b"CHANGES")
 
 
+@pytest.mark.promise(16)
 def test_a_remote_that_lists_nothing_any_more_keeps_what_is_known(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     """An empty answer is likelier a mistake out there than the wish to lose the cache."""
     url = put(moto, prefix, "a", "b")
@@ -90,6 +93,7 @@ def test_a_remote_that_lists_nothing_any_more_keeps_what_is_known(growfs: Growfs
     assert (growfs.mountpoint / "a").read_bytes() == b"a"
 
 
+@pytest.mark.promise(3, 14)
 def test_a_listing_in_pages_is_of_use_from_the_first_one(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
     growfs.env.update(rclone_s3.env)
     url = put(rclone_s3, prefix, *(f"{number:05}" for number in range(2500)))
@@ -132,6 +136,7 @@ def test_throttling_of_the_listing(growfs: Growfs, moto: S3Server, prefix: str) 
         assert growfs.names() == {"a"}
 
 
+@pytest.mark.promise(3)
 def test_an_object_that_always_fails(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     paths = [f"d/{number}" for number in range(6)]
     url = put(moto, prefix, *paths)
@@ -153,6 +158,7 @@ def test_an_object_that_always_fails(growfs: Growfs, moto: S3Server, prefix: str
         assert (growfs.mountpoint / "d/3").read_bytes() == b"d/3", "an open tries again"
 
 
+@pytest.mark.promise(3, 16)
 def test_an_object_deleted_between_listing_and_fetch(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/1", "d/goes")
     with before(moto.endpoint_url) as proxy:
@@ -168,6 +174,7 @@ def test_an_object_deleted_between_listing_and_fetch(growfs: Growfs, moto: S3Ser
             (growfs.mountpoint / "d/goes").read_bytes()
 
 
+@pytest.mark.promise(16, 33)
 def test_an_object_changed_between_listing_and_fetch(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/changes")
     with before(moto.endpoint_url) as proxy:
@@ -182,6 +189,7 @@ def test_an_object_changed_between_listing_and_fetch(growfs: Growfs, moto: S3Ser
         assert (growfs.mountpoint / "d/changes").stat().st_size == len(b"new and longer")
 
 
+@pytest.mark.promise(16)
 def test_an_open_of_an_object_that_changed_since_it_was_listed(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/changes")
     growfs.mount(url, "--settle", "0")
@@ -207,6 +215,7 @@ def test_access_denied_on_objects_only(growfs: Growfs, moto: S3Server, prefix: s
     assert [path for path in growfs.cache_dir.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.promise(1, 33)
 def test_a_server_that_cuts_objects_short_gives_no_partial_file(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     data = random.Random(1).randbytes(300_000)
     moto.put(f"{prefix}/d/whole", data)

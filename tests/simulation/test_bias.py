@@ -29,6 +29,7 @@ def test_the_statistics() -> None:
     assert uniform_tail([40, 0] * 5) < 1e-9
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_bias_by_size(seed: int) -> None:
     files = of_different_sizes(seed)
@@ -51,6 +52,7 @@ def first_arrivals(files: list[File], seed: int) -> list[int]:
     return simulation.first
 
 
+@pytest.mark.promise(20)
 def test_no_bias_by_name() -> None:
     files = of_different_sizes(files=200)
     counts = [[0] * DECILES for _ in files]
@@ -66,6 +68,7 @@ def test_no_bias_by_name() -> None:
     assert holm_rejects([uniform_tail(row) for row in skewed]) > 0
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize("order", ["shuffled", "sorted by class"])
 def test_no_bias_by_class(order: str) -> None:
     """In a flat folder the residents are a simple random sample: of each class their number is hypergeometric."""
@@ -116,6 +119,7 @@ def table_of_rare_directories() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.promise(20)
 def test_the_last_file_of_a_directory_is_shown_more_often() -> None:
     print(table_of_rare_directories())
     shown = rare_directories()

@@ -36,6 +36,7 @@ def passes(world: World, number: int, check: object = None) -> Process:
     reader.exit()
 
 
+@pytest.mark.promise(18, 20)
 @pytest.mark.parametrize("downloads", [0.05, 0.25, 1.0])
 @pytest.mark.parametrize("share", SHARES)
 def test_what_was_fetched_is_shown_and_nothing_is_fetched_twice_before(share: float, downloads: float) -> None:
@@ -56,6 +57,7 @@ def test_what_was_fetched_is_shown_and_nothing_is_fetched_twice_before(share: fl
     assert simulation.misses == 0
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize("sizes", ["equal", "log-normal"])
 @pytest.mark.parametrize("share", SHARES)
 def test_a_pass_costs_one_catalog(share: float, sizes: str) -> None:
@@ -70,6 +72,7 @@ def test_a_pass_costs_one_catalog(share: float, sizes: str) -> None:
     assert began[1] > 0.99 * world.bytes, "the first pass brings all of it"
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("share", SHARES)
 def test_opens_are_even_after_three_passes(share: float, seed: int) -> None:

@@ -14,6 +14,7 @@ CHILDREN = 4
 EPOCHS = 30
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("filled", [0.1, 1.0])
 def test_ranks_get_equal_listings(seed: int, filled: float) -> None:
@@ -55,6 +56,7 @@ def test_ranks_get_equal_listings(seed: int, filled: float) -> None:
     assert world.simulation.misses == 0
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("phase_s", range(0, 130, 5))
 @pytest.mark.parametrize("filled", [0.1, 1.0])
 def test_keras_gets_equal_sets(phase_s: int, filled: float) -> None:
@@ -83,6 +85,7 @@ def test_keras_gets_equal_sets(phase_s: int, filled: float) -> None:
     assert world.simulation.misses == 0
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_keras_gets_equal_sets_beside_another_job(seed: int) -> None:
     """The other job lists again, and begins generations, at any time, also between the two calls."""
@@ -106,6 +109,7 @@ def test_keras_gets_equal_sets_beside_another_job(seed: int) -> None:
     assert all(world.simulation.shown)
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_get_equal_listings_beside_another_job(seed: int) -> None:
     world = World(downloads=2.0, seed=seed, opens=15_000)

@@ -50,6 +50,7 @@ def mixed(policy: str, seed: int) -> World:
     return world
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_lost(seed: int) -> None:
     world = mixed("growfs", seed)

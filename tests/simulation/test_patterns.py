@@ -29,6 +29,7 @@ def _halfway(world: World) -> Process:
     world.shown_halfway = world.simulation.shown_files
 
 
+@pytest.mark.promise(17, 18)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_nothing_that_was_listed_is_lost_and_the_listing_grows(name: str) -> None:
     pattern = PATTERNS[name]
@@ -69,6 +70,7 @@ def test_without_holds_files_are_lost(name: str, monkeypatch: pytest.MonkeyPatch
     assert played(name, opens=OPENS_FEW).simulation.gone > 0
 
 
+@pytest.mark.promise(17)
 def test_a_reader_that_falls_silent_holds_nothing_any_more() -> None:
     world = World(opens=0)
     world.fill()

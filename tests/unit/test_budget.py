@@ -56,6 +56,7 @@ def test_a_limit_that_changes_counts_at_once(rooms: Rooms, clock: Clock) -> None
     assert not budget.is_spent
 
 
+@pytest.mark.promise(27)
 def test_a_day_ends(rooms: Rooms, clock: Clock) -> None:
     clock.now += DAY_S - 60
     budget = Budget(rooms.database, 100)
@@ -69,6 +70,7 @@ def test_a_day_ends(rooms: Rooms, clock: Clock) -> None:
     assert budget.spent == 7
 
 
+@pytest.mark.promise(27)
 def test_the_count_is_kept_over_a_restart(rooms: Rooms, clock: Clock) -> None:
     budget = Budget(rooms.database, 100)
     budget.spend(60)

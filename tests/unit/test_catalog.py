@@ -157,6 +157,7 @@ async def test_a_skipped_name_need_not_be_text(rooms: Rooms) -> None:
     assert rooms.catalog.skipped(rooms.database.rows) == [("name is not UTF-8", 1, "caf?")]
 
 
+@pytest.mark.promise(16)
 async def test_a_pin_holds_for_the_next_version(rooms: Rooms) -> None:
     await rooms.list([file("a"), file("b")])
     id = rooms.node("a").id
@@ -198,6 +199,7 @@ PATHS = st.sampled_from(["a", "b", "a/b", "a/c", "a/b/c", "b/a", "c/a/b", "c"])
 LISTINGS = st.lists(st.dictionaries(PATHS, st.sampled_from(["v1", "v2"]), min_size=1), min_size=1, max_size=4)
 
 
+@pytest.mark.promise(16)
 @settings(max_examples=60, deadline=None)
 @given(LISTINGS, st.integers(1, 3), st.sets(PATHS))
 def test_after_any_listings_the_catalog_is_the_last_of_them(

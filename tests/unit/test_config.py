@@ -138,6 +138,7 @@ def test_groups(text: str) -> None:
 LAUNCHED = [name for pair in LAUNCHERS for name in pair]
 
 
+@pytest.mark.promise(26)
 @pytest.mark.parametrize(
     ("environment", "share"),
     [

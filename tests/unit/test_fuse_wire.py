@@ -116,6 +116,7 @@ def test_an_entry_of_a_directory() -> None:
     assert wire.dirent(entry, b"f1", ENTRY) == ENTRY + DIRENT
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize("name", ["f1", "x", "ü" * 20, "y" * 255, "12345678"])
 @pytest.mark.parametrize("is_dir", [0, 1])
 def test_an_entry_of_a_listing_is_packed_alike_in_one_step(name: str, is_dir: int) -> None:

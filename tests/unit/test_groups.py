@@ -16,6 +16,7 @@ async def members(rooms: Rooms, template: str | None, path: str) -> set[str]:
     return {rooms.catalog.path(node) for node in groups.members(rooms.node(path), 1 << 40)}
 
 
+@pytest.mark.promise(24)
 @pytest.mark.parametrize(
     ("template", "path", "expected"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def admitted(landing: Landing) -> list[int]:
     return [flight.node.id for flight in batch]
 
 
+@pytest.mark.promise(14)
 @given(st.lists(st.integers(1, 3), max_size=8), st.randoms())
 def test_the_order_of_admission_is_that_of_the_draws(sizes: list[int], order: random.Random) -> None:
     landing, ids = Landing(), iter(range(1, 100))

@@ -126,6 +126,7 @@ def test_more_than_fits_into_the_page_is_as_much_as_there_is(pace: Pace) -> None
     assert pace.bytes_per_s == pytest.approx(RATE_MAX)
 
 
+@pytest.mark.promise(34)
 @pytest.mark.parametrize(("threads", "piece"), [(1, 1000), (8, 1 << 18), (20, 25_000), (3, 5 * RATE)])
 def test_the_rate_is_kept(clock: Clock, pace: Pace, threads: int, piece: int) -> None:
     pace.set(threads, 1, RATE)
@@ -174,6 +175,7 @@ def test_no_limit_costs_nothing(clock: Clock, pace: Pace) -> None:
     assert clock.now - began == pytest.approx(1, abs=2 * BURST_S), "what came before is no debt, and no credit"
 
 
+@pytest.mark.promise(34)
 @pytest.mark.parametrize(("rate", "ends_after_s"), [(0, 1), (10 * RATE, 2), (RATE // 2, 19)])
 def test_a_change_counts_at_once(clock: Clock, pace: Pace, rate: int, ends_after_s: float) -> None:
     pace.set(16, 1, RATE)

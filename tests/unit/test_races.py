@@ -42,6 +42,7 @@ def make_flat(folder: Path, count: int) -> dict[str, bytes]:
     return tree
 
 
+@pytest.mark.promise(3)
 def test_a_file_that_population_waits_to_draw_is_opened_meanwhile(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_flat(tmp_path / "remote", 8)
     growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", 0)

@@ -123,6 +123,7 @@ async def test_a_listing_of_everything_is_a_listing(readers: Readers) -> None:
     assert await generation(readers, ME, EVERYWHERE) == 2
 
 
+@pytest.mark.promise(17)
 async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: Readers, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, other)
@@ -295,6 +296,7 @@ async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: Reade
     assert not readers.holds().cover(7, 0, None)
 
 
+@pytest.mark.promise(6)
 async def test_two_who_ask_at_once_begin_one_generation(readers: Readers, other: int) -> None:
     numbers = []
 

@@ -41,6 +41,7 @@ def by_the_rules(listing: Listing, age_s: float) -> bool:
     return (looks_again and listing.looked_s > SETTLE_S) or (not listing.listed_ever and age_s > SETTLE_S)
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize(("ever", "here", "opened"), list(itertools.product([False, True], repeat=3)))
 @pytest.mark.parametrize("age_s", [0.0, 60.0, 60.1, 1e6])
 @pytest.mark.parametrize("looked_s", [0.0, 60.0, 60.1])
@@ -161,6 +162,7 @@ def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> 
     assert chosen.left_out == expected
 
 
+@pytest.mark.promise(7, 18, 24)
 @given(UNITS, st.integers(0, 600), st.integers(0, 2))
 def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: int, more: int) -> None:
     units = numbered(drawn)
@@ -176,6 +178,7 @@ def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: i
                 assert any(left[kind] <= Counter(unit.kinds)[kind] for kind in unit.kinds)
 
 
+@pytest.mark.promise(18)
 @given(UNITS, st.integers(0, 600))
 def test_to_the_back_go_those_never_opened_once_and_only_those(drawn: Drawn, need: int) -> None:
     units = {unit.ids: unit for unit in numbered(drawn)}
@@ -185,6 +188,7 @@ def test_to_the_back_go_those_never_opened_once_and_only_those(drawn: Drawn, nee
         assert not set(ids) & set(chosen.left_out)
 
 
+@pytest.mark.promise(25)
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 15), st.integers(0, 100))
 def test_exactly_so_many_files_where_a_number_is_asked_for(opened: list[bool], files: int, need: int) -> None:
     units = [unit(id, opened=opened) for id, opened in enumerate(opened, 1)]
@@ -209,6 +213,7 @@ def test_nothing_is_left_out_where_nothing_is_needed() -> None:
     assert leave_out(units, plenty(units), 0) == Choice()
 
 
+@pytest.mark.promise(18)
 def test_what_a_reader_holds_that_listed_once_goes_last() -> None:
     units = [unit(1, once=True), unit(2, opened=False), unit(3), unit(4, once=True, left_out=True)]
     assert leave_out(units, plenty(units), 40).left_out == [3, 2, 1, 4]
@@ -246,6 +251,7 @@ def test_the_queue_is_read_only_as_far_as_needed() -> None:
     assert len(read) <= 4
 
 
+@pytest.mark.promise(18)
 @pytest.mark.parametrize(
     ("name", "limit", "share", "largest", "lacking", "free", "expected"),
     [
@@ -325,6 +331,7 @@ def test_who_cannot_be_told_apart_holds_everything() -> None:
     assert not Holds().cover(7, 1, None)
 
 
+@pytest.mark.promise(17)
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.builds(Hold, st.integers(1, 5), st.integers(0, 9)))), st.data())
 def test_holds_are_those_of_each_process(readers: list[dict[int, Hold]], data: st.DataObject) -> None:
     directory, seq = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 9))
@@ -337,6 +344,7 @@ def test_no_more_victims_are_looked_for_than_are_needed() -> None:
     assert eviction((Victim(id, 10) for id in itertools.count()), 15) == [0, 1]
 
 
+@pytest.mark.promise(18)
 def test_what_was_admitted_last_waits_where_nothing_else_makes_room() -> None:
     kind = (1, "rec")
     newest = [(seq, [kind], 10) for seq in range(20, 10, -1)]

@@ -83,6 +83,7 @@ def order(
     return named(paths, made.seeds), named(paths, made.rest)
 
 
+@pytest.mark.promise(14)
 @given(NAMES, st.integers(0, 3), st.integers(0, 99))
 def test_the_order_does_not_depend_on_that_of_the_listing(paths: set[str], seed: int, shuffle: int) -> None:
     assert order(paths, seed) == order(paths, seed, shuffle=shuffle)
@@ -94,6 +95,7 @@ def test_every_file_comes_once(paths: set[str]) -> None:
     assert Counter(seeds + rest) == Counter(paths)
 
 
+@pytest.mark.promise(7)
 @given(NAMES)
 def test_each_directory_has_one_seed_of_its_commonest_extension(paths: set[str]) -> None:
     seeds, _ = order(paths)
@@ -104,6 +106,7 @@ def test_each_directory_has_one_seed_of_its_commonest_extension(paths: set[str])
         assert extension(seed) == min(kind for kind, count in kinds.items() if count == most)
 
 
+@pytest.mark.promise(14)
 @given(NAMES, st.data())
 def test_a_pass_that_is_taken_up_again_keeps_its_order(paths: set[str], data: st.DataObject) -> None:
     whole = [path for part in order(paths) for path in part]
@@ -139,6 +142,7 @@ def test_another_pass_is_another_order() -> None:
     assert list(draw_order(files, Pass(0, 1)).rest) != list(draw_order(files, Pass(0, 2)).rest)
 
 
+@pytest.mark.promise(14)
 def test_the_key_is_the_same_for_ever() -> None:
     """It decides what every node of a job and every restart draws: another value is another order for a saved pass."""
     assert draw_key(0, 1, "class0/0000.jpg") == 0xACEAA3E5A052A3D9
@@ -193,6 +197,7 @@ def shares(paths: Set[str], nodes: int, frozen: Set[str] = frozenset(), group: s
     return [whole_order(paths, Pass(0, 1, (node, nodes), group), frozen=frozen) for node in range(nodes)]
 
 
+@pytest.mark.promise(26)
 @given(NAMES, st.integers(1, 5), st.data())
 def test_shares_are_disjoint_and_together_everything(paths: set[str], nodes: int, data: st.DataObject) -> None:
     """But for what every node has: seeds, and frozen files."""
@@ -220,6 +225,7 @@ def test_the_figures_of_a_share_are_those_of_all_that_it_ever_draws(
         assert whole_order(paths, Pass(0, 1, (node, nodes), size_max=SIZE - 1)).bytes == 0
 
 
+@pytest.mark.promise(26)
 def test_shares_are_of_one_size() -> None:
     counts = [len(order.rest) for order in shares(MANY, NODES)]
     files = sum(counts)
@@ -228,6 +234,7 @@ def test_shares_are_of_one_size() -> None:
     assert all(abs(count - files / NODES) < 5 * sigma for count in counts)
 
 
+@pytest.mark.promise(26)
 def test_a_catalog_that_grows_moves_no_file_to_another_node() -> None:
     few = set(sorted(MANY)[:1000])
     before = [frozenset(path for path in few if Pass(0, 1, (node, NODES)).has(path)) for node in range(NODES)]
@@ -262,6 +269,7 @@ def draws(paths: Set[str], made: Order) -> list[set[str]]:
     return [set(named(paths, unit)) for part in (made.frozen, made.seeds, made.rest) for unit in units(part)]
 
 
+@pytest.mark.promise(24)
 @given(PAIRS, TEMPLATES, st.integers(1, 3), st.data())
 def test_a_group_is_drawn_as_one_and_once(paths: set[str], group: str, number: int, data: st.DataObject) -> None:
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)), max_size=2)) if paths else set()

@@ -83,5 +83,6 @@ def test_a_thread_that_is_gone() -> None:
     assert is_ending(process.pid)
 
 
+@pytest.mark.promise(3)
 def test_a_thread_of_another_pid_namespace() -> None:
     assert not is_ending(0)

@@ -184,6 +184,7 @@ async def test_a_file_that_is_resident_is_not_lost_to_a_second_draft(rooms: Room
     assert rooms.store.used_bytes == 2 * BLOCK
 
 
+@pytest.mark.promise(5)
 async def test_the_order_of_admission_is_kept(rooms: Rooms) -> None:
     paths = [f"a/{number}" for number in (3, 1, 2)]
     await listed(rooms, *paths)
@@ -233,6 +234,7 @@ async def leaving(rooms: Rooms) -> list[str]:
         rooms.store.limit_bytes -= BLOCK
 
 
+@pytest.mark.promise(19)
 async def test_the_newest_that_nobody_saw_leave_first_then_the_oldest_shown(rooms: Rooms) -> None:
     await full(rooms)
     assert await leaving(rooms) == ["5", "4", "3", "0", "1"]
@@ -249,6 +251,7 @@ async def test_what_is_open_or_pinned_stays(rooms: Rooms) -> None:
     assert rooms.resident() == {"a/5.jpg", "a/0.jpg", "a/3.jpg", "a/1.jpg"}
 
 
+@pytest.mark.promise(7)
 async def test_a_directory_keeps_one_of_each_extension(rooms: Rooms) -> None:
     paths = ["a/1.jpg", "a/2.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg"]
     await listed(rooms, *paths)
@@ -346,6 +349,7 @@ async def test_the_books_are_the_same_after_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.promise(29)
 async def test_what_was_there_at_a_sync_is_durable(rooms: Rooms) -> None:
     await listed(rooms, "a/1", "a/2")
     await rooms.admit("a/1")

@@ -155,6 +155,7 @@ async def test_where_all_stays_nothing_is_asked(scene: Scene, monkeypatch: pytes
 # Who is left out.
 
 
+@pytest.mark.promise(18)
 async def test_what_was_shown_for_longest_is_left_out(scene: Scene) -> None:
     await shown(scene, "123456")
     first = scene.rooms.generations.current
@@ -191,6 +192,7 @@ async def test_nothing_is_left_out_where_all_is_local(scene: Scene) -> None:
     assert scene.listed() == "123456"
 
 
+@pytest.mark.promise(18)
 async def test_no_more_is_left_out_than_is_lacking(scene: Scene) -> None:
     await shown(scene, "123456", lacking=0)
     scene.rooms.catalog.share = Share(7, 7 * BLOCK)
@@ -212,12 +214,14 @@ async def test_room_for_a_large_file_that_waits(scene: Scene) -> None:
     assert scene.listed() == "56"
 
 
+@pytest.mark.promise(21)
 async def test_nothing_is_left_out_while_readers_cannot_be_told_apart(scene: Scene) -> None:
     await shown(scene, "123456")
     await scene.begin(leave_out=2, once=Holds(foreign=True))
     assert scene.listed() == "123456"
 
 
+@pytest.mark.promise(18, 23)
 @pytest.mark.parametrize("pinned", [PINNED, FROZEN, PINNED | FROZEN])
 async def test_pinned_and_frozen_files_never_leave(scene: Scene, pinned: int) -> None:
     await shown(scene, "12345")
@@ -238,6 +242,7 @@ async def test_a_file_that_is_pinned_after_it_was_left_out_is_shown_again(scene:
     assert scene.listed() == "145"
 
 
+@pytest.mark.promise(7, 18)
 async def test_a_directory_keeps_the_last_of_each_extension(scene: Scene) -> None:
     names = ["a/1.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg", "a/2.jpg", "README"]
     await scene.remote(*names)
@@ -260,6 +265,7 @@ async def test_the_last_of_a_kind_leaves_when_its_successor_is_there(scene: Scen
     assert scene.rooms.listed() == {"a/2.jpg"}
 
 
+@pytest.mark.promise(24)
 async def test_a_group_leaves_as_one(scene: Scene) -> None:
     await scene.remote(*"123456")
     await scene.admit_as_one("1", "4")
@@ -286,6 +292,7 @@ async def test_a_group_that_comes_in_parts_is_one(scene: Scene) -> None:
     assert scene.listed() == "14"
 
 
+@pytest.mark.promise(18)
 async def test_a_file_never_opened_is_spared_once(scene: Scene) -> None:
     await shown(scene, "1234")
     await scene.begin(leave_out=2, opened="234")
@@ -305,6 +312,7 @@ async def test_opens_that_were_written_count(scene: Scene) -> None:
     assert scene.listed() == "34"
 
 
+@pytest.mark.promise(18)
 async def test_what_a_reader_holds_that_listed_once_is_left_out_last(scene: Scene) -> None:
     await shown(scene, "1234")
     once = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
@@ -362,6 +370,7 @@ async def test_fewer_files_than_are_to_be_shown_begin_no_generation(
     assert scene.listed() == "123"
 
 
+@pytest.mark.promise(25)
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_exactly_so_many_are_shown(data: st.DataObject) -> None:
@@ -455,6 +464,7 @@ async def test_rotation_deletes_what_is_left_out_in_order(scene: Scene) -> None:
     assert scene.rooms.cached().keys() == {"a/4", "a/5", "a/6"}
 
 
+@pytest.mark.promise(17)
 async def test_rotation_spares_what_is_held(scene: Scene) -> None:
     await shown(scene, "123456")
     await scene.begin(leave_out=3)
@@ -528,6 +538,7 @@ async def test_rotation_frees_nothing_where_there_is_room(scene: Scene) -> None:
     assert scene.resident() == "1234"
 
 
+@pytest.mark.promise(19)
 async def test_a_miss_takes_room_in_the_order_of_the_rules(scene: Scene) -> None:
     """Unshown, the newest first; left out and not held; left out and held; listed, the oldest first."""
     await shown(scene, "1234567")
@@ -638,6 +649,7 @@ async def test_a_group_of_which_a_part_is_left_out_is_shown_whole_once_the_rest_
     assert scene.listed() == "126"
 
 
+@pytest.mark.promise(7, 19)
 async def test_a_miss_leaves_a_directory_one_listed_file(scene: Scene) -> None:
     """A file that is left out, or not shown yet, and open is no successor of the last that is listed."""
     await shown(scene, "12")

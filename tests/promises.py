@@ -1,0 +1,99 @@
+"""Which tests hold which promise of SEMANTICS.md: the marks in the tests, and docs/promises.md, made from them.
+
+A test that holds promise 6 is marked `@pytest.mark.promise(6)`. The marks are read from the source, so no test has to
+be run or imported. `python -m tests.promises` writes docs/promises.md anew; tests/test_promises.py fails where it is
+out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+TESTS = Path(__file__).parent
+SEMANTICS = TESTS.parent / "SEMANTICS.md"
+TABLE = TESTS.parent / "docs" / "promises.md"
+HEAD = """# Promises and their tests
+
+Each numbered promise of [SEMANTICS.md](../SEMANTICS.md), and the tests that hold it. `python -m tests.promises` writes
+this file from the marks in the tests (`@pytest.mark.promise(6)`), and `tests/test_promises.py` fails where the two
+differ, where a promise has no test, and where a mark names no promise.
+
+| promise | file | tests |
+|---|---|---|
+"""
+WHOLE_MODULE = "(all)"
+MARK = "pytest.mark.promise"
+
+
+class Mark(NamedTuple):
+    """A test that is said to hold a promise. test: its name, or WHOLE_MODULE."""
+
+    promise: int
+    path: str
+    test: str
+
+
+def promises() -> dict[int, str]:
+    """The numbered promises of SEMANTICS.md: the words in bold that each begins with."""
+    found = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", SEMANTICS.read_text(), re.MULTILINE | re.DOTALL)
+    return {int(number): " ".join(title.split()).rstrip(".:") for number, title in found}
+
+
+@cache
+def marks() -> list[Mark]:
+    """All marks. Raises ValueError for one that marks no test: pytest would not count it either."""
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        name = str(path.relative_to(TESTS.parent))
+        used: set[ast.expr] = set()
+        for test, call in _marked(tree, path):
+            used.add(call.func)
+            for argument in call.args:
+                if not (isinstance(argument, ast.Constant) and isinstance(argument.value, int)):
+                    raise ValueError(f"{name}:{call.lineno}: a promise is a number")
+                found.append(Mark(argument.value, name, test))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == MARK and node not in used:
+                raise ValueError(f"{name}:{node.lineno}: this mark is on no test")
+    return found
+
+
+def _marked(tree: ast.Module, path: Path) -> Iterator[tuple[str, ast.Call]]:
+    if not path.name.startswith("test_"):
+        return
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "pytestmark" for target in node.targets):
+            marks = node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
+            yield from ((WHOLE_MODULE, mark) for mark in marks if _is_promise(mark))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield from ((node.name, mark) for mark in node.decorator_list if _is_promise(mark))
+
+
+def _is_promise(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether this is pytest.mark.promise(...)."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == MARK
+
+
+def table() -> str:
+    """The text of docs/promises.md."""
+    titles = promises()
+    files: dict[int, dict[str, list[str]]] = {number: {} for number in titles}
+    for mark in marks():
+        files[mark.promise].setdefault(mark.path, []).append(mark.test)
+    rows = []
+    for number, title in titles.items():
+        promise = f"{number}. {title}"
+        for path, tests in files[number].items():
+            rows.append(f"| {promise} | {path} | {', '.join(tests)} |\n")
+            promise = ""
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table())

@@ -1,0 +1,30 @@
+"""Every promise of SEMANTICS.md has a test, and docs/promises.md says which."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.promises import TABLE, marks, promises, table
+
+REAL_MOUNTS = ("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/")
+
+
+def test_the_promises_are_numbered_without_a_gap() -> None:
+    assert list(promises()) == list(range(1, len(promises()) + 1))
+
+
+def test_every_mark_names_a_promise() -> None:
+    assert [mark for mark in marks() if mark.promise not in promises()] == []
+
+
+def test_no_mark_is_there_twice() -> None:
+    assert [mark for mark, count in Counter(marks()).items() if count > 1] == []
+
+
+def test_every_promise_has_a_test_with_a_real_mount() -> None:
+    held = {mark.promise for mark in marks() if mark.path.startswith(REAL_MOUNTS)}
+    assert set(promises()) - held == set()
+
+
+def test_the_table_is_up_to_date() -> None:
+    assert TABLE.read_text() == table(), "write it anew: python -m tests.promises"
