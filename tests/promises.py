@@ -27,7 +27,6 @@ differ, where a promise has no test, and where a mark names no promise.
 |---|---|---|
 """
 WHOLE_MODULE = "(all)"
-MARK = "pytest.mark.promise"
 
 
 class Mark(NamedTuple):
@@ -59,7 +58,7 @@ def marks() -> list[Mark]:
                     raise ValueError(f"{name}:{call.lineno}: a promise is a number")
                 found.append(Mark(argument.value, name, test))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and ast.unparse(node) == MARK and node not in used:
+            if _is_mark(node) and node not in used:
                 raise ValueError(f"{name}:{node.lineno}: this mark is on no test")
     return found
 
@@ -77,7 +76,12 @@ def _marked(tree: ast.Module, path: Path) -> Iterator[tuple[str, ast.Call]]:
 
 def _is_promise(node: ast.AST) -> TypeGuard[ast.Call]:
     """Whether this is pytest.mark.promise(...)."""
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == MARK
+    return isinstance(node, ast.Call) and _is_mark(node.func)
+
+
+def _is_mark(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Whether this is pytest.mark.promise."""
+    return isinstance(node, ast.Attribute) and node.attr == "promise" and ast.unparse(node) == "pytest.mark.promise"
 
 
 def table() -> str:
