@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from growfs.remote.filter import PathFilter
-from growfs.remote.names import FILE_AND_DIRECTORY, TWICE
+from growfs.remote.names import FILE_AND_DIRECTORY, TWICE, extension
 from growfs.remote.protocol import RemoteFile, Skipped
-from growfs.rotation import Kind
-from growfs.sampling import extension
 from growfs.schema import (
     DIRECTORY_CACHE_MAX,
     FROZEN,
@@ -63,8 +61,8 @@ class Node:
     seq: int | None
 
     @property
-    def kind(self) -> Kind:
-        """Of these its directory keeps one."""
+    def kind(self) -> tuple[int, str]:
+        """(directory, extension): a directory keeps a cached file of each extension (rotation's Kind)."""
         return self.parent, extension(self.name)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from growfs import disk
 from growfs.catalog import Catalog, Node
-from growfs.sampling import extension, group_of
+from growfs.remote.names import extension
+from growfs.sampling import group_of
 
 
 class Groups:

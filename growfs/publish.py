@@ -17,8 +17,8 @@ from pathlib import Path
 
 from growfs import disk
 from growfs.catalog import Changes, Node, Removed
+from growfs.remote.names import extension
 from growfs.remote.protocol import Fetched
-from growfs.sampling import extension
 from growfs.schema import directory_path, join, row_of_connection
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from growfs.remote.names import extension, parts_of
+
 SEED_DIRECTORIES_MAX = 10_000
 """More directories than this are not seeded before a mount returns."""
 SHARES = 0
@@ -92,26 +94,12 @@ def draw_key(seed: int, number: int, path: str) -> int:
     return int.from_bytes(blake2b(path.encode(), digest_size=8, key=key).digest(), "big")
 
 
-def extension(path: str) -> str:
-    """What follows the last dot of the file's name; empty where there is none."""
-    name = path.rsplit("/", 1)[-1].lstrip(".")
-    return name.rpartition(".")[2] if "." in name else ""
-
-
 def group_of(template: str | None, path: str) -> str:
     """What decides the place of a file, and is the same for all that are drawn as one: its path without a template.
 
     Fields of a template: {stem}, the path without its extension; {name}, that without its folder; {parent}, the folder.
     """
     return path if template is None else template.format(**parts_of(path))
-
-
-def parts_of(path: str) -> dict[str, str]:
-    """What a template may take of a path: the fields of `group_of`, and {suffix}, the extension without its dot."""
-    parent, _, name = path.rpartition("/")
-    suffix = extension(path)
-    bare = name.removesuffix(f".{suffix}") if suffix else name
-    return {"stem": f"{parent}/{bare}" if parent else bare, "name": bare, "parent": parent, "suffix": suffix}
 
 
 def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:

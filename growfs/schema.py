@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from growfs.sampling import extension
+from growfs.remote.names import extension
 
 Ask = Callable[..., list[Any]]
 """Given a query and its values, all of its rows."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from growfs.reader import Reader
+from growfs.remote.names import extension
 from growfs.rotation import (
     EVERYWHERE,
     Generation,
@@ -25,7 +26,6 @@ from growfs.rotation import (
     leave_out,
     turnover_bytes,
 )
-from growfs.sampling import extension
 
 POLICIES = ("growfs", "lru", "fifo", "random", "never")
 HOLDS_S = 180.0

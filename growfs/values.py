@@ -15,7 +15,8 @@ import humanfriendly
 
 from growfs.errors import UsageError
 from growfs.functions import Function
-from growfs.sampling import GROUP_FIELDS, parts_of
+from growfs.remote.names import parts_of
+from growfs.sampling import GROUP_FIELDS
 
 SAMPLES = "py:"
 """What stands before a function in place of a URL: it makes the files itself."""

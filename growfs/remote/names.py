@@ -46,3 +46,17 @@ def reason_to_skip(path: str) -> str | None:
 def redact(text: str) -> str:
     """text with the user:password@ of each URL in it removed, and the values of signing query parameters masked."""
     return _SIGNATURE.sub(r"\1***", _USERINFO.sub("://", text))
+
+
+def extension(path: str) -> str:
+    """What follows the last dot of the file's name; empty where there is none."""
+    name = path.rsplit("/", 1)[-1].lstrip(".")
+    return name.rpartition(".")[2] if "." in name else ""
+
+
+def parts_of(path: str) -> dict[str, str]:
+    """What a template may take of a path: the fields of `group_of`, and {suffix}, the extension without its dot."""
+    parent, _, name = path.rpartition("/")
+    suffix = extension(path)
+    bare = name.removesuffix(f".{suffix}") if suffix else name
+    return {"stem": f"{parent}/{bare}" if parent else bare, "name": bare, "parent": parent, "suffix": suffix}

@@ -18,9 +18,8 @@ from growfs.digest import Digest
 from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.pace import Pace
 from growfs.remote.makers import Make, Makers
-from growfs.remote.names import reason_to_skip
+from growfs.remote.names import parts_of, reason_to_skip
 from growfs.remote.protocol import Opened, Page, Part, Producer, Progress, Remote, RemoteFile, RemoteSpec, Skipped
-from growfs.sampling import parts_of
 
 PAGE_FILES_MAX = 1000
 LARGE_NUMBER = 1_234_567_890

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs.sampling import Candidate, Order, Pass, draw_key, draw_order, extension, group_of, units
+from growfs.remote.names import extension
+from growfs.sampling import Candidate, Order, Pass, draw_key, draw_order, group_of, units
 
 NAMES = st.sets(
     st.builds(
