@@ -30,6 +30,8 @@ from growfs.schema import (
 if TYPE_CHECKING:
     from growfs.database import Database
 
+UNKNOWN_SIZE = 64 << 20
+"""Bytes that a file whose size the remote does not tell reserves at first; doubled when that was too little."""
 LAST_LETTER = "\U0010ffff"
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"

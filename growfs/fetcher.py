@@ -17,14 +17,13 @@ from typing import Any
 import trio
 
 from growfs import disk
-from growfs.catalog import Catalog, Node
+from growfs.catalog import UNKNOWN_SIZE, Catalog, Node
 from growfs.crew import Crew
 from growfs.digest import PART_BYTES
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing
 from growfs.flight import LIVES, Counters, Flight, Guess, State, TimedOut, Unit, no_room, too_large
 from growfs.groups import Groups
 from growfs.landing import Landing
-from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import trio
 
-from growfs.catalog import Node
+from growfs.catalog import UNKNOWN_SIZE, Node
 from growfs.errors import GrowfsError, NoRoom, TooLarge
-from growfs.listing import UNKNOWN_SIZE
 from growfs.publish import Draft
 
 LIVES = 3

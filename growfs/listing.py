@@ -1,4 +1,4 @@
-"""The catalog as a worker reads it: to compare a listing with it, and to order its files.
+"""How a worker compares a listing with the catalog.
 
 Nothing here writes. The daemon applies what differs, so listing again costs it nothing where nothing changed.
 """
@@ -11,28 +11,7 @@ from typing import Any
 
 from growfs.remote.names import TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
-from growfs.sampling import Candidate, Pass
-from growfs.schema import DIRECTORY_CACHE_MAX, FROZEN, NODES_FROM, ROOT, directory_path, join, row_of_connection
-
-UNKNOWN_SIZE = 64 << 20
-"""Bytes that a file whose size the remote does not tell reserves at first; doubled when that was too little."""
-
-
-def candidates(connection: sqlite3.Connection, asked: Pass) -> Iterator[Candidate]:
-    """Every file of the catalog, as a pass sees it. One of unknown size counts as those that are known, on average."""
-    (mean,) = connection.execute("SELECT avg(size) FROM node WHERE is_dir = 0").fetchone()
-    unknown = min(UNKNOWN_SIZE if mean is None else int(mean), asked.size_max or UNKNOWN_SIZE)
-    known = {ROOT: ""}
-    row_of = row_of_connection(connection)
-    for id, parent, name, size, drawn, pinned, resident in connection.execute(
-        "SELECT n.id, n.parent, n.name, n.size, n.drawn, n.pinned, r.id FROM node n LEFT JOIN resident r USING (id)"
-        " WHERE n.is_dir = 0"
-    ):
-        path = join(directory_path(row_of, parent, known), name)
-        bytes = unknown if size is None else size
-        frozen, done, late = bool(pinned & FROZEN), drawn >= asked.number, drawn == -asked.number
-        yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
-
+from growfs.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT
 
 class Comparison:
     """Compares a listing with the catalog as it was when the listing began.

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 from array import array
@@ -20,16 +21,16 @@ from dataclasses import replace
 from typing import Any
 
 from growfs import garbage, wire
-from growfs.catalog import Listed
+from growfs.catalog import UNKNOWN_SIZE, Listed
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
-from growfs.listing import Comparison, candidates
+from growfs.listing import Comparison
 from growfs.pace import Pace
 from growfs.porter import Porter
 from growfs.priority import step_aside
 from growfs.remote import open_remote, preload
 from growfs.remote.protocol import Remote, RemoteSpec
-from growfs.sampling import Candidate, draw_order
-from growfs.schema import read_only
+from growfs.sampling import Candidate, Pass, draw_order
+from growfs.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.turnover import plan
 from growfs.wire import AtWork, Decide, Done, Failed, Fetch, List, Made, MakeOrder
 
@@ -155,6 +156,22 @@ def _order(request: MakeOrder, answer: Answer) -> Made:
         for part in (order.frozen, order.seeds, order.rest):
             file.write(memoryview(array("q", part)))
     return Made(len(order.frozen), len(order.seeds), order.files, order.bytes)
+
+
+def candidates(connection: sqlite3.Connection, asked: Pass) -> Iterator[Candidate]:
+    """Every file of the catalog, as a pass sees it. One of unknown size counts as those that are known, on average."""
+    (mean,) = connection.execute("SELECT avg(size) FROM node WHERE is_dir = 0").fetchone()
+    unknown = min(UNKNOWN_SIZE if mean is None else int(mean), asked.size_max or UNKNOWN_SIZE)
+    known = {ROOT: ""}
+    row_of = row_of_connection(connection)
+    for id, parent, name, size, drawn, pinned, resident in connection.execute(
+        "SELECT n.id, n.parent, n.name, n.size, n.drawn, n.pinned, r.id FROM node n LEFT JOIN resident r USING (id)"
+        " WHERE n.is_dir = 0"
+    ):
+        path = join(directory_path(row_of, parent, known), name)
+        bytes = unknown if size is None else size
+        frozen, done, late = bool(pinned & FROZEN), drawn >= asked.number, drawn == -asked.number
+        yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
 
 
 def _told(files: Iterable[Candidate], answer: Answer) -> Iterator[Candidate]:
