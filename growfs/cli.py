@@ -143,7 +143,7 @@ def wait(
 
     Fails if nothing more will be fetched, or after --timeout.
     """
-    from growfs.values import count, fraction_of, seconds, size
+    from growfs.units import count, fraction_of, seconds, size
 
     asked = [given is not None for given in (files, bytes_, fraction)] + [everything]
     if sum(asked) != 1:

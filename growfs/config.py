@@ -20,6 +20,8 @@ from platformdirs import user_cache_path
 from growfs.errors import UsageError
 from growfs.functions import Function
 from growfs.remote.protocol import Producer, RemoteSpec
+from growfs.units import count as whole
+from growfs.units import fraction_of, positive, rate, seconds, size
 from growfs.values import (
     SAMPLES,
     CacheSize,
@@ -27,20 +29,14 @@ from growfs.values import (
     cache_size,
     engine,
     folder,
-    fraction_of,
     function,
     group,
     on_miss,
     partition,
-    positive,
-    rate,
     rename,
     rotation,
-    seconds,
-    size,
     storage_option,
 )
-from growfs.values import count as whole
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,6 +13,7 @@ from growfs.remote.names import TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT
 
+
 class Comparison:
     """Compares a listing with the catalog as it was when the listing began.
 

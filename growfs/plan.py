@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from rich.table import Table
 from growfs.errors import UsageError
 from growfs.simcache import POLICIES, File
 from growfs.simulation import Simulation
-from growfs.values import count, fraction_of, positive, size
+from growfs.units import count, fraction_of, positive, rate, size
 
 MODEL_FILES = 2000
 """So many files a simulated data set has, or more where its cache would hold fewer than the next number."""
@@ -52,7 +51,7 @@ class Question:
         if (given["--files"] is None) == (given["--file-size"] is None):
             raise UsageError("plan: give one of --files and --file-size")
         data = _parsed(given, "--data-size", size)
-        files = _parsed(given, "--files", many) if given["--files"] else data / _parsed(given, "--file-size", size)
+        files = _parsed(given, "--files", count) if given["--files"] else data / _parsed(given, "--file-size", size)
         cache = min(data, _parsed(given, "--cache-size", size))
         if files > data:
             raise UsageError(f"plan: {files:,.0f} files cannot share {format_size(data)}; each needs a byte")
@@ -78,25 +77,6 @@ def _parsed(given: dict[str, str | None], flag: str, parse: Callable[[str], Any]
     if not value:
         raise UsageError(f"plan: {flag}: {given[flag]!r} is nothing; write more than 0")
     return value
-
-
-def many(text: str) -> int:
-    """A number of files, as people write them: 50000, 100k, 1.5M, 2G."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMGB])", text)
-    if match:
-        return int(float(match[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(match[2], 1e9))
-    try:
-        return count(text)
-    except UsageError:
-        raise UsageError(f"{text!r} is no number of files; write it as 50000, 100k or 1.5M") from None
-
-
-def rate(text: str) -> int:
-    """Bytes in a second, as people write them: 500MB/s."""
-    try:
-        return size(text.removesuffix("/s"))
-    except UsageError:
-        raise UsageError(f"{text!r} is no rate; write it as 500MB/s or 1GiB/s") from None
 
 
 @dataclass(frozen=True, slots=True)

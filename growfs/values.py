@@ -1,9 +1,8 @@
-"""What people write, and what it means: sizes, times, shares and names. A text that makes no sense is a UsageError."""
+"""What the options of a mount accept, beyond numbers with units. A text that makes no sense is a UsageError."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-import humanfriendly
-
 from growfs.errors import UsageError
 from growfs.functions import Function
 from growfs.remote.names import parts_of
 from growfs.sampling import GROUP_FIELDS
+from growfs.units import size
 
 SAMPLES = "py:"
 """What stands before a function in place of a URL: it makes the files itself."""
@@ -32,25 +30,6 @@ class CacheSize:
     share: float | None = None
 
 
-def size(text: str) -> int:
-    """Bytes, as people write them: 500GB is 500 * 1000^3, 20GiB is 20 * 1024^3."""
-    try:
-        return int(humanfriendly.parse_size(text))
-    except humanfriendly.InvalidSize:
-        raise UsageError(f"{text!r} is no size; write it as 500GB or 20GiB") from None
-
-
-def rate(text: str) -> int:
-    """Bytes per second, as people write them: 200MB/s, or 200MB; 0 for no limit."""
-    amount = text.strip().removesuffix("/s")
-    try:
-        if re.search("bit|bps", amount, re.IGNORECASE):  # which would be read as bytes
-            raise UsageError("bits")
-        return size(amount)
-    except UsageError:
-        raise UsageError(f"{text!r} is no rate in bytes; write it as 200MB/s, or 0 for no limit") from None
-
-
 def cache_size(text: str) -> CacheSize:
     """A size, or a percentage."""
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
@@ -61,42 +40,6 @@ def cache_size(text: str) -> CacheSize:
     if not (bytes := size(text)):
         raise UsageError("a cache of no size can hold no file; write it as 500GB or 80%")
     return CacheSize(bytes=bytes)
-
-
-def seconds(text: str) -> float:
-    """Seconds, as people write them: 90, 90s, 5m, 1h."""
-    try:
-        value = float(humanfriendly.parse_timespan(text))
-    except humanfriendly.InvalidTimespan:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise UsageError(f"{text!r} is no time; write it as 90s, 5m or 1h")
-    return value
-
-
-def count(text: str) -> int:
-    """A whole number, not negative."""
-    if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    if not (value := count(text)):
-        raise UsageError("0 is too few; write 1 or more")
-    return value
-
-
-def fraction_of(text: str) -> float:
-    """A part of the whole: 0.5 or 50%."""
-    try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise UsageError(f"{text!r} is no part of the whole; write it as 0.5 or 50%")
-    return value
 
 
 def rotation(text: str) -> str:

@@ -14,19 +14,15 @@ from growfs import cli, launch
 from growfs.config import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
 from growfs.functions import Function
+from growfs.units import count, fraction_of, positive, seconds, size
 from growfs.values import (
     LAUNCHERS,
     CacheSize,
     absolute,
     cache_size,
-    count,
-    fraction_of,
     group,
     partition,
-    positive,
     rotation,
-    seconds,
-    size,
     storage_option,
 )
 
@@ -211,6 +207,7 @@ def test_no_fractions(text: str) -> None:
 
 def test_numbers() -> None:
     assert (count("0"), count("12"), positive("1")) == (0, 12, 1)
+    assert (count("100k"), count("1.5M"), count("2G")) == (100_000, 1_500_000, 2_000_000_000)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Numbers as people write them: sizes, rates, times, counts and fractions. A text that makes no sense is a UsageError.
+
+The command line, the configuration file and `growfs plan` all read their numbers here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import humanfriendly
+
+from growfs.errors import UsageError
+
+MULTIPLES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+
+
+def size(text: str) -> int:
+    """Bytes, as people write them: 500GB is 500 * 1000^3, 20GiB is 20 * 1024^3."""
+    try:
+        return int(humanfriendly.parse_size(text))
+    except humanfriendly.InvalidSize:
+        raise UsageError(f"{text!r} is no size; write it as 500GB or 20GiB") from None
+
+
+def rate(text: str) -> int:
+    """Bytes per second, as people write them: 200MB/s, or 200MB; 0 for no limit."""
+    amount = text.strip().removesuffix("/s")
+    try:
+        if re.search("bit|bps", amount, re.IGNORECASE):  # which would be read as bytes
+            raise UsageError("bits")
+        return size(amount)
+    except UsageError:
+        raise UsageError(f"{text!r} is no rate in bytes; write it as 200MB/s, or 0 for no limit") from None
+
+
+def seconds(text: str) -> float:
+    """Seconds, as people write them: 90, 90s, 5m, 1h."""
+    try:
+        value = float(humanfriendly.parse_timespan(text))
+    except humanfriendly.InvalidTimespan:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{text!r} is no time; write it as 90s, 5m or 1h")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number, not negative: 50000, 100k, 1.5M, 2G."""
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)([kKMG])", text, re.ASCII)
+    if match is None:
+        raise UsageError(f"{text!r} is no whole number; write it as 50000, 100k or 1.5M")
+    return int(match[1]) if match[1] else round(float(match[2]) * MULTIPLES[match[3]])
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not (value := count(text)):
+        raise UsageError("0 is too few; write 1 or more")
+    return value
+
+
+def fraction_of(text: str) -> float:
+    """A part of the whole: 0.5 or 50%."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise UsageError(f"{text!r} is no part of the whole; write it as 0.5 or 50%")
+    return value
