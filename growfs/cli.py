@@ -82,7 +82,7 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     from growfs import launch
     from growfs.config import Options, read_file
 
-    _hide_secrets()
+    launch.hide_secrets()
     merged = read_file(config) if config else {}
     merged.update({name: value for name, value in given.items() if value not in (None, ())})
     options = Options.parse(merged)
@@ -94,21 +94,6 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
         click.echo(f"note: not every directory has a file yet: {status['unpromised']}")
     if foreground:
         sys.exit(launch.run_in_foreground(daemon))
-
-
-def _hide_secrets() -> None:
-    """Take what may be secret out of this process's command line, which every user of the machine can read."""
-    from setproctitle import setproctitle
-
-    from growfs.remote.names import redact
-
-    shown = [redact(argument) for argument in sys.argv]
-    for place, argument in enumerate(shown):
-        if argument.startswith("--storage-option="):
-            shown[place] = "--storage-option=..."
-        elif place and shown[place - 1] == "--storage-option":
-            shown[place] = "..."
-    setproctitle(" ".join(["growfs", *shown[1:]]))
 
 
 def _ask(mountpoint: Path, verb: str, told: Callable[[Any], None] | None = None, **request: Any) -> Any:
@@ -189,15 +174,12 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 @main.command("list")
 def list_() -> None:
     """List the growfs mounts of this machine."""
-    from growfs.cachefolder import is_in_use
     from growfs.control import ask
-    from growfs.fuse.mounting import mounts
+    from growfs.launch import living, running
 
-    for mounted in mounts():
+    for mounted in running():
         try:
-            told = (
-                brief(ask(mounted.cache, "status")) if is_in_use(mounted.cache) else "dead: growfs umount takes it off"
-            )
+            told = brief(ask(mounted.cache, "status")) if living(mounted) else "dead: growfs umount takes it off"
         except GrowfsError as error:
             told = str(error)
         click.echo(f"{mounted.mountpoint}  {mounted.cache}  {told}")

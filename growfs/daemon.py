@@ -228,16 +228,14 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     fetcher = Fetcher(
         catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups, made
     )
-    if made:
-        (size,) = database.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
-        if size is not None:
-            fetcher.guess.learn(size)
+    if made and (size := store.largest_resident()) is not None:
+        fetcher.guess.learn(size)
     ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
     asked = Pass(options.seed, 1, options.partition, options.group)
     population = Population(
         workers, catalog, store, generations, readers, fetcher, refresher, budget, folder.partial, asked, ask
     )
-    renewals = Renewals(catalog, fetcher, refresher, population)
+    renewals = Renewals(catalog, fetcher, refresher, lambda: population.paused, population.changed)
     start = Start(ask, catalog, store, fetcher, refresher, population, budget, options.show_files)
     store.admitted.tell(ledger.admitted)
     store.to_draw_again.tell(population.draw_again)
@@ -246,12 +244,12 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
         more_room.tell(store.room)
     rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
     wait_for_misses = options.on_miss == "wait"
-    vfs = Vfs(catalog, store, generations, fetcher, readers, ledger, rows, folder.partial, wait_for_misses)
+    vfs = Vfs(catalog, store, fetcher.ensure, readers, ledger, rows, folder.partial, wait_for_misses)
     choice = Choice(options.engine, folder.partial)
     engine = choice.engine(vfs)
     for gone in (refresher.removed, store.renewed):
-        gone.tell(vfs.forget_ahead)
-        gone.tell(engine.forget_names)
+        gone.tell(vfs.forget_names)
+    vfs.forgotten.tell(engine.forget_name)
     described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
     status = Status(
         described,

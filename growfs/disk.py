@@ -103,15 +103,6 @@ def syncfs(label: str, folder: Path) -> None:
         os.close(fd)
 
 
-def reserve(fd: int, size: int) -> None:
-    """Take room on the disk for size bytes, where the file system knows how; raises OSError where there is none."""
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.ESPIPE, errno.EINVAL):
-            raise
-
-
 def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Every file below folder, in no order."""
     for root, _folders, names in os.walk(folder):

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from growfs.attributes import Entry
 from growfs.catalog import Catalog
 from growfs.database import Database
 from growfs.pulse import Pulse
@@ -155,23 +154,6 @@ class Generations:
         if asked.show_files is not None or (asked.rotates and asked.lacking):
             return False
         return self._db.row("SELECT 1 FROM resident WHERE left_out IS NOT NULL LIMIT 1") is None
-
-    def listed(
-        self, parent: int, after_seq: int, generation: Generation, most: int, mtime_ns: int
-    ) -> tuple[list[Entry], int | None]:
-        """Entries of a directory that a generation shows, admitted after after_seq, in the order of admission.
-
-        So many are looked at, and none may be shown: then the admission after which to look on comes with them, else
-        None. mtime_ns: of what the remote tells no time of.
-        """
-        rows = self._db.rows(
-            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
-            " FROM resident r JOIN node n USING (id)"
-            " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
-            mtime_ns, parent, after_seq, generation.last_seq, most,
-        )  # fmt: skip
-        entries = [Entry._make(row[:-1]) for row in rows if generation.shows(row[0], row[-1])]
-        return entries, rows[-1][-2] if len(rows) == most and not entries else None
 
     # What is summed up over many files: to be asked aside.
 

@@ -21,7 +21,8 @@ from growfs.cachefolder import daemon_of, is_in_use
 from growfs.config import Options, Request
 from growfs.errors import GrowfsError, UsageError
 from growfs.functions import Function
-from growfs.fuse.mounting import Mounted, is_dead, mounted_at, resolved, unmount
+from growfs.fuse.mounting import Mounted, is_dead, mounted_at, mounts, resolved, unmount
+from growfs.remote.names import redact
 from growfs.values import absolute
 
 END_S = 60.0
@@ -102,6 +103,16 @@ def _hear(pipe: Iterator[str], told: Callable[[dict[str, Any]], None] | None, sa
     )
 
 
+def running() -> list[Mounted]:
+    """The growfs mounts of this machine; a daemon may be gone (see `living`)."""
+    return mounts()
+
+
+def living(mounted: Mounted) -> bool:
+    """Whether the daemon of a mount runs."""
+    return is_in_use(mounted.cache)
+
+
 def find(mountpoint: Path) -> Mounted:
     """The growfs mount on a mountpoint. Raises GrowfsError where there is none."""
     mountpoint = resolved(mountpoint.expanduser().absolute())
@@ -114,7 +125,7 @@ def find(mountpoint: Path) -> Mounted:
 def find_living(mountpoint: Path) -> Mounted:
     """As `find`, where the daemon runs."""
     mounted = find(mountpoint)
-    if not is_in_use(mounted.cache):
+    if not living(mounted):
         raise GrowfsError(f"{mountpoint}: its daemon is gone; growfs umount {mountpoint} takes the dead mount off")
     return mounted
 
@@ -166,3 +177,16 @@ def run_in_foreground(daemon: subprocess.Popen[bytes]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: daemon.terminate())
     return daemon.wait()
+
+
+def hide_secrets() -> None:
+    """Take what may be secret out of this process's command line, which every user of the machine can read."""
+    from setproctitle import setproctitle
+
+    shown = [redact(argument) for argument in sys.argv]
+    for place, argument in enumerate(shown):
+        if argument.startswith("--storage-option="):
+            shown[place] = "--storage-option=..."
+        elif place and shown[place - 1] == "--storage-option":
+            shown[place] = "..."
+    setproctitle(" ".join(["growfs", *shown[1:]]))

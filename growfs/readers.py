@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from growfs.attributes import Entry
 from growfs.errors import TooManyOpen
 from growfs.generations import Generations
 from growfs.pulse import Pulse
@@ -65,28 +64,6 @@ def thread_group(tid: int) -> int:
     except OSError:
         pass
     return tid
-
-
-@dataclass(slots=True)
-class Directory:
-    """An open directory: the generation that it shows, from the first page on, and the entries that come next.
-
-    ahead: what comes after `position`. passed: up to there all that does is left out. looking: for what comes next.
-    """
-
-    id: int
-    pid: int
-    reader: Reader | None = None
-    generation: Generation | None = None
-    position: int = 0
-    ahead: list[Entry] = field(default_factory=list)
-    passed: int = 0
-    looking: bool = False
-
-    def begin(self, reader: Reader, generation: Generation) -> None:
-        """A process lists it, from the start or from wherever it sought."""
-        self.reader, self.generation = reader, generation
-        self.ahead, self.position, self.passed, self.looking = [], 0, 0, True
 
 
 class Readers:

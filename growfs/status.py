@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import trio
 
-import growfs
 from growfs.advice import advice
 from growfs.budget import Budget
 from growfs.catalog import Catalog
@@ -120,7 +120,7 @@ class Status:
         listed_files = max(0, store.resident_files - sums.hidden_files)
         listed_bytes = max(0, store.resident_content_bytes - sums.hidden_bytes)
         return {
-            "version": growfs.__version__,
+            "version": version("growfs"),
             **asdict(self._mount),
             "state": self._population.state.value,
             "seed": asked.seed,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -110,6 +111,11 @@ class Store:
     def largest(self) -> int:
         """Bytes that a single file may have at most."""
         return self.limit_bytes // disk.BLOCK * disk.BLOCK
+
+    def largest_resident(self) -> int | None:
+        """Bytes of the largest resident file; None where there is none."""
+        (size,) = self._db.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
+        return None if size is None else int(size)
 
     def settle(self, reserved: int, size: int) -> int:
         """Reserve exactly what a file of this size needs, now that the size is known."""
@@ -241,6 +247,18 @@ class Store:
         self.resident_content_bytes -= size
         if not self._open.orphan(id, bytes):
             self.room()
+
+    def entries(self, parent: int, after_seq: int, last_seq: int, most: int, mtime_ns: int) -> list[Any]:
+        """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.
+
+        Rows of (id, name, is_dir, size, mtime_ns, seq, left_out), at most that many. mtime_ns: where none is known.
+        """
+        return self._db.rows(
+            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
+            " FROM resident r JOIN node n USING (id)"
+            " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
+            mtime_ns, parent, after_seq, last_seq, most,
+        )  # fmt: skip
 
     # Being left out.
 

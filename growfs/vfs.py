@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,12 +20,12 @@ import trio
 
 from growfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.catalog import Catalog, Node, Removed
+from growfs.directory import Directory, listed
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, TooManyOpen, Unreadable
-from growfs.fetcher import Fetcher
-from growfs.generations import Generations
 from growfs.ledger import Ledger
-from growfs.readers import NOTHING, Directory, Readers, thread_group
+from growfs.pulse import Pulse
+from growfs.readers import NOTHING, Readers, thread_group
 from growfs.rotation import EVERYWHERE, Generation
 from growfs.schema import ROOT
 from growfs.store import Store
@@ -66,15 +66,17 @@ class Misses:
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
+    fetch: returns when a file is resident, given its node and path; raises GrowfsError.
+
     `dropped` tells of each file whose descriptor was closed; that may be long after its last close by a reader.
+    `forgotten` tells of each name (directory id, name) that the kernel has to look up again.
     """
 
     def __init__(
         self,
         catalog: Catalog,
         store: Store,
-        generations: Generations,
-        fetcher: Fetcher,
+        fetch: Callable[[Node, str], Awaitable[None]],
         readers: Readers,
         ledger: Ledger,
         virtual: list[VirtualFile],
@@ -83,10 +85,10 @@ class Vfs:
     ) -> None:
         self.misses = Misses()
         self.dropped = store.dropped
+        self.forgotten = Pulse[[int, str]]()
         self._catalog = catalog
         self._store = store
-        self._generations = generations
-        self._fetcher = fetcher
+        self._fetch_now = fetch
         self._readers = readers
         self._ledger = ledger
         self._virtual = {CONTROL_ID + 1 + place: file for place, file in enumerate(virtual)}
@@ -180,8 +182,8 @@ class Vfs:
         elif directory.ahead:
             return True
         generation = directory.generation or NOTHING
-        directory.ahead, passed = self._generations.listed(
-            directory.id, directory.passed, generation, LOOK_ENTRIES, self._started_ns
+        directory.ahead, passed = listed(
+            self._store, directory.id, directory.passed, generation, LOOK_ENTRIES, self._started_ns
         )
         directory.looking = passed is not None
         directory.passed = passed or directory.passed
@@ -208,12 +210,14 @@ class Vfs:
                 directory.reader.is_shown(directory.id, sum(not entry.is_dir for entry in given))
         return given
 
-    def forget_ahead(self, removed: Iterable[Removed]) -> None:
-        """Let go of entries that nobody was given yet and that are gone: the kernel would keep them for a day."""
+    def forget_names(self, removed: Sequence[Removed]) -> None:
+        """Have the kernel look up names that are gone, and drop them from what was read ahead of open directories."""
         parents = {gone.parent for gone in removed}
         for directory in self._directories.values():
             if directory.id in parents:
                 directory.ahead = []
+        for gone in removed:
+            self.forgotten(gone.parent, gone.name)
 
     def close_directory(self, handle: int) -> None:
         """Let go of a handle."""
@@ -267,7 +271,7 @@ class Vfs:
         path = self._catalog.path(node)
         log.info("miss: %s", path)
         try:
-            await self._fetcher.ensure(node, path)
+            await self._fetch_now(node, path)
         except GrowfsError as error:
             log.warning("an open of %s failed: %s", path, error)
             if self._catalog.node(node.id) is None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from growfs.catalog import Removed
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import Mounting
 from growfs.fuse.passthrough import PassthroughEngine
@@ -30,8 +28,8 @@ class Engine(Protocol):
     def unmount(self) -> None:
         """Detach, also while files are open; nothing happens where nothing is mounted."""
 
-    def forget_names(self, removed: Iterable[Removed]) -> None:
-        """Have the kernel look these names up again."""
+    def forget_name(self, parent: int, name: str) -> None:
+        """Have the kernel look a name of that directory up again."""
 
 
 class Choice:

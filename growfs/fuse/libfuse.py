@@ -12,14 +12,13 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
 
 from growfs.attributes import Attributes
-from growfs.catalog import Removed
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import Wakefulness
@@ -90,10 +89,10 @@ class LibfuseEngine(pyfuse3.Operations):
             pyfuse3.close(unmount=True)
             abandon(mounted)  # libfuse does not find a mountpoint that was moved
 
-    def forget_names(self, removed: Iterable[Removed]) -> None:
-        """Have the kernel look these names up again, on a thread of pyfuse3's: written here it would deadlock."""
-        for gone in removed if self._mounted else ():
-            pyfuse3.invalidate_entry_async(pyfuse3.InodeT(gone.parent), gone.name.encode(), ignore_enoent=True)
+    def forget_name(self, parent: int, name: str) -> None:
+        """Have the kernel look a name up again, on a thread of pyfuse3's: written here it would deadlock."""
+        if self._mounted:
+            pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), name.encode(), ignore_enoent=True)
 
     # Requests. `ctx.pid` is the id of the thread that asks.
 

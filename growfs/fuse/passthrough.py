@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 import trio
 
-from growfs.catalog import Removed
 from growfs.errors import GrowfsError
 from growfs.fuse import packing, structs, wire
 from growfs.fuse.mounting import Mounted, Mounting, abandon, mounted_at
@@ -122,10 +121,10 @@ class PassthroughEngine:
             self._mounted = None
             self._session.close()
 
-    def forget_names(self, removed: Iterable[Removed]) -> None:
-        """Have the kernel look these names up again."""
-        for gone in removed if self._mounted else ():
-            self._session.notify(wire.inval_entry(gone.parent, gone.name.encode()))
+    def forget_name(self, parent: int, name: str) -> None:
+        """Have the kernel look a name of that directory up again."""
+        if self._mounted:
+            self._session.notify(wire.inval_entry(parent, name.encode()))
 
     # Requests.
 

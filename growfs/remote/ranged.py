@@ -7,6 +7,8 @@ not trusted, a refusal) is left to the store's library, whose own answer then co
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import ssl
 import threading
@@ -21,7 +23,6 @@ from typing import Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 from growfs import digest as digests
-from growfs import disk
 from growfs.digest import Digest
 from growfs.remote.checksum import Expected, expected
 from growfs.remote.connection import Connection, Headers, Odd, Request, Response, Unreached, drop_all
@@ -192,7 +193,7 @@ class _Fetch(Generic[T]):
             if not _tells_versions(response.headers):
                 raise Odd("no version that lasts")
             if part or size is not None:  # else there may be no room for it, which progress tells in time
-                disk.reserve(self._fd, self.total)  # parts are written out of order, and shall lie together
+                preallocate(self._fd, self.total)  # parts are written out of order, and shall lie together
             self._starts = iter(range(first + digests.PART_BYTES, first + self.total, digests.PART_BYTES))
         if part:
             return response  # what is told of content is told of the whole
@@ -338,3 +339,12 @@ def _tells_versions(headers: Headers) -> bool:
 def _is_proxied(scheme: str, host: str) -> bool:
     proxies = getproxies()
     return (scheme in proxies or "all" in proxies) and not proxy_bypass(host)
+
+
+def preallocate(fd: int, size: int) -> None:
+    """Take room on the disk for size bytes, where the file system knows how; raises OSError where there is none."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.ESPIPE, errno.EINVAL):
+            raise

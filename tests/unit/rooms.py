@@ -13,6 +13,7 @@ from growfs import digest, disk
 from growfs.attributes import Entry
 from growfs.catalog import Catalog, Changes, Listed, Node
 from growfs.database import Database
+from growfs.directory import listed
 from growfs.generations import Generations
 from growfs.listing import Comparison
 from growfs.publish import Draft
@@ -124,7 +125,7 @@ class Rooms:
         found = deque[Entry]()
         passed: int | None = 0
         while passed is not None:
-            entries, passed = self.generations.listed(directory, passed, generation, at_once, 0)
+            entries, passed = listed(self.store, directory, passed, generation, at_once, 0)
             found += entries
             passed = entries[-1].position if entries else passed
         return found

@@ -66,7 +66,7 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
     ledger = Ledger(rooms.database, Budget(rooms.database, None))
     readers = Readers(rooms.generations, 60, 3600, False, ledger.opened_lately)
     vfs = Vfs(
-        rooms.catalog, rooms.store, rooms.generations, None, readers, ledger, [], Path("/"), False  # type: ignore[arg-type]
+        rooms.catalog, rooms.store, None, readers, ledger, [], Path("/"), False  # type: ignore[arg-type]
     )  # fmt: skip
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs), Session(ours.detach())

@@ -12,6 +12,7 @@ import pytest
 
 from growfs import worker
 from growfs.attributes import Entry
+from growfs.directory import listed
 from growfs.disk import BLOCK
 from growfs.rotation import EVERYWHERE, Hold, Holds
 from growfs.sampling import Candidate, Pass, draw_order
@@ -94,11 +95,11 @@ async def test_files_that_are_left_out_are_passed_over_step_by_step(tmp_path: Pa
     passed: int | None = 0
     entries, steps = list[Entry](), 0
     while passed is not None:
-        entries, passed = rooms.generations.listed(folder, passed, generation, 5, 0)
+        entries, passed = listed(rooms.store, folder, passed, generation, 5, 0)
         steps += 1
     assert steps > left_out // 5, "no step looks at more than five files"
     assert entries
-    assert rooms.generations.listed(ROOT, 0, generation, 5, 0)[1] is None
+    assert listed(rooms.store, ROOT, 0, generation, 5, 0)[1] is None
     rooms.close()
 
 
