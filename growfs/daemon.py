@@ -58,6 +58,7 @@ from growfs.status import Mount, Status
 from growfs.store import Store
 from growfs.verbs import Verbs, limit_bytes
 from growfs.vfs import Vfs
+from growfs.victims import Evictor
 from growfs.virtual import RecentLog, virtual_files
 from growfs.workers import Workers
 
@@ -221,19 +222,20 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files, decide)
     to_the_end = options.rotation == "always"
     readers = Readers(generations, options.settle, options.hold_idle, to_the_end, ledger.opened_lately)
+    evictor = Evictor(database, store, generations, readers.holds)
     refresher = Refresher(workers, catalog, store, options.refresh, request.remote.is_endless)
     groups = Groups(catalog, options.group)
     made = request.remote.producer is not None
     crew = Crew(workers, request.processes, options.bandwidth, made)
     fetcher = Fetcher(
-        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, readers.holds, groups, made
+        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, evictor, groups, made
     )
     if made and (size := store.largest_resident()) is not None:
         fetcher.guess.learn(size)
     ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
     asked = Pass(options.seed, 1, options.partition, options.group)
     population = Population(
-        workers, catalog, store, generations, readers, fetcher, refresher, budget, folder.partial, asked, ask
+        workers, catalog, store, generations, evictor, fetcher, refresher, budget, folder.partial, asked, ask
     )
     renewals = Renewals(catalog, fetcher, refresher, lambda: population.paused, population.changed)
     start = Start(ask, catalog, store, fetcher, refresher, population, budget, options.show_files)
@@ -268,7 +270,18 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
         engine.requests,
     )
     verbs = Verbs(
-        database, catalog, store, crew, fetcher, population, refresher, readers, generations, budget, status.snapshot
+        database,
+        catalog,
+        store,
+        evictor,
+        crew,
+        fetcher,
+        population,
+        refresher,
+        readers,
+        generations,
+        budget,
+        status.snapshot,
     )
     control = Control(folder.path, verbs.table())
     running = (refresher, readers, generations, fetcher, population, renewals, ledger, control)

@@ -27,8 +27,8 @@ from growfs.landing import Landing
 from growfs.publish import Draft
 from growfs.pulse import Pulse
 from growfs.remote.protocol import Fetched, RemoteFile
-from growfs.rotation import Holds
 from growfs.store import Store
+from growfs.victims import Evictor
 from growfs.wire import Lost, TooMuch
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ ROOM_POLL_S = 0.5
 class Fetcher:
     """Owns the flights. `moved` pulses whenever one lands or fails.
 
-    holds: what readers hold at that moment. guess: of unknown sizes. sizes_vary: the size that a file had the last time
+    guess: of unknown sizes. sizes_vary: the size that a file had the last time
     tells nothing for sure.
     """
 
@@ -58,7 +58,7 @@ class Fetcher:
         crew: Crew,
         miss_timeout_s: float,
         replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
-        holds: Callable[[], Holds],
+        evictor: Evictor,
         groups: Groups,
         sizes_vary: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class Fetcher:
         self._partial = partial
         self._crew = crew
         self._replace = replace
-        self._holds = holds
+        self._evictor = evictor
         self._groups = groups
         self._sizes_vary = sizes_vary
         self._flights: dict[int, Flight] = {}
@@ -198,7 +198,7 @@ class Fetcher:
 
     async def _reserve(self, flight: Flight) -> bool:
         """Have room for a flight; one that gets none now waits for it, and keeps no other waiting."""
-        flight.reserved = await self._store.reserve_by_eviction(flight.need, self._holds())
+        flight.reserved = await self._evictor.reserve_by_eviction(flight.need)
         if flight.state is not State.QUEUED:  # it failed with another of its group meanwhile
             self._unreserve(flight)
             return False

@@ -1,13 +1,15 @@
 """The frozen set of listed files: what it shows, and what the next one leaves out.
 
-Owns the current generation.
+Owns the current generation, and the table `generation`.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -73,7 +75,7 @@ class Generations:
             while self._to_the_back is None or self.current is None:
                 await self.began.wait()
             try:
-                await self._store.freeze(self.current, self._to_the_back)
+                await self._write(self.current, self._to_the_back)
             except sqlite3.OperationalError as error:
                 log.warning("generation %d cannot be written, trying again: %s", self.number, error)
                 self._refused = True
@@ -85,18 +87,29 @@ class Generations:
             self._to_the_back = None
             self.written()
 
-    async def reserve(self, size: int, holds: Callable[[], Holds]) -> int | None:
-        """As Store.reserve, deleting what is left out and not held where that is needed.
+    async def _write(self, generation: Generation, to_the_back: Sequence[tuple[int, ...]]) -> None:
+        """Write down a generation, and what it changes."""
 
-        None also where nothing rotates. Where a generation begins meanwhile, what it decided is waited for: given up,
-        it would be tried again with the next one, and so for ever by a reader whose epochs are as short as the pauses.
+        def write(writer: sqlite3.Connection) -> None:
+            writer.execute(  # those that began before all that is here was admitted say nothing any more
+                "DELETE FROM generation WHERE last_seq < (SELECT min(seq) FROM resident WHERE suffix IS NOT NULL)"
+            )
+            values = generation.number, generation.last_seq, time.time()
+            writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
+            changes = [(left_out, id) for id, left_out in generation.changes.items()]
+            writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", changes)
+            self._store.send_to_the_back(writer, to_the_back)
+
+        await self._db.write(write)
+
+    @asynccontextmanager
+    async def unchanged(self) -> AsyncIterator[bool]:
+        """No generation begins within; yields whether the files tell what the current one decided.
+
+        That is waited for, unless the disk refuses to write it.
         """
-        if not self.rotates:
-            return None
         async with self._rotating:
-            if not await self._is_settled():
-                return None
-            return await self._store.reserve_by_rotation(size, holds())
+            yield await self._is_settled()
 
     async def _is_settled(self) -> bool:
         """Wait until the files tell what the current one decided; False where the disk refuses that."""

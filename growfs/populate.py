@@ -24,10 +24,10 @@ from growfs.order import ordered
 from growfs.phase import Ask, State
 from growfs.promise import Promise
 from growfs.pulse import Pulse
-from growfs.readers import Readers
 from growfs.refresh import Refresher
 from growfs.sampling import Pass, draw_key, units
 from growfs.store import Store
+from growfs.victims import Evictor
 from growfs.wire import MakeOrder
 from growfs.workers import Workers
 
@@ -59,7 +59,7 @@ class Population:
         catalog: Catalog,
         store: Store,
         generations: Generations,
-        readers: Readers,
+        evictor: Evictor,
         fetcher: Fetcher,
         refresher: Refresher,
         budget: Budget,
@@ -77,7 +77,7 @@ class Population:
         self._catalog = catalog
         self._store = store
         self._generations = generations
-        self._readers = readers
+        self._evictor = evictor
         self._fetcher = fetcher
         self._refresher = refresher
         self._budget = budget
@@ -292,8 +292,8 @@ class Population:
     async def _make_room(self, need: int, id: int) -> int | None:
         """As Store.reserve, where something has to go for it."""
         if self.promise.is_frozen(id):
-            return await self._store.reserve_by_eviction(need, self._readers.holds())
-        reserved = await self._generations.reserve(need, self._readers.holds)
+            return await self._evictor.reserve_by_eviction(need)
+        reserved = await self._evictor.reserve_by_rotation(need)
         if reserved is not None:
             self._state = State.ROTATING
         return reserved

@@ -1,16 +1,13 @@
 """What is on the local disk: whole files, their rows, and the quota.
 
-Owns the folder files/, the tables `resident` and `generation`, and the quota.
+Owns the folder files/, the table `resident`, and the quota.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-import sys
-import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +20,9 @@ from growfs.openfiles import OpenFile, OpenFiles
 from growfs.publish import Draft, Moved, Publisher, mark_durable
 from growfs.pulse import Pulse
 from growfs.recovery import identity, set_identity
-from growfs.rotation import Generation, Holds, Kind
 from growfs.schema import set_last_known, set_meta
-from growfs.victims import LOOKS, choose, evictable, expendable, victims
 
 log = logging.getLogger(__name__)
-
-ROOM_SHARE = 500
-"""One part in 500 of the cache is made room at a time, where that much is left out: each time costs a commit."""
 
 
 class Store:
@@ -61,7 +53,6 @@ class Store:
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
         self.wanted_bytes = 0
-        self._making_room = trio.Lock()
         self.resident_files: int
         self.resident_bytes: int
         self.resident_content_bytes: int
@@ -129,53 +120,12 @@ class Store:
         """Bytes that have to go for a file that needs so many; where it is negative, so many more have room."""
         return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
-    async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
-        """As `reserve`, deleting what is left out and not held; while no generation begins (Generations.reserve)."""
-        async with self._making_room:
-            over = self.over(disk.allocation(size))
-            if over > 0:
-                may_go = partial(expendable, holds=holds, shown_seq=self.shown_seq)
-                chosen = await choose(self._db, self._open, may_go, over, self.limit_bytes // ROOM_SHARE)
-                await self._evict_if_possible(chosen)
-            return self.reserve(size)  # before anybody else runs
+    # Coming and going.
 
-    async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
-        """As `reserve`, evicting what the rules allow where that is needed: see `victims` for their order."""
-        async with self._making_room:
-            over = self.over(disk.allocation(size))
-            if over > 0:
-                await self._evict_bytes(over, holds)
-            return self.reserve(size)  # before anybody else runs
-
-    async def shrink(self, limit_bytes: int, holds: Holds) -> bool:
-        """Change the quota; evicts what it must, and says whether that was enough."""
+    def set_limit(self, limit_bytes: int) -> None:
+        """Change the quota; `Evictor.shrink` evicts what is over it."""
         self.limit_bytes = limit_bytes
         self.room()
-        async with self._making_room:
-            if (over := self.used_bytes - limit_bytes) > 0:
-                await self._evict_bytes(over, holds)
-            if self.used_bytes > limit_bytes:  # all that may go is not enough, and goes all the same
-                may_go = partial(victims, holds=holds, shown_seq=self.shown_seq)
-                await self.evict(
-                    await choose(self._db, self._open, may_go, 1, sys.maxsize, LOOKS[-1:]), draw_again=True
-                )
-        return self.used_bytes <= limit_bytes
-
-    async def _evict_if_possible(self, ids: list[int], draw_again: bool = False) -> None:
-        try:
-            await self.evict(ids, draw_again)
-        except sqlite3.OperationalError as error:  # there is no room then, and who asked for it waits
-            log.warning("no room could be made: %s", error)
-
-    async def _evict_bytes(self, need: int, holds: Holds) -> None:
-        may_go = partial(victims, holds=holds, shown_seq=self.shown_seq)
-        await self._evict_if_possible(await choose(self._db, self._open, may_go, need), draw_again=True)
-
-    def evictable(self, files: list[tuple[int, Kind]]) -> set[int]:
-        """Which of these may all go: none is open, and each directory keeps one of each extension."""
-        return evictable(self._db.rows, self._open, files, self.shown_seq)
-
-    # Coming and going.
 
     async def admit(self, drafts: list[Draft], pass_number: int) -> set[int]:
         """Publish files, in this order, in one transaction; returns the ids that are resident now.
@@ -260,24 +210,16 @@ class Store:
             mtime_ns, parent, after_seq, last_seq, most,
         )  # fmt: skip
 
-    # Being left out.
-
-    async def freeze(self, generation: Generation, to_the_back: Sequence[tuple[int, ...]]) -> None:
-        """Write down a generation, and what it changes."""
-
-        def write(writer: sqlite3.Connection) -> None:
-            writer.execute(  # those that began before all that is here was admitted say nothing any more
-                "DELETE FROM generation WHERE last_seq < (SELECT min(seq) FROM resident WHERE suffix IS NOT NULL)"
-            )
-            values = generation.number, generation.last_seq, time.time()
-            writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
-            changes = [(left_out, id) for id, left_out in generation.changes.items()]
-            writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", changes)
-            self._publisher.send_to_the_back(writer, to_the_back)
-
-        await self._db.write(write)
+    def send_to_the_back(self, writer: sqlite3.Connection, units: Sequence[tuple[int, ...]]) -> None:
+        """Give units (the ids of what leaves as one) the last places in the queue to be left out, within a write."""
+        self._publisher.send_to_the_back(writer, units)
 
     # Open files.
+
+    @property
+    def open_files(self) -> OpenFiles:
+        """The cached files that readers have open or mapped."""
+        return self._open
 
     def opened(self, id: int) -> OpenFile | None:
         """The open file with that node id."""

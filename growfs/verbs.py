@@ -28,6 +28,7 @@ from growfs.remote.filter import PathFilter
 from growfs.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.store import Store
 from growfs.values import CacheSize
+from growfs.victims import Evictor
 
 FETCH_PARALLEL = 32
 
@@ -39,6 +40,7 @@ class Verbs:
     database: Database
     catalog: Catalog
     store: Store
+    evictor: Evictor
     crew: Crew
     fetcher: Fetcher
     population: Population
@@ -105,7 +107,7 @@ class Verbs:
     async def evict(self, globs: list[str]) -> AsyncIterator[Any]:
         """Delete the local copies of what matches. Pinned and open files stay, and a directory's last of a kind."""
         nodes = [node for node in await self._matching(globs) if node.seq is not None]
-        allowed = self.store.evictable([(node.id, node.kind) for node in nodes if not node.pinned])
+        allowed = self.evictor.evictable([(node.id, node.kind) for node in nodes if not node.pinned])
         before = self.store.evicted_files
         freed = await self.store.evict([node.id for node in nodes if node.id in allowed])
         files = self.store.evicted_files - before
@@ -127,7 +129,7 @@ class Verbs:
     async def _set(self, name: str, value: Any) -> None:
         if name == "cache_size":
             limit = limit_bytes(value, self.store)
-            if not await self.store.shrink(limit, self.readers.holds()):
+            if not await self.evictor.shrink(limit):
                 raise GrowfsError(
                     f"cache-size is {format_size(limit)} now, but {format_size(self.store.used_bytes)} cannot be"
                     " evicted: open, pinned, or a directory's last files"

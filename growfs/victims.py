@@ -1,16 +1,29 @@
-"""Which resident files may go, as the database and the open files have it; which of them do is rotation's decision."""
+"""Making room: which resident files may go, in which order, and their eviction.
+
+The facts come from the database and the open files; the rules are rotation's.
+"""
 
 from __future__ import annotations
 
+import logging
+import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import trio
+
+from growfs import disk
 from growfs.database import Database
+from growfs.generations import Generations
 from growfs.openfiles import OpenFiles
 from growfs.rotation import Holds, Kind, Victim, eviction
 from growfs.schema import Ask
+from growfs.store import Store
+
+log = logging.getLogger(__name__)
 
 ROW = "r.id, r.parent, r.suffix, r.bytes, r.turn, r.seq, r.left_out"
 LEFT_OUT = "r.left_out IS NOT NULL", "r.left_out, r.turn"
@@ -20,6 +33,77 @@ LISTED = "r.left_out IS NULL AND r.seq <= ?", "r.turn"
 
 LOOKS = (256, 100_000)
 """How many files of each sort are looked at when room is made; the second number where the first was not enough."""
+ROOM_SHARE = 500
+"""One part in 500 of the cache is made room at a time, where that much is left out: each time costs a commit."""
+
+
+class Evictor:
+    """Makes room in the store. Owns the lock under which that happens, so that no two calls count on the same bytes.
+
+    holds: what readers hold at that moment.
+    """
+
+    def __init__(self, database: Database, store: Store, generations: Generations, holds: Callable[[], Holds]) -> None:
+        self._db = database
+        self._store = store
+        self._generations = generations
+        self._holds = holds
+        self._making_room = trio.Lock()
+
+    async def reserve_by_rotation(self, size: int) -> int | None:
+        """As Store.reserve, deleting what is left out and not held where that is needed.
+
+        None also where nothing rotates. Where a generation begins meanwhile, what it decided is waited for: given up,
+        it would be tried again with the next one, and so for ever by a reader whose epochs are as short as the pauses.
+        """
+        if not self._generations.rotates:
+            return None
+        async with self._generations.unchanged() as is_written:
+            if not is_written:
+                return None
+            async with self._making_room:
+                over = self._store.over(disk.allocation(size))
+                if over > 0:
+                    may_go = partial(expendable, holds=self._holds(), shown_seq=self._store.shown_seq)
+                    await self._evict(await self._chosen(may_go, over, self._store.limit_bytes // ROOM_SHARE))
+                return self._store.reserve(size)  # before anybody else runs
+
+    async def reserve_by_eviction(self, size: int) -> int | None:
+        """As Store.reserve, evicting what the rules allow where that is needed: see `victims` for their order."""
+        async with self._making_room:
+            over = self._store.over(disk.allocation(size))
+            if over > 0:
+                await self._evict(await self._chosen(self._victims(), over), draw_again=True)
+            return self._store.reserve(size)  # before anybody else runs
+
+    async def shrink(self, limit_bytes: int) -> bool:
+        """Change the quota; evicts what it must, and says whether that was enough."""
+        self._store.set_limit(limit_bytes)
+        async with self._making_room:
+            if (over := self._store.used_bytes - limit_bytes) > 0:
+                await self._evict(await self._chosen(self._victims(), over), draw_again=True)
+            if self._store.used_bytes > limit_bytes:  # all that may go is not enough, and goes all the same
+                everything = await self._chosen(self._victims(), 1, sys.maxsize, LOOKS[-1:])
+                await self._store.evict(everything, draw_again=True)
+        return self._store.used_bytes <= limit_bytes
+
+    def evictable(self, files: list[tuple[int, Kind]]) -> set[int]:
+        """Which of these may all go: none is open, and each directory keeps one of each extension."""
+        return evictable(self._db.rows, self._store.open_files, files, self._store.shown_seq)
+
+    def _victims(self) -> Callable[..., list[Victim]]:
+        return partial(victims, holds=self._holds(), shown_seq=self._store.shown_seq)
+
+    async def _chosen(
+        self, may_go: Callable[..., list[Victim]], need: int, ample: int = 0, looks: Sequence[int] = LOOKS
+    ) -> list[int]:
+        return await choose(self._db, self._store.open_files, may_go, need, ample, looks)
+
+    async def _evict(self, ids: list[int], draw_again: bool = False) -> None:
+        try:
+            await self._store.evict(ids, draw_again)
+        except sqlite3.OperationalError as error:  # there is no room then, and who asked for it waits
+            log.warning("no room could be made: %s", error)
 
 
 async def choose(

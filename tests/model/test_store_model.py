@@ -81,7 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
         path = data.draw(st.sampled_from(sorted(self.model.keys() - self.resident)))
         content = content_of(path, self.model[path])
         if evict:
-            reserved = self.run(self.rooms.store.reserve_by_eviction, len(content), Holds())
+            reserved = self.run(self.rooms.reserve_by_eviction, len(content), Holds())
             self.resident = {path: self.model[path] for path in self.rooms.resident()}
             if reserved is None:
                 return
@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
         """What is open, pinned or its directory's last of a kind survives any want of room."""
         kinds = {(str(Path(path).parent), Path(path).suffix) for path in self.resident}
         kept = {path for path in self.resident if path in self.pinned or self.rooms.store.opened(self.id(path))}
-        self.run(self.rooms.store.reserve_by_eviction, blocks * BLOCK, Holds())
+        self.run(self.rooms.reserve_by_eviction, blocks * BLOCK, Holds())
         self.rooms.store.unreserve(self.rooms.store.reserved_bytes)
         left = self.rooms.resident()
         assert kept <= left
@@ -141,7 +141,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Only what is left out goes, and it is not open; nothing that the current generation lists."""
         left_out = "SELECT id FROM resident WHERE left_out IS NOT NULL"
         may_go = {path for (id,) in self.rooms.database.rows(left_out) if (path := self.path(id))}
-        self.run(self.rooms.store.reserve_by_rotation, blocks * BLOCK, Holds())
+        self.run(self.rooms.reserve_by_rotation, blocks * BLOCK, Holds())
         self.rooms.store.unreserve(self.rooms.store.reserved_bytes)
         left = self.rooms.resident()
         gone = self.resident.keys() - left

@@ -23,6 +23,7 @@ from growfs.rotation import Generation, Holds
 from growfs.schema import ROOT, read_only
 from growfs.store import Store
 from growfs.turnover import Next, Turnover, plan
+from growfs.victims import Evictor
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Rooms:
     catalog: Catalog
     store: Store
     generations: Generations
+    evictor: Evictor
+    holds: Holds
 
     async def list(self, files: list[RemoteFile], page: int = 1000, skipped: list[Skipped] | None = None) -> int:
         """Take over a listing of the remote as the worker and the refresher do; returns how many files differed."""
@@ -57,6 +60,16 @@ class Rooms:
         changes = await self.catalog.apply(part, self.store.discard_files)
         self.store.discarded(changes)
         return changes
+
+    async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
+        """As the evictor does, while readers hold so much."""
+        self.holds = holds
+        return await self.evictor.reserve_by_rotation(size)
+
+    async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
+        """As the evictor does, while readers hold so much."""
+        self.holds = holds
+        return await self.evictor.reserve_by_eviction(size)
 
     def node(self, path: str) -> Node:
         """The node at path, which is there."""
@@ -170,7 +183,10 @@ def open_rooms(folder: Path, limit_bytes: int = 1 << 30) -> Rooms:
         return plan(database.path, number, asked)
 
     generations = Generations(database, catalog, store, rotates=True, share=0.2, show_files=None, decide=decide)
-    return Rooms(folder, database, catalog, store, generations)
+    rooms: Rooms
+    evictor = Evictor(database, store, generations, lambda: rooms.holds)
+    rooms = Rooms(folder, database, catalog, store, generations, evictor, Holds())
+    return rooms
 
 
 def file(path: str, size: int | None = 100, version: str = "v1") -> RemoteFile:

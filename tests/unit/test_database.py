@@ -136,7 +136,7 @@ async def test_turnover_works_on_an_old_one(rooms: Rooms) -> None:
     assert second
     assert second.number == first.number + 1
     assert rooms.listed() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
-    assert await rooms.store.reserve_by_rotation(BLOCK, Holds()) == BLOCK
+    assert await rooms.reserve_by_rotation(BLOCK, Holds()) == BLOCK
     assert rooms.resident() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
 
 

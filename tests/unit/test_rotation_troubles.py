@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -108,24 +107,24 @@ async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
     rooms = open_rooms(tmp_path)
     await rooms.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
     workers = Refusing()
-    reserve: Callable[[int, Holds], Awaitable[int | None]] = rooms.store.reserve_by_eviction
+    reserve = rooms.evictor.reserve_by_eviction
     calls = 0
 
-    async def slow(size: int, holds: Holds) -> int | None:
+    async def slow(size: int) -> int | None:
         nonlocal calls
         calls += 1
         if calls > 1:  # as if its eviction took a while
             workers.gate.set()
             await trio.sleep(0.2)
-        return await reserve(size, holds)
+        return await reserve(size)
 
     async def replace(*_: object) -> None:
         pass
 
-    monkeypatch.setattr(rooms.store, "reserve_by_eviction", slow)
+    monkeypatch.setattr(rooms.evictor, "reserve_by_eviction", slow)
     groups = Groups(rooms.catalog, "{stem}")
     crew = Crew(workers, 1, 0)  # type: ignore[arg-type]
-    fetcher = Fetcher(rooms.catalog, rooms.store, tmp_path / "partial", crew, 5.0, replace, Holds, groups)
+    fetcher = Fetcher(rooms.catalog, rooms.store, tmp_path / "partial", crew, 5.0, replace, rooms.evictor, groups)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         with pytest.raises(RemoteError):

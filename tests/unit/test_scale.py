@@ -67,9 +67,9 @@ async def test_the_thread_that_answers_scans_no_table(tmp_path: Path) -> None:
     assert generation.files < FILES
     queries = asked(rooms.database._reader)
     held = Holds([{EVERYWHERE: Hold(generation.number - 1, generation.last_seq)}])
-    assert await rooms.store.reserve_by_rotation(BLOCK, held) is None
-    assert await rooms.store.reserve_by_rotation(BLOCK, Holds())
-    assert await rooms.store.reserve_by_eviction(40 * BLOCK, Holds())
+    assert await rooms.reserve_by_rotation(BLOCK, held) is None
+    assert await rooms.reserve_by_rotation(BLOCK, Holds())
+    assert await rooms.reserve_by_eviction(40 * BLOCK, Holds())
     resident = sorted(rooms.resident())
     rooms.find(names[0])
     rooms.node(resident[-1])

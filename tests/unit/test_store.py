@@ -225,7 +225,7 @@ async def leaving(rooms: Rooms) -> list[str]:
     order: list[str] = []
     while True:
         before = rooms.resident()
-        reserved = await rooms.store.reserve_by_eviction(BLOCK, Holds())
+        reserved = await rooms.reserve_by_eviction(BLOCK, Holds())
         if reserved is None:
             return order
         rooms.store.unreserve(reserved)
@@ -257,9 +257,9 @@ async def test_a_directory_keeps_one_of_each_extension(rooms: Rooms) -> None:
     await listed(rooms, *paths)
     await rooms.admit(*paths)
     await rooms.begin()
-    assert not await rooms.store.shrink(0, Holds())
+    assert not await rooms.evictor.shrink(0)
     rooms.store.limit_bytes = 4 * BLOCK
-    assert await rooms.store.reserve_by_eviction(BLOCK, Holds())
+    assert await rooms.reserve_by_eviction(BLOCK, Holds())
     kinds = {(path.partition("/")[0], path.rpartition(".")[2]) for path in rooms.resident()}
     assert kinds == {("a", "jpg"), ("a", "txt"), ("b", "jpg")}
 
@@ -267,27 +267,27 @@ async def test_a_directory_keeps_one_of_each_extension(rooms: Rooms) -> None:
 async def test_nobody_leaves_where_room_is_left(rooms: Rooms) -> None:
     await full(rooms)
     rooms.store.limit_bytes += BLOCK
-    assert await rooms.store.reserve_by_eviction(BLOCK, Holds())
+    assert await rooms.reserve_by_eviction(BLOCK, Holds())
     assert len(rooms.resident()) == 6
 
 
 async def test_making_room_for_many_blocks(rooms: Rooms) -> None:
     await full(rooms)
-    assert await rooms.store.reserve_by_eviction(3 * BLOCK, Holds()) == 3 * BLOCK
+    assert await rooms.reserve_by_eviction(3 * BLOCK, Holds()) == 3 * BLOCK
     assert rooms.store.used_bytes == rooms.store.limit_bytes
     assert rooms.resident() == {"a/0.jpg", "a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_lower_limit_evicts_down_to_it(rooms: Rooms) -> None:
     await full(rooms)
-    assert await rooms.store.shrink(2 * BLOCK, Holds())
+    assert await rooms.evictor.shrink(2 * BLOCK)
     assert rooms.store.used_bytes == 2 * BLOCK
     assert rooms.resident() == {"a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_limit_under_what_must_stay_is_told(rooms: Rooms) -> None:
     await full(rooms, count=1, shown=1)
-    assert not await rooms.store.shrink(0, Holds())
+    assert not await rooms.evictor.shrink(0)
     assert rooms.resident() == {"a/0.jpg"}
 
 
@@ -295,7 +295,7 @@ async def test_room_that_is_wanted_twice_is_made_twice(rooms: Rooms) -> None:
     await full(rooms)
 
     async def take() -> None:
-        assert await rooms.store.reserve_by_eviction(BLOCK, Holds())
+        assert await rooms.reserve_by_eviction(BLOCK, Holds())
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):

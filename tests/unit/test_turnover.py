@@ -230,7 +230,7 @@ async def test_pinned_and_frozen_files_never_leave(scene: Scene, pinned: int) ->
     for _ in range(3):
         await scene.begin(leave_out=5)
         assert scene.listed() == "13"
-        assert await scene.store.reserve_by_rotation(scene.store.limit_bytes, Holds()) is None
+        assert await scene.rooms.reserve_by_rotation(scene.store.limit_bytes, Holds()) is None
     assert {"1", "3"} <= set(scene.resident())
 
 
@@ -297,7 +297,7 @@ async def test_a_file_never_opened_is_spared_once(scene: Scene) -> None:
     await shown(scene, "1234")
     await scene.begin(leave_out=2, opened="234")
     assert scene.listed() == "14"
-    assert await scene.store.reserve_by_rotation(2 * BLOCK, Holds())
+    assert await scene.rooms.reserve_by_rotation(2 * BLOCK, Holds())
     scene.store.unreserve(2 * BLOCK)
     scene.store.limit_bytes -= 2 * BLOCK
     await scene.admit("2", "3")
@@ -401,7 +401,7 @@ def test_exactly_so_many_are_shown(data: st.DataObject) -> None:
                 await scene.mark(name, PINNED)
                 pinned.add(name)
             if data.draw(st.booleans()):
-                await rooms.store.reserve_by_rotation(data.draw(st.integers(1, 4)) * BLOCK, Holds())
+                await rooms.reserve_by_rotation(data.draw(st.integers(1, 4)) * BLOCK, Holds())
                 rooms.store.unreserve(rooms.store.reserved_bytes)
                 assert len(rooms.listed()) == show
         rooms.database.close()
@@ -450,7 +450,7 @@ async def rotated(scene: Scene) -> list[str]:
     gone: list[str] = []
     while True:
         before = scene.resident()
-        if await scene.store.reserve_by_rotation(BLOCK, Holds()) is None:
+        if await scene.rooms.reserve_by_rotation(BLOCK, Holds()) is None:
             return gone
         gone.append("".join(sorted(set(before) - set(scene.resident()))))
 
@@ -469,15 +469,15 @@ async def test_rotation_spares_what_is_held(scene: Scene) -> None:
     await shown(scene, "123456")
     await scene.begin(leave_out=3)
     holds = Holds([{scene.rooms.node("a").id: Hold(1, scene.row("2")[0])}])
-    assert await scene.store.reserve_by_rotation(2 * BLOCK, holds) is None
+    assert await scene.rooms.reserve_by_rotation(2 * BLOCK, holds) is None
     assert scene.resident() == "123456"  # nothing goes in vain
-    assert await scene.store.reserve_by_rotation(BLOCK, holds) == BLOCK
+    assert await scene.rooms.reserve_by_rotation(BLOCK, holds) == BLOCK
     assert scene.resident() == "12456"
-    assert await scene.store.reserve_by_rotation(BLOCK, Holds(foreign=True)) is None
+    assert await scene.rooms.reserve_by_rotation(BLOCK, Holds(foreign=True)) is None
     elsewhere = Holds([{scene.rooms.node("a").id + 1: Hold(1, 1 << 40)}])
-    assert await scene.store.reserve_by_rotation(BLOCK, elsewhere) == BLOCK
+    assert await scene.rooms.reserve_by_rotation(BLOCK, elsewhere) == BLOCK
     later = Holds([{EVERYWHERE: Hold(2, 1 << 40)}])
-    assert await scene.store.reserve_by_rotation(BLOCK, later) == BLOCK
+    assert await scene.rooms.reserve_by_rotation(BLOCK, later) == BLOCK
 
 
 async def test_rotation_spares_what_is_open(scene: Scene) -> None:
@@ -504,7 +504,7 @@ async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(
 
     async def rotate() -> None:
         monkeypatch.setattr(scene.store, "evict", slow_evict)
-        await scene.rooms.generations.reserve(BLOCK, Holds)
+        await scene.rooms.reserve_by_rotation(BLOCK, Holds())
 
     async def begin() -> None:
         await scene.begin()
@@ -524,7 +524,7 @@ async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(
 async def test_what_was_left_out_is_not_drawn_again_in_this_pass(scene: Scene) -> None:
     await shown(scene, "1234")
     await scene.begin(leave_out=2)
-    await scene.store.reserve_by_rotation(BLOCK, Holds())
+    await scene.rooms.reserve_by_rotation(BLOCK, Holds())
     assert scene.rooms.node("a/1").drawn == 1
     query = "SELECT first_shown, last_shown FROM node WHERE id = ?"
     assert scene.rooms.database.row(query, scene.id("1")) == (1, 1)
@@ -534,7 +534,7 @@ async def test_rotation_frees_nothing_where_there_is_room(scene: Scene) -> None:
     await shown(scene, "1234")
     await scene.begin(leave_out=2)
     scene.store.limit_bytes += BLOCK
-    assert await scene.store.reserve_by_rotation(BLOCK, Holds()) == BLOCK
+    assert await scene.rooms.reserve_by_rotation(BLOCK, Holds()) == BLOCK
     assert scene.resident() == "1234"
 
 
@@ -549,7 +549,7 @@ async def test_a_miss_takes_room_in_the_order_of_the_rules(scene: Scene) -> None
     gone = []
     while True:
         before = scene.resident()
-        reserved = await scene.store.reserve_by_eviction(BLOCK, holds)
+        reserved = await scene.rooms.reserve_by_eviction(BLOCK, holds)
         if reserved is None:
             break
         gone.append("".join(sorted(set(before) - set(scene.resident()))))
@@ -562,7 +562,7 @@ async def test_what_a_miss_took_the_place_of_may_be_drawn_again_where_it_was_not
     await scene.begin(leave_out=2)
     told = []
     scene.store.to_draw_again.tell(lambda: told.append(True))
-    assert await scene.store.reserve_by_eviction(3 * BLOCK, Holds())
+    assert await scene.rooms.reserve_by_eviction(3 * BLOCK, Holds())
     assert scene.resident() == "4"
     assert told
     assert [scene.rooms.node(path(name)).drawn for name in "123"] == [1, 1, 0]
@@ -621,20 +621,20 @@ async def pairs(scene: Scene) -> None:
 
 async def test_rotation_deletes_a_group_whole(scene: Scene) -> None:
     await pairs(scene)
-    assert await scene.store.reserve_by_rotation(BLOCK, Holds())
+    assert await scene.rooms.reserve_by_rotation(BLOCK, Holds())
     assert scene.resident() == "3456"
 
 
 async def test_rotation_spares_a_group_of_which_one_is_open(scene: Scene) -> None:
     await pairs(scene)
     assert scene.store.open(scene.id("2"))
-    assert await scene.store.reserve_by_rotation(BLOCK, Holds())
+    assert await scene.rooms.reserve_by_rotation(BLOCK, Holds())
     assert scene.resident() == "1256"
 
 
 async def test_rotation_spares_a_group_of_which_one_is_held(scene: Scene) -> None:
     await pairs(scene)
-    assert await scene.store.reserve_by_rotation(BLOCK, Holds([{EVERYWHERE: Hold(1, scene.row("1")[0])}]))
+    assert await scene.rooms.reserve_by_rotation(BLOCK, Holds([{EVERYWHERE: Hold(1, scene.row("1")[0])}]))
     assert scene.resident() == "1256"
 
 
@@ -656,7 +656,7 @@ async def test_a_miss_leaves_a_directory_one_listed_file(scene: Scene) -> None:
     await scene.begin(leave_out=1)
     assert scene.listed() == "2"
     assert scene.store.open(scene.id("1"))
-    assert await scene.store.reserve_by_eviction(BLOCK, Holds()) is None
+    assert await scene.rooms.reserve_by_eviction(BLOCK, Holds()) is None
     assert scene.listed() == "2"
 
 
@@ -665,15 +665,15 @@ async def test_a_file_that_nobody_saw_and_that_is_open_is_no_successor_either(sc
     await scene.remote(*"12")
     await scene.admit("2")
     assert scene.store.open(scene.id("2"))
-    assert await scene.store.reserve_by_eviction(BLOCK, Holds()) is None
+    assert await scene.rooms.reserve_by_eviction(BLOCK, Holds()) is None
     assert scene.listed() == "1"
 
 
 async def test_a_directory_that_is_not_listed_yet_keeps_a_file_as_well(scene: Scene) -> None:
     await scene.remote(*"123")
     await scene.admit(*"123")
-    assert await scene.store.reserve_by_eviction(3 * BLOCK, Holds()) is None
-    assert await scene.store.reserve_by_eviction(2 * BLOCK, Holds())
+    assert await scene.rooms.reserve_by_eviction(3 * BLOCK, Holds()) is None
+    assert await scene.rooms.reserve_by_eviction(2 * BLOCK, Holds())
     assert scene.resident() == "1"
 
 
