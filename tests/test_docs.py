@@ -1,23 +1,32 @@
-"""What the documents say of options, verbs, virtual files and status is what the program has."""
+"""What the documents say of options, verbs, virtual files, status and messages is what the program has."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from growfs.cli import main
 from growfs.config import Options, flag_name
-from growfs.virtual import RecentLog, virtual_files
+from growfs.phase import State
+from growfs.virtual import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "docs"
+OPTIONS = (DOCS / "options.md").read_text()
+VIRTUAL = (DOCS / "files-in-the-mount.md").read_text()
+PAGES = [*(ROOT / name for name in ("README.md", "SEMANTICS.md", "ARCHITECTURE.md")), *sorted(DOCS.rglob("*.md"))]
+LINES_MAX = {"README.md": 180}
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def option_rows() -> Iterator[str]:
-    """The lines of the README's table of options."""
+    """The lines of the table of options."""
     for row in fields(Options):
         meta = row.metadata
         value = f" {meta['metavar']}" if "metavar" in meta else ""
@@ -26,29 +35,86 @@ def option_rows() -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def test_every_option_is_in_the_readme_as_in_its_help() -> None:
-    table = [line for line in README.splitlines() if line.startswith("| `--")]
+def test_every_option_is_documented_as_in_its_help() -> None:
+    table = [line for line in OPTIONS.splitlines() if line.startswith("| `--")]
     assert table == list(option_rows())
 
 
-def test_every_verb_is_in_the_readme() -> None:
-    told = set(re.findall(r"`([a-z]+)(?: MOUNTPOINT[^`]*)?`", README)) | set(re.findall(r"`growfs ([a-z]+)", README))
+def test_every_verb_is_documented() -> None:
+    told = set(re.findall(r"`([a-z]+)(?: MOUNTPOINT[^`]*)?`", OPTIONS)) | set(re.findall(r"`growfs ([a-z]+)", OPTIONS))
     assert set(main.commands) <= told
 
 
-def test_every_virtual_file_is_in_the_readme() -> None:
+def test_every_option_that_can_be_set_is_documented() -> None:
+    (line,) = (line for line in OPTIONS.splitlines() if "`growfs set MOUNTPOINT" in line)
+    assert all(flag_name(row.name)[2:] in line for row in fields(Options) if row.metadata["live"])
+
+
+def test_every_virtual_file_is_documented() -> None:
     async def nothing() -> dict[str, Any]:
         return {}
 
     rows = virtual_files(Path(), nothing, RecentLog())
-    assert {row.name for row in rows} == set(re.findall(r"\| `\.growfs/([\w.]+)`", README))
+    assert {row.name for row in rows} == set(re.findall(r"\| `\.growfs/([\w.]+)`", VIRTUAL))
+    assert f"the last {LOG_LINES_MAX:,} lines" in VIRTUAL
 
 
-def test_every_option_that_can_be_set_is_named_in_the_readme() -> None:
-    (line,) = (line for line in README.splitlines() if "`growfs set MOUNTPOINT" in line)
-    assert all(flag_name(row.name)[2:] in line for row in fields(Options) if row.metadata["live"])
+def test_every_column_of_the_ledger_is_documented() -> None:
+    assert all(f"`{column}`" in VIRTUAL for column in LEDGER)
 
 
-def test_every_error_number_of_a_miss_is_in_the_semantics() -> None:
-    semantics = (ROOT / "SEMANTICS.md").read_text()
-    assert all(f"| {name} |" in semantics for name in ("EIO", "ETIMEDOUT", "EFBIG", "ENOSPC", "ENOENT"))
+def test_every_state_is_documented() -> None:
+    assert {state.value for state in State} == set(re.findall(r"^\| `(\w+)` \|", VIRTUAL, re.MULTILINE))
+
+
+def test_every_error_number_of_a_miss_is_documented() -> None:
+    for page in (ROOT / "SEMANTICS.md", DOCS / "troubleshooting.md"):
+        text = page.read_text()
+        assert all(f"| {name} |" in text for name in ("EIO", "ETIMEDOUT", "EFBIG", "ENOSPC", "ENFILE", "ENOENT"))
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_the_program() -> None:
+    source = "\n".join(text for path in (ROOT / "growfs").rglob("*.py") for text in texts(path))
+    page = (DOCS / "troubleshooting.md").read_text()
+    messages = [
+        message for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE) for message in cell.split("`, `")
+    ]
+    assert len(messages) > 20
+    assert [message for message in messages if message.strip("`") not in source] == []
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The strings in a program, of which adjacent ones are one; a mark stands for what is filled in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("name", LINES_MAX)
+def test_a_page_is_short(name: str) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= LINES_MAX[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Relative ones: to a file that exists and, after a #, a heading in it."""
+    for link in LINK.findall(page.read_text()):
+        if not re.match(r"[a-z]+:", link):
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub names them in links."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text()
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.glob("*.md")} - {"README.md"}
+    assert pages <= set(LINK.findall(index))
