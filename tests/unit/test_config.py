@@ -345,7 +345,7 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
         raise GrowfsError("only asked")
 
     monkeypatch.setattr(launch, "start", start)
-    monkeypatch.setattr(cli, "_hide_secrets", lambda: None)
+    monkeypatch.setattr(launch, "hide_secrets", lambda: None)
     return asked
 
 
