@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 OPTIONS = (DOCS / "options.md").read_text()
 VIRTUAL = (DOCS / "files-in-the-mount.md").read_text()
-PAGES = [*(ROOT / name for name in ("README.md", "SEMANTICS.md", "ARCHITECTURE.md")), *sorted(DOCS.rglob("*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "tools").rglob("*.md")])
 LINES_MAX = {"README.md": 180}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 

@@ -36,40 +36,42 @@ Way = Callable[[Numbers, int, int], Reading]
 """(labels, opens, seed) to what is read."""
 
 ABOUT = f"""
-`{{command}}` wrote this.
+`{{command}}` wrote this page.
 
-A small convolutional network learns scikit-learn's digits: {TRAIN:,} images to train on, of which {RESIDENT} are
-local at a time, and 597 held out. There are {{repetitions}} repetitions. Each has a random split (as many of each class
-on both sides) and random first weights, the same for all ways to read, and random orders. Batches are of {BATCH}; the
-optimizer is Adam, its learning rate falling to zero along a cosine.
+A small convolutional network learns scikit-learn's digits. There are {TRAIN:,} training images, of which {RESIDENT} are
+local at a time, and 597 held-out images. There are {{repetitions}} repetitions. Each has a random split (with equally
+many images of each class in both parts), random initial weights, which are the same for all ways to read, and random
+orders. The batch size is {BATCH}. The optimizer is Adam, and its learning rate falls to zero along a cosine.
 
-The accuracy is that on what is held out, ± half of the {CONFIDENCE:.0%} confidence interval (Student's t) over the
-repetitions. The differences are of pairs, so what a split and first weights do is not in them. All repetitions draw
-from the same 1,797 images: the intervals are about training runs on this data set, not about other data sets.
+The accuracy is that on the held-out images, ± half of the {CONFIDENCE:.0%} confidence interval (Student's t) over the
+repetitions. The differences are paired, so the effects of split and initial weights cancel. All repetitions draw from
+the same 1,797 images: the intervals are about training runs on this data set, not about other data sets.
 
-"Epochs" are of everything local; every other way gets as many steps. "Fetches per open" and "opens that waited" leave
-out the first fill; "fetched" counts it.
+"Epochs" are epochs of everything local; every other way to read gets as many steps. "Fetches per open" and "opens that
+waited" exclude the first fill of the cache; "fetched" includes it.
 
 - everything local: each epoch shuffles all of the data.
-- growfs: the order that the mount's own rules give (`growfs/simulation.py`) to a reader that lists, opens each listed
-  file once in random order, and lists again. The cache is full at the start. For d fetches per open the turnover is
-  d / (1 + d), and the remote gives d files in the time of an open. What is on its way at a listing counts as room, so
-  that with a cache of so few files somewhat less is fetched where d is small.
-- LRU: lists what is there; each arrival takes the place of the least recently used file, be it listed or not. The
-  remote is as fast as for growfs; what is gone before its turn is fetched again while the reader waits.
-- never evict: what came first stays. A reader that lists only once sees the same.
+- growfs: the order that the rules of a mount (`growfs.simulation`) give to a reader that lists, opens each listed file
+  once in random order, and lists again. The cache is full at the start. For d fetches per open the turnover is
+  d / (1 + d), and the remote delivers d files in the time of one open. Files in flight at a listing count as free
+  space, so with a cache of so few files somewhat less is fetched if d is small.
+- LRU: lists what is cached. Each new file replaces the least recently used one, whether that is listed or not. The
+  remote is as fast as for growfs. A listed file that was evicted before it was read is fetched again, and the reader
+  waits.
+- never evict: a static subset, the files that came first. A reader that lists only once sees the same.
 - stream, repeated: as many fetches as growfs, pass after pass in random order, through a shuffle buffer of {RESIDENT}
-  samples, each of which is trained on as many times as the number says.
-- stream, once: the bytes of growfs at {USUAL} opens per fetch, each sample trained on once. They are used up after
-  {1 / USUAL:.0%} of the steps, and there the training ends.
+  samples. Each sample is trained on as many times as the number says.
+- stream, once: as many bytes as growfs fetches at {USUAL} opens per fetch, with each sample trained on once. They last
+  for {1 / USUAL:.0%} of the steps, and training ends there.
 """
 
 ABOUT_MOUNT = """
-`{command}` wrote this.
+`{command}` wrote this page.
 
-The training of [experiments.md](experiments.md), with each image a file of its own, and `growfs mount` with a cache for
-a tenth of them. The reader lists again for each epoch, and opens what it finds in random order. There are {repetitions}
-repetitions, each with a new mount; "simulated" is what `growfs/simulation.py` gives.
+The same training as in [experiments.md](experiments.md), with each image in a file of its own, through a real
+`growfs mount` with a cache for a tenth of them. The reader lists again for each epoch, and opens the listed files in
+random order. There are {repetitions} repetitions, each with a new mount. "simulated" is the order that
+`growfs.simulation` gives.
 """
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)

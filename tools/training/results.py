@@ -62,7 +62,7 @@ def table(rows: Iterable[Row]) -> str:
     """In Markdown."""
     lines = [
         "| way to read, opens per fetch | steps | fetches per open | fetched, times the data | data seen"
-        " | opens that waited | accuracy, % | to everything local, points |",
+        " | opens that waited | accuracy, % | difference to everything local, points |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
@@ -100,7 +100,7 @@ def verdict(rows: Iterable[Row]) -> list[str]:
             found = interval(row.differences)
             met = "met" if found.mean >= -GOAL_POINTS else "missed"
             if math.isnan(found.half):
-                met = "not to be told from one repetition"
+                met = "cannot be told from one repetition"
             elif abs(found.mean + GOAL_POINTS) < found.half:
                 met += ", with the goal inside the interval"
             lines.append(f"- {row.name}: {shown(found, '+')} points: {met}.")
