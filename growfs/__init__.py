@@ -27,6 +27,6 @@ def mount(
     with underscores, values as on the command line: cache_size="500GB", wait_files=10. storage_options: those of the
     store's fsspec filesystem. Raises growfs.errors.GrowfsError.
     """
-    from growfs import launch  # not above: the daemon and its workers import this package too
+    from growfs.daemon import launch  # not above: the daemon and its workers import this package too
 
     return launch.mounted(url, mountpoint, storage_options, options)

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 import growfs
+from growfs.daemon.render import brief, engine, moving, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.text import brief, engine, moving, state_text
 
 MOUNTPOINT = click.Path(path_type=Path)
 POLL_S = 0.2
@@ -51,7 +51,7 @@ def main(debug: bool) -> None:
 
 def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add a flag for each row of the table of options."""
-    from growfs.config import Options, flag_name
+    from growfs.daemon.options import Options, flag_name
 
     for row in reversed(fields(Options)):
         meta = row.metadata
@@ -79,8 +79,8 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     URL is any fsspec URL, such as s3://bucket/prefix, gs://, az://, https://, hf:// or file://, or a local path.
     With py:FUNCTION, a function of your own creates the files.
     """
-    from growfs import launch
-    from growfs.config import Options, read_file
+    from growfs.daemon import launch
+    from growfs.daemon.options import Options, read_file
 
     launch.hide_secrets()
     merged = read_file(config) if config else {}
@@ -97,8 +97,8 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
 
 
 def _ask(mountpoint: Path, verb: str, told: Callable[[Any], None] | None = None, **request: Any) -> Any:
-    from growfs.control import ask
-    from growfs.launch import find_living
+    from growfs.daemon.control import ask
+    from growfs.daemon.launch import find_living
 
     return ask(find_living(mountpoint).cache, verb, told, **request)
 
@@ -108,7 +108,7 @@ def _ask(mountpoint: Path, verb: str, told: Callable[[Any], None] | None = None,
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(mountpoint: Path, as_json: bool) -> None:
     """Show what a mount is doing."""
-    from growfs.text import render
+    from growfs.daemon.render import render
 
     snapshot = _ask(mountpoint, "status")
     click.echo(json.dumps(snapshot, indent=1) + "\n" if as_json else render(snapshot), nl=False)
@@ -165,7 +165,7 @@ def wait(
 @click.option("--lazy", is_flag=True, help="Unmount even while files are open; they stay readable.")
 def umount(mountpoint: Path, lazy: bool) -> None:
     """Unmount; the cached files stay for the next mount."""
-    from growfs import launch
+    from growfs.daemon import launch
 
     if launch.stop(mountpoint, lazy):
         click.echo(f"{mountpoint}: its daemon was gone; the dead mount is taken off")
@@ -174,8 +174,8 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 @main.command("list")
 def list_() -> None:
     """List the growfs mounts of this machine."""
-    from growfs.control import ask
-    from growfs.launch import living, running
+    from growfs.daemon.control import ask
+    from growfs.daemon.launch import living, running
 
     for mounted in running():
         try:
@@ -287,8 +287,8 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
 
     from rich.console import Console
 
-    from growfs import plan as planning
-    from growfs.plandraw import draw as draw_it
+    from growfs.simulation import plan as planning
+    from growfs.simulation.plot import draw as draw_it
 
     question = planning.Question.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
     found = planning.answers(question)

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from growfs.control import ask
+from growfs.daemon.control import ask
+from growfs.daemon.launch import find_living, stop
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.fuse.probe import why_not_passthrough
-from growfs.launch import find_living, stop
 
 COMMAND_S = 100.0
 GROWFS = [sys.executable, "-m", "growfs.cli"]

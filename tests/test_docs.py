@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from growfs.cli import main
-from growfs.config import Options, flag_name
-from growfs.phase import State
-from growfs.virtual import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
+from growfs.daemon.options import Options, flag_name
+from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
+from growfs.scheduler.readiness import State
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -14,7 +14,7 @@ from struct import Struct
 
 import trio
 
-from growfs.pulse import Pulse
+from growfs.events import Pulse
 
 DEVICE = "/dev/cpu_dma_latency"
 DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")

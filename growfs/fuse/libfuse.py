@@ -18,13 +18,13 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import pyfuse3
 import trio
 
-from growfs.attributes import Attributes
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import Wakefulness
 from growfs.fuse.mounting import Mounted, Mounting, abandon, captured_stderr, mounted_at
-from growfs.fuse.wire import REPLY_MAX
-from growfs.vfs import NAME_MAX, Vfs
+from growfs.fuse.protocol import REPLY_MAX
+from growfs.vfs.attributes import Attributes
+from growfs.vfs.filesystem import NAME_MAX, Vfs
 
 log = logging.getLogger(__name__)
 

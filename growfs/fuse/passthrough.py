@@ -16,13 +16,13 @@ from functools import partial
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import packing, structs, wire
+from growfs.fuse import encode, protocol, structs
 from growfs.fuse.mounting import Mounted, Mounting, abandon, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
+from growfs.fuse.protocol import HEADER, Opcode, OpenFlag, Request
 from growfs.fuse.session import Session
 from growfs.fuse.signals import is_ending
-from growfs.fuse.wire import HEADER, Opcode, OpenFlag, Request
-from growfs.vfs import Vfs
+from growfs.vfs.filesystem import Vfs
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class PassthroughEngine:
         self._backings: dict[int, int] = {}
         self._listed: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._waiting: dict[int, Waiting] = {}
-        self._buffer = memoryview(bytearray(wire.REPLY_MAX))
+        self._buffer = memoryview(bytearray(protocol.REPLY_MAX))
         vfs.dropped.tell(self._drop_backing)
         self._handlers: dict[int, tuple[str, Callable[[Request], None]]] = {
             opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
@@ -124,14 +124,14 @@ class PassthroughEngine:
     def forget_name(self, parent: int, name: str) -> None:
         """Have the kernel look a name of that directory up again."""
         if self._mounted:
-            self._session.notify(wire.inval_entry(parent, name.encode()))
+            self._session.notify(protocol.inval_entry(parent, name.encode()))
 
     # Requests.
 
     def _answer(self, message: bytes) -> int:
         """Answer a message, whatever it is: none ends the daemon. Returns its kind."""
         try:
-            request = wire.request(message)
+            request = protocol.request(message)
         except structs.Malformed as error:
             log.error("the kernel's request cannot be read: %s", error)
             return 0
@@ -154,10 +154,10 @@ class PassthroughEngine:
             self._refuse(request, errno.EIO)
 
     def _reply(self, request: Request, body: bytes = b"") -> bool:
-        return self._session.send(wire.reply(request.unique, body))
+        return self._session.send(protocol.reply(request.unique, body))
 
     def _refuse(self, request: Request, code: int) -> None:
-        self._session.send(wire.refusal(request.unique, code))
+        self._session.send(protocol.refusal(request.unique, code))
 
     def _later(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
         """Answer a request by a task, which an interrupt may end."""
@@ -210,25 +210,25 @@ class PassthroughEngine:
     # Names and attributes.
 
     def _lookup(self, request: Request) -> None:
-        attributes = self._vfs.lookup(request.nodeid, wire.name(request))
-        self._reply(request, packing.entry_out(attributes))
+        attributes = self._vfs.lookup(request.nodeid, protocol.name(request))
+        self._reply(request, encode.entry_out(attributes))
 
     def _getattr(self, request: Request) -> None:
         attributes = self._vfs.attributes(request.nodeid)
-        self._reply(request, packing.attr_out(attributes))
+        self._reply(request, encode.attr_out(attributes))
 
     def _statx(self, request: Request) -> None:
         attributes = self._vfs.attributes(request.nodeid)
-        self._reply(request, packing.statx_out(attributes))
+        self._reply(request, encode.statx_out(attributes))
 
     def _statfs(self, request: Request) -> None:
-        self._reply(request, packing.statfs_out(self._vfs.capacity()))
+        self._reply(request, encode.statfs_out(self._vfs.capacity()))
 
     # Directories.
 
     def _opendir(self, request: Request) -> None:
         handle = self._vfs.open_directory(request.nodeid, request.tid)
-        if not self._session.send(wire.opened(request.unique, handle, 0)):
+        if not self._session.send(protocol.opened(request.unique, handle, 0)):
             self._vfs.close_directory(handle)
 
     def _readdir(self, request: Request, plus: bool) -> None:
@@ -243,7 +243,7 @@ class PassthroughEngine:
         self._read_entries(request, asked, plus)
 
     def _read_entries(self, request: Request, asked: structs.ReadIn, plus: bool) -> None:
-        pack = packing.direntplus if plus else packing.dirent
+        pack = encode.direntplus if plus else encode.dirent
         packed = bytearray()
         count = 0
         for entry in self._vfs.entries(asked.fh, asked.offset):
@@ -287,11 +287,11 @@ class PassthroughEngine:
 
     def _opened(self, request: Request, handle: int) -> None:
         if self._vfs.is_virtual(handle):
-            answer = wire.opened(request.unique, handle, OpenFlag.DIRECT_IO)
+            answer = protocol.opened(request.unique, handle, OpenFlag.DIRECT_IO)
         elif backing := self._backing(request.nodeid, handle):
-            answer = wire.opened(request.unique, handle, _PASSTHROUGH, backing)
+            answer = protocol.opened(request.unique, handle, _PASSTHROUGH, backing)
         else:
-            answer = wire.opened(request.unique, handle, OpenFlag.KEEP_CACHE)
+            answer = protocol.opened(request.unique, handle, OpenFlag.KEEP_CACHE)
         if not self._session.send(answer):
             self._vfs.close(handle)
 
@@ -328,7 +328,7 @@ class PassthroughEngine:
         if count is None:
             self._later(request, partial(self._read_later, request, asked))
         else:
-            self._session.send(wire.reply_head(request.unique, count), buffer[:count])
+            self._session.send(protocol.reply_head(request.unique, count), buffer[:count])
 
     async def _read_later(self, request: Request, asked: structs.ReadIn) -> None:
         self._reply(request, await self._vfs.read(asked.fh, asked.offset, asked.size))

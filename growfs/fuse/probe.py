@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from growfs.errors import GrowfsError
-from growfs.fuse import structs, wire
+from growfs.fuse import protocol, structs
 from growfs.fuse.mounting import DEVICE
 from growfs.fuse.session import Session
 
@@ -40,7 +40,7 @@ def why_not_passthrough(folder: Path) -> str | None:
             stack.callback(os.close, superblock)
             session = Session(device)
             session.shake_hands()
-        except (wire.TooOld, GrowfsError) as error:
+        except (protocol.TooOld, GrowfsError) as error:
             return f"Linux {platform.release()} has no passthrough ({error}); it came with Linux 6.9"
         except OSError as error:
             return _reason(error, "FUSE cannot be mounted")
@@ -55,12 +55,12 @@ def why_not_passthrough(folder: Path) -> str | None:
 def open_backing(device: int, fd: int) -> int:
     """Have the kernel know a file that it may read itself; returns its backing id. Raises OSError."""
     # From a mutable buffer the kernel's return value comes back, from bytes a copy of them (fcntl.ioctl).
-    return int(fcntl.ioctl(device, wire.BACKING_OPEN, bytearray(structs.BackingMap.layout.pack(fd, 0))))
+    return int(fcntl.ioctl(device, protocol.BACKING_OPEN, bytearray(structs.BackingMap.layout.pack(fd, 0))))
 
 
 def close_backing(device: int, id: int) -> None:
     """Let go of a backing id. Files that are open keep what they have."""
-    fcntl.ioctl(device, wire.BACKING_CLOSE, bytearray(id.to_bytes(4, sys.byteorder)))
+    fcntl.ioctl(device, protocol.BACKING_CLOSE, bytearray(id.to_bytes(4, sys.byteorder)))
 
 
 def _reason(error: OSError, what: str) -> str:

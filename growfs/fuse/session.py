@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import structs, wire
+from growfs.fuse import protocol, structs
 from growfs.fuse.latency import Wakefulness
-from growfs.priority import Precedence
+from growfs.workers.process import Precedence
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ NOTIFIER_POLL_S = 0.01
 BACKGROUND_MAX = 64
 """READs ahead that the kernel sends at one time."""
 FLAGS = (
-    wire.InitFlag.ASYNC_READ
-    | wire.InitFlag.DO_READDIRPLUS
-    | wire.InitFlag.PARALLEL_DIROPS
-    | wire.InitFlag.ABORT_ERROR
-    | wire.InitFlag.MAX_PAGES
-    | wire.InitFlag.INIT_EXT
-    | wire.InitFlag.PASSTHROUGH
+    protocol.InitFlag.ASYNC_READ
+    | protocol.InitFlag.DO_READDIRPLUS
+    | protocol.InitFlag.PARALLEL_DIROPS
+    | protocol.InitFlag.ABORT_ERROR
+    | protocol.InitFlag.MAX_PAGES
+    | protocol.InitFlag.INIT_EXT
+    | protocol.InitFlag.PASSTHROUGH
 )
 """READDIRPLUS always, and not only where the kernel guesses that attributes are wanted: it stops after the first page
 of a directory, and each file of the others then costs a LOOKUP before it can be opened."""
@@ -104,15 +104,15 @@ class Session:
         ready.register(self.fd, select.POLLIN)
         if not ready.poll(HANDSHAKE_S * 1000):
             raise GrowfsError("the kernel's FUSE does not begin the session; look at its log (dmesg)")
-        request = wire.request(os.read(self.fd, wire.MIN_READ_BUFFER))
-        if request.opcode != wire.Opcode.INIT:
+        request = protocol.request(os.read(self.fd, protocol.MIN_READ_BUFFER))
+        if request.opcode != protocol.Opcode.INIT:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
-            answer = wire.negotiate(structs.InitIn.unpack(request.message, wire.HEADER), FLAGS, BACKGROUND_MAX)
-        except wire.TooOld:
-            self.send(wire.refusal(request.unique, errno.EPROTO))
+            answer = protocol.negotiate(structs.InitIn.unpack(request.message, protocol.HEADER), FLAGS, BACKGROUND_MAX)
+        except protocol.TooOld:
+            self.send(protocol.refusal(request.unique, errno.EPROTO))
             raise
-        self.send(wire.reply(request.unique, answer.pack()))
+        self.send(protocol.reply(request.unique, answer.pack()))
 
     async def serve(self, answer: Callable[[bytes], int], spare_time: Callable[[], bool]) -> None:
         """Give each message to answer, which says of what kind it was, until the file system is taken off.
@@ -129,7 +129,7 @@ class Session:
             others.precedence.take(False)
 
     async def _loop(self, answer: Callable[[bytes], int], spare_time: Callable[[], bool], others: Others) -> None:
-        fd, read, size, note = self.fd, os.read, wire.MIN_READ_BUFFER, self.wakefulness.note
+        fd, read, size, note = self.fd, os.read, protocol.MIN_READ_BUFFER, self.wakefulness.note
         nap, only_fd = select.poll(), [(fd, select.POLLIN)]
         for waited_for in (fd, *others.descriptors()):
             nap.register(waited_for, select.POLLIN)
@@ -230,7 +230,7 @@ class Session:
     def _refuse_all(self) -> None:
         try:
             while True:
-                request = wire.request(os.read(self.fd, wire.MIN_READ_BUFFER))
-                self.send(wire.refusal(request.unique, errno.EIO))
+                request = protocol.request(os.read(self.fd, protocol.MIN_READ_BUFFER))
+                self.send(protocol.refusal(request.unique, errno.EIO))
         except (OSError, structs.Malformed):  # EAGAIN: there is none; ENODEV: and there will be none
             return

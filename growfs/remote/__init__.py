@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from growfs.pace import Pace
+from growfs.remote.limits import Pace
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 
 if TYPE_CHECKING:
-    from growfs.remote.fsspec_remote import FsspecRemote
-    from growfs.remote.manifest import Source
-    from growfs.remote.streams import Streams
+    from growfs.remote.http.threads import Streams
+    from growfs.remote.manifests.manifest import Source
+    from growfs.remote.stores.fsspec import FsspecRemote
 
 __all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", "open_remote", "preload"]
 
@@ -35,20 +35,20 @@ def open_remote(
     if spec.include or spec.exclude:
         remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
     if spec.producer and spec.producer.seed is None:
-        from growfs.remote.produced import Produced
+        from growfs.remote.wrappers.producer import Produced
 
         remote = Produced(remote, spec, spec.producer, pace)
     return remote
 
 
 def _open_source(spec: RemoteSpec, streams: Streams | None, busy: Callable[[], None], pace: Pace | None) -> Remote:
-    from growfs.remote.manifest import ManifestRemote
-    from growfs.remote.members import Members
-    from growfs.remote.retry import Retrying
-    from growfs.remote.tables import SUFFIXES, suffix_of
+    from growfs.remote.manifests.manifest import ManifestRemote
+    from growfs.remote.manifests.tables import SUFFIXES, suffix_of
+    from growfs.remote.wrappers.archives import Members
+    from growfs.remote.wrappers.retry import Retrying
 
     if spec.producer and spec.producer.seed is not None:
-        from growfs.remote.produced import Sampled
+        from growfs.remote.wrappers.producer import Sampled
 
         return Sampled(spec, spec.producer, pace)
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
@@ -68,37 +68,37 @@ def preload(spec: RemoteSpec) -> None:
     Makes no filesystem, thread or event loop. Raises UsageError where a package is missing.
     """
     import growfs.remote.filter
-    import growfs.remote.inventory
-    import growfs.remote.manifest
-    import growfs.remote.members
-    import growfs.remote.produced
-    import growfs.remote.retry  # noqa: F401
-    from growfs.remote.fsspec_remote import store_of
+    import growfs.remote.manifests.inventory
+    import growfs.remote.manifests.manifest
+    import growfs.remote.wrappers.archives
+    import growfs.remote.wrappers.producer
+    import growfs.remote.wrappers.retry  # noqa: F401
+    from growfs.remote.stores.fsspec import store_of
 
     if spec.producer and spec.producer.seed is not None:
         return
     _open_store(spec)
     if store_of(spec.url) == "s3":
-        from growfs.remote import s3
+        from growfs.remote.stores.s3 import store
 
-        s3.preload()
+        store.preload()
 
 
 def _open_store(spec: RemoteSpec, streams: Streams | None = None) -> FsspecRemote:
-    from growfs.remote.fsspec_remote import FsspecRemote, import_store, store_of
+    from growfs.remote.stores.fsspec import FsspecRemote, import_store, store_of
 
     store = store_of(spec.url)
     if store == "file":
-        from growfs.remote.local import LocalRemote
+        from growfs.remote.stores.local import LocalRemote
 
         return LocalRemote(spec, streams)
     import_store(spec.url)
     if store == "s3":
-        from growfs.remote.s3 import S3Remote
+        from growfs.remote.stores.s3.store import S3Remote
 
         return S3Remote(spec, streams)
     if store == "http":
-        from growfs.remote.http import HttpRemote
+        from growfs.remote.stores.web import HttpRemote
 
         return HttpRemote(spec, streams)
     return FsspecRemote(spec, streams)
@@ -106,10 +106,10 @@ def _open_store(spec: RemoteSpec, streams: Streams | None = None) -> FsspecRemot
 
 def _open_manifest(spec: RemoteSpec, url: str) -> Source:
     """A manifest in the same kind of store is read with the same options; in another, with none."""
-    from growfs.remote.fsspec_remote import FsspecRemote, import_store, store_of
-    from growfs.remote.inventory import Inventory
-    from growfs.remote.manifest import Paths
-    from growfs.remote.tables import open_table, suffix_of
+    from growfs.remote.manifests.inventory import Inventory
+    from growfs.remote.manifests.manifest import Paths
+    from growfs.remote.manifests.tables import open_table, suffix_of
+    from growfs.remote.stores.fsspec import FsspecRemote, import_store, store_of
 
     import_store(url)
     same = store_of(url) == store_of(spec.url)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from growfs.digest import Digest
-from growfs.functions import Function
+from growfs.remote.digest import Digest
+from growfs.remote.functions import Function
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were added to the target since the last call. What it raises ends the fetch."""
@@ -100,7 +100,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Packed):
-    """A file that was written to the local disk. size: bytes. digest: growfs.digest's."""
+    """A file that was written to the local disk. size: bytes. digest: growfs.remote.digest's."""
 
     file: RemoteFile
     size: int

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.cachefolder import FORMAT
+from growfs.cache.directory import FORMAT
 from growfs.fuse.mounting import mounted_at
 from tests.cli.support import (
     Done,

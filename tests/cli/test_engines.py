@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.fuse import wire
+from growfs.fuse import protocol
 from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import assert_refused, left_over, mark, needs_root
 from tests.harness import Growfs, make_tree
@@ -120,7 +120,7 @@ def test_a_single_file_that_cannot_be_passed_through_is_read_through_the_daemon(
 def test_a_kernel_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No such kernel is at hand, so the protocol says of this one what it would of that."""
     needs_root()
-    monkeypatch.setattr(wire, "MINOR_MIN", 99)
+    monkeypatch.setattr(protocol, "MINOR_MIN", 99)
     why_not = why_not_passthrough(tmp_path)
     assert why_not
     assert os.uname().release in why_not

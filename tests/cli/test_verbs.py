@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.fetcher import WINDOW_FILES
+from growfs.scheduler.fetcher import WINDOW_FILES
 from tests.cli.support import assert_refused, closed, gated, started
 from tests.harness import Growfs, files_below, make_tree, until
 

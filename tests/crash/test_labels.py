@@ -19,7 +19,7 @@ import pytest
 
 import growfs as package
 from growfs import disk
-from growfs.sampling import Candidate, Pass, draw_order
+from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
 from tests.harness import Growfs, files_below, make_tree, until
 from tests.servers import serving

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from growfs import digest
 from growfs.fuse.mounting import is_dead
+from growfs.remote import digest
 from tests.crash.scene import Scene
 from tests.harness import Growfs, make_tree, until
 

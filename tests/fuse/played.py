@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from growfs.simcache import File
-from growfs.simulation import Process
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Process
 from tests.harness import Growfs, until
 from tests.simulation.world import World, catalog
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.level import STREAMS_FIRST
+from growfs.scheduler.concurrency import STREAMS_FIRST
 from tests.fuse.conftest import only
 from tests.fuse.gated import Gated
 from tests.harness import Growfs, make_tree, until

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from growfs import landlock
-from growfs.maker import generator
+from growfs.workers import sandbox
+from growfs.workers.producer import generator
 from tests.fuse import makers
 from tests.harness import Growfs, until
 from tests.servers import S3Server
@@ -78,7 +78,7 @@ def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, out
     growfs.tolerate_log = True
     remote = tmp_path / "remote"
     remote.mkdir()
-    good = {"good", "input", "scratch"} | (set() if landlock.version() else {"elsewhere"})
+    good = {"good", "input", "scratch"} | (set() if sandbox.version() else {"elsewhere"})
     reasons = {
         "raises": "ValueError: no sense in this one",
         "hangs": "was not done after 15 seconds",
@@ -107,7 +107,7 @@ def test_what_goes_wrong_is_told_and_skipped(growfs: Growfs, tmp_path: Path, out
     assert "in troubled" in log  # where it hung, and where it raised
     for said in ("printed over good", "written to 1", "and to stderr", "echoed over good"):
         assert said in log
-    assert not list(outside.iterdir()) or not landlock.version()
+    assert not list(outside.iterdir()) or not sandbox.version()
     with pytest.raises(OSError, match="Input/output"):
         (growfs.mountpoint / "raises.bin").read_bytes()  # an open tries again
     assert "4711" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout

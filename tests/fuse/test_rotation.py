@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
-from growfs.populate import BREATH_S
+from growfs.scheduler.prefetch import BREATH_S
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotating import (

@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from growfs import disk
 from growfs.disk import BLOCK
-from growfs.rotation import Holds
+from growfs.rotation.rules import Holds
 from tests.unit.rooms import Rooms, file, open_rooms
 
 pytestmark = pytest.mark.promise(28, 29)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.protocol import RemoteFile
-from growfs.remote.s3 import S3Remote
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.s3.store import S3Remote
 from tests.remote.store import PART, Show
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.digest.PART_BYTES", PART)
-    monkeypatch.setattr("growfs.remote.connection.BUFFER_BYTES", 1500)
-    monkeypatch.setattr("growfs.remote.connection.PIECE_BYTES", 300)
+    monkeypatch.setattr("growfs.remote.digest.PART_BYTES", PART)
+    monkeypatch.setattr("growfs.remote.http.connection.BUFFER_BYTES", 1500)
+    monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 300)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteMissing
+from growfs.remote.digest import Digest
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, Skipped
 

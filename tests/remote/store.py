@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from growfs.remote.protocol import RemoteFile, RemoteSpec
-from growfs.remote.s3 import S3Remote
+from growfs.remote.stores.s3.store import S3Remote
 from tests.servers import serving
 
 PART = 1000

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from growfs.remote import checksum
-from growfs.remote.checksum import Expected, expected
-from growfs.remote.connection import Headers
+from growfs.remote.http import checksum
+from growfs.remote.http.checksum import Expected, expected
+from growfs.remote.http.connection import Headers
 
 PART = 1000
 DATA = random.Random(6).randbytes(3 * PART + 10)

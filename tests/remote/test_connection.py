@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from growfs.remote import connection as module
-from growfs.remote.connection import Connection, Odd, Request, Response, Unreached
+from growfs.remote.http import connection as module
+from growfs.remote.http.connection import Connection, Odd, Request, Response, Unreached
 
 BODY = bytes(range(256)) * 40
 SECRET = "the-signature"

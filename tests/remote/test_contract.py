@@ -11,12 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
-from growfs import digest
-from growfs.digest import Digest
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing
-from growfs.remote import open_remote, preload
+from growfs.remote import digest, open_remote, preload
+from growfs.remote.digest import Digest
+from growfs.remote.file import reading
 from growfs.remote.protocol import Page, Part, Remote, RemoteFile, RemoteSpec
-from growfs.remote.seekable import reading
 from tests.remote.fake import FakeRemote
 
 FILES = {
@@ -65,9 +64,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     kind, _, library = request.param.partition(" ")
     name = uuid.uuid4().hex
     if library:
-        monkeypatch.setattr("growfs.remote.ranged.Ranged.fetch", lambda *_: None)
-    monkeypatch.setattr("growfs.digest.PART_BYTES", 50_000)
-    monkeypatch.setattr("growfs.remote.ranged._tells_versions", lambda _: True)  # these files are of this very second
+        monkeypatch.setattr("growfs.remote.http.download.Ranged.fetch", lambda *_: None)
+    monkeypatch.setattr("growfs.remote.digest.PART_BYTES", 50_000)
+    monkeypatch.setattr(
+        "growfs.remote.http.download._tells_versions", lambda _: True
+    )  # these files are of this very second
     if kind == "fake":
         fake = FakeRemote(page_files=5)
         return Place(fake, fake.put, fake.delete, lambda _: FakeRemote(missing=True))
@@ -118,8 +119,8 @@ def filled(place: Place) -> Place:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.folders.PAGE_FILES_MAX", 5)
-    monkeypatch.setattr("growfs.remote.s3.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.stores.walk.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.stores.s3.store.PAGE_FILES_MAX", 5)
 
 
 def listed(pages: list[Page]) -> dict[str, RemoteFile]:

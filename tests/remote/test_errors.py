@@ -23,12 +23,12 @@ from growfs.errors import (
     UsageError,
 )
 from growfs.remote import open_remote
-from growfs.remote.failures import explain
-from growfs.remote.fsspec_remote import FsspecRemote
+from growfs.remote.errors import explain
+from growfs.remote.http.download import BUSY
 from growfs.remote.protocol import RemoteFile, RemoteSpec
-from growfs.remote.ranged import BUSY
-from growfs.remote.retry import TRIES_MAX, Retrying
-from growfs.remote.s3 import S3Remote
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.wrappers.retry import TRIES_MAX, Retrying
 from tests.remote.fake import FakeRemote
 from tests.servers import S3Server, free_port, serving
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
-from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.stores.fsspec import FsspecRemote
 from tests.inventories import InventoryBucket
 
 ODD = "odd names/ä ü+&=%20%#?日本\"',.bin"
@@ -92,7 +92,7 @@ def test_any_key_comes_back(inventories: InventoryBucket, kind: str, keys: set[s
 
 @KINDS
 def test_pages_go_on_from_each_cursor(inventories: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.manifest.PAGE_FILES_MAX", 7)
+    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
     manifest = inventories.write([row(f"{number}.bin") for number in range(26)], kind, parts=3)
     remote = open_remote(inventories.source.spec(manifest=manifest))
     pages = list(remote.pages())
@@ -107,8 +107,8 @@ def test_pages_go_on_from_each_cursor(inventories: InventoryBucket, kind: str, m
 def test_an_error_midway_costs_no_file_and_reads_no_data_file_again(
     inventories: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("growfs.remote.manifest.PAGE_FILES_MAX", 7)
-    monkeypatch.setattr("growfs.remote.retry.DELAY_S_MIN", 0.0)
+    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
+    monkeypatch.setattr("growfs.remote.wrappers.retry.DELAY_S_MIN", 0.0)
     manifest = inventories.write([row(f"{number}.bin") for number in range(30)], kind, parts=3)
     real = FsspecRemote.as_file
     opened: list[str] = []

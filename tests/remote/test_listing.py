@@ -16,10 +16,10 @@ from xml.sax.saxutils import escape
 import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied, RemoteMissing
+from growfs.remote.http.download import ODD_MAX
 from growfs.remote.protocol import Page, Remote, RemoteFile
-from growfs.remote.ranged import ODD_MAX
-from growfs.remote.retry import Retrying
-from growfs.remote.s3 import S3Remote
+from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.wrappers.retry import Retrying
 from tests.remote.store import s3
 from tests.s3.proxy import before
 from tests.servers import S3Server, serving
@@ -31,7 +31,7 @@ ODD_NAMES = ["a b", "a+b", "a%2Bb", "a&amp;b", "tab\there", "x\x01y", "ü/日本
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.s3.PAGE_FILES_MAX", PAGE)
+    monkeypatch.setattr("growfs.remote.stores.s3.store.PAGE_FILES_MAX", PAGE)
 
 
 def paths(pages: Iterator[Page]) -> list[str]:
@@ -169,7 +169,7 @@ def test_a_reader_that_goes_away_ends_all_threads(shown: Shown) -> None:
 
 
 def test_what_nobody_takes_is_not_read(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.walkers.PAGES_MAX", 8)
+    monkeypatch.setattr("growfs.remote.stores.s3.lister.PAGES_MAX", 8)
     remote = shown(bucket := Bucket(NAMES))
     pages = remote.pages()
     told = paths(itertools.islice(pages, 12))

@@ -57,7 +57,7 @@ def test_bad_names_are_skipped_and_counted(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["list.txt", "list.csv"])
 def test_pages_go_on_from_each_cursor(data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.manifest.PAGE_FILES_MAX", 7)
+    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
     paths = [f"{number}.bin" for number in range(50)]
     (tmp_path / name).write_text("\n".join(["path", *paths]))
     remote = open_remote(RemoteSpec(str(data), manifest=str(tmp_path / name)))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from growfs.cachefolder import folder_name
-from growfs.digest import Digest
+from growfs.cache.directory import folder_name
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
-from growfs.functions import Function
 from growfs.remote import open_remote
-from growfs.remote.members import Members, Place, path_of
+from growfs.remote.digest import Digest
+from growfs.remote.functions import Function
 from growfs.remote.protocol import Opened, Part, RemoteFile, RemoteSpec
-from growfs.remote.retry import Retrying
+from growfs.remote.wrappers.archives import Members, Place, path_of
+from growfs.remote.wrappers.retry import Retrying
 from tests.archives import by_tarfile, samples, tar_of
 from tests.remote.fake import FakeRemote
 from tests.servers import S3Server, WebFolder
@@ -56,7 +56,7 @@ def shards(tmp_path: Path) -> Shards:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.members.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.wrappers.archives.PAGE_FILES_MAX", 5)
 
 
 def listed(remote: Any) -> dict[str, RemoteFile]:
@@ -297,7 +297,7 @@ def test_members_in_every_store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, by_library: bool
 ) -> None:
     if by_library:
-        monkeypatch.setattr("growfs.remote.ranged.Ranged.fetch", lambda *_: None)
+        monkeypatch.setattr("growfs.remote.http.download.Ranged.fetch", lambda *_: None)
     archive = tar_of(samples(1) | {"large.bin": bytes(6 << 20), "z": b"behind"})
     if kind.endswith("_s3"):
         server: S3Server = request.getfixturevalue(kind)

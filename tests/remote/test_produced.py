@@ -14,11 +14,11 @@ import pytest
 
 from growfs import producers
 from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
-from growfs.functions import Function
 from growfs.remote import open_remote
-from growfs.remote.makers import check
-from growfs.remote.produced import Produced
+from growfs.remote.functions import Function
 from growfs.remote.protocol import Producer, Remote, RemoteFile, RemoteSpec
+from growfs.remote.wrappers.producer import Produced
+from growfs.remote.wrappers.producer_pool import check
 from tests.fuse import makers
 
 FUNCTIONS = makers.__file__

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from awscrt import checksums
 
-from growfs import digest
-from growfs.digest import Digest
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
-from growfs.remote.fsspec_remote import FsspecRemote
-from growfs.remote.http import HttpRemote
+from growfs.remote import digest
+from growfs.remote.digest import Digest
+from growfs.remote.http.download import HEADS_IN_VAIN_MAX
+from growfs.remote.http.threads import STREAMS
 from growfs.remote.protocol import Part, RemoteFile, RemoteSpec
-from growfs.remote.ranged import HEADS_IN_VAIN_MAX
-from growfs.remote.retry import Retrying
-from growfs.remote.s3 import S3Remote
-from growfs.remote.streams import STREAMS
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.web import HttpRemote
+from growfs.remote.wrappers.retry import Retrying
 from tests.remote.store import DATA, FILE, PART, SMALL, Asked, Show, Store, fetched, s3
 from tests.servers import S3Server
 
@@ -316,6 +316,6 @@ def test_ranges_of_a_real_server_are_used(
     rclone_s3.put("ranged/x", DATA)
     assert fetched(remote, tmp_path) == DATA
     assert library == ["x"], "of this very second: a change might not show"
-    monkeypatch.setattr("growfs.remote.ranged._tells_versions", lambda _: True)
+    monkeypatch.setattr("growfs.remote.http.download._tells_versions", lambda _: True)
     assert fetched(remote, tmp_path, remote.stat("x")) == DATA
     assert library == ["x"]

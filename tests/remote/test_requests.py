@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied
-from growfs.remote.connection import Request, Unreached
-from growfs.remote.failures import explain
-from growfs.remote.http import HttpRemote
+from growfs.remote.errors import explain
+from growfs.remote.http.connection import Request, Unreached
+from growfs.remote.http.download import Answered
 from growfs.remote.protocol import RemoteFile, RemoteSpec
-from growfs.remote.ranged import Answered
-from growfs.remote.s3 import S3Remote
+from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.web import HttpRemote
 from tests.remote.store import DATA, FILE, KEYS, SMALL, Show, Store, fetched, s3
 
 pytestmark = pytest.mark.usefixtures("small_parts")

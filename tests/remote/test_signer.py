@@ -10,10 +10,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from growfs.remote.checksum import expected
+from growfs.remote.http.checksum import expected
 from growfs.remote.protocol import RemoteSpec
-from growfs.remote.s3 import S3Remote
-from growfs.remote.signer import Signer
+from growfs.remote.stores.s3.signer import Signer
+from growfs.remote.stores.s3.store import S3Remote
 from tests.remote.store import KEYS
 from tests.servers import S3Server
 
@@ -100,7 +100,7 @@ def test_credentials_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert remote._signer
     remote._signer._client._request_signer._credentials.access_key = "another"
     assert remote._request("x").url == first
-    monkeypatch.setattr("growfs.remote.signer.FRESH_S", 0)
+    monkeypatch.setattr("growfs.remote.stores.s3.signer.FRESH_S", 0)
     assert "Credential=another%2F" in remote._request("x").url
 
 

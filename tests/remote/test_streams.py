@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from growfs.remote import streams as module
-from growfs.remote.streams import Streams
+from growfs.remote.http import threads as module
+from growfs.remote.http.threads import Streams
 from tests.harness import until
 
 WAIT_S = 20

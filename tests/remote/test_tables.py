@@ -10,8 +10,8 @@ import pytest
 
 from growfs.errors import RemoteError, UsageError
 from growfs.remote import open_remote
-from growfs.remote.fsspec_remote import FsspecRemote
 from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.stores.fsspec import FsspecRemote
 from tests.servers import WebFolder
 
 SECONDS = 1704164645
@@ -107,13 +107,13 @@ def test_errors_in_parquet(tmp_path: Path, columns: dict[str, Any] | None, messa
 
 
 def test_without_its_package_parquet_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.tables.find_spec", lambda _: None)
+    monkeypatch.setattr("growfs.remote.manifests.tables.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"l\.parquet: Parquet needs a package .*: pip install pyarrow"):
         open_remote(RemoteSpec(str(tmp_path), manifest=str(tmp_path / "l.parquet")))
 
 
 def test_of_parquet_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.manifest.PAGE_FILES_MAX", 100)
+    monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 100)
     paths = [f"{number:05}.bin" for number in range(1000)]
     columns = {"path": paths, "picture": [path.encode() * 1000 for path in paths]}
     write_parquet(tmp_path / "l.parquet", columns, row_group_size=150, compression="none", use_dictionary=False)

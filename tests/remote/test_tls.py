@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from growfs.errors import RemoteError
-from growfs.remote.fsspec_remote import FsspecRemote
-from growfs.remote.http import HttpRemote
 from growfs.remote.protocol import RemoteSpec
-from growfs.remote.s3 import S3Remote
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.web import HttpRemote
 from tests.remote.store import DATA, KEYS, Store, fetched
 
 pytestmark = pytest.mark.usefixtures("small_parts")

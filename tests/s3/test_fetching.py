@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from growfs.level import STREAMS_FIRST
-from growfs.priority import IDLE_GROUP, NICEST, idle_group
+from growfs.scheduler.concurrency import STREAMS_FIRST
+from growfs.workers.process import IDLE_GROUP, NICEST, idle_group
 from tests.crash.scene import children
 from tests.harness import Growfs, until
 from tests.s3.proxy import Asked, Fault, Proxy, before

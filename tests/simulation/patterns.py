@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from growfs.simcache import File
-from growfs.simulation import Process
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Process
 from tests.simulation.world import MINUTE, STEP_S, World, catalog
 
 

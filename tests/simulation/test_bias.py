@@ -8,8 +8,8 @@ from statistics import fmean
 
 import pytest
 
-from growfs.simcache import File
-from growfs.simulation import Simulation
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Simulation
 from tests.simulation.statistics_of import chi_square_tail, holm_rejects, uniform_tail
 from tests.simulation.test_coverage import NO_END, of_different_sizes, passes
 from tests.simulation.world import World

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from growfs.simcache import File
-from growfs.simulation import Process, SimReader
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Process, SimReader
 from tests.simulation.statistics_of import dispersion, variation
 from tests.simulation.world import World, catalog
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from growfs.simulation import Process
+from growfs.simulation.simulator import Process
 from tests.simulation.world import STEP_S, World
 
 RANKS = 8

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from growfs.simcache import File
-from growfs.simulation import Process
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Process
 from tests.simulation.world import World
 
 OPENS = 3000

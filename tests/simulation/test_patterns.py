@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from growfs.rotation import EVERYWHERE, Holds
-from growfs.simulation import Process
+from growfs.rotation.rules import EVERYWHERE, Holds
+from growfs.simulation.simulator import Process
 from tests.simulation.patterns import PATTERNS
 from tests.simulation.world import World
 

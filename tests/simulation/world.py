@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 
-from growfs.simcache import File
-from growfs.simulation import Process, SimReader, Simulation
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Process, SimReader, Simulation
 
 STEP_S = 1.0
 MINUTE = 60.0

@@ -9,21 +9,22 @@ from pathlib import Path
 
 import trio
 
-from growfs import digest, disk
-from growfs.attributes import Entry
-from growfs.catalog import Catalog, Changes, Listed, Node
-from growfs.database import Database
-from growfs.directory import listed
-from growfs.generations import Generations
-from growfs.listing import Comparison
-from growfs.publish import Draft
-from growfs.recovery import recover
+from growfs import disk
+from growfs.cache.catalog import Catalog, Changes, Listed, Node
+from growfs.cache.database import Database
+from growfs.cache.diff import Comparison
+from growfs.cache.publish import Draft
+from growfs.cache.recovery import recover
+from growfs.cache.schema import ROOT, read_only
+from growfs.cache.store import Store
+from growfs.remote import digest
 from growfs.remote.protocol import Fetched, RemoteFile, Skipped
-from growfs.rotation import Generation, Holds
-from growfs.schema import ROOT, read_only
-from growfs.store import Store
-from growfs.turnover import Next, Turnover, plan
-from growfs.victims import Evictor
+from growfs.rotation.eviction import Evictor
+from growfs.rotation.generations import Generations
+from growfs.rotation.rules import Generation, Holds
+from growfs.rotation.turnover import Next, Turnover, plan
+from growfs.vfs.attributes import Entry
+from growfs.vfs.directory import listed
 
 
 @dataclass

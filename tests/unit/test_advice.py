@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from growfs.advice import FEW, advice
-from growfs.reader import Reader
-from growfs.readers import FOREIGN
-from growfs.rotation import Generation
+from growfs.daemon.status import FEW, advice
+from growfs.rotation.reader import Reader
+from growfs.rotation.registry import FOREIGN
+from growfs.rotation.rules import Generation
 
 FIRST, SECOND = Generation(1, 10, 0.0), Generation(2, 20, 0.0)
 HOUR_S = 3600.0

@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growfs.catalog import Listed
+from growfs.cache.catalog import Listed
 from growfs.remote.names import FILE_AND_DIRECTORY, TWICE
 from growfs.remote.protocol import RemoteFile, Skipped
 from tests.unit.rooms import Rooms, file, open_rooms

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from growfs import cli, launch
-from growfs.config import Options, flag_name, nested, parse_value, read_file
-from growfs.errors import GrowfsError, UsageError
-from growfs.functions import Function
-from growfs.units import count, fraction_of, positive, seconds, size
-from growfs.values import (
+from growfs import cli
+from growfs.daemon import launch
+from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
+from growfs.daemon.parsers import (
     LAUNCHERS,
     CacheSize,
     absolute,
@@ -25,6 +23,9 @@ from growfs.values import (
     rotation,
     storage_option,
 )
+from growfs.errors import GrowfsError, UsageError
+from growfs.remote.functions import Function
+from growfs.units import count, fraction_of, positive, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}
 WRITTEN: dict[str, tuple[Any, Any]] = {

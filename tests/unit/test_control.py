@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from growfs.control import SOCKET, Control, Verb, ask
+from growfs.daemon.control import SOCKET, Control, Verb, ask
 from growfs.errors import GrowfsError, UsageError
 
 

@@ -12,16 +12,16 @@ import pytest
 import trio
 import trio.testing
 
-from growfs.catalog import Node
-from growfs.crew import AHEAD, AHEAD_FILES, PERIOD_S, Crew
-from growfs.digest import PART_BYTES
+from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, UsageError
-from growfs.flight import LIVES, Flight, State, Unit
-from growfs.level import STREAMS_FIRST
-from growfs.pace import Pace
+from growfs.remote.digest import PART_BYTES
+from growfs.remote.limits import Pace
 from growfs.remote.protocol import Fetched
-from growfs.wire import Came, Failed, Fetch, Lost, Wanted
-from growfs.workers import STALL_S, WorkerLost
+from growfs.scheduler.concurrency import STREAMS_FIRST
+from growfs.scheduler.dispatcher import AHEAD, AHEAD_FILES, PERIOD_S, Crew
+from growfs.scheduler.in_flight import LIVES, Flight, State, Unit
+from growfs.workers.messages import Came, Failed, Fetch, Lost, Wanted
+from growfs.workers.pool import STALL_S, WorkerLost
 
 SIZE = 1000
 

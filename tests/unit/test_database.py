@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from growfs import digest
-from growfs.database import Database
+from growfs.cache.database import Database
+from growfs.cache.recovery import boot_id
+from growfs.cache.schema import VERSION
 from growfs.disk import BLOCK, allocated
-from growfs.recovery import boot_id
-from growfs.rotation import Holds
-from growfs.schema import VERSION
+from growfs.remote import digest
+from growfs.rotation.rules import Holds
 from tests.unit.rooms import Rooms, open_rooms
 
 FIRST_FORMAT = """

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from growfs import digest
-from growfs.digest import Digest, of
-from growfs.recovery import identity
+from growfs.cache.recovery import identity
+from growfs.remote import digest
+from growfs.remote.digest import Digest, of
 
 PART = 1000
 DATA = random.Random(5).randbytes(4 * PART + 300)

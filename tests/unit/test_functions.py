@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from growfs.errors import UsageError
-from growfs.functions import Function
+from growfs.remote.functions import Function
 
 
 @pytest.fixture

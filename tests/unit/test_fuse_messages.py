@@ -16,16 +16,15 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from growfs.budget import Budget
+from growfs.cache.schema import ROOT
+from growfs.cache.usage import Budget, Ledger
 from growfs.errors import GrowfsError
-from growfs.fuse import session, structs, wire
+from growfs.fuse import protocol, session, structs
 from growfs.fuse.passthrough import READ_ONLY, PassthroughEngine
+from growfs.fuse.protocol import Opcode
 from growfs.fuse.session import FLAGS, Session
-from growfs.fuse.wire import Opcode
-from growfs.ledger import Ledger
-from growfs.readers import Readers
-from growfs.schema import ROOT
-from growfs.vfs import Vfs
+from growfs.rotation.registry import Readers
+from growfs.vfs.filesystem import Vfs
 from tests.unit.rooms import Rooms, file
 
 NO_ANSWER = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
@@ -39,7 +38,7 @@ class Kernel:
         self.end = trio.socket.from_stdlib_socket(end)
 
     async def send(self, opcode: int, body: bytes = b"", nodeid: int = ROOT, unique: int = 4) -> None:
-        header = structs.InHeader(wire.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
+        header = structs.InHeader(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
         await self.end.send(header.pack() + body)
 
     async def answer(self) -> tuple[structs.OutHeader, bytes]:
@@ -99,7 +98,7 @@ async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemo
     id = rooms.node("a/1").id
     await kernel.send(Opcode.OPEN, structs.OpenIn(0, 0).pack(), id)
     header, body = await kernel.answer()
-    assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, wire.OpenFlag.KEEP_CACHE)
+    assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
     await kernel.send(Opcode.READ, structs.ReadIn(id, 90, 4096, 0, 0, 0).pack(), id)
     assert (await kernel.answer())[1] == b"x" * 10
     assert rooms.store.opened(id)
@@ -190,7 +189,7 @@ async def test_the_handshake() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         offer = structs.InitIn(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32).pack()
-        theirs.send(structs.InHeader(wire.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0).pack() + offer)
+        theirs.send(structs.InHeader(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0).pack() + offer)
         Session(ours.fileno()).shake_hands()
         assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.layout.size).major == 7
 
@@ -198,6 +197,6 @@ async def test_the_handshake() -> None:
 async def test_a_handshake_with_something_else() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        theirs.send(structs.InHeader(wire.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0).pack())
+        theirs.send(structs.InHeader(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0).pack())
         with pytest.raises(GrowfsError, match="begins the session with request 17"):
             Session(ours.fileno()).shake_hands()

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs.attributes import Attributes, Capacity, Entry
-from growfs.fuse import packing, structs, wire
+from growfs.fuse import encode, protocol, structs
+from growfs.fuse.protocol import HEADER, InitFlag, Opcode
 from growfs.fuse.session import FLAGS
 from growfs.fuse.structs import Malformed, Structure
-from growfs.fuse.wire import HEADER, InitFlag, Opcode
+from growfs.vfs.attributes import Attributes, Capacity, Entry
 
 INIT = bytes.fromhex(
     "680000001a000000020000000000000000000000000000000000000000000000000000000000000007000000"
@@ -48,7 +48,7 @@ SIZES = {  # sizeof, of the header's 64-bit layouts
 
 
 def test_the_kernels_offer() -> None:
-    request = wire.request(INIT)
+    request = protocol.request(INIT)
     assert (request.opcode, request.unique) == (Opcode.INIT, 2)
     offer = structs.InitIn.unpack(request.message, HEADER)
     assert (offer.major, offer.minor, offer.max_readahead) == (7, 45, 131_072)
@@ -57,7 +57,7 @@ def test_the_kernels_offer() -> None:
 
 def test_the_answer_to_the_offer() -> None:
     offer = structs.InitIn.unpack(INIT, HEADER)
-    answer = wire.negotiate(offer, FLAGS, max_background=64)
+    answer = protocol.negotiate(offer, FLAGS, max_background=64)
     assert (answer.major, answer.minor, answer.max_stack_depth) == (7, 45, 2)
     assert answer.flags | answer.flags2 << 32 == FLAGS
     assert structs.InitOut.unpack(answer.pack()) == answer
@@ -65,24 +65,24 @@ def test_the_answer_to_the_offer() -> None:
 
 @pytest.mark.parametrize(("minor", "spoken"), [(40, 40), (44, 44), (45, 45), (46, 45), (99, 45)])
 def test_the_lower_of_two_minor_versions_is_spoken(minor: int, spoken: int) -> None:
-    assert wire.negotiate(offered(minor=minor), FLAGS, 1).minor == spoken
+    assert protocol.negotiate(offered(minor=minor), FLAGS, 1).minor == spoken
 
 
 @pytest.mark.parametrize(("major", "minor"), [(7, 39), (7, 12), (6, 45)])
 def test_a_kernel_without_passthrough_is_refused(major: int, minor: int) -> None:
-    with pytest.raises(wire.TooOld, match=f"FUSE {major}.{minor}"):
-        wire.negotiate(offered(major=major, minor=minor), FLAGS, 1)
+    with pytest.raises(protocol.TooOld, match=f"FUSE {major}.{minor}"):
+        protocol.negotiate(offered(major=major, minor=minor), FLAGS, 1)
 
 
 @pytest.mark.parametrize("missing", [InitFlag.PASSTHROUGH, InitFlag.INIT_EXT])
 def test_a_kernel_that_was_built_without_passthrough_is_refused(missing: InitFlag) -> None:
-    with pytest.raises(wire.TooOld):
-        wire.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1)
+    with pytest.raises(protocol.TooOld):
+        protocol.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1)
 
 
 def test_nothing_is_asked_for_that_the_kernel_does_not_offer() -> None:
     offer = offered(flags=int(InitFlag.PASSTHROUGH | InitFlag.INIT_EXT))
-    answer = wire.negotiate(offer, FLAGS, 1)
+    answer = protocol.negotiate(offer, FLAGS, 1)
     assert answer.flags | answer.flags2 << 32 == offer.all_flags
 
 
@@ -91,16 +91,16 @@ def offered(major: int = 7, minor: int = 45, flags: int = int(FLAGS)) -> structs
 
 
 def test_a_lookup() -> None:
-    request = wire.request(LOOKUP)
-    assert (request.opcode, request.nodeid, request.tid, wire.name(request)) == (Opcode.LOOKUP, 1, 16_905, b"a")
+    request = protocol.request(LOOKUP)
+    assert (request.opcode, request.nodeid, request.tid, protocol.name(request)) == (Opcode.LOOKUP, 1, 16_905, b"a")
 
 
 def test_an_open_and_its_answer() -> None:
-    request = wire.request(OPEN)
+    request = protocol.request(OPEN)
     assert (request.opcode, request.nodeid) == (Opcode.OPEN, 1026)
     assert structs.OpenIn.unpack(OPEN, HEADER).flags == 0x8000
-    assert wire.opened(request.unique, 1026, wire.OpenFlag.PASSTHROUGH, 1) == OPENED
-    assert wire.reply(request.unique, structs.OpenOut(1026, int(wire.OpenFlag.PASSTHROUGH), 1).pack()) == OPENED
+    assert protocol.opened(request.unique, 1026, protocol.OpenFlag.PASSTHROUGH, 1) == OPENED
+    assert protocol.reply(request.unique, structs.OpenOut(1026, int(protocol.OpenFlag.PASSTHROUGH), 1).pack()) == OPENED
 
 
 def test_a_read_and_a_release() -> None:
@@ -111,9 +111,9 @@ def test_a_read_and_a_release() -> None:
 
 def test_an_entry_of_a_directory() -> None:
     entry = structs.Dirent(1026, 3, 2, 8)
-    assert packing.entry_out(FILE) == ENTRY
-    assert wire.dirent(entry, b"f1") == DIRENT
-    assert wire.dirent(entry, b"f1", ENTRY) == ENTRY + DIRENT
+    assert encode.entry_out(FILE) == ENTRY
+    assert protocol.dirent(entry, b"f1") == DIRENT
+    assert protocol.dirent(entry, b"f1", ENTRY) == ENTRY + DIRENT
 
 
 @pytest.mark.promise(9)
@@ -123,29 +123,29 @@ def test_an_entry_of_a_listing_is_packed_alike_in_one_step(name: str, is_dir: in
     entry = Entry(1026, name, is_dir, 0 if is_dir else FILE.size, FILE.mtime_ns, 3)
     encoded = name.encode()
     tail = structs.Dirent(1026, 3, len(encoded), 4 if is_dir else 8)
-    assert packing.dirent(entry) == wire.dirent(tail, encoded)
-    assert packing.direntplus(entry) == wire.dirent(tail, encoded, packing.entry_out(entry.attributes))
+    assert encode.dirent(entry) == protocol.dirent(tail, encoded)
+    assert encode.direntplus(entry) == protocol.dirent(tail, encoded, encode.entry_out(entry.attributes))
     if not is_dir:
         assert entry.attributes == FILE
 
 
 def test_a_refusal() -> None:
-    assert wire.refusal(22, 38) == bytes.fromhex("10000000daffffff1600000000000000")
+    assert protocol.refusal(22, 38) == bytes.fromhex("10000000daffffff1600000000000000")
 
 
 def test_a_notification() -> None:
-    message = wire.inval_entry(7, b"name")
+    message = protocol.inval_entry(7, b"name")
     header = structs.OutHeader.unpack(message)
-    assert (header.len, header.error, header.unique) == (len(message), wire.Notify.INVAL_ENTRY, 0)
+    assert (header.len, header.error, header.unique) == (len(message), protocol.Notify.INVAL_ENTRY, 0)
     assert structs.InvalEntryOut.unpack(message, 16) == structs.InvalEntryOut(7, 4, 0)
     assert message[32:] == b"name\0"
 
 
 def test_statx_tells_what_getattr_tells() -> None:
-    answer = packing.statx_out(FILE)
+    answer = encode.statx_out(FILE)
     head = structs.StatxOut.unpack(answer)
     times = structs.StatxTimes.unpack(answer, structs.StatxOut.layout.size)
-    attr = structs.Attr.unpack(packing.attr_out(FILE), structs.AttrOut.layout.size)
+    attr = structs.Attr.unpack(encode.attr_out(FILE), structs.AttrOut.layout.size)
     assert len(answer) == 288  # fuse_statx_out: 32, and statx(2)'s 256
     assert (head.ino, head.size, head.blocks, head.mode, head.nlink) == (
         attr.ino, attr.size, attr.blocks, attr.mode, attr.nlink,
@@ -154,12 +154,12 @@ def test_statx_tells_what_getattr_tells() -> None:
 
 
 def test_statfs() -> None:
-    told = structs.StatfsOut.unpack(packing.statfs_out(Capacity(blocks=10, free=4, files=3)))
+    told = structs.StatfsOut.unpack(encode.statfs_out(Capacity(blocks=10, free=4, files=3)))
     assert (told.blocks, told.bfree, told.bavail, told.files, told.bsize, told.namelen) == (10, 4, 4, 3, 4096, 255)
 
 
 def test_ioctl_numbers() -> None:
-    assert (wire.BACKING_OPEN, wire.BACKING_CLOSE) == (0x4010E501, 0x4004E502)
+    assert (protocol.BACKING_OPEN, protocol.BACKING_CLOSE) == (0x4010E501, 0x4004E502)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -196,10 +196,10 @@ def test_a_structure_that_is_cut_short(kind: type[Structure]) -> None:
 @pytest.mark.parametrize("message", [b"", INIT[:39], INIT[:-1], INIT + b"x", struct.pack("=I", 4)])
 def test_a_message_that_is_not_as_long_as_it_says(message: bytes) -> None:
     with pytest.raises(Malformed):
-        wire.request(message)
+        protocol.request(message)
 
 
 @pytest.mark.parametrize("body", [b"", b"name", b"two\0names\0", b"name\0rest"])
 def test_a_name_that_does_not_end_where_its_message_does(body: bytes) -> None:
     with pytest.raises(Malformed):
-        wire.name(wire.Request(1, 2, 1, 0, bytes(HEADER) + body))
+        protocol.name(protocol.Request(1, 2, 1, 0, bytes(HEADER) + body))

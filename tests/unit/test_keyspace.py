@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growfs.remote.keyspace import LAST, PAGES_ALONE, Cursor, Interval, Keyspace, Span, Unordered
+from growfs.remote.stores.s3.keyspace import LAST, PAGES_ALONE, Cursor, Interval, Keyspace, Span, Unordered
 
 PAGE = 4
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs.catalog import Node
-from growfs.flight import Flight, State, Unit
-from growfs.landing import BATCH_MAX, Landing
+from growfs.cache.catalog import Node
+from growfs.scheduler.in_flight import BATCH_MAX, Flight, Landing, State, Unit
 
 
 def flight(id: int, unit: Unit, urgent: bool = False, renews: bool = False) -> Flight:

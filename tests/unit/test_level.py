@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from growfs.level import SETTLED_PERIODS, STREAMS_FIRST, STREAMS_MAX, STREAMS_MIN, Level
+from growfs.scheduler.concurrency import SETTLED_PERIODS, STREAMS_FIRST, STREAMS_MAX, STREAMS_MIN, Level
 
 PERIODS = 60
 NOISE = 0.03

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from growfs.reader import Reader
-from growfs.rotation import EVERYWHERE, Generation, Hold, begins_generation
+from growfs.rotation.reader import Reader
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, begins_generation
 
 SETTLE_S = 60.0
 FIRST, SECOND, THIRD = (Generation(number, 100 * number, 0.0) for number in (1, 2, 3))

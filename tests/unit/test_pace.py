@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from growfs import pace as module
-from growfs.pace import BURST_S, RATE_MAX, Bandwidth, Pace
+from growfs.remote import limits as module
+from growfs.remote.limits import BURST_S, RATE_MAX, Bandwidth, Pace
 
 RATE = 1_000_000
 TICK_S = 1e-6

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from growfs import digest
-from growfs import porter as module
 from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
-from growfs.pace import Pace
-from growfs.porter import Porter
+from growfs.remote import digest
+from growfs.remote.limits import Pace
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec
-from growfs.wire import TOLD_FILES, Came, Fetch, Lost, TooMuch, Wanted
+from growfs.workers import downloader as module
+from growfs.workers.downloader import Porter
+from growfs.workers.messages import TOLD_FILES, Came, Fetch, Lost, TooMuch, Wanted
 
 WAIT_S = 20
 

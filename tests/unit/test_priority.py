@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from growfs.fuse import session
-from growfs.priority import IDLE_GROUP, Precedence, idle_group
+from growfs.workers.process import IDLE_GROUP, Precedence, idle_group
 from tests.harness import may_take_precedence, policy, until
 
 SPIN = "while True: pass"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from growfs.control import ask
+from growfs.daemon.control import ask
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
-from growfs.sampling import Candidate, Pass, draw_order
+from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from tests.harness import Growfs, until
 
 

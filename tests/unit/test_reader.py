@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs.reader import Marks, Reader
-from growfs.rotation import EVERYWHERE, Generation, Hold, Listing
+from growfs.rotation.reader import Marks, Reader
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Listing
 
 FIRST, SECOND, THIRD = Generation(1, 10, 0.0), Generation(2, 20, 0.0), Generation(3, 30, 0.0)
 

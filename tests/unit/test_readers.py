@@ -14,9 +14,9 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from growfs.reader import Reader
-from growfs.readers import FOREIGN, Readers, process, thread_group
-from growfs.rotation import EVERYWHERE, Generation, Hold
+from growfs.rotation.reader import Reader
+from growfs.rotation.registry import FOREIGN, Readers, process, thread_group
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold
 from tests.unit.rooms import Rooms, file
 
 ME = os.getpid()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs.rotation import (
+from growfs.rotation.rules import (
     EVERYWHERE,
     Choice,
     Generation,

@@ -8,15 +8,15 @@ import pytest
 import trio
 
 from growfs import disk
-from growfs.crew import Crew
+from growfs.daemon.virtual_files import _listed
 from growfs.errors import RemoteError
-from growfs.fetcher import Fetcher
-from growfs.groups import Groups
-from growfs.pace import Pace
+from growfs.remote.limits import Pace
 from growfs.remote.protocol import Fetched
-from growfs.rotation import Holds
-from growfs.virtual import _listed
-from growfs.wire import Came, Fetch, Lost, Wanted
+from growfs.rotation.rules import Holds
+from growfs.scheduler.dispatcher import Crew
+from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.order import Groups
+from growfs.workers.messages import Came, Fetch, Lost, Wanted
 from tests.unit.rooms import Rooms, file, open_rooms
 
 SIZE = 4096

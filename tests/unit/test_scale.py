@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from growfs import worker
-from growfs.attributes import Entry
-from growfs.directory import listed
+from growfs.cache.schema import ROOT, read_only
 from growfs.disk import BLOCK
-from growfs.rotation import EVERYWHERE, Hold, Holds
-from growfs.sampling import Candidate, Pass, draw_order
-from growfs.schema import ROOT, read_only
-from growfs.wire import AtWork, MakeOrder
+from growfs.rotation.draw_order import Candidate, Pass, draw_order
+from growfs.rotation.rules import EVERYWHERE, Hold, Holds
+from growfs.vfs.attributes import Entry
+from growfs.vfs.directory import listed
+from growfs.workers import worker
+from growfs.workers.messages import AtWork, MakeOrder
 from tests.unit.rooms import Rooms, file, open_rooms
 
 FILES = 60

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from growfs import disk
+from growfs.cache.open_files import OpenFile
 from growfs.disk import BLOCK
-from growfs.openfiles import OpenFile
-from growfs.rotation import Generation, Holds
+from growfs.rotation.rules import Generation, Holds
 from tests.unit.rooms import Rooms, file, open_rooms
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from growfs.phase import State
-from growfs.text import brief, openmetrics, render, state_text
+from growfs.daemon.render import brief, openmetrics, render, state_text
+from growfs.scheduler.readiness import State
 
 STATUS: dict[str, Any] = {
     "version": "1",

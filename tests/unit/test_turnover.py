@@ -12,12 +12,12 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growfs.catalog import Share
+from growfs.cache.catalog import Share
+from growfs.cache.schema import FROZEN, PINNED
+from growfs.cache.store import Store
 from growfs.disk import BLOCK
-from growfs.rotation import EVERYWHERE, Generation, Hold, Holds
-from growfs.schema import FROZEN, PINNED
-from growfs.store import Store
-from growfs.turnover import Next, Turnover, plan
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds
+from growfs.rotation.turnover import Next, Turnover, plan
 from tests.unit.rooms import Rooms, file, open_rooms
 
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growfs import errors, wire
-from growfs.catalog import Listed
+from growfs import errors
+from growfs.cache.catalog import Listed
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
-from growfs.sampling import Pass
-from growfs.wire import Came, Closed, Done, Failed, Fetch, List, Made, MakeOrder, TooMuch, Wanted
-from growfs.workers import Line, WorkerLost
+from growfs.rotation.draw_order import Pass
+from growfs.workers import messages
+from growfs.workers.messages import Came, Closed, Done, Failed, Fetch, List, Made, MakeOrder, TooMuch, Wanted
+from growfs.workers.pool import Line, WorkerLost
 
 FILE = RemoteFile("a/ü.jpg", 5, None, "v1")
 MESSAGES = [
@@ -38,8 +39,8 @@ def same(a: Any, b: Any) -> bool:
 def test_each_message_arrives(message: Any) -> None:
     a, b = socket.socketpair()
     with a, b:
-        wire.send(a, message)
-        assert same(wire.receive(b), message)
+        messages.send(a, message)
+        assert same(messages.receive(b), message)
 
 
 @pytest.mark.parametrize(
@@ -47,23 +48,23 @@ def test_each_message_arrives(message: Any) -> None:
     [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)] + [TooMuch],
 )
 def test_each_error_arrives_as_what_it_is(kind: type[errors.GrowfsError]) -> None:
-    packed = wire.pack(Failed(kind("what, to what, what to do")))
-    error = wire.unpack(packed[wire.length.size :]).error
+    packed = messages.pack(Failed(kind("what, to what, what to do")))
+    error = messages.unpack(packed[messages.length.size :]).error
     assert (type(error), str(error), error.errno) == (kind, "what, to what, what to do", kind.errno)
 
 
 @given(st.lists(st.binary(max_size=100_000), max_size=4))
-def test_messages_keep_their_order_and_bounds(messages: list[bytes]) -> None:
+def test_messages_keep_their_order_and_bounds(sent: list[bytes]) -> None:
     a, b = socket.socketpair()
     with a, b:
-        sender = threading.Thread(target=a.sendall, args=(b"".join(map(wire.pack, messages)),))
+        sender = threading.Thread(target=a.sendall, args=(b"".join(map(messages.pack, sent)),))
         sender.start()
-        assert [wire.receive(b) for _ in messages] == messages
+        assert [messages.receive(b) for _ in sent] == sent
         sender.join()
 
 
 def test_the_length_is_as_documented() -> None:
-    packed = wire.pack(b"x")
+    packed = messages.pack(b"x")
     assert int.from_bytes(packed[:4], "big") == len(packed) - 4
 
 
@@ -72,16 +73,16 @@ def test_a_message_that_is_cut_short_is_none(cut: int) -> None:
     a, b = socket.socketpair()
     with b:
         with a:
-            a.sendall(wire.pack("a whole message")[:cut])
+            a.sendall(messages.pack("a whole message")[:cut])
         with pytest.raises(Closed):
-            wire.receive(b)
+            messages.receive(b)
 
 
 async def test_a_line_hears_progress_and_the_result() -> None:
     ours, theirs = socket.socketpair()
     line, heard = Line(ours), []
     for message in (Listed(1), Listed(2), Done("result"), Failed(errors.RemoteMissing("none")), Listed(3)):
-        wire.send(theirs, message)
+        messages.send(theirs, message)
 
     async def hear(message: Listed) -> None:
         heard.append(message.listing)
@@ -89,7 +90,7 @@ async def test_a_line_hears_progress_and_the_result() -> None:
     assert await line.ask(List(Path("/a"), 1), hear) == "result"
     with pytest.raises(errors.RemoteMissing, match="none"):
         await line.ask(List(Path("/b"), 1))
-    assert [wire.receive(theirs), wire.receive(theirs)] == [List(Path("/a"), 1), List(Path("/b"), 1)]
+    assert [messages.receive(theirs), messages.receive(theirs)] == [List(Path("/a"), 1), List(Path("/b"), 1)]
     theirs.close()
     with pytest.raises(WorkerLost):
         await line.ask(List(Path("/c"), 1), hear)

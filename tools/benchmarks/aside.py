@@ -3,7 +3,7 @@
 import os
 import sys
 
-from growfs.priority import step_aside
+from growfs.workers.process import step_aside
 
 step_aside()
 os.execv(sys.argv[1], sys.argv[1:])

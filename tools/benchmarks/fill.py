@@ -14,14 +14,14 @@ from pathlib import Path
 
 import trio
 
-from growfs import digest
-from growfs.catalog import NODE, Catalog, Node
-from growfs.database import Database
-from growfs.publish import Draft
-from growfs.recovery import recover
+from growfs.cache.catalog import NODE, Catalog, Node
+from growfs.cache.database import Database
+from growfs.cache.publish import Draft
+from growfs.cache.recovery import recover
+from growfs.cache.schema import read_only
+from growfs.cache.store import Store
+from growfs.remote import digest
 from growfs.remote.protocol import Fetched, RemoteFile
-from growfs.schema import read_only
-from growfs.store import Store
 
 AT_ONCE = 1000
 """Files that are admitted in one transaction."""

@@ -10,14 +10,15 @@ import json
 import sys
 import time
 
-from growfs.remote import open_remote, preload, walkers
+from growfs.remote import open_remote, preload
 from growfs.remote.protocol import RemoteSpec
+from growfs.remote.stores.s3 import lister
 
 
 def main() -> None:
     """List it; the imports and the first page, for which a client is made, are not counted."""
     endpoint, files, requests = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    walkers.REQUESTS_MAX = requests
+    lister.REQUESTS_MAX = requests
     spec = RemoteSpec("s3://formula", endpoint_url=endpoint)
     preload(spec)
     pages = open_remote(spec).pages()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from growfs.simcache import File
-from growfs.simulation import Simulation
+from growfs.simulation.cache import File
+from growfs.simulation.simulator import Simulation
 from tools.training.digits import RESIDENT, TRAIN, Numbers
 
 FILE_BYTES = 8192

@@ -1,0 +1,10 @@
+"""The local disk: the database and its schema, the catalog, the cached files, the quota, recovery.
+
+Owns the cache directory: catalog.sqlite, files/ and partial/.
+
+Always: a row vouches for a file that is whole; resident, reserved and orphaned bytes stay within the quota; writes to
+the database happen on one thread at a time.
+
+For others: `directory`, `database`, `schema`, `catalog`, `diff`, `store`, `publish`, `open_files`, `recovery`, `usage`.
+Workers import `schema`, `catalog` and `diff`, so nothing is imported by this file.
+"""

@@ -1,0 +1,335 @@
+"""What the remote holds, as far as it has been listed: a tree of nodes in the database.
+
+Owns the table `node`, the totals, and the names that had to be skipped. What is resident is the store's.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from growfs.cache.schema import (
+    DIRECTORY_CACHE_MAX,
+    FROZEN,
+    PINNED,
+    ROOT,
+    Ask,
+    directory_path,
+    join,
+    row_of_connection,
+    set_last_known,
+    set_meta,
+)
+from growfs.remote.filter import PathFilter
+from growfs.remote.names import FILE_AND_DIRECTORY, TWICE, extension
+from growfs.remote.protocol import RemoteFile, Skipped
+
+if TYPE_CHECKING:
+    from growfs.cache.database import Database
+
+UNKNOWN_SIZE = 64 << 20
+"""Bytes that a file whose size the remote does not tell reserves at first; doubled when that was too little."""
+LAST_LETTER = "\U0010ffff"
+
+NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
+"""The columns of a Node, of `node AS n` and `resident AS r`."""
+NODES = f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE"
+VERSION = "SELECT CASE is_dir WHEN 0 THEN version END FROM node WHERE parent = ? AND name = ?"
+FOLDERS = (
+    "SELECT count(*) FROM node d WHERE d.is_dir = 1"
+    " AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A directory, or one version of a file.
+
+    size: bytes, None while unknown. seq: place in the order of admission, None where it is not resident.
+    """
+
+    id: int
+    parent: int
+    name: str
+    is_dir: bool
+    size: int | None
+    mtime_ns: int | None
+    version: str
+    drawn: int
+    pinned: int
+    seq: int | None
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """(directory, extension): a directory keeps a cached file of each extension (rotation's Kind)."""
+        return self.parent, extension(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A file that left the catalog. bytes: what it took on the local disk, None where it was not resident."""
+
+    id: int
+    parent: int
+    name: str
+    path: str
+    size: int
+    bytes: int | None
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a part of a listing did to the catalog."""
+
+    added: int = 0
+    added_bytes: int = 0
+    directories: int = 0
+    removed: list[Removed] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A part of listing number `listing`: what differs from the catalog. changed: (id of the old version, the new)."""
+
+    listing: int
+    new: list[RemoteFile] = field(default_factory=list)
+    changed: list[tuple[int, RemoteFile]] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of the remote this node is to have."""
+
+    files: int
+    bytes: int
+
+
+class Catalog:
+    """Owns what exists. `files` and `bytes` are totals over all files with a known size.
+
+    freeze: globs of the files that are never left out, nor evicted. Directories are never renamed and ids never used
+    again, so a directory's path holds for ever: `paths` has those that were asked for, by id.
+    """
+
+    def __init__(self, database: Database, freeze: tuple[str, ...] = ()) -> None:
+        self.file = database.path
+        self._db = database
+        self.freezes = bool(freeze)
+        self._frozen = PathFilter(freeze)
+        self._share: Share | None = None
+        self.paths: dict[int, str] = {ROOT: ""}
+        totals: tuple[int, int, int] = database.last_known("catalog") or database.row(
+            "SELECT count(*), coalesce(sum(size), 0), (SELECT count(*) FROM node WHERE is_dir = 1)"
+            " FROM node WHERE is_dir = 0"
+        )
+        self.files, self.bytes, self.directories = totals
+        self._freeze_known(json.dumps(freeze))
+        self._directory_ids: dict[str, int] = {"": ROOT}
+
+    # What is known. On the thread that answers the kernel.
+
+    @property
+    def listing(self) -> int:
+        """How many listings of the remote were completed."""
+        return int(self._db.meta("listing", 0))
+
+    @property
+    def pass_number(self) -> int:
+        """The walk over the catalog that is under way, from 1."""
+        return int(self._db.meta("pass", 1))
+
+    @property
+    def share(self) -> Share:
+        """What of all that this node is to have; everything, until the order of a pass tells."""
+        return self._share or Share(self.files, self.bytes)
+
+    @share.setter
+    def share(self, share: Share) -> None:
+        self._share = share
+
+    def find(self, parent: int, name: str) -> Node | None:
+        """The node of that name in a directory."""
+        row = self._db.row(f"{NODES} n.parent = ? AND n.name = ?", parent, name)
+        return row and Node(*row)
+
+    def node(self, id: int) -> Node | None:
+        """The node with that id; None once a newer version took its place, or the remote deleted it."""
+        row = self._db.row(f"{NODES} n.id = ?", id)
+        return row and Node(*row)
+
+    def beginning_with(self, name: str, parent: int | None) -> list[Node]:
+        """The files whose names begin so, of one directory or of all."""
+        query = f"{NODES} n.parent = ? AND n.name >= ? AND n.name < ? AND n.is_dir = 0"
+        parents = [(parent,)] if parent else self._db.rows("SELECT id FROM node WHERE is_dir = 1")
+        return [Node(*row) for (id,) in parents for row in self._db.rows(query, id, name, name + LAST_LETTER)]
+
+    def path(self, node: Node) -> str:
+        """Where the node is, relative to the root."""
+        return self.path_of(node.parent, node.name)
+
+    def path_of(self, parent: int, name: str) -> str:
+        """Where a name in a directory is, relative to the root."""
+        return join(directory_path(self._db.row, parent, self.paths), name)
+
+    @property
+    def folders_with_files(self) -> int:
+        """How many directories have files of their own."""
+        return int(self._db.row(FOLDERS)[0])
+
+    def unseeded(self) -> int:
+        """How many directories have files, and none that is resident."""
+        seeded = "SELECT 1 FROM resident r JOIN node f USING (id) WHERE r.parent = d.id AND f.is_dir = 0"
+        return int(self._db.row(f"{FOLDERS} AND NOT EXISTS ({seeded})")[0])
+
+    def undrawn(self, limit: int) -> list[Node]:
+        """The first files, in the order of the listing, that no pass has drawn."""
+        query = f"{NODES} n.is_dir = 0 AND n.drawn = 0 ORDER BY n.id LIMIT ?"
+        return [Node(*row) for row in self._db.rows(query, limit)]
+
+    @staticmethod
+    def skipped(ask: Ask) -> list[tuple[str, int, str]]:
+        """(reason, how many names, one of them)."""
+        return ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
+
+    # What a listing says. `then` is given the changes after the commit, in the writing thread.
+
+    async def apply(self, part: Listed, then: Callable[[Changes], None]) -> Changes:
+        """Take over a part of a listing: add, replace, remove."""
+        try:
+            changes = await self._db.write(lambda writer: self._apply(writer, part), then)
+        except BaseException:
+            self._directory_ids = {"": ROOT}  # ids that were rolled back may be given to others
+            self.paths.clear()
+            self.paths[ROOT] = ""
+            raise
+        self._share = None  # until the order is made anew
+        self.files += changes.added - len(changes.removed)
+        self.bytes += changes.added_bytes - sum(gone.size for gone in changes.removed)
+        self.directories += changes.directories
+        return changes
+
+    async def defer(self, ids: list[int], number: int) -> None:
+        """Have a pass come to these files once more, after all others: they were here when it came to them."""
+        query, values = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?", [(-number, id, number) for id in ids]
+        await self._db.write_at_last(lambda writer: writer.executemany(query, values))
+
+    async def begin_pass(self, number: int) -> None:
+        """Walk over the whole catalog once more."""
+        await self._db.write_at_last(lambda writer: set_meta(writer, "pass", number))
+
+    async def finish(self, listing: int) -> None:
+        """Remember that a listing was completed."""
+
+        def write(writer: sqlite3.Connection) -> None:
+            writer.execute("DELETE FROM skipped WHERE listing < ?", (listing,))
+            set_meta(writer, "listing", listing)
+
+        await self._db.write(write)
+
+    def save(self, writer: sqlite3.Connection) -> None:
+        """Write the totals down for the next daemon: the last thing that happens."""
+        set_last_known(writer, "catalog", (self.files, self.bytes, self.directories))
+
+    def _freeze_known(self, globs: str) -> None:
+        """Mark the files that --freeze names, where it names others than at the last mount."""
+        if self._db.meta("freeze", "[]") == globs:
+            return
+
+        def write(writer: sqlite3.Connection) -> None:
+            row_of = row_of_connection(writer)
+            rows = writer.execute("SELECT id, parent, name FROM node WHERE is_dir = 0").fetchall()
+            marks = [(self._mark(join(directory_path(row_of, row[1], self.paths), row[2])), row[0]) for row in rows]
+            writer.executemany(f"UPDATE node SET pinned = pinned & {PINNED} | ? WHERE id = ?", marks)
+            set_meta(writer, "freeze", globs)
+
+        self._db.write_now(write)
+
+    def _mark(self, path: str) -> int:
+        return FROZEN if self.freezes and self._frozen.matches(path) else 0
+
+    def _apply(self, writer: sqlite3.Connection, part: Listed) -> Changes:
+        changes = Changes()
+        skipped = list(part.skipped)
+        for id in part.gone:
+            self._prune(writer, self._take_out(writer, id, changes), changes)
+        for id, file in part.changed:
+            (pinned,) = writer.execute("SELECT pinned FROM node WHERE id = ?", (id,)).fetchone() or (0,)
+            self._take_out(writer, id, changes)
+            self._insert(writer, file, pinned, changes, skipped)
+        for file in part.new:
+            self._insert(writer, file, 0, changes, skipped)
+        writer.executemany(
+            "INSERT OR REPLACE INTO skipped VALUES (?, ?, ?)",
+            [(skip.path.encode(errors="replace").decode(), skip.reason, part.listing) for skip in skipped],
+        )
+        return changes
+
+    def _insert(
+        self, writer: sqlite3.Connection, file: RemoteFile, pinned: int, changes: Changes, skipped: list[Skipped]
+    ) -> None:
+        folder, _, name = file.path.rpartition("/")
+        parent = self._directory(writer, folder, changes, skipped)
+        added = writer.execute(
+            "INSERT INTO node (parent, name, is_dir, size, mtime_ns, version, pinned) VALUES (?, ?, 0, ?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING",
+            (parent, name, file.size, file.mtime_ns, file.version, pinned | self._mark(file.path)),
+        ).rowcount
+        if added:
+            changes.added += 1
+            changes.added_bytes += file.size or 0
+        elif (version := writer.execute(VERSION, (parent, name)).fetchone()[0]) != file.version:
+            skipped.append(Skipped(FILE_AND_DIRECTORY if version is None else TWICE, file.path))
+
+    def _directory(self, writer: sqlite3.Connection, path: str, changes: Changes, skipped: list[Skipped]) -> int:
+        """The id of the directory at path, made where it is missing; a file of that name gives way."""
+        known = self._directory_ids.get(path)
+        if known is not None:
+            return known
+        folder, _, name = path.rpartition("/")
+        parent = self._directory(writer, folder, changes, skipped)
+        row = writer.execute("SELECT id, is_dir FROM node WHERE parent = ? AND name = ?", (parent, name)).fetchone()
+        if row and not row[1]:
+            skipped.append(Skipped(FILE_AND_DIRECTORY, path))
+            self._take_out(writer, row[0], changes)
+        if row and row[1]:
+            id = int(row[0])
+        else:
+            cursor = writer.execute("INSERT INTO node (parent, name, is_dir) VALUES (?, ?, 1)", (parent, name))
+            id = int(cursor.lastrowid or 0)
+            changes.directories += 1
+        if len(self._directory_ids) >= DIRECTORY_CACHE_MAX:
+            self._directory_ids = {"": ROOT}
+        self._directory_ids[path] = id
+        return id
+
+    def _take_out(self, writer: sqlite3.Connection, id: int, changes: Changes) -> int:
+        """Remove a file; returns its parent, which stays."""
+        row = writer.execute(
+            "SELECT n.parent, n.name, n.size, r.bytes FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?", (id,)
+        ).fetchone()
+        if row is None:
+            return ROOT
+        parent, name, size, bytes = row
+        path = join(directory_path(row_of_connection(writer), parent, self.paths), name)
+        changes.removed.append(Removed(id, parent, name, path, size or 0, bytes))
+        _delete(writer, id)
+        return int(parent)
+
+    def _prune(self, writer: sqlite3.Connection, id: int, changes: Changes) -> None:
+        """Remove the directory and its parents, as far as nothing is left in them."""
+        while id != ROOT and not writer.execute("SELECT 1 FROM node WHERE parent = ? LIMIT 1", (id,)).fetchone():
+            (parent,) = writer.execute("SELECT parent FROM node WHERE id = ?", (id,)).fetchone()
+            _delete(writer, id)
+            changes.directories -= 1
+            self._directory_ids = {"": ROOT}
+            id = parent
+
+
+def _delete(writer: sqlite3.Connection, id: int) -> None:
+    writer.execute("DELETE FROM resident WHERE id = ?", (id,))
+    writer.execute("DELETE FROM node WHERE id = ?", (id,))

@@ -1,0 +1,143 @@
+"""The one database of a cache: its file, and who may write.
+
+Two rooms share it: the catalog (what exists) and the store (what is resident). The daemon has one connection that
+reads, on the thread that answers the kernel, and one that writes, used by one thread at a time, so that a slow commit
+delays no reader. Workers read with connections of their own (SQLite's write-ahead log lets readers go on beside a
+writer).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from growfs.cache.schema import PAGE_CACHE_KIB, Ask, missing, read_only
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_S = 5.0
+"""Pause where the disk refuses a write that can wait."""
+
+
+class Database:
+    """Owns both connections of the daemon.
+
+    `rows` and `row` read what is committed, at once. `write` runs a function in a transaction on the writing thread;
+    writes never overlap, and one that raises leaves no trace.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._writer.execute("PRAGMA synchronous = NORMAL")
+        self._writer.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
+        script = missing(self._writer)
+        with transaction(self._writer):
+            for statement in script.split(";\n"):
+                self._writer.execute(statement)
+        self._reader = read_only(path)
+        self._turn = trio.CapacityLimiter(1)
+
+    def rows(self, query: str, *values: object) -> list[Any]:
+        """All rows of a query over what is committed."""
+        return self._reader.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: object) -> Any:
+        """The first row of a query over what is committed, or None."""
+        return self._reader.execute(query, values).fetchone()
+
+    async def aside(self, function: Callable[[Ask], T]) -> T:
+        """Have function ask on a thread, by a connection of its own: for what takes longer than a reader can wait."""
+
+        def look() -> T:
+            connection = read_only(self.path)
+            try:
+                connection.execute("BEGIN")  # all of it is of one moment
+                return function(lambda query, *values: connection.execute(query, values).fetchall())
+            finally:
+                connection.close()
+
+        return await trio.to_thread.run_sync(look)
+
+    async def write(self, function: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None) -> T:
+        """Run function in a transaction, in turn; its result comes once that is committed.
+
+        then: given the result after the commit and before the next write; for what must follow on the disk.
+        """
+
+        def turn() -> T:
+            result = self.write_now(function)
+            if then:
+                then(result)
+            return result
+
+        return await trio.to_thread.run_sync(turn, limiter=self._turn)
+
+    async def write_at_last(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """As `write`, again and again while the disk refuses: what needs no answer must not end the daemon."""
+        while True:
+            try:
+                return await self.write(function)
+            except sqlite3.OperationalError as error:
+                log.warning("the catalog cannot be written, trying again: %s", error)
+                await trio.sleep(RETRY_S)
+
+    async def in_writer(self, function: Callable[[], T]) -> T:
+        """Run function, outside of any transaction, in the writing thread's turn: what must not overtake a write."""
+        return await trio.to_thread.run_sync(function, limiter=self._turn)
+
+    def write_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """As `write`, on this thread: for start and stop, when nobody else writes."""
+        with transaction(self._writer):
+            return function(self._writer)
+
+    def write_through(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """As `write_now`, and return when the medium has it: what a power loss must not undo."""
+        self._writer.execute("PRAGMA synchronous = FULL")
+        try:
+            return self.write_now(function)
+        finally:
+            self._writer.execute("PRAGMA synchronous = NORMAL")
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        """A small fact about the whole cache."""
+        row = self.row("SELECT value FROM meta WHERE key = ?", key)
+        return default if row is None else row[0]
+
+    def last_known(self, key: str) -> Any:
+        """What the last daemon knew as it ended, as `set_last_known` wrote it down; None where it did not, or crashed.
+
+        It is told once: the next daemon must not hear it, if this one crashes.
+        """
+        if (value := self.meta(key)) is None:
+            return None
+        self.write_now(lambda writer: writer.execute("DELETE FROM meta WHERE key = ?", (key,)))
+        return json.loads(value)
+
+    def close(self) -> None:
+        """Fold the write-ahead log into the file and let go of it."""
+        self._reader.close()
+        self._writer.close()
+
+
+@contextmanager
+def transaction(writer: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing."""
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        writer.execute("COMMIT")
+    except BaseException:
+        if writer.in_transaction:  # a full disk may have ended it (sqlite.org/lang_transaction.html)
+            writer.execute("ROLLBACK")
+        raise

@@ -1,0 +1,184 @@
+"""The cached files that readers hold open or opened lately, and what those of them cost that are no longer resident.
+
+A file that was evicted or replaced stays on the disk until its last close: it is an orphan, and its bytes count. One
+that is resident still stays open for its next reader: a reader of many small files comes back to each in every epoch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import resource
+from dataclasses import dataclass
+
+from growfs.errors import TooManyOpen
+from growfs.events import Pulse
+
+IDLE_MAX = 16_384
+"""Files that are kept open for the next reader; each pins 1 to 2 KB of kernel memory."""
+LOOKED_AT = 16
+"""Idle files that are looked at for one to close."""
+RESERVED = 256
+"""Descriptors that the rest of the daemon may need: workers, the database, the files of .growfs/ that are open."""
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """A cached file that readers hold open; one descriptor serves them all.
+
+    size: of its content. admitted: inode number and change time (ns) of what was admitted. orphan_bytes: what it takes
+    on the disk although it is evicted or replaced; None where it is resident.
+    """
+
+    id: int
+    fd: int
+    size: int
+    mtime_ns: int | None
+    admitted: tuple[int, int]
+    opens: int = 1
+    orphan_bytes: int | None = None
+
+    def is_as_admitted(self) -> bool:
+        """Whether nobody has written to it since."""
+        stat = os.fstat(self.fd)
+        return (stat.st_ino, stat.st_ctime_ns) == self.admitted and stat.st_size == self.size
+
+    def is_mapped(self) -> bool:
+        """Whether somebody else holds the cached file itself, as a mapping through passthrough does after the close.
+
+        The kernel grants a lease for writing only where nobody does (fcntl(2), F_SETLEASE); file systems without leases
+        cannot tell.
+        """
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
+
+
+class OpenFiles:
+    """Owns the descriptors. `dropped` tells of each that is closed. orphan_bytes: what all orphans take on the disk.
+
+    A file is open (readers hold it), idle (resident, and kept for the next reader), or an orphan that is only mapped.
+    """
+
+    def __init__(self) -> None:
+        self.orphan_bytes = 0
+        self.dropped = Pulse[[int]]()
+        self._files: dict[int, OpenFile] = {}
+        self._idle: dict[int, OpenFile] = {}
+        self._mapped: dict[int, OpenFile] = {}
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._idle_max = min(IDLE_MAX, limit // 2)
+        self._most = max(limit // 2, limit - RESERVED)
+
+    def __contains__(self, id: object) -> bool:
+        """Whether a reader has a file open or mapped."""
+        idle = self._idle.get(id) if isinstance(id, int) else None
+        return id in self._files or (idle is not None and idle.is_mapped())
+
+    @property
+    def ids(self) -> set[int]:
+        """Of the files that readers have open; others may be mapped."""
+        return set(self._files)
+
+    def get(self, id: int) -> OpenFile | None:
+        """The file with that node id, if a reader has it open."""
+        return self._files.get(id)
+
+    def wants(self, id: int) -> bool:
+        """Whether a file may be opened ahead of its reader: it is not open, and no other would have to go for it."""
+        room = len(self._idle) < self._idle_max and not self._full
+        return room and id not in self._idle and id not in self._files
+
+    @property
+    def _full(self) -> bool:
+        return len(self._files) + len(self._idle) + len(self._mapped) >= self._most
+
+    def again(self, id: int) -> OpenFile | None:
+        """Open a file once more that is open, or was lately."""
+        if opened := self._files.get(id):
+            opened.opens += 1
+            return opened
+        if (opened := self._idle.pop(id, None)) is None:
+            return None
+        if not opened.is_as_admitted():
+            self._drop(opened)
+            return None
+        opened.opens = 1
+        self._files[id] = opened
+        return opened
+
+    def open(self, id: int, path: str, size: int, mtime_ns: int | None, admitted: tuple[int, int]) -> OpenFile | None:
+        """Open a cached file that is not open; None where it is gone, or perhaps not the one that was admitted.
+
+        Raises TooManyOpen.
+        """
+        if self._full:
+            if not self._idle:
+                raise TooManyOpen(f"{len(self._files)} files are open; raise the limit (ulimit -n) and mount again")
+            self._drop_idle()
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        opened = OpenFile(id, fd, size, mtime_ns, admitted)
+        if not opened.is_as_admitted():
+            os.close(fd)
+            return None
+        self._files[id] = opened
+        return opened
+
+    def close(self, id: int) -> int:
+        """Close once; returns the bytes that this freed."""
+        opened = self._files[id]
+        opened.opens -= 1
+        if opened.opens:
+            return 0
+        del self._files[id]
+        if opened.orphan_bytes is not None:
+            return self._let_go(opened)
+        self._idle[id] = opened
+        if len(self._idle) > self._idle_max:
+            self._drop_idle()
+        return 0
+
+    def orphan(self, id: int, bytes: int) -> bool:
+        """Note that a file with those bytes is no longer resident; False where no reader has it open or mapped."""
+        idle = self._idle.pop(id, None)
+        opened = idle or self._files.get(id)
+        if opened is None or opened.orphan_bytes is not None:  # a later copy of an orphan is on nobody's descriptor
+            return False
+        opened.orphan_bytes = bytes
+        self.orphan_bytes += bytes
+        return not idle or self._let_go(idle) == 0
+
+    def sweep(self) -> int:
+        """Let go of orphans that are no longer mapped; returns the bytes that this freed."""
+        mapped, self._mapped = self._mapped, {}
+        return sum(self._let_go(orphan) for orphan in mapped.values())
+
+    def _let_go(self, orphan: OpenFile) -> int:
+        """Close an orphan that nobody has open, unless it is mapped; returns the bytes that this freed."""
+        if orphan.is_mapped():
+            self._mapped[orphan.fd] = orphan
+            return 0
+        assert orphan.orphan_bytes is not None
+        self._drop(orphan)
+        self.orphan_bytes -= orphan.orphan_bytes
+        return orphan.orphan_bytes
+
+    def _drop_idle(self) -> None:
+        """Close the file that was idle for longest, but rather one that is not mapped: it must be known as in use."""
+        first = list(itertools.islice(self._idle.values(), LOOKED_AT))
+        oldest = next((idle for idle in first if not idle.is_mapped()), first[0])
+        del self._idle[oldest.id]
+        self._drop(oldest)
+
+    def _drop(self, opened: OpenFile) -> None:
+        os.close(opened.fd)
+        self.dropped(opened.id)

@@ -1,0 +1,122 @@
+"""What a cache is worth when a daemon starts: all of it after a clean stop, else what can be shown to be whole.
+
+After a crash a row counts where it still names the very file that was admitted (inode number and change time). After
+a power loss, which may have taken what the page cache held, only rows that a syncfs has covered count as well.
+A file without a row is deleted. So nothing that a reader is given was ever half-written.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+from growfs import disk
+from growfs.cache.database import Database
+from growfs.cache.schema import ROOT, directory_path, join, row_of_connection, set_meta
+from growfs.errors import TooManyOpen
+from growfs.remote import digest
+
+log = logging.getLogger(__name__)
+
+
+def identity(path: Path, expected: str) -> tuple[int, int] | None:
+    """(inode number, change time in ns) of a file with that digest; None where there is no such file.
+
+    Raises TooManyOpen, which says nothing of the file.
+    """
+    try:
+        stat = path.lstat()
+        whole = S_ISREG(stat.st_mode) and digest.of(path, expected) == expected
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None
+        return None
+    return (stat.st_ino, stat.st_ctime_ns) if whole else None
+
+
+def set_identity(writer: sqlite3.Connection, id: int, ino: int, ctime_ns: int) -> None:
+    """Note which file on the disk is the resident one."""
+    writer.execute("UPDATE resident SET ino = ?, ctime_ns = ? WHERE id = ?", (ino, ctime_ns, id))
+
+
+def boot_id() -> str:
+    """Differs from boot to boot (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def recover(database: Database, folder: Path) -> None:
+    """Bring rows and files into agreement, before anybody reads either."""
+    disk.fresh_folder("SWEEP_PARTIAL", folder / "partial")
+    files = folder / "files"
+    if not database.meta("clean", int(not files.exists())):  # files of a database that is lost are strays
+        durable_only = database.meta("boot_id") != boot_id()
+        lost = database.write_now(lambda writer: _drop(writer, files, durable_only))
+        strays = [path for path, _ in disk.walk_files(files) if not _has_row(database, path.relative_to(files))]
+        for path in strays:
+            disk.unlink("SWEEP_STRAY", path)
+            disk.prune_folders("SWEEP_FOLDER", path.parent, files)
+        log.info(
+            "the last daemon did not stop cleanly: %d files dropped, %d unfinished ones removed", lost, len(strays)
+        )
+
+    def begin(writer: sqlite3.Connection) -> None:
+        set_meta(writer, "clean", 0)
+        set_meta(writer, "boot_id", boot_id())
+
+    database.write_through(begin)
+
+
+def _drop(writer: sqlite3.Connection, files: Path, durable_only: bool) -> int:
+    lost = list(_untrusted(writer, files, durable_only))
+    for id in lost:
+        writer.execute("DELETE FROM resident WHERE id = ?", (id,))
+        writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))  # this pass may have it again
+    while writer.execute(
+        "DELETE FROM resident WHERE id IN (SELECT r.id FROM resident r JOIN node n USING (id)"
+        " WHERE n.is_dir = 1 AND NOT EXISTS (SELECT 1 FROM resident c WHERE c.parent = r.id))"
+    ).rowcount:
+        pass
+    return len(lost)
+
+
+def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> Iterator[int]:
+    known = {ROOT: ""}
+    row_of = row_of_connection(writer)
+    for id, parent, name, size, ino, ctime_ns, expected, durable in writer.execute(
+        "SELECT r.id, r.parent, n.name, n.size, r.ino, r.ctime_ns, r.digest, r.durable"
+        " FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0"
+    ).fetchall():
+        path = files / join(directory_path(row_of, parent, known), name)
+        try:
+            stat = path.lstat()
+        except OSError:
+            yield id
+            continue
+        if S_ISDIR(stat.st_mode):
+            disk.remove_tree("SWEEP_STRAY", path)
+        if (durable_only and not durable) or (stat.st_ino, stat.st_size) != (ino, size):
+            yield id
+        elif stat.st_ctime_ns != ctime_ns:
+            if now := identity(path, expected):
+                set_identity(writer, id, *now)
+            else:
+                yield id
+
+
+def _has_row(database: Database, path: Path) -> bool:
+    parent = ROOT
+    for name in path.parts:
+        row = _is_text(name) and database.row("SELECT id FROM node WHERE parent = ? AND name = ?", parent, name)
+        if not row:
+            return False
+        parent = row[0]
+    return database.row("SELECT 1 FROM resident WHERE id = ?", parent) is not None
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8, as all of the catalog's are."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)

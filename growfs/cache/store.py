@@ -1,0 +1,301 @@
+"""What is on the local disk: whole files, their rows, and the quota.
+
+Owns the folder files/, the table `resident`, and the quota.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from growfs import disk
+from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
+from growfs.cache.database import Database
+from growfs.cache.open_files import OpenFile, OpenFiles
+from growfs.cache.publish import Draft, Moved, Publisher, mark_durable
+from growfs.cache.recovery import identity, set_identity
+from growfs.cache.schema import set_last_known, set_meta
+from growfs.events import Pulse
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """Owns what is cached.
+
+    Always: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered under what
+    cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
+    `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
+    go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
+    the descriptor was closed. shown_seq: the last admission that a generation showed. wanted_bytes: of the draw that
+    waits for room.
+    """
+
+    def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
+        self.folder = folder
+        self.limit_bytes = 0
+        self.min_free = min_free
+        self.reserved_bytes = 0
+        self.evicted_files = self.evicted_bytes = 0
+        self.room = Pulse[[]]()
+        self.admitted = Pulse[[]]()
+        self.renewed = Pulse[[list[Removed]]]()
+        self.to_draw_again = Pulse[[]]()
+        self._open = OpenFiles()
+        self.dropped = self._open.dropped
+        self._db = database
+        self._catalog = catalog
+        self._files = folder / "files"
+        self._files.mkdir(exist_ok=True)
+        self.wanted_bytes = 0
+        self.resident_files: int
+        self.resident_bytes: int
+        self.resident_content_bytes: int
+        self.resident_files, self.resident_bytes, self.resident_content_bytes, last_place = database.last_known(
+            "resident"
+        ) or database.row(
+            "SELECT count(r.suffix), coalesce(sum(r.bytes), 0), coalesce(sum(iif(n.is_dir, 0, n.size)), 0),"
+            " max(coalesce(max(r.seq), 0), coalesce(max(r.turn), 0)) FROM resident r JOIN node n USING (id)"
+        )
+        (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
+        (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
+        self._publisher = Publisher(self._files, catalog.paths, max(self.shown_seq, last_place))
+        self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
+
+    # The quota.
+
+    @property
+    def orphan_bytes(self) -> int:
+        """Bytes of files that are evicted or replaced, and still open."""
+        return self._open.orphan_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the quota that are taken."""
+        return self.resident_bytes + self.reserved_bytes + self.orphan_bytes
+
+    @property
+    def _free_bytes(self) -> int:
+        """Of the disk, once all that is in flight is written; at least, as a part of it is written already."""
+        return disk.free_bytes(self.folder) - self.reserved_bytes
+
+    def reserve(self, size: int) -> int | None:
+        """Take what a file of this size needs from the quota, or None where there is no room now."""
+        self.sweep()
+        need = disk.allocation(size)
+        if self.over(need) > 0:
+            return None
+        self.reserved_bytes += need
+        return need
+
+    def unreserve(self, reserved: int) -> None:
+        """Give back what a file that did not come had reserved."""
+        self.reserved_bytes -= reserved
+        self.room()
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a single file may have at most."""
+        return self.limit_bytes // disk.BLOCK * disk.BLOCK
+
+    def largest_resident(self) -> int | None:
+        """Bytes of the largest resident file; None where there is none."""
+        (size,) = self._db.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
+        return None if size is None else int(size)
+
+    def settle(self, reserved: int, size: int) -> int:
+        """Reserve exactly what a file of this size needs, now that the size is known."""
+        need = disk.allocation(size)
+        self.reserved_bytes += need - reserved
+        if need < reserved:
+            self.room()
+        return need
+
+    def over(self, need: int) -> int:
+        """Bytes that have to go for a file that needs so many; where it is negative, so many more have room."""
+        return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
+
+    # Coming and going.
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Change the quota; `Evictor.shrink` evicts what is over it."""
+        self.limit_bytes = limit_bytes
+        self.room()
+
+    async def admit(self, drafts: list[Draft], pass_number: int) -> set[int]:
+        """Publish files, in this order, in one transaction; returns the ids that are resident now.
+
+        Missing from it: files whose version the catalog no longer has. Raises OSError or sqlite3.Error where the
+        disk refuses; then none of them is resident. Either way, what they had reserved is settled.
+        """
+        files: list[Moved] = []
+        try:
+            done = await self._db.write(
+                lambda writer: self._publisher.publish(writer, drafts, pass_number, files),
+                lambda _: self._publisher.finish(files),
+            )
+        except (OSError, sqlite3.Error):
+            await self._db.in_writer(lambda: self._publisher.undo(files))
+            raise
+        finally:
+            self.reserved_bytes -= sum(draft.reserved for draft in drafts)
+        self._durable = False
+        self.last_seq = max(self.last_seq, done.last_seq)
+        for old in done.renewed:
+            self._catalog.bytes -= old.size
+            if old.bytes is not None:
+                self._withdrawn(old.id, old.size, old.bytes)
+        for draft in drafts:
+            if draft.node.id in done.admitted:
+                self.resident_files += 1
+                self.resident_bytes += done.admitted[draft.node.id]
+                self.resident_content_bytes += draft.fetched.size
+                if draft.node.size is None or draft.renews:
+                    self._catalog.bytes += draft.fetched.size
+        if done.renewed:
+            self.renewed(done.renewed)
+        self.admitted()
+        return set(done.admitted)
+
+    async def evict(self, ids: list[int], draw_again: bool = False) -> int:
+        """Stop being resident; returns the bytes that were freed. What is open stays readable until its last close.
+
+        draw_again: the pass may have them once more, when there is room.
+        """
+        if not ids:
+            return 0
+        withdrawn = await self._db.write(
+            lambda writer: self._publisher.withdraw(writer, ids, draw_again), self._publisher.remove
+        )
+        for gone in withdrawn:
+            self._withdrawn(gone.id, gone.size, gone.bytes)
+        freed = sum(gone.bytes for gone in withdrawn)
+        self.evicted_files += len(withdrawn)
+        self.evicted_bytes += freed
+        if draw_again:
+            self.to_draw_again()
+        return freed
+
+    def discard_files(self, changes: Changes) -> None:
+        """Remove the cached files of what left the catalog. In the writing thread, after the commit."""
+        self._publisher.discard(changes)
+
+    def discarded(self, changes: Changes) -> None:
+        """Settle the accounts for what left the catalog."""
+        for gone in changes.removed:
+            if gone.bytes is not None:
+                self._withdrawn(gone.id, gone.size, gone.bytes)
+
+    def _withdrawn(self, id: int, size: int, bytes: int) -> None:
+        self.resident_files -= 1
+        self.resident_bytes -= bytes
+        self.resident_content_bytes -= size
+        if not self._open.orphan(id, bytes):
+            self.room()
+
+    def entries(self, parent: int, after_seq: int, last_seq: int, most: int, mtime_ns: int) -> list[Any]:
+        """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.
+
+        Rows of (id, name, is_dir, size, mtime_ns, seq, left_out), at most that many. mtime_ns: where none is known.
+        """
+        return self._db.rows(
+            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
+            " FROM resident r JOIN node n USING (id)"
+            " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
+            mtime_ns, parent, after_seq, last_seq, most,
+        )  # fmt: skip
+
+    def send_to_the_back(self, writer: sqlite3.Connection, units: Sequence[tuple[int, ...]]) -> None:
+        """Give units (the ids of what leaves as one) the last places in the queue to be left out, within a write."""
+        self._publisher.send_to_the_back(writer, units)
+
+    # Open files.
+
+    @property
+    def open_files(self) -> OpenFiles:
+        """The cached files that readers have open or mapped."""
+        return self._open
+
+    def opened(self, id: int) -> OpenFile | None:
+        """The open file with that node id."""
+        return self._open.get(id)
+
+    def open(self, id: int) -> OpenFile | None:
+        """Open a resident file once more; None where it is not resident, or `recheck` has to look at it first."""
+        if opened := self._open.again(id):
+            return opened
+        row = self._db.row(
+            "SELECT n.parent, n.name, n.size, n.mtime_ns, r.ino, r.ctime_ns FROM resident r JOIN node n USING (id)"
+            " WHERE id = ? AND n.is_dir = 0",
+            id,
+        )
+        if row is None:
+            return None
+        parent, name, size, mtime_ns, *admitted = row
+        return self._open.open(
+            id, f"{self._files}/{self._catalog.path_of(parent, name)}", size, mtime_ns, tuple(admitted)
+        )
+
+    def open_ahead(self, id: int) -> bool:
+        """Open a resident file for a reader who may come; False where that is of no use."""
+        return self._open.wants(id) and self.open(id) is not None
+
+    async def recheck(self, id: int) -> None:
+        """Look at a resident file that `open` did not take: the digest decides whether it goes."""
+        await self._db.in_writer(lambda: None)  # what was renamed a moment ago has its row then
+        row = self._db.row(f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
+        if row is None or id in self._open:
+            return
+        path = self._files / self._catalog.path(Node(*row[:-1]))
+        now = await trio.to_thread.run_sync(identity, path, row[-1])
+        if now:
+            await self._db.write(lambda writer: set_identity(writer, id, *now))
+        else:
+            log.warning("%s: the cached file is not the one that was admitted; it is fetched again", path)
+            await self.evict([id])
+
+    def close_file(self, id: int) -> None:
+        """Close once; the last one gives back the room of a file that is no longer resident."""
+        if self._open.close(id):
+            self.room()
+
+    def sweep(self) -> None:
+        """Give back the room of evicted files that were mapped and are not any more: nobody tells of that."""
+        if self._open.sweep():
+            self.room()
+
+    # What survives.
+
+    async def make_durable(self) -> None:
+        """Have the medium hold what is resident now, and note that: it then counts even after a power loss."""
+        if self._durable:
+            return
+        self._durable = True  # what is admitted from here on is for the next time
+
+        def sync() -> None:
+            disk.syncfs("SYNC", self.folder)
+            self._db.write_now(mark_durable)  # in the same turn of the writer: nothing is admitted in between
+
+        try:
+            await self._db.in_writer(sync)
+        except BaseException:
+            self._durable = False
+            raise
+
+    def stop(self) -> None:
+        """Note that all is well; the last thing that a daemon does."""
+        disk.syncfs("SYNC_STOP", self.folder)
+
+        def write(writer: sqlite3.Connection) -> None:
+            mark_durable(writer)
+            self._catalog.save(writer)
+            resident = self.resident_files, self.resident_bytes, self.resident_content_bytes, self._publisher.last_seq
+            set_last_known(writer, "resident", resident)
+            set_meta(writer, "clean", int(not self._publisher.left_behind))
+
+        self._db.write_now(write)

@@ -1,0 +1,337 @@
+"""The one table of a mount's options. Flags, keys of --config, environment names and help texts all come from it.
+
+A flag --cache-size is the TOML key cache-size and the variable GROWFS_CACHE_SIZE. A flag wins over the environment,
+the environment over the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from growfs.daemon.parsers import (
+    SAMPLES,
+    CacheSize,
+    absolute,
+    cache_size,
+    engine,
+    folder,
+    function,
+    group,
+    on_miss,
+    partition,
+    rename,
+    rotation,
+    storage_option,
+)
+from growfs.errors import UsageError
+from growfs.remote.functions import Function
+from growfs.remote.protocol import Producer, RemoteSpec
+from growfs.units import count as whole
+from growfs.units import fraction_of, positive, rate, seconds, size
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, live: bool = False) -> Any:
+    """A row of the table. default: as a person would write it, or None. live: `growfs set` may change it."""
+    return field(
+        default=None, metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "live": live}
+    )
+
+
+def flag(text: str) -> Any:
+    """A row without a value."""
+    return field(default=False, metadata={"parse": bool, "help": text, "live": False})
+
+
+def several(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
+    """A row that may come more than once."""
+    return field(
+        default=(), metadata={"parse": parse, "metavar": metavar, "help": text, "several": True, "live": False}
+    )
+
+
+FETCH_PROCESSES = 2
+DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to mount. None stands for 'not given', which only some rows allow."""
+
+    cache_dir: Path = option(DEFAULT_CACHE_DIR, folder, "DIR", "Directory for the cached files.")
+    cache_size: CacheSize = option(
+        "80%",
+        cache_size,
+        "SIZE",
+        "Maximum size of the cache on disk: 500GB, 20GiB, or a percentage of the free space.",
+        live=True,
+    )
+    min_free: int = option("1GiB", size, "SIZE", "Free disk space to leave to other programs.", live=True)
+    seed: int = option("0", whole, "N", "Seed of the random order in which files are drawn.")
+    partition: tuple[int, int] | None = option(
+        None,
+        partition,
+        "I/N",
+        "Prefetch only shard I of N (one per node). auto reads torchrun's or Slurm's environment.",
+    )
+    freeze: tuple[str, ...] = several(
+        str, "GLOB", "Fetch matching files first, wait for all of them, and never evict them (a validation set)."
+    )
+    group: str | None = option(
+        None,
+        group,
+        "TEMPLATE",
+        "Keep files with the same key together: '{stem}' pairs x.jpg with x.json; also {name}, {parent}.",
+    )
+    rotation: str = option(
+        "auto",
+        rotation,
+        "auto|never|always",
+        "When listed files may be evicted. auto: once no hold covers them; always: once their reader has opened"
+        " them all; never.",
+        live=True,
+    )
+    turnover: float = option(
+        "20%",
+        fraction_of,
+        "SHARE",
+        "Fraction of a full cache that each new generation delists and replaces.",
+        live=True,
+    )
+    hold_idle: float = option(
+        "1h", seconds, "TIME", "End a reader's holds once it has had no file open for this long.", live=True
+    )
+    show_files: int | None = option(
+        None, positive, "N", "List exactly N files in every generation, so that all nodes have equally many."
+    )
+    remote_budget: int | None = option(
+        None,
+        size,
+        "SIZE",
+        "Stop prefetching after this much traffic in a day (UTC). Files that are opened are still fetched.",
+        live=True,
+    )
+    workers: int | None = option(
+        None,
+        positive,
+        "N",
+        "Number of worker processes: 2 for downloads, one per core for a producer.",
+    )
+    bandwidth: int = option("0", rate, "RATE", "Maximum download rate, such as 200MB/s; 0: no limit.", live=True)
+    include: tuple[str, ...] = several(str, "GLOB", "Mount only files that match (.gitignore syntax).")
+    exclude: tuple[str, ...] = several(str, "GLOB", "Skip files that match (.gitignore syntax).")
+    producer: Function | None = option(
+        None, function, "FUNCTION", "Create each file with your own function: mypkg.shards:make, or shards.py:make."
+    )
+    rename: str | None = option(
+        None,
+        rename,
+        "TEMPLATE",
+        "Names of the created files: '{stem}.tfrecord'; also {name}, {parent}, {suffix}, {index}.",
+    )
+    count: int | None = option(None, positive, "N", "Create N files with py:FUNCTION instead of an endless sequence.")
+    producer_timeout: float = option("10m", seconds, "TIME", "Time limit of a producer for one file; 0: no limit.")
+    producer_memory: int = option("4GiB", size, "SIZE", "Memory limit of one producer process.")
+    producer_retries: int = option(
+        "2", whole, "N", "Retries for a file on which the producer fails; then the file is skipped for this pass."
+    )
+    manifest: str | None = option(
+        None,
+        absolute,
+        "FILE",
+        "Read the catalog from a text, CSV or Parquet file of paths, or an S3 Inventory, instead of listing.",
+    )
+    members: Function | None = option(
+        None,
+        function,
+        "FUNCTION",
+        "Mount the members of archives as files: tar, webdataset, zip_stored, or module:function.",
+    )
+    refresh: float = option("1h", seconds, "TIME", "Interval between listings of the remote; 0: list once.", live=True)
+    list_timeout: float = option("60s", seconds, "TIME", "Start with an incomplete listing after this time.")
+    wait_files: int | None = option(None, whole, "N", "Return as soon as N files are cached.")
+    wait_bytes: int | None = option(None, size, "SIZE", "Return as soon as this much is cached.")
+    no_wait: bool = flag("Return immediately, with whatever is cached.")
+    engine: str = option(
+        "auto",
+        engine,
+        "auto|passthrough|libfuse",
+        "How files are read: by the kernel (passthrough; Linux 6.9, root) or through the daemon (libfuse).",
+    )
+    on_miss: str = option(
+        "wait",
+        on_miss,
+        "wait|error",
+        "What open() of an uncached file does: wait until it is fetched, or fail with ENOENT.",
+    )
+    miss_timeout: float = option(
+        "300s", seconds, "TIME", "Maximum time that open() waits for a file to be fetched.", live=True
+    )
+    settle: float = option(
+        "60s",
+        seconds,
+        "TIME",
+        "How long a process that lists but opens nothing keeps seeing the same files.",
+        live=True,
+    )
+    storage_option: tuple[tuple[str, Any], ...] = several(
+        storage_option,
+        "NAME=VALUE",
+        "Option of the store's fsspec filesystem; dots nest (client_kwargs.region_name=eu-west-1).",
+    )
+    endpoint_url: str | None = option(None, str, "URL", "URL of the store's server, for S3-compatible stores.")
+    anon: bool = flag("Access a public bucket without credentials.")
+    allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
+
+    @classmethod
+    def parse(cls, given: dict[str, Any]) -> Options:
+        """Options from texts by field name (lists of texts where several may come); what is missing has its default."""
+        if unknown := sorted(set(given) - {row.name for row in fields(cls)}):
+            raise UsageError(f"no such option: {', '.join(unknown)}; there are those of growfs mount --help")
+        values: dict[str, Any] = {}
+        for row in fields(cls):
+            value = given.get(row.name)
+            if value is None:
+                value = row.metadata.get("default", row.default)
+            values[row.name] = parse_value(row, value)
+        options = cls(**values)
+        if options.no_wait and (options.wait_files is not None or options.wait_bytes is not None):
+            raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; give one or the other")
+        return options
+
+    def remote(self, url: str, folder: Path = Path("/")) -> RemoteSpec:
+        """What is needed to open the remote. folder: of the one who mounts, where a producer is looked for."""
+        return RemoteSpec(
+            url=url,
+            storage_options=nested(self.storage_option),
+            endpoint_url=self.endpoint_url,
+            anon=self.anon,
+            manifest=self.manifest,
+            include=self.include,
+            exclude=self.exclude,
+            members=self.members,
+            producer=self._made_by(url, folder),
+        )
+
+    def _made_by(self, url: str, folder: Path) -> Producer | None:
+        """What makes the files. Raises UsageError where options contradict each other."""
+        samples = url.startswith(SAMPLES)
+        made_by = Function.parse(url.removeprefix(SAMPLES), str(folder)) if samples else self.producer
+        names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
+        by_index = "index" in names
+        stores = self.endpoint_url or self.anon or self.storage_option
+        for wrong, what in (
+            (samples and self.producer, "--producer makes files of a remote's, and py: makes them of nothing"),
+            (samples and self.manifest, "--manifest lists a remote's files, and py: has none"),
+            (self.members and self.producer, "--members shows what archives hold as it is, --producer makes new files"),
+            (samples and self.members, "--members looks into a remote's archives, and py: has none"),
+            (samples and (self.include or self.exclude), "--include and --exclude are of a remote's files, not of py:"),
+            (samples and stores, "--endpoint-url, --anon and --storage-option are of a store, and py: has none"),
+            (samples and names - {"index"}, "--rename has {index} alone with py:, as in 'shard-{index:06d}'"),
+            (samples and self.group, "--group is for files of a remote, and py: makes each by itself"),
+            (samples and self.rename and not by_index, "--rename needs {index} with py:, as in 'shard-{index:06d}'"),
+            (not samples and by_index, "--rename {index} is for py:; files of a remote have {stem} and the like"),
+            (not samples and self.count, "--count is for py:FUNCTION in place of a URL"),
+            (not made_by and self.rename, "--rename is for what --producer makes"),
+        ):
+            if wrong:
+                raise UsageError(what)
+        if made_by is None:
+            return None
+        return Producer(
+            function=made_by,
+            rename=self.rename,
+            timeout_s=self.producer_timeout,
+            memory_bytes=self.producer_memory,
+            retries=self.producer_retries,
+            seed=self.seed if samples else None,
+            count=self.count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a daemon is asked to mount where. url: absolute. folder: that of the one who asks."""
+
+    url: str
+    mountpoint: Path
+    options: Options
+    folder: Path
+
+    @property
+    def remote(self) -> RemoteSpec:
+        """What is needed to open the remote. Raises UsageError where the options contradict the URL."""
+        return self.options.remote(self.url, self.folder)
+
+    @property
+    def processes(self) -> int:
+        """How many fetch; or make files, of which each takes a core."""
+        made = self.remote.producer is not None
+        return self.options.workers or (len(os.sched_getaffinity(0)) if made else FETCH_PROCESSES)
+
+
+def parse_value(row: Field[Any], value: Any) -> Any:
+    """A row's value from what a person wrote; raises UsageError that names the flag."""
+    if value is None:
+        return None
+    if isinstance(value, bool) != (row.default is False):
+        wanted = "true or false" if row.default is False else row.metadata["metavar"]
+        raise UsageError(f"{flag_name(row.name)}: {value!r}: write {wanted}")
+    if isinstance(value, bool):
+        return value
+    try:
+        if row.metadata.get("several"):
+            texts = value if isinstance(value, (list, tuple)) else [value]
+            return tuple(row.metadata["parse"](str(text)) for text in texts)
+        return row.metadata["parse"](str(value))
+    except UsageError as error:
+        raise UsageError(f"{flag_name(row.name)}: {error}") from None
+
+
+def flag_name(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def nested(pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """{'a': {'b': 1}} for a.b=1."""
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        *parents, last = name.split(".")
+        inner = result
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"--storage-option: {name}: {parent} is a value, and has nothing in it")
+        inner[last] = value
+    return result
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The options in a TOML file, by field name. Raises UsageError where it has what no option reads."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise UsageError(f"--config {path}: {error}") from None
+    known = {row.name.replace("_", "-"): row.name for row in fields(Options)}
+    if unknown := sorted(set(content) - set(known)):
+        raise UsageError(f"--config {path}: no such option: {', '.join(unknown)}; there are {', '.join(known)}")
+    options = {known[key]: value for key, value in content.items()}
+    if isinstance(table := options.get("storage_option"), dict):
+        options["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in table.items()]
+    return options

@@ -1,0 +1,135 @@
+"""What the options of a mount accept, beyond numbers with units. A text that makes no sense is a UsageError."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from growfs.errors import UsageError
+from growfs.remote.functions import Function
+from growfs.remote.names import parts_of
+from growfs.rotation.draw_order import GROUP_FIELDS
+from growfs.units import size
+
+SAMPLES = "py:"
+"""What stands before a function in place of a URL: it makes the files itself."""
+LAUNCHERS = (("GROUP_RANK", "GROUP_WORLD_SIZE"), ("SLURM_NODEID", "SLURM_NNODES"))
+"""Variables that tell which node this is, and of how many: of torchrun (torch elastic), and of Slurm's srun."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """How large the cache may be: bytes, or a share of the disk space that is free or already the cache's."""
+
+    bytes: int | None = None
+    share: float | None = None
+
+
+def cache_size(text: str) -> CacheSize:
+    """A size, or a percentage."""
+    percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if percent:
+        if not 0 < float(percent[1]) <= 100:
+            raise UsageError(f"{text!r} is no share of the disk; write a percentage up to 100%")
+        return CacheSize(share=float(percent[1]) / 100)
+    if not (bytes := size(text)):
+        raise UsageError("a cache of no size can hold no file; write it as 500GB or 80%")
+    return CacheSize(bytes=bytes)
+
+
+def rotation(text: str) -> str:
+    """Whether files that were shown make room for others."""
+    if text not in ("auto", "never", "always"):
+        raise UsageError(f"{text!r}: write 'auto', 'never' or 'always'")
+    return text
+
+
+def partition(text: str) -> tuple[int, int]:
+    """(number of this node from 0, how many there are), from I/N or what the launcher of the job says."""
+    if text == "auto":
+        told = [f"{os.environ[i]}/{os.environ[n]}" for i, n in LAUNCHERS if i in os.environ and n in os.environ]
+        if not told:
+            names = ", or ".join(" and ".join(pair) for pair in LAUNCHERS)
+            raise UsageError(
+                f"'auto' needs {names} in the environment (RANK counts GPUs, not nodes); or write it as 0/8"
+            )
+        text = told[0]
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise UsageError(f"{text!r} is no share; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
+    return int(number), int(count)
+
+
+def group(text: str) -> str:
+    """A template of what files that belong together have in common in their paths."""
+    try:
+        parts = Formatter().parse(text)
+        fields = {"" if spec or conversion else name for _, name, spec, conversion in parts if name is not None}
+    except ValueError:
+        fields = set()
+    if not fields or not fields <= set(GROUP_FIELDS):
+        known = ", ".join(f"{{{name}}}" for name in GROUP_FIELDS)
+        raise UsageError(f"{text!r} is no group; write it with {known}, such as '{{stem}}' for x.jpg and x.json")
+    return text
+
+
+def rename(text: str) -> str:
+    """A template of the names of files that a producer makes."""
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+        text.format(index=0, **parts_of("x/y.z"))
+    except (ValueError, KeyError, IndexError, AttributeError):
+        fields = set()
+    if not fields:
+        known = ", ".join(f"{{{name}}}" for name in parts_of("x"))
+        raise UsageError(f"{text!r} makes no names; write it with {known} or {{index}}, such as '{{stem}}.tfrecord'")
+    return text
+
+
+def on_miss(text: str) -> str:
+    """What an open of a name does that is not local."""
+    if text not in ("wait", "error"):
+        raise UsageError(f"{text!r}: write 'wait' (fetch it first) or 'error' (no such file)")
+    return text
+
+
+def engine(text: str) -> str:
+    """What carries the mount to the kernel."""
+    if text not in ("auto", "passthrough", "libfuse"):
+        raise UsageError(f"{text!r}: write 'passthrough', 'libfuse', or 'auto' (the faster one that works here)")
+    return text
+
+
+def folder(text: str) -> Path:
+    """An absolute path, because the daemon's folder is /."""
+    return Path(text).expanduser().absolute()
+
+
+def function(text: str) -> Function:
+    """A function of the user's, looked for where the command is given: the daemon's folder is /."""
+    return Function.parse(text, os.getcwd())
+
+
+def absolute(url: str) -> str:
+    """A URL as any process understands it: local paths are made absolute, as with folder."""
+    if not url:
+        raise UsageError("the URL is empty; write it as s3://bucket/prefix, or the path of a folder")
+    return url if "://" in url or "::" in url or url.startswith(SAMPLES) else str(Path(url).expanduser().absolute())
+
+
+def storage_option(text: str) -> tuple[str, Any]:
+    """(dotted name, value) of K=V; the value is JSON where it reads as such, else text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(
+            "a storage option is written as NAME=VALUE, such as key=AKIA... or client_kwargs.region_name=eu-west-1"
+        )
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

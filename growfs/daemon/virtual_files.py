@@ -1,0 +1,122 @@
+"""The files of .growfs/: a row for each, rendered once at each open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import trio
+
+from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection
+from growfs.daemon.render import openmetrics, render
+from growfs.rotation.rules import Generation
+from growfs.vfs.filesystem import VirtualFile
+
+LOG_LINES_MAX = 1000
+
+
+class RecentLog(logging.Handler):
+    """Keeps the last lines of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.lines.append(self.format(record))
+
+
+def virtual_files(
+    catalog: Path, snapshot: Callable[[], Awaitable[dict[str, Any]]], recent: RecentLog
+) -> list[VirtualFile]:
+    """The rows. catalog: the database file. snapshot: the status of this moment."""
+
+    def of_status(text: Callable[[dict[str, Any]], str | bytes]) -> VirtualRender:
+        async def write(out: IO[bytes], _: Generation | None) -> None:
+            content = text(await snapshot())
+            out.write(content.encode() if isinstance(content, str) else content)
+
+        return write
+
+    def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> VirtualRender:
+        async def write(out: IO[bytes], generation: Generation | None) -> None:
+            assert generation
+            await trio.to_thread.run_sync(lambda: write_rows(_listed(catalog, generation), out))
+
+        return write
+
+    async def ledger(out: IO[bytes], _: Generation | None) -> None:
+        await trio.to_thread.run_sync(lambda: _write_csv(LEDGER, _ever_fetched(catalog), out))
+
+    async def log(out: IO[bytes], _: Generation | None) -> None:
+        out.write("".join(f"{line}\n" for line in recent.lines).encode())
+
+    return [
+        VirtualFile("status", of_status(render)),
+        VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
+        VirtualFile("metrics", of_status(openmetrics)),
+        VirtualFile("files", of_listing(_write_files), lists=True),
+        VirtualFile("index.csv", of_listing(_write_index), lists=True),
+        VirtualFile("ledger.csv", ledger),
+        VirtualFile("log", log),
+    ]
+
+
+VirtualRender = Callable[[IO[bytes], "Generation | None"], Any]
+Row = tuple[str, int, str, int]
+"""(path, size in bytes, directory, opens)"""
+LEDGER = ("path", "size", "fetches", "opens", "first_shown", "last_shown", "local")
+"""Columns of ledger.csv. The generations that a file was shown in first and last; local: whether it is now."""
+
+
+def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
+    """The listed files, in the order of their admission."""
+    connection = read_only(catalog)
+    row_of, known = row_of_connection(connection), {ROOT: ""}
+    for id, left_out, parent, name, size, opens in connection.execute(
+        "SELECT n.id, r.left_out, n.parent, n.name, n.size, n.opens FROM resident r JOIN node n USING (id)"
+        " WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq",
+        (generation.last_seq,),
+    ):
+        if generation.shows(id, left_out):
+            folder = directory_path(row_of, parent, known)
+            yield join(folder, name), size, folder, opens
+    connection.close()
+
+
+def _write_files(rows: Iterator[Row], out: IO[bytes]) -> None:
+    for path, _, _, _ in rows:
+        out.write(f"{path}\n".encode())
+
+
+def _write_index(rows: Iterator[Row], out: IO[bytes]) -> None:
+    _write_csv(("path", "size", "directory", "opens"), rows, out)
+
+
+def _write_csv(columns: tuple[str, ...], rows: Iterable[Sequence[Any]], out: IO[bytes]) -> None:
+    text = io.TextIOWrapper(out, newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(rows)
+    text.detach()
+
+
+def _ever_fetched(catalog: Path) -> Iterator[Sequence[Any]]:
+    connection = read_only(catalog)
+    row_of, known = row_of_connection(connection), {ROOT: ""}
+    for parent, name, *figures in connection.execute(
+        "SELECT n.parent, n.name, n.size, n.fetches, n.opens, coalesce(n.first_shown,"
+        " (SELECT min(g.number) FROM generation g WHERE g.last_seq >= r.seq)),"
+        " coalesce(CASE WHEN r.id THEN coalesce(r.left_out - 1, (SELECT max(number) FROM generation WHERE last_seq >="
+        " r.seq)) END, n.last_shown), r.id IS NOT NULL"
+        " FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0 AND n.fetches > 0"
+    ):
+        yield [join(directory_path(row_of, parent, known), name), *figures]
+    connection.close()

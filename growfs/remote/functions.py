@@ -1,0 +1,105 @@
+"""A function of the user's: by which name it goes, where it is looked for, and how it is imported.
+
+Only worker processes call one: its module may be slow to import, start threads, or crash.
+`python -m growfs.remote.functions NAME FOLDER` prints a line that says what is wrong if it cannot be imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from growfs.errors import UsageError
+
+READY_MADE = "growfs.producers"
+
+
+_WRITTEN = re.compile(r"(?:(.+\.py|\w+(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)|(\w+))")
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """module: its dotted name, or the absolute path of its file. folder: where that name is looked for first, as it is
+    where Python is started.
+    """
+
+    module: str
+    name: str
+    folder: str
+
+    @classmethod
+    def parse(cls, text: str, folder: str) -> Function:
+        """What 'module:function' or 'file.py:function' names; a name alone is growfs's own. Raises UsageError."""
+        found = _WRITTEN.fullmatch(text)
+        if not found:
+            raise UsageError(f"{text!r} is no function; write it as module:function, or as path/to/file.py:function")
+        module = found[1] or READY_MADE
+        if module.endswith(".py"):
+            module = str(Path(folder, Path(module).expanduser()))
+        return cls(module, found[2] or found[3], folder)
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+    @property
+    def is_growfs_own(self) -> bool:
+        """Whether it comes with growfs."""
+        return self.module.partition(".")[0] == "growfs"
+
+    def load(self) -> Callable[..., Any]:
+        """Import it. Raises UsageError, whatever the module raises."""
+        advice = f"it is looked for in {self.folder}, then on PYTHONPATH and among what is installed"
+        try:
+            module = found = self._import()
+            for part in self.name.split("."):
+                found = getattr(found, part, None)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self}: there is no file {error.filename}") from error
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{self}: there is no module {error.name}; {advice}") from error
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}; try: python -c 'import {Path(self.module).stem}'"
+            raise UsageError(f"{self}: its module cannot be imported: {told}") from error
+        if not callable(found):
+            raise UsageError(f"{self}: {module.__file__ or self.module} has no function {self.name}; check the name")
+        loaded: Callable[..., Any] = found
+        return loaded
+
+    def _import(self) -> Any:
+        is_file = self.module.endswith(".py")
+        folder = str(Path(self.module).parent) if is_file else self.folder
+        if not self.is_growfs_own and folder not in sys.path:
+            sys.path.insert(0, folder)
+        if not is_file:
+            return importlib.import_module(self.module)
+        spec = importlib.util.spec_from_file_location(Path(self.module).stem, self.module)
+        assert spec
+        assert spec.loader
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def code(self) -> str:
+        """What differs when the function may have been changed: the digest of its file; growfs's own have none."""
+        if self.is_growfs_own:
+            return ""
+        function = self.load()
+        try:
+            return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
+        except (TypeError, OSError):  # of no Python file
+            return ""
+
+
+if __name__ == "__main__":
+    try:
+        Function.parse(*sys.argv[1:]).load()
+    except UsageError as error:
+        sys.exit(str(error))

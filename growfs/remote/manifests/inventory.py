@@ -1,0 +1,113 @@
+"""`Inventory`: what Amazon S3 Inventory wrote down of a bucket stands in for a listing of it.
+
+The format: https://docs.aws.amazon.com/AmazonS3/latest/userguide/storage-inventory-location.html
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote_plus
+
+from growfs.errors import RemoteError, RemoteMissing, UsageError
+from growfs.remote.manifests.tables import Csv, Parquet, Table
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.stores.fsspec import FsspecRemote, store_of
+
+MANIFEST_BYTES_MAX = 64 << 20
+SECOND_NS = 10**9
+
+_COLUMNS = ("key", "bucket", "size", "lastmodifieddate", "etag", "islatest", "isdeletemarker")
+_YES, _NO = (True, "true", "TRUE"), (False, "false", "FALSE")
+_DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
+
+
+class Inventory:
+    """The files of a bucket, or those below a prefix of it, as its inventory has them.
+
+    A cursor: the manifest.json that is read, the number of its data file, and the row in it.
+    """
+
+    def __init__(self, manifest: FsspecRemote, spec: RemoteSpec) -> None:
+        """manifest: a manifest.json, or the folder of an inventory's configuration, whose newest is then taken.
+
+        spec: of the bucket; its options are those that the data files are read with. Raises UsageError where it is
+        no bucket.
+        """
+        if store_of(spec.url) != "s3":
+            raise UsageError(f"{manifest.shown()}: is an inventory of a bucket; mount that, as s3://bucket/prefix")
+        self._manifest = manifest
+        self._spec = spec
+        self._bucket, _, prefix = spec.url.partition("://")[2].rstrip("/").partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._data: dict[str, FsspecRemote] = {}  # by its URL; kept, as its first request is slow
+
+    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
+        where, first, after = cursor or (self._newest(), 0, 0)
+        found = cursor is not None
+        for index, table in enumerate(self._tables(where)):
+            if index >= first:
+                for row, file in self._listed(table, after if index == first else 0):
+                    found = True
+                    yield (where, index, row), file
+        if self._prefix and not found:
+            raise RemoteMissing(f"{self._manifest.shown(where)}: has nothing below {self._spec.url}; check the prefix")
+
+    def _newest(self) -> str:
+        if not self._manifest.spec.url.endswith("/"):
+            return ""
+        with self._manifest.told():
+            names = [name.rstrip("/").rpartition("/")[2] for name in self._manifest.fs.ls(self._manifest.root, False)]
+            for name in sorted(filter(_DATED.fullmatch, names), reverse=True):
+                if self._manifest.fs.exists(f"{self._manifest.root}/{name}/manifest.json"):
+                    return f"{name}/manifest.json"
+        raise RemoteMissing(
+            f"{self._manifest.shown()}: has no folder such as 2026-01-31T01-00Z with a manifest.json;"
+            " give that of an inventory's configuration, or a manifest.json"
+        )
+
+    def _tables(self, where: str) -> Iterator[Table]:
+        shown = self._manifest.shown(where)
+        with self._manifest.told(where), self._manifest.as_file(where) as stream:
+            content = stream.read(MANIFEST_BYTES_MAX)
+        try:
+            told = json.loads(content)
+            source, target, kind = told["sourceBucket"], told["destinationBucket"], told["fileFormat"]
+            names = told["fileSchema"].split(",")
+            files = [(str(file["key"]), str(file.get("MD5checksum", ""))) for file in told["files"]]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise RemoteError(f"{shown}: is no manifest.json of an S3 Inventory ({what})") from None
+        if source != self._bucket:
+            raise RemoteError(f"{shown}: is the inventory of s3://{source}, not of {self._spec.url}; mount that")
+        if kind not in ("CSV", "Parquet"):
+            raise RemoteError(f"{shown}: its files are {kind}; let the inventory's configuration write CSV or Parquet")
+        url = f"s3://{target.rpartition(':')[2]}"
+        data = self._data.setdefault(url, FsspecRemote(replace(self._spec, url=url)))
+        for key, md5 in files:  # a Parquet file is never read whole, so its MD5 stays unknown
+            yield Csv(data, key, md5.lower(), names=names) if kind == "CSV" else Parquet(data, key)
+
+    def _listed(self, table: Table, after: int) -> Iterator[tuple[int, RemoteFile]]:
+        is_csv, prefix = isinstance(table, Csv), self._prefix
+        for row, (key, bucket, size, when, etag, latest, marker) in table.rows(_COLUMNS, after):
+            if not key or latest in _NO or marker in _YES:
+                continue
+            if is_csv:
+                key = unquote_plus(key, errors="surrogateescape")
+            if not key.startswith(prefix) or (key.endswith("/") and size in (0, "0", None, "")):
+                continue  # elsewhere, or a marker that stands for a folder
+            if bucket and bucket != self._bucket:
+                raise table.wrong(row, f"is of s3://{bucket}, not of {self._spec.url}")
+            mtime_ns = table.mtime_ns(row, when)
+            yield (
+                row,
+                RemoteFile(
+                    key[len(prefix) :],
+                    table.size(row, size),
+                    mtime_ns and mtime_ns // SECOND_NS * SECOND_NS,  # what HEAD and GET tell too
+                    (etag or "").strip('"'),
+                ),
+            )

@@ -1,0 +1,74 @@
+"""`ManifestRemote`: a file of paths, or an inventory of a bucket, stands in for a listing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from growfs.remote.manifests.tables import Table
+from growfs.remote.names import reason_to_skip
+from growfs.remote.protocol import Listing, Page, Remote, RemoteFile, Skipped
+
+PAGE_FILES_MAX = 10_000
+
+_COLUMNS = ("path", "size", "mtime", "version", "etag")
+
+
+class Source(Protocol):
+    """What a manifest says."""
+
+    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
+        """Each file, of any name, with the cursor to go on behind it."""
+        ...
+
+
+class ManifestRemote(Listing):
+    """Lists what a manifest says, and stats and fetches through another remote.
+
+    A path that stands in two rows is told twice: to know, one would have to remember all of them. The catalog takes the
+    first.
+    """
+
+    def __init__(self, source: Source, remote: Remote) -> None:
+        self._source = source
+        super().__init__(remote)
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        found = self._source.files(cursor)
+        while batch := list(itertools.islice(found, PAGE_FILES_MAX)):
+            page = Page([], [], batch[-1][0])
+            for _, file in batch:
+                if reason := reason_to_skip(file.path):
+                    page.skipped.append(Skipped(reason, file.path))
+                else:
+                    page.files.append(file)
+            yield page
+
+
+class Paths:
+    """The rows of a table with a column of paths. A cursor: the number of a row."""
+
+    def __init__(self, table: Table, root: str) -> None:
+        """root: the URL that the paths are relative to."""
+        self._table = table
+        self._root = root.rstrip("/") + "/"
+
+    def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
+        table = self._table
+        for row, (path, size, when, version, etag) in table.rows(_COLUMNS, cursor or 0):
+            if path:
+                version = str(version or etag or "").strip().strip('"')
+                file = RemoteFile(self._below(row, path), table.size(row, size), table.mtime_ns(row, when), version)
+                yield row, file
+
+    def _below(self, row: int, path: str) -> str:
+        path = path.removeprefix("./")
+        if path.startswith(self._root):
+            path = path[len(self._root) :]
+            if self._root.startswith("http"):
+                path = unquote(path, errors="surrogateescape")  # a URL is quoted, a path is not
+        if "://" in path or (path.startswith("/") and self._root.startswith("/")):
+            raise self._table.wrong(row, "names a file outside the remote")
+        return path

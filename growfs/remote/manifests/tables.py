@@ -1,0 +1,230 @@
+"""Files of rows that stand in for a listing: text, CSV and Parquet, the first two also as gzip.
+
+They are streamed: a hundred million rows need no more memory than a few. What the columns mean is their reader's.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from growfs.errors import RemoteError, UsageError
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.metadata import to_ns
+
+Row = tuple[Any, ...]
+
+LINE_CHARS_MAX = 65_536
+READ_BYTES = 4 << 20  # of a request; a Parquet file has one such buffer for each column that is read
+BATCH_ROWS = 10_000
+SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # to the delimiter of a table's columns
+
+
+class Table:
+    """One file of rows, numbered from 1. Where md5 is given, a file that is not the one meant is an error."""
+
+    unit = "line"
+
+    def __init__(self, store: FsspecRemote, path: str = "", md5: str = "") -> None:
+        """path: of the file, relative to the store's root; the root itself where empty. md5: in hexadecimal."""
+        self.store = store
+        self.path = path
+        self._md5 = md5
+
+    def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
+        """The number of each row behind number `after`, and its values of columns: None or '' where it has none.
+
+        columns: at least two, as simple() makes them; a table without the first of them raises RemoteError.
+        """
+        raise NotImplementedError
+
+    def size(self, number: int, value: Any) -> int | None:
+        """A value as bytes. Raises RemoteError, naming the row, where it is something else."""
+        if value is None or value == "":
+            return None
+        try:
+            if not isinstance(value, str):
+                whole = int(value)
+                if whole == value and whole >= 0:
+                    return whole
+            elif value.strip().isdecimal():
+                return int(value)
+        except (TypeError, ValueError):
+            pass
+        raise self.wrong(number, f"has a size that is no number: {value!r}")
+
+    def mtime_ns(self, number: int, value: Any) -> int | None:
+        """A value as nanoseconds since the epoch. Raises RemoteError, naming the row, where it is something else."""
+        if value is None or value == "":
+            return None
+        mtime_ns = to_ns(value)
+        if mtime_ns is None:
+            raise self.wrong(number, f"has an mtime that is no time: {value!r}")
+        return mtime_ns
+
+    def wrong(self, number: int, what: str) -> RemoteError:
+        return RemoteError(f"{self.store.shown(self.path)}: {self.unit} {number} {what}")
+
+
+class Text(Table):
+    """A value to a line, for the first column; lines that begin with # have none."""
+
+    def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
+        nothing = (None,) * (len(columns) - 1)
+        for number, line in enumerate(self._lines(), 1):
+            if number > after:
+                text = line.strip()
+                yield number, ("" if text.startswith("#") else text, *nothing)
+
+    def _lines(self) -> Iterator[str]:
+        with self.store.told(self.path), self.store.as_file(self.path, block_size=READ_BYTES) as stream:
+            summed = _Summed(stream)
+            raw = io.BufferedReader(summed, READ_BYTES)
+            packed = raw.peek(2).startswith(b"\x1f\x8b")  # not by the name: some web servers unpack what they send
+            binary = gzip.GzipFile(fileobj=raw) if packed else raw
+            text = io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline="")
+            number = 0
+            try:
+                while line := text.readline(LINE_CHARS_MAX):
+                    number += 1
+                    if len(line) == LINE_CHARS_MAX:
+                        what = f"is longer than {LINE_CHARS_MAX} characters; is this a list of paths?"
+                        raise self.wrong(number, what)
+                    yield line
+            except (EOFError, zlib.error, gzip.BadGzipFile):
+                raise RemoteError(
+                    f"{self.store.shown(self.path)}: is cut short or damaged after line {number}; write it again"
+                ) from None
+            if self._md5 and summed.md5.hexdigest() != self._md5:
+                raise RemoteError(f"{self.store.shown(self.path)}: is not the file that was meant (its MD5 differs)")
+
+
+class Csv(Text):
+    """Columns by a header, or by given names: then each row has just those."""
+
+    def __init__(
+        self, store: FsspecRemote, path: str = "", md5: str = "", delimiter: str = ",", names: Sequence[str] = ()
+    ) -> None:
+        super().__init__(store, path, md5)
+        self._delimiter = delimiter
+        self._given = names
+
+    def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
+        reader = csv.reader(self._lines(), delimiter=self._delimiter)
+        try:
+            names = [simple(name) for name in self._given or next(reader, [])]
+            if columns[0] not in names:
+                raise self.wrong(1, f"has no column {columns[0]!r}")
+            width = len(names)
+            blank = [""] * width
+            chosen = itemgetter(*(names.index(name) if name in names else width for name in columns))
+            for row in reader:
+                number = reader.line_num
+                if number <= after:
+                    continue
+                if len(row) != width:
+                    if self._given and row:
+                        raise self.wrong(number, f"has {len(row)} columns, not {width}")
+                    row = (row + blank)[:width]
+                row.append("")  # for the columns that are not there
+                yield number, chosen(row)
+        except csv.Error as error:
+            raise self.wrong(reader.line_num, str(error)) from None
+
+
+class Parquet(Table):
+    """Columns by name. Only those that are asked for are read, a few MB of each at a time."""
+
+    unit = "row"
+
+    def __init__(self, store: FsspecRemote, path: str = "") -> None:
+        """Raises UsageError where the package is missing."""
+        super().__init__(store, path)
+        if find_spec("pyarrow") is None:
+            shown = store.shown(path)
+            raise UsageError(f"{shown}: Parquet needs a package that is not installed: pip install pyarrow")
+
+    def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+
+        with self.store.told(self.path), self.store.as_file(self.path, cache_type="none") as stream:
+            try:
+                file = ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)  # else a row group at once
+            except ArrowInvalid as error:
+                raise RemoteError(f"{self.store.shown(self.path)}: is no whole Parquet file: {error}") from None
+            names = {simple(name): name for name in reversed(file.schema_arrow.names)}
+            if columns[0] not in names:
+                raise RemoteError(f"{self.store.shown(self.path)}: has no column {columns[0]!r}")
+            present = [names[name] for name in columns if name in names]
+            groups = list(range(file.num_row_groups))
+            number = 0
+            while groups and number + (rows := file.metadata.row_group(groups[0]).num_rows) <= after:
+                number += rows
+                del groups[0]
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=present, use_threads=False):
+                nothing = itertools.repeat(None)
+                values = [_values(batch.column(names[name])) if name in names else nothing for name in columns]
+                for row in zip(*values, strict=False):
+                    number += 1
+                    if number > after:
+                        yield number, row
+
+
+def open_table(store: FsspecRemote) -> Table:
+    """The table at the store's URL, of the kind that its suffix says; text where it says none."""
+    suffix = suffix_of(store.spec.url)
+    if suffix == ".parquet":
+        return Parquet(store)
+    delimiter = SUFFIXES.get(suffix)
+    return Csv(store, delimiter=delimiter) if delimiter else Text(store)
+
+
+def suffix_of(url: str) -> str:
+    """The suffix of url's path, in lower case and without .gz."""
+    return Path(url.split("?")[0].lower().removesuffix(".gz")).suffix
+
+
+def simple(name: str) -> str:
+    """A column's name as all spell it: LastModifiedDate and last_modified_date are one."""
+    return name.strip().lower().replace("_", "")
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a Parquet file's column: times as seconds since the epoch, bytes as text."""
+    import pyarrow
+
+    kind = column.type
+    if pyarrow.types.is_timestamp(kind):
+        microseconds = column.cast(pyarrow.timestamp("us", kind.tz), safe=False).cast(pyarrow.int64())
+        return [value and value / 1e6 for value in microseconds.to_pylist()]
+    if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+        return [value and value.decode(errors="surrogateescape") for value in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+class _Summed(io.RawIOBase):
+    """A stream, and the MD5 of what was read of it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.md5 = hashlib.md5(usedforsecurity=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self.md5.update(data)
+        buffer[: len(data)] = data
+        return len(data)

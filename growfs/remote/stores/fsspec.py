@@ -1,0 +1,348 @@
+"""`FsspecRemote`: a remote at any fsspec URL, and what its kinds (s3.py, http.py, local.py) have in common.
+
+Owns how options reach a store, how its answers become RemoteFiles, the walk over folders, and the checks after a
+transfer. The filesystem instance, with its thread, comes to life at the first call: not in a process that still forks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
+from growfs.remote.digest import Digest
+from growfs.remote.errors import DISK_ERRNOS, clean, explain, secrets_in, userinfo
+from growfs.remote.http.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers, Odd, Request, Unreached
+from growfs.remote.http.download import Answered, Damaged, Ranged
+from growfs.remote.http.stream import OpenedByGet, OpenedFile
+from growfs.remote.http.threads import Streams
+from growfs.remote.names import reason_to_skip
+from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.stores import walk
+from growfs.remote.stores.metadata import file_from
+from growfs.remote.stores.walk import Entry
+
+FOLDERS_SIDE_BY_SIDE, CHUNK_BYTES, SIGNED_S = 16, 16 << 20, 3600  # chunks: of a part that the library reads
+EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
+
+_STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
+_ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
+_LATER = {  # what a store's library, or what verifies its answers, would import at the first file
+    "s3": ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions", "awscrt.checksums"),
+    "gs": ("awscrt.checksums",),
+}
+
+
+class FsspecRemote:
+    """A remote at any URL that fsspec opens; subclasses know one store better.
+
+    `store` is the store's name ('s3' for s3a:// too). `fs` and `root` are made at first use; nothing else has state.
+    """
+
+    _in_order: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}  # how its library is to open what is read in order
+
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        """Raises UsageError where the URL or the options make no sense. Touches no network."""
+        self.spec = spec
+        self._streams = streams or Streams()
+        self._one_at_a_time = threading.RLock()
+        self.store = store_of(spec.url)
+        self._secrets = {*secrets_in(spec.storage_options), *secrets_in(userinfo(spec.url))}
+        self._options = self._store_options()
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        side_by_side = FOLDERS_SIDE_BY_SIDE if self._is_for_threads else 1
+        return walk.pages(self._read_folder, side_by_side, cursor)
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        with self.told(path):
+            self.fs.invalidate_cache()
+            info = self.fs.info(self._key(path))
+            if info["type"] == "directory":
+                raise RemoteMissing(f"{self.shown(path)}: is a folder now; list again")
+            return file_from(path, info)
+
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        if found := self._by_ranges(file, target, progress, digest or Digest(), part):
+            return found
+        if part:  # of which the library's answers may not tell the version
+            self._checked(file, self.stat(file.path))
+
+        def spend(count: int) -> None:
+            self._streams.spend(count)
+            progress(count)
+
+        return self._by_library(file, target, spend, part)
+
+    def as_file(self, path: str = "", **how: Any) -> Any:
+        """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
+        return self.fs.open(self._key(path), "rb", **how)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        def check(size: int, headers: Headers) -> RemoteFile:
+            return self._checked(file, self._file_of(file.path, size, headers) or self.stat(file.path))
+
+        if self._ranged.usable:
+            told = partial(explain, where=self._where(file.path), store=self.store, secrets=self._secrets)
+            with suppress(Odd):
+                return OpenedByGet(self._ranged, partial(self._sign, file.path), start, check, told)
+        return self._open_by_library(file, start)
+
+    def _open_by_library(self, file: RemoteFile, start: int) -> Opened:
+        now = self._checked(file, self.stat(file.path))
+        told = partial(self.told, file.path)
+        with told():
+            source = self.as_file(file.path, **self._in_order)
+        return OpenedFile(source, now, start, partial(self.stat, file.path), self._streams.spend, told)
+
+    @property
+    def _is_for_threads(self) -> bool:
+        """Only of libraries that have an event loop it is known that any thread may use them."""
+        return bool(self.fs.async_impl)
+
+    def _by_ranges(
+        self, file: RemoteFile, target: Path, progress: Progress, digest: Digest, part: Part | None
+    ) -> RemoteFile | None:
+        """Fetch by plain GETs; None where that is left to the library."""
+        if not self._ranged.usable:
+            return None
+
+        def check(size: int, headers: Headers) -> RemoteFile | None:
+            now = self._file_of(file.path, size, headers)
+            return now and self._checked(file, now)
+
+        try:
+            found = self._ranged.fetch(partial(self._sign, file.path), file.size, target, check, progress, digest, part)
+        except (Answered, Damaged, Unreached) as error:
+            raise explain(error, self._where(file.path), self.store, self._secrets) from None
+        return found and self._checked(file, found[1] or self.stat(file.path), None if part else found[0])
+
+    def _sign(self, path: str, method: str = "GET") -> Request:
+        try:
+            return self._request(path, method)
+        except Exception as error:
+            raise Odd("cannot be signed") from error
+
+    def _request(self, path: str, method: str = "GET") -> Request:
+        """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
+        is none.
+        """
+        if method != "GET":
+            raise Odd("only what is told with the content", counts=False)
+        return Request(self.fs.sign(self._key(path), expiration=SIGNED_S))
+
+    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        """The file that the headers of a GET describe; None where they do not tell what a listing does."""
+        if headers.get("content-encoding", "identity") != "identity":
+            raise Odd("encoded")
+        return None
+
+    @cached_property
+    def _ranged(self) -> Ranged:
+        return Ranged(self._streams, lambda: self._tls)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return self._trusted()
+
+    def _trusted(self) -> ssl.SSLContext:
+        return ssl.create_default_context()  # SSL_CERT_FILE and SSL_CERT_DIR count
+
+    def _by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part | None = None) -> RemoteFile:
+        from fsspec.callbacks import Callback
+
+        target.open("wb").close()  # a file of no bytes calls nothing back, and a bad target is no remote error
+        if part:
+            return self._part_by_library(file, target, progress, part)
+        told = 0
+        raised: Exception | None = None
+
+        def meter(size: int | None, value: int, **_: Any) -> None:
+            nonlocal told, raised
+            delta, told = value - told, value
+            try:
+                progress(delta)
+            except Exception as error:
+                raised = error  # some library may wrap it
+                raise
+
+        with self.told(file.path, lambda: raised):
+            self.fs.get_file(self._key(file.path), str(target), callback=Callback(hooks={"growfs": meter}))
+        now = self.stat(file.path)
+        written = target.stat().st_size
+        progress(written - told)
+        return self._checked(file, now, written)
+
+    def _part_by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part) -> RemoteFile:
+        with target.open("wb") as out:
+            for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
+                wanted = Part(start, min(CHUNK_BYTES, part.offset + part.size - start))
+                with self.told(file.path):
+                    chunk = self.fs.cat_file(self._key(file.path), start, start + wanted.size)
+                self._whole_part(file.path, wanted, len(chunk))
+                out.write(chunk)
+                progress(len(chunk))
+        return self._checked(file, self.stat(file.path))
+
+    def _whole_part(self, path: str, part: Part, got: int) -> None:
+        if got > part.size:
+            raise RemoteError(f"{self.shown(path)}: its server sends whole files only; use one that has ranges")
+        if got < part.size:
+            raise RemoteBusy(f"{self.shown(path)}: cut short at {got} of {part.size} bytes; try again")
+
+    @cached_property
+    def fs(self) -> Any:
+        return self._open[0]
+
+    @cached_property
+    def root(self) -> str:
+        """What the store's names begin with, without a slash at the end."""
+        return str(self._open[1]).rstrip("/")
+
+    @cached_property
+    def _open(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        fresh = {"skip_instance_cache": True, "use_listings_cache": False}
+        try:
+            fs, root = url_to_fs(self.spec.url, **fresh, **self._options)
+        except (TypeError, KeyError, ValueError) as error:
+            told = explain(error, self.spec.url, self.store, self._secrets)
+            raise UsageError(f"{told}; see --storage-option") from None
+        except Exception as error:  # noqa: BLE001 the libraries' exceptions have no common base
+            raise explain(error, self.spec.url, self.store, self._secrets) from None
+        fs.retries = 1  # s3fs's own; trying again is the business of Retrying alone
+        return fs, root
+
+    def _store_options(self) -> dict[str, Any]:
+        """The storage options, with --endpoint-url and --anon in the store's own words."""
+        options, url = dict(self.spec.storage_options), self.spec.endpoint_url
+        if url and self.store not in ("s3", "gs", "az", "hf"):
+            raise UsageError(f"--endpoint-url makes no sense for {self.store}://; it is for s3, gs, az and hf")
+        if self.spec.anon and self.store not in ("s3", "gs", "az", "hf"):
+            raise UsageError(f"--anon makes no sense for {self.store}://; it is for s3, gs, az and hf")
+        if self.store == "s3":
+            config = {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
+            signed = {"signature_version": "s3v4"}  # botocore's default for a signed URL is v2
+            once = {"retries": {"total_max_attempts": 1}}  # botocore's own
+            options["config_kwargs"] = {**config, **signed, **once, **options.get("config_kwargs", {})}
+        if url and self.store == "s3":
+            options.pop("endpoint_url", None)
+            options["client_kwargs"] = {**options.get("client_kwargs", {}), "endpoint_url": url}
+        elif url and self.store == "az":
+            if not url.startswith("https://"):
+                raise UsageError("--endpoint-url of az:// begins with https://; else use the option connection_string")
+            options["account_host"] = url[len("https://") :].rstrip("/")
+        elif url:
+            options["endpoint_url" if self.store == "gs" else "endpoint"] = url
+        if self.spec.anon:
+            options |= _ANON.get(self.store, {"anon": True})
+        return options
+
+    def _key(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def _where(self, path: str = "") -> str:
+        return f"{self.spec.url.rstrip('/')}/{path}" if path else self.spec.url
+
+    @contextmanager
+    def told(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
+        """Client errors leave as growfs's own; what progress raised and a full local disk leave as they are."""
+        try:
+            with nullcontext() if self._is_for_threads else self._one_at_a_time:
+                yield
+        except Exception as error:
+            if (ours := raised()) is not None:
+                raise ours from None
+            if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
+                raise
+            raise explain(error, self._where(path), self.store, self._secrets) from None
+
+    def _read_folder(self, folder: str) -> list[Entry]:
+        """What _folder finds, by names that can be local ones. A folder that went away since it was seen is empty."""
+        try:
+            with self.told(folder):
+                found = self._folder(folder)
+        except RemoteMissing:
+            if folder:
+                return []
+            raise
+        entries: list[Entry] = []
+        for entry in found:
+            path = entry if isinstance(entry, str) else entry.path
+            reason = reason_to_skip(path)
+            entries.append(Skipped(reason, path) if reason else entry)
+        return entries
+
+    def _folder(self, folder: str) -> list[Entry]:
+        """The files and, as texts, the folders in folder: each with its path from the root."""
+        found: list[Entry] = []
+        key = self._key(folder)
+        for info in self.fs.ls(key or "/", detail=True):
+            name, kind = str(info["name"]), info["type"]
+            path = name[len(self.root) + 1 :]
+            if name.rstrip("/") == key.rstrip("/"):
+                if kind == "file" and not folder and not name.endswith("/"):
+                    raise RemoteError(f"{self.shown()}: is a file; give the URL of its folder")
+            elif not name.startswith(self.root + "/"):
+                found.append(Skipped("name outside the remote", name))
+            elif kind == "directory":
+                found.append(path.rstrip("/") if not path.endswith("//") else path)
+            elif kind != "file":
+                found.append(Skipped("not a regular file", path))
+            elif info.get("size") or not path.endswith("/"):  # else a marker that stands for a folder
+                found.append(file_from(path, info))
+        return found
+
+    def _checked(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
+        """now, unless it is not what was asked for, or only `written` bytes of it arrived."""
+        if (file.version and now.version and file.version != now.version) or (
+            file.size is not None and now.size is not None and file.size != now.size
+        ):
+            raise RemoteChanged(f"{self.shown(file.path)}: is no longer the version that was listed; list again")
+        size = file.size if now.size is None else now.size
+        if written is not None and size is not None and written != size:
+            raise RemoteBusy(f"{self.shown(file.path)}: cut short at {written} of {size} bytes; try again")
+        return RemoteFile(file.path, size if written is None else written, now.mtime_ns, now.version or file.version)
+
+    def shown(self, path: str = "") -> str:
+        """The URL of path, fit for a message."""
+        return clean(self._where(path), self._secrets)
+
+
+def store_of(url: str) -> str:
+    """The store that url names ('s3', 'gs', 'az', 'hf', 'http', 'file', 'memory', ...)."""
+    protocol = re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"
+    return _STORES.get(protocol, protocol)
+
+
+def import_store(url: str) -> None:
+    """Import what url needs. Raises UsageError where the protocol is unknown or its package not installed."""
+    from fsspec import get_filesystem_class
+
+    store = store_of(url)
+    try:
+        get_filesystem_class(store)
+        for name in _LATER.get(store, ()):
+            importlib.import_module(name)
+    except ImportError as error:
+        if package := _PACKAGES.get(store):
+            raise UsageError(f"{store}:// needs a package that is not installed: pip install {package}") from None
+        raise UsageError(f"{store}:// needs a package that is not installed: {error}") from None
+    except ValueError:
+        raise UsageError(f"{store}:// is no store that fsspec knows; examples: {EXAMPLES}") from None

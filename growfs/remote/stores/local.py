@@ -1,0 +1,144 @@
+"""`LocalRemote`: a folder of this machine, or of a network mount, as a remote. Needs no fsspec.
+
+Links inside the folder are followed to files; no link leads out of it, when listed or when read.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from functools import partial
+from pathlib import Path
+
+from growfs.errors import RemoteError, RemoteMissing
+from growfs.remote.digest import Digest
+from growfs.remote.http.stream import OpenedFile
+from growfs.remote.http.threads import Streams
+from growfs.remote.protocol import Opened, Part, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.walk import Entry
+
+CHUNK_BYTES = 1 << 20
+
+
+class LocalRemote(FsspecRemote):
+    """The files below a folder. `base` is the folder's path, without links in it."""
+
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        super().__init__(spec, streams)
+        self.base = os.path.realpath(os.path.expanduser(spec.url.partition("://")[2] or spec.url))
+
+    @property
+    def _is_for_threads(self) -> bool:
+        return True
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        with self.told(path):
+            return _file(path, os.stat(self._resolved(path)))
+
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        path, written = file.path, 0
+        left = part.size if part else sys.maxsize
+        passing = digest.part(0).update if digest else None
+        with target.open("wb") as out:
+            with self.told(path):
+                source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo would block
+            try:
+                with self.told(path):
+                    now = self._checked(file, _file(path, os.fstat(source)))
+                    os.lseek(source, part.offset if part else 0, os.SEEK_SET)
+                while True:
+                    with self.told(path):
+                        chunk = os.read(source, min(CHUNK_BYTES, left))
+                    if not chunk:
+                        break
+                    left -= len(chunk)
+                    out.write(chunk)
+                    written += len(chunk)
+                    if passing:
+                        passing(memoryview(chunk))
+                    self._streams.spend(len(chunk))
+                    progress(len(chunk))
+                with self.told(path):
+                    found = _file(path, os.fstat(source))
+                    if part:
+                        self._whole_part(path, part, written)
+                    return self._checked(now, found, None if part else written)
+            finally:
+                os.close(source)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        path = file.path
+        with self.told(path):
+            source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        stream = io.FileIO(source)
+
+        def still() -> RemoteFile:
+            with self.told(path):
+                return _file(path, os.fstat(source))
+
+        try:
+            now = self._checked(file, still())
+        except BaseException:
+            stream.close()
+            raise
+        return OpenedFile(stream, now, start, still, self._streams.spend, partial(self.told, path))
+
+    def _folder(self, folder: str) -> list[Entry]:
+        here = os.path.join(self.base, folder)
+        try:
+            entries = list(os.scandir(here))
+        except PermissionError:
+            if folder:
+                return [Skipped("permission denied", folder)]
+            raise
+        except NotADirectoryError:
+            raise RemoteError(f"{self.shown(folder)}: is a file; give the URL of its folder") from None
+        found: list[Entry] = []
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                found.append(path)
+            elif reason := self._reason_to_skip_entry(entry):
+                found.append(Skipped(reason, path))
+            else:
+                try:
+                    found.append(_file(path, entry.stat()))
+                except FileNotFoundError:
+                    continue  # it went away since scandir
+        return found
+
+    def _reason_to_skip_entry(self, entry: os.DirEntry[str]) -> str | None:
+        if entry.is_symlink():
+            real = os.path.realpath(entry.path)
+            if not self._is_below(real):
+                return "link that leads outside"
+            if not os.path.exists(real):
+                return "dangling link"
+            if os.path.isdir(real):
+                return "link to a folder"
+        return None if entry.is_file() else "not a regular file"
+
+    def _is_below(self, real: str) -> bool:
+        return real.startswith(self.base.rstrip("/") + "/")
+
+    def _resolved(self, path: str) -> str:
+        real = os.path.realpath(os.path.join(self.base, path))
+        if not self._is_below(real):
+            raise RemoteMissing(f"{self.shown(path)}: leads outside the remote")
+        return real
+
+
+def _file(path: str, found: os.stat_result) -> RemoteFile:
+    if not stat.S_ISREG(found.st_mode):
+        raise IsADirectoryError(path)
+    return RemoteFile(path, found.st_size, found.st_mtime_ns, f"{found.st_mtime_ns}-{found.st_size}")

@@ -1,0 +1,75 @@
+"""What a store's own answer says of a file: its size, its time and its version, whatever the store calls them."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any
+
+from growfs.remote.http.connection import Headers
+from growfs.remote.protocol import RemoteFile
+
+_VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
+_MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def file_from(path: str, info: dict[str, Any]) -> RemoteFile:
+    """The RemoteFile that a store's own answer describes."""
+    size = info.get("size")
+    mtime_ns = next((ns for key in _MTIME_KEYS if (ns := to_ns(info.get(key))) is not None), None)
+    version = next((text for key in _VERSION_KEYS if (text := str(info.get(key) or "").strip('"'))), "")
+    if not version and mtime_ns is not None and size is not None:
+        version = f"{mtime_ns}-{size}"
+    return RemoteFile(path, None if size is None else int(size), mtime_ns, version)
+
+
+def file_of(path: str, size: int, headers: Headers) -> RemoteFile:
+    """The RemoteFile that the headers of a GET describe."""
+    return file_with(path, size, headers.get("etag", ""), to_ns(headers.get("last-modified")))
+
+
+def file_with(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
+    """The RemoteFile of which a store tells this much; its version is the ETag, else the time and the size."""
+    version = etag.strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
+    return RemoteFile(path, size, mtime_ns, version)
+
+
+def to_ns(when: Any) -> int | None:
+    """Nanoseconds since the epoch of a datetime, of seconds, or of an ISO 8601 or HTTP date; None for anything else.
+
+    To the microsecond, so that one moment gives one number whether a store tells it as float or as datetime.
+    """
+    if isinstance(when, str):
+        when = _parsed(when)
+    if isinstance(when, (int, float)) and abs(when) < 1e12:
+        return round(when * 1_000_000) * 1000
+    if not isinstance(when, datetime):
+        return None
+    moment = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+    return (moment - _EPOCH) // _MICROSECOND * 1000
+
+
+@lru_cache(maxsize=1024)  # files that were stored in one second are many
+def _parsed(text: str) -> datetime | float | None:
+    text = text.strip()
+    if text[4:5] == "-":  # as most manifests have it, of which there may be 100 million rows
+        try:
+            return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1] in "zZ" else text)
+        except ValueError:
+            pass
+    if text[3:5] == ", ":  # as HTTP has it
+        with suppress(TypeError, ValueError):
+            return parsedate_to_datetime(text)
+    with suppress(ValueError):
+        return float(text)
+    iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text)  # Python 3.10 wants 6
+    with suppress(ValueError):
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", iso))
+    with suppress(TypeError, ValueError):
+        return parsedate_to_datetime(text)
+    return None

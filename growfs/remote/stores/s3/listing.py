@@ -1,0 +1,103 @@
+"""How a page of S3's ListObjectsV2 is read: by a plain GET, which costs a third of what the library takes for it.
+
+What is odd is left to the library, whose own answer then counts.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote_plus
+
+from growfs.errors import RemoteError
+from growfs.remote.http.connection import Connection, Odd, Request
+from growfs.remote.http.download import BUSY, Answered
+from growfs.remote.names import reason_to_skip
+from growfs.remote.protocol import RemoteFile, Skipped
+from growfs.remote.stores.metadata import file_with, to_ns
+from growfs.remote.stores.s3.lister import Answer
+
+ROOT = "ListBucketResult"
+Fact = tuple[str, int, str, int | None]  # name, bytes, ETag, nanoseconds since the epoch
+
+
+def get(connection: Connection, request: Request, prefix: str) -> Answer:
+    """The page that request asks for. Raises Odd, Answered and Unreached."""
+    with _dropped_if_broken(connection):
+        response = connection.ask(request, {})
+        if response.status in BUSY:
+            raise Answered(response.status, response.reason)
+        if response.status != 200:
+            raise Odd(f"status {response.status}")
+        body = connection.read(response)
+        try:
+            return _parsed(body, prefix)
+        except (ET.ParseError, KeyError, ValueError) as error:
+            raise Odd(f"no listing: {type(error).__name__}") from None
+
+
+def _parsed(body: bytes, prefix: str) -> Answer:
+    root = ET.fromstring(body)
+    if not root.tag.endswith(ROOT):
+        raise Odd(f"no listing: {root.tag}")
+    space = root.tag[: -len(ROOT)]
+    key, size, etag, time, begin = *(space + name for name in ("Key", "Size", "ETag", "LastModified")), len(prefix)
+    encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server does not know of it
+    facts: list[Fact] = []
+    for item in root.iterfind(f"{space}Contents"):
+        told = {each.tag: each.text or "" for each in item}
+        name = unquote_plus(told[key]) if encoded else told[key]
+        facts.append((name[begin:], int(told[size]), told.get(etag, ""), seconds_ns(told.get(time))))
+    more = root.findtext(f"{space}IsTruncated") == "true"
+    return answer(facts, root.findtext(f"{space}NextContinuationToken"), more)
+
+
+def by_library(reply: dict[str, Any], prefix: str) -> Answer:
+    """The same of the library's reply."""
+    facts: list[Fact] = []
+    for item in reply.get("Contents", []):
+        when = seconds_ns(item.get("LastModified"))
+        facts.append((item["Key"][len(prefix) :], item["Size"], item.get("ETag", ""), when))
+    return answer(facts, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
+
+
+def answer(facts: list[Fact], token: str | None, more: bool) -> Answer:
+    """Raises RemoteError where the server does not say how to go on."""
+    if more and not token:
+        raise RemoteError("the server says that there are more names, and not how to get them; it is not S3's ListV2")
+    return Answer([fact[0] for fact in facts], facts, token, more)
+
+
+def files(facts: Sequence[Fact]) -> tuple[list[RemoteFile], list[Skipped]]:
+    """What a page of them tells."""
+    found: list[RemoteFile] = []
+    skipped: list[Skipped] = []
+    for path, size, etag, mtime_ns in facts:
+        if not size and (path.endswith("/") or not path):
+            continue  # a marker that stands for a folder
+        if reason := reason_to_skip(path):
+            skipped.append(Skipped(reason, path))
+        else:
+            found.append(file_with(path, size, etag, mtime_ns))
+    return found, skipped
+
+
+def seconds_ns(when: Any) -> int | None:
+    """Nanoseconds of whole seconds: a listing tells milliseconds where HEAD and GET tell none (rclone, MinIO)."""
+    if isinstance(when, str) and when.endswith("Z"):
+        with suppress(ValueError):
+            return int(datetime.fromisoformat(when[:19] + "+00:00").timestamp()) * 10**9
+    ns = to_ns(when)
+    return None if ns is None else ns // 10**9 * 10**9
+
+
+@contextmanager
+def _dropped_if_broken(connection: Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.drop()
+        raise

@@ -1,0 +1,257 @@
+"""`S3Remote`: S3 and what speaks like it.
+
+Listed flat and page by page, and read by GETs whose own headers say which version it is, so that no second request
+is needed to know. `fs.sign` and `fs.get_file` are not used: they take "?versionId=" in a key for an option, and the
+latter throws those headers away.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from growfs.errors import RemoteMissing, UsageError
+from growfs.remote.errors import explain
+from growfs.remote.http.connection import Connection, Headers, Odd, Request, Unreached
+from growfs.remote.http.download import ODD_MAX, Answered
+from growfs.remote.http.stream import OpenedFile
+from growfs.remote.http.threads import Streams
+from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, RemoteSpec
+from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
+from growfs.remote.stores.metadata import file_from, file_of
+from growfs.remote.stores.s3 import listing
+from growfs.remote.stores.s3.keyspace import Keyspace, Span
+from growfs.remote.stores.s3.lister import Answer, Walkers, Width
+from growfs.remote.stores.s3.signer import Signer
+from growfs.remote.stores.walk import PAGE_FILES_MAX
+
+CHUNK_BYTES = 256 * 1024
+UNORDERED = "--x-s3"  # directory buckets, which know no order and no place to begin at (S3 Express)
+_session: Any = None  # that has read them
+_NO_SESSION = {"key", "secret", "token", "anon", "client_kwargs", "config_kwargs", "requester_pays"}
+"""Options that say nothing of the session; s3fs hands it those that it does not know."""
+_NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
+
+
+def preload() -> None:
+    """Read the descriptions of S3 that botocore has in JSON, for a process that forks afterwards: they take 70 ms."""
+    global _session
+    from aiobotocore.session import AioSession
+
+    _session = AioSession()
+    loader = _session.get_component("data_loader")
+    for name in ("service-2", "endpoint-rule-set-1", "paginators-1"):
+        loader.load_service_model("s3", name)
+    for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
+        loader.load_data(name)
+
+
+class S3Remote(FsspecRemote):
+    """A bucket, or the keys below a prefix of it. The cursor of a page is the intervals of names that are left."""
+
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        super().__init__(spec, streams)
+        if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
+            raise UsageError(f"{self.shown()}: names no bucket; write it as s3://bucket/prefix")
+        self._signer: Signer | None = None
+        self._width = Width()  # of the last listing, where that has to go on
+        self._odd_pages = 0
+        if self._options.keys() <= _NO_SESSION:
+            self._options["session"] = _session
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        bucket, prefix = self._bucket_and_prefix
+        keyspace = Keyspace(cursor, serial=bucket.endswith(UNORDERED))
+        if cursor is None:
+            self._width = Width()
+        yield from Walkers(keyspace, self._width, self._connection, self._names, listing.files).pages()
+        if prefix and cursor is None and not keyspace.pages:
+            raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
+
+    def _connection(self) -> Connection:
+        return Connection(lambda: self._tls)
+
+    def _names(self, connection: Connection, span: Span) -> Answer:
+        """A page of the names after the beginning of span."""
+        bucket, prefix = self._bucket_and_prefix
+        asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX}
+        if span.token is not None:
+            asked["ContinuationToken"] = span.token
+        elif span.after:
+            asked["StartAfter"] = prefix + span.after
+        if self._odd_pages < ODD_MAX:
+            try:
+                return listing.get(connection, self._page_request(asked), prefix)
+            except (Answered, Unreached) as error:
+                raise explain(error, self._where(), self.store, self._secrets) from None
+            except Odd:
+                self._odd_pages += 1
+        reply = self._call("", "list_objects_v2", **asked)
+        # From the next page on: dateutil, which reads botocore's times, is half of what a page costs.
+        self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
+        return listing.by_library(reply, prefix)
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        bucket, prefix = self._bucket_and_prefix
+        reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
+        return _file(path, reply["ContentLength"], reply)
+
+    def _request(self, path: str, method: str = "GET") -> Request:
+        bucket, prefix = self._bucket_and_prefix
+        if self._signer is None or not self._signer.is_fresh:
+            self._signer = self._new_signer(bucket)
+        return self._signer.request(prefix + path, method)
+
+    def _new_signer(self, bucket: str) -> Signer:
+        client = self._client(bucket)
+        asks = getattr(client.meta.config, "response_checksum_validation", "") == "when_supported"
+        more = {"ChecksumMode": "ENABLED"} if asks else {}
+        return Signer(client, self.fs.loop, self._wanted(client.get_object, {"Bucket": bucket, "Key": "", **more}))
+
+    def _page_request(self, asked: dict[str, Any]) -> Request:
+        """A GET that needs nothing else. Raises Odd where there is none."""
+        from fsspec.asyn import sync
+
+        try:
+            client = self._client(asked["Bucket"])
+            wanted = self._wanted(client.list_objects_v2, asked)
+            url = sync(self.fs.loop, client.generate_presigned_url, "list_objects_v2", wanted, SIGNED_S)
+        except Exception as error:
+            raise Odd("cannot be signed") from error
+        request = Request(url, {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {})
+        if self._ranged.is_proxied(*request.origin):
+            raise Odd("behind a proxy")
+        return request
+
+    def _client(self, bucket: str) -> Any:
+        from fsspec.asyn import sync
+
+        async def find() -> Any:
+            await self.fs.set_session()
+            return await self.fs.get_s3(bucket)
+
+        return sync(self.fs.loop, find)
+
+    def _wanted(self, method: Any, asked: dict[str, Any]) -> dict[str, Any]:
+        """What the library would have the method told. Raises Odd where only it can tell that."""
+        wanted: dict[str, Any] = self.fs._get_s3_method_kwargs(method, **asked)
+        if wanted.keys() - {*asked, "RequestPayer"} or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
+            raise Odd("an option that only the library knows")
+        return wanted
+
+    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        return file_of(path, size, headers)
+
+    def _trusted(self) -> ssl.SSLContext:
+        """As botocore has it: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else all."""
+        verify = self._options.get("client_kwargs", {}).get("verify")
+        if verify is None:
+            verify = self.fs.session.get_config_variable("ca_bundle")
+        if isinstance(verify, str):
+            folder = os.path.isdir(verify)
+            return ssl.create_default_context(cafile=None if folder else verify, capath=verify if folder else None)
+        context = super()._trusted()
+        if verify is False:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def _by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part | None = None) -> RemoteFile:
+        from fsspec.asyn import sync
+
+        bucket, prefix = self._bucket_and_prefix
+        asked = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
+        with target.open("wb") as out:
+            reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **asked)
+            body = reply["Body"]
+
+            async def copy() -> int:
+                written = 0
+                while True:
+                    try:
+                        chunk = await body.read(CHUNK_BYTES)
+                    except Exception as error:  # noqa: BLE001 only read's own are told as the remote's
+                        raise explain(error, self._where(file.path), self.store, self._secrets) from None
+                    if not chunk:
+                        return written
+                    out.write(chunk)
+                    written += len(chunk)
+                    progress(len(chunk))
+
+            try:
+                size = reply["ContentLength"]
+                if part:
+                    self._whole_part(file.path, part, size)
+                    size = int(reply["ContentRange"].rpartition("/")[2])
+                now = _file(file.path, size, reply)
+                self._checked(file, now)
+                written = sync(self.fs.loop, copy)
+            finally:
+                body.close()
+        if part:
+            self._whole_part(file.path, part, written)
+        return self._checked(file, now, None if part else written)
+
+    def _open_by_library(self, file: RemoteFile, start: int) -> Opened:
+        bucket, prefix = self._bucket_and_prefix
+        now = self._checked(file, self.stat(file.path))
+        if now.size == start:  # of which no range can be asked for
+            source: Any = io.BytesIO()
+        else:
+            reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, Range=f"bytes={start}-")
+            source = _Body(reply["Body"], self.fs.loop)
+        still, told = partial(self.stat, file.path), partial(self.told, file.path)
+        return OpenedFile(source, now, 0, still, self._streams.spend, told)
+
+    @cached_property
+    def _bucket_and_prefix(self) -> tuple[str, str]:
+        bucket, key, _ = self.fs.split_path(self.spec.url.rstrip("/"))
+        return bucket, f"{key}/" if key else ""
+
+    def _call(self, path: str, method: str, **arguments: Any) -> dict[str, Any]:
+        with self.told(path):
+            reply: dict[str, Any] = self.fs.call_s3(method, **arguments)
+            return reply
+
+
+class _Body(io.RawIOBase):
+    """An answer's body, which a loop of the library reads."""
+
+    def __init__(self, body: Any, loop: Any) -> None:
+        self._body, self._loop = body, loop
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        from fsspec.asyn import sync
+
+        chunk = sync(self._loop, self._body.read, min(len(buffer), CHUNK_BYTES))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+    def close(self) -> None:
+        self._body.close()
+        super().close()
+
+
+def _time(value: Any) -> datetime:
+    """A time of a reply: as stores write it in a listing, else as botocore reads it."""
+    if isinstance(value, str) and value.endswith("Z"):
+        with suppress(ValueError):
+            return datetime.fromisoformat(value[:-1] + "+00:00")
+    from botocore.utils import parse_timestamp
+
+    found: datetime = parse_timestamp(value)
+    return found
+
+
+def _file(path: str, size: int, reply: dict[str, Any]) -> RemoteFile:
+    """A listing tells milliseconds where HEAD and GET tell seconds (rclone, MinIO): seconds are what they agree on."""
+    when = reply.get("LastModified")
+    return file_from(path, {"size": size, "ETag": reply.get("ETag"), "mtime": when and when.replace(microsecond=0)})

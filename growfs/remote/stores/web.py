@@ -1,0 +1,89 @@
+"""`HttpRemote`: a folder that a web server shows as a page of links. Sizes are unknown until a file is asked for."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from html.parser import HTMLParser
+from typing import Any, ClassVar
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from growfs.errors import RemoteError, UsageError
+from growfs.remote.http.connection import Headers, Odd, Request
+from growfs.remote.http.threads import Streams
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.metadata import file_of
+from growfs.remote.stores.walk import Entry
+
+LISTING_BYTES_MAX = 64 << 20
+
+
+class HttpRemote(FsspecRemote):
+    """The files that a page links to below itself, and the pages of folders below it."""
+
+    _in_order: ClassVar[dict[str, Any]] = {"block_size": 0}
+
+    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+        super().__init__(spec, streams)
+        if "?" in spec.url or "#" in spec.url:
+            raise UsageError(f"{self.shown()}: give a folder's URL, without ? and #")
+        headers = {"Accept-Encoding": "identity", **self._options.get("headers", {})}  # else sizes are those of a gzip
+        self._options["headers"] = headers
+
+    def _key(self, path: str) -> str:
+        return f"{self.root}/{quote(path)}"
+
+    def _request(self, path: str, method: str = "GET") -> Request:
+        if method != "GET" or self._options.keys() - {"headers"}:
+            raise Odd("an option that only the library knows")
+        url = self.fs.encode_url(self._key(path))
+        headers = dict(self._options["headers"])
+        if url.user is not None:
+            password = f"{url.user}:{url.password or ''}".encode("latin-1")  # as aiohttp does
+            headers["Authorization"] = f"Basic {b64encode(password).decode()}"
+        return Request(str(url.with_user(None)), headers)
+
+    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_of(path, size, headers)
+        if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
+            return None  # a part has its own
+        return file_of(path, size, headers)
+
+    def _folder(self, folder: str) -> list[Entry]:
+        page = self._key(folder and f"{folder}/")
+        links = _Links()
+        links.feed(self._text(page))
+        home = urlsplit(page)
+        host, start = home.netloc.rpartition("@")[2], unquote(home.path)
+        below: set[str] = set()
+        for link in links.found:
+            if "?" in link or "#" in link:
+                continue  # a column to sort by, a place on the page
+            there = urlsplit(urljoin(page, link))
+            path = unquote(there.path, errors="surrogateescape")
+            if there.netloc.rpartition("@")[2] == host and path.startswith(start) and path != start:
+                below.add(path[len(start) :])
+        prefix = f"{folder}/" if folder else ""
+        return [
+            (prefix + path[:-1]) if path.endswith("/") else RemoteFile(prefix + path, None, None, "")
+            for path in below
+            if not any(path[: at + 1] in below for at, letter in enumerate(path[:-1]) if letter == "/")
+        ]  # what lies in a folder that has its own link is listed there
+
+    def _text(self, page: str) -> str:
+        parts: list[bytes] = []
+        with self.fs.open(page, block_size=0) as stream:
+            while part := stream.read(1 << 20):
+                parts.append(part)
+                if sum(map(len, parts)) > LISTING_BYTES_MAX or b"\0" in part:
+                    raise RemoteError(f"{self.shown()}: is no page of links; give a folder's URL, or a .txt or .csv")
+        return b"".join(parts).decode(errors="replace")
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]

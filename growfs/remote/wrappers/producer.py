@@ -1,0 +1,151 @@
+"""`Produced`: a remote whose files are made by the user's own function of those of another one.
+
+`Sampled`: a remote whose files the function makes of nothing but their number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from growfs.errors import RemoteError, RemoteMissing, UsageError
+from growfs.remote.digest import Digest
+from growfs.remote.limits import Pace
+from growfs.remote.names import parts_of, reason_to_skip
+from growfs.remote.protocol import Opened, Page, Part, Producer, Progress, Remote, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.wrappers.producer_pool import Make, Makers
+
+PAGE_FILES_MAX = 1000
+LARGE_NUMBER = 1_234_567_890
+SAMPLE_NAME = "{index:08d}"
+SAME_NAME = "another file has that name, by --rename"
+
+
+class _Made(ABC):
+    """What both have in common: a file is made as a whole when it is fetched."""
+
+    _makers: Makers
+
+    @abstractmethod
+    def _source(self, file: RemoteFile) -> RemoteFile | int:
+        """What it is made of."""
+
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        if part:
+            raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
+        made = self._makers.make(Make(file.path, self._source(file)), target, progress)
+        return RemoteFile(file.path, target.stat().st_size, made.mtime_ns or file.mtime_ns, file.version)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")
+
+
+class Produced(_Made):
+    """The files of a remote under their new names, of sizes that nobody knows before they are made.
+
+    A file's version says which of the remote's it is made of, so that any process can make it.
+    """
+
+    def __init__(self, remote: Remote, spec: RemoteSpec, producer: Producer, pace: Pace | None = None) -> None:
+        self._remote = remote
+        self._rename = producer.rename
+        self._makers = Makers(spec, producer, pace)
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        """The first file of a name has it, where the template gives one to several."""
+        names: set[int] = set()  # of a listing: 64 bits for each
+        for page in self._remote.pages(cursor):
+            files, skipped = [], list(page.skipped)
+            for source in page.files:
+                file = self._made_of(source)
+                if reason := reason_to_skip(file.path) if self._rename else None:
+                    skipped.append(Skipped(reason, file.path))
+                elif self._rename and (key := _key(file.path)) in names:
+                    skipped.append(Skipped(SAME_NAME, source.path))
+                else:
+                    names.update([key] if self._rename else [])
+                    files.append(file)
+            yield Page(files, skipped, page.cursor)
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        """version: the one that is known; without it only a file that keeps its name can be found."""
+        if not version and self._rename:
+            raise RemoteMissing(f"{path}: only a listing tells what it is made of")
+        source = _source_of(RemoteFile(path, None, None, version)) if version else RemoteFile(path, None, None, "")
+        return self._made_of(self._remote.stat(source.path))
+
+    def _source(self, file: RemoteFile) -> RemoteFile:
+        return _source_of(file)
+
+    def _made_of(self, source: RemoteFile) -> RemoteFile:
+        path = source.path
+        if self._rename:
+            path = self._rename.format(**parts_of(path)).lstrip("/")
+        size = "" if source.size is None else source.size
+        version = "\n".join([source.version, str(size), "" if path == source.path else source.path])
+        return RemoteFile(path, None, source.mtime_ns, version)
+
+
+def _source_of(file: RemoteFile) -> RemoteFile:
+    version, size, path = file.version.split("\n", 2)
+    return RemoteFile(path or file.path, int(size) if size else None, file.mtime_ns, version)
+
+
+def _key(path: str) -> int:
+    return int.from_bytes(blake2b(path.encode(errors="surrogateescape"), digest_size=8).digest(), "big")
+
+
+class Sampled(_Made):
+    """The files of numbers from 0 on. The cursor of a page is the number that comes next."""
+
+    def __init__(self, spec: RemoteSpec, producer: Producer, pace: Pace | None = None) -> None:
+        self._seed, self._count = producer.seed, producer.count
+        self._template = producer.rename or SAMPLE_NAME
+        parts = list(Formatter().parse(self._template))
+        self._pattern = "".join(re.escape(text) + (r"(\d+)" if name else "") for text, name, _, _ in parts)
+        reason = reason_to_skip(self._file(0).path)
+        if reason or any(self._told(self._file(number).path) != number for number in (1, LARGE_NUMBER)):
+            raise UsageError(
+                f"--rename {self._template}: makes no names: {reason or 'no number can be told from them'}"
+            )
+        self._makers = Makers(spec, producer, pace)
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        """Of a remote without end, none: its spec has to say how far to list."""
+        numbers = iter(range(cursor or 0, self._count or 0))
+        while page := list(itertools.islice(numbers, PAGE_FILES_MAX)):
+            yield Page([self._file(number) for number in page], [], page[-1] + 1)
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        return self._file(self._number(path))
+
+    def _source(self, file: RemoteFile) -> int:
+        return self._number(file.path)
+
+    def _file(self, number: int) -> RemoteFile:
+        return RemoteFile(self._template.format(index=number), None, None, f"{self._seed}-{number}")
+
+    def _number(self, path: str) -> int:
+        number = self._told(path)
+        if number < 0 or (self._count is not None and number >= self._count):
+            raise RemoteMissing(f"{path}: no number gives this name")
+        return number
+
+    def _told(self, path: str) -> int:
+        """The number that gives path; -1 where none does."""
+        found = re.fullmatch(self._pattern, path)
+        number = int(found[1]) if found else -1
+        return number if number >= 0 and self._file(number).path == path else -1

@@ -1,0 +1,110 @@
+"""`Retrying`: a remote that asks again where asking again may help."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tenacity
+
+from growfs.errors import RemoteBusy
+from growfs.remote.digest import Digest
+from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile
+
+TRIES_MAX = 5
+DELAY_S_MIN = 0.2
+DELAY_S_MAX = 10.0
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Retrying:
+    """Wraps a remote: what raises RemoteBusy is tried again, after a growing delay; other errors pass at once.
+
+    A listing goes on after the last page that arrived, and its tries are counted afresh from there.
+    """
+
+    def __init__(
+        self, remote: Remote, busy: Callable[[], None] = lambda: None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """busy: called before each further try."""
+        self._remote = remote
+        self._busy = busy
+        self._sleep = sleep
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        source = self._remote.pages(cursor)
+
+        def following() -> Page | None:
+            nonlocal source
+            try:
+                return next(source, None)
+            except RemoteBusy:
+                source = self._remote.pages(cursor)  # a generator that raised is at its end
+                raise
+
+        while (page := self._try(following)) is not None:
+            cursor = page.cursor
+            yield page
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        return self._try(lambda: self._remote.stat(path, version))
+
+    def fetch(
+        self,
+        file: RemoteFile,
+        target: Path,
+        progress: Progress,
+        digest: Digest | None = None,
+        part: Part | None = None,
+    ) -> RemoteFile:
+        told = 0  # over all tries, so that progress never counts a byte twice
+
+        def attempt() -> RemoteFile:
+            written = 0
+
+            def forward(delta: int) -> None:
+                nonlocal told, written
+                written += delta
+                news, told = max(0, written - told), max(told, written)
+                progress(news)  # 0 too: it may want to end the fetch
+
+            return self._remote.fetch(file, target, forward, digest, part)
+
+        return self._try(attempt)
+
+    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        return self._try(lambda: self._remote.open(file, start))
+
+    def _try(self, call: Callable[[], T]) -> T:
+        try:
+            return call()  # what goes well at once is spared the rest, which costs a small file a tenth
+        except RemoteBusy as error:
+            failure: RemoteBusy | None = error
+
+        def again() -> T:
+            nonlocal failure
+            if failure:
+                error, failure = failure, None
+                raise error
+            return call()
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(RemoteBusy),
+            wait=tenacity.wait_exponential(DELAY_S_MIN, max=DELAY_S_MAX) + tenacity.wait_random(0, DELAY_S_MIN),
+            stop=tenacity.stop_after_attempt(TRIES_MAX),
+            sleep=self._sleep,
+            before_sleep=self._warn,
+            reraise=True,
+        )(again)
+
+    def _warn(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        delay_s = state.next_action.sleep if state.next_action else 0.0
+        log.warning("%s (try %d of %d, next in %.1f s)", error, state.attempt_number, TRIES_MAX, delay_s)
+        self._busy()

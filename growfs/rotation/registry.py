@@ -1,0 +1,232 @@
+"""Who listed, and who opened: which process a request is of, what it therefore holds, and when a generation begins.
+
+A process is its thread group and start time, because FUSE names the thread that asks, and numbers are used again.
+It is looked up while the kernel holds the asking thread in its call, so it cannot end meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from growfs.errors import TooManyOpen
+from growfs.events import Pulse
+from growfs.rotation.generations import Generations
+from growfs.rotation.reader import Reader
+from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_generation
+
+FORGET_THREADS_S = 1.0
+"""How long a thread number is taken for the same thread. Numbers are handed out in turn, so reuse takes far longer."""
+THREADS_MAX = 256
+SILENCE_EVERY_S = 5.0
+"""How often silent readers are looked for."""
+NUMBERS = (1 << 20) - 1
+"""Readers, before their numbers are used again."""
+NOTHING = Generation(0, 0, 0.0)
+"""What is listed before there is a generation."""
+FOREIGN = 0
+"""The pid that FUSE gives for processes of other pid namespaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What /proc tells of a process. start: clock ticks after boot (proc(5), field 22)."""
+
+    pid: int
+    parent: int
+    start: str
+    command: str
+
+
+def process(pid: int) -> Process | None:
+    """The process with that id, or None where there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a command may be cut within a letter
+    except OSError:
+        return None
+    command, _, rest = stat.partition("(")[2].rpartition(") ")
+    fields = rest.split()
+    return Process(pid, int(fields[1]), fields[19], command)
+
+
+def thread_group(tid: int) -> int:
+    """The process that a thread belongs to; the number itself where /proc does not know it."""
+    try:
+        with open(f"/proc/{tid}/status", errors="replace") as status:
+            for line in status:
+                if line.startswith("Tgid:"):
+                    return int(line.split()[1])
+    except OSError:
+        pass
+    return tid
+
+
+class Readers:
+    """Owns the readers and what they hold. Only it has a generation begin. `released` pulses when holds have ended.
+
+    settle_s: how long a generation is kept for those that only look. hold_idle_s: after how long a silence a reader's
+    holds end. to_the_end: hold only for readers that have not yet opened all that they were shown. opened_lately: ids
+    of files whose rows may not tell yet that they were opened.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        settle_s: float,
+        hold_idle_s: float,
+        to_the_end: bool,
+        opened_lately: Callable[[], frozenset[int]],
+    ) -> None:
+        self.settle_s = settle_s
+        self.hold_idle_s = hold_idle_s
+        self.to_the_end = to_the_end
+        self.released = Pulse[[]]()
+        self._generations = generations
+        self._opened_lately = opened_lately
+        self._beginning = trio.Lock()
+        self._nursery: trio.Nursery
+        self._readers: dict[tuple[int, str], Reader] = {}
+        self._by_number: dict[int, Reader] = {}
+        self._threads: dict[int, tuple[float, Reader]] = {}
+        self._last_number = 0
+
+    async def run(self) -> None:
+        """Watch the readers: what one holds ends with it, and after a long silence."""
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                await trio.sleep(SILENCE_EVERY_S)
+                now = trio.current_time()
+                for reader in self._readers.values():
+                    if reader.holds and reader.is_silent(now, self.hold_idle_s):
+                        reader.release()
+                        self.released()
+
+    # What they do.
+
+    def listing(self, tid: int, directory: int) -> tuple[Reader, Generation] | None:
+        """Note that a thread lists a directory (EVERYWHERE: all); returns who it is, and what it is shown.
+
+        None where a generation has to `begin` first; then ask again.
+        """
+        reader = self._self(tid)
+        generation = self._generations.current
+        if generation is None or self._begins(reader, directory, generation):
+            return None
+        return self._join(reader, directory, generation)
+
+    def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
+        if reader.listed_at is None:
+            self._threads.clear()  # from now on it is credited with what its children open
+        reader.lists(directory, generation, trio.current_time())
+        if directory == EVERYWHERE:
+            reader.is_shown(EVERYWHERE, generation.files)
+        self.released()  # what it saw before
+        return reader, generation
+
+    async def begin(self, tid: int, directory: int) -> tuple[Reader, Generation]:
+        """As `listing`, once a generation has begun that this thread's listing asks for."""
+        async with self._beginning:
+            if listing := self.listing(tid, directory):
+                return listing  # another one began it meanwhile
+            reader = self._self(tid)
+            lasting = Holds((r.lasting(lists_now=r is reader) for r in self._holding()), self.holds().foreign)
+            await self._generations.begin(lasting, self._opened_lately())
+            return self._join(reader, directory, self._generations.current or NOTHING)
+
+    def _begins(self, reader: Reader, directory: int, generation: Generation) -> bool:
+        now = trio.current_time()
+        known = reader.about_to_list(directory, generation, now)
+        others = (other for other in self._readers.values() if other is not reader)
+        others_look = any(other.looks(generation, now, self.settle_s) for other in others)
+        return begins_generation(known, now - generation.began_at, self.settle_s, others_look)
+
+    def opener(self, tid: int) -> int:
+        """Whom a thread's opens are credited to: the nearest of its process and ancestors that listed, or the process.
+
+        Returns the reader's number, for `opened` and `closed`.
+        """
+        now = time.monotonic()
+        known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
+        if reader is None or now - known_at >= FORGET_THREADS_S:
+            reader = self._lister(tid)
+            if len(self._threads) > THREADS_MAX:
+                self._threads.clear()
+            self._threads[tid] = (now, reader)
+        return reader.number
+
+    def opened(self, number: int, id: int, waited: bool) -> None:
+        """A reader has opened a file. waited: for it to be fetched."""
+        if reader := self._by_number.get(number):
+            reader.opened(id, self._generations.current, trio.current_time(), waited)
+
+    def closed(self, number: int) -> None:
+        """A file that a reader had opened is closed."""
+        if reader := self._by_number.get(number):
+            reader.closed(trio.current_time())
+
+    # What they hold.
+
+    def holds(self) -> Holds:
+        """What all of them hold."""
+        foreign = any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
+        return Holds((reader.holds for reader in self._holding()), foreign)
+
+    def _holding(self) -> Iterator[Reader]:
+        return (reader for reader in self._readers.values() if not (self.to_the_end and reader.opened_all))
+
+    def release(self) -> None:
+        """End all holds."""
+        for reader in self._readers.values():
+            reader.release()
+        self.released()
+
+    def living(self) -> list[Reader]:
+        """The readers that have not ended, the last to list first."""
+        return sorted(self._readers.values(), key=lambda reader: -(reader.listed_at or 0))
+
+    # Who they are.
+
+    def _self(self, tid: int) -> Reader:
+        found = process(thread_group(tid)) or Process(FOREIGN, 0, "", "another pid namespace")
+        key = (found.pid, found.start)
+        if key not in self._readers:
+            pidfd = _watched(found.pid) if found.pid != FOREIGN else None
+            self._last_number = self._last_number % NUMBERS + 1  # 0 is nobody's
+            reader = self._readers[key] = Reader(found.pid, found.start, found.command, self._last_number)
+            self._by_number[reader.number] = reader
+            self._threads.clear()
+            if pidfd is not None:
+                self._nursery.start_soon(self._until_it_ends, key, reader, pidfd)
+        return self._readers[key]
+
+    def _lister(self, tid: int) -> Reader:
+        current = process(thread_group(tid))
+        while current:
+            reader = self._readers.get((current.pid, current.start))
+            if reader and reader.listed_at is not None:
+                return reader
+            current = process(current.parent) if current.parent > 1 else None
+        return self._self(tid)
+
+    async def _until_it_ends(self, key: tuple[int, str], reader: Reader, pidfd: int) -> None:
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        del self._readers[key]
+        self._by_number.pop(reader.number, None)
+        self._threads.clear()
+        self.released()
+
+
+def _watched(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends (pidfd_open(2))."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise TooManyOpen(f"a reader cannot be watched: {error.strerror}") from error

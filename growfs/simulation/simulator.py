@@ -1,0 +1,316 @@
+"""A mount in memory, in simulated time: the rules of rotation, reader and sampling, without disk, network and kernel.
+
+`growfs plan` and the tests of the promises run it. Deterministic: the same files, seed and readers, the same figures.
+
+    simulation = Simulation(files, limit_bytes=10**9, bandwidth=1e6)
+    simulation.sleep(3600)                  # the cache fills
+    reader = simulation.reader()
+    for id in reader.list():
+        reader.open(id)
+        simulation.sleep(0.1)
+
+Several processes are generators that yield the seconds until they go on; `run` interleaves them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+
+from growfs.errors import UsageError
+from growfs.rotation.draw_order import Candidate, Pass, draw_order
+from growfs.rotation.reader import Reader
+from growfs.rotation.rules import EVERYWHERE
+from growfs.simulation.cache import POLICIES, Cache, File, Replacing, Rotating
+
+WINDOW = 16
+"""Files that may be whole and wait for one that was drawn before them, for each parallel fetch."""
+
+Process = Generator[float, None, None]
+"""A process of `run`: it yields seconds to sleep."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A fetch under way. lacking: bytes still to come."""
+
+    id: int
+    lacking: float
+
+
+class Simulation:
+    """A remote, a cache and the link between them.
+
+    now: seconds. fetches, opens: of each file. gone: opens of files that the reader's listing showed and that are not
+    there any more. unlisted: opens of files that are not there and were not shown. remote_bytes: fetched. opened_files,
+    shown_files: how many were opened, or listed, at least once. waits: how long the misses waited in all, in seconds.
+    passes: of each pass that began, the bytes fetched before it. first: when each file was admitted first (a number
+    from 1; 0: never). shown: 1 for each file that was listed.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[File],
+        limit_bytes: int,
+        bandwidth: float,
+        seed: int = 0,
+        policy: str = "growfs",
+        turnover: float = 0.2,
+        parallel: int = 4,
+        settle_s: float = 60.0,
+        hold_idle_s: float = 3600.0,
+    ) -> None:
+        """bandwidth: bytes in a second. policy: one of POLICIES."""
+        if policy not in POLICIES:
+            raise UsageError(f"{policy!r} is no policy; there are {', '.join(POLICIES)}")
+        self.files = files
+        self.cache: Cache
+        if policy == "growfs":
+            self.cache = Rotating(files, limit_bytes, turnover, settle_s, hold_idle_s)
+        else:
+            self.cache = Replacing(files, limit_bytes, policy, seed)
+        self.now = 0.0
+        self.bandwidth = bandwidth
+        self.fetches = [0] * len(files)
+        self.opens = [0] * len(files)
+        self.first = [0] * len(files)
+        self.gone = self.unlisted = 0
+        self.remote_bytes = 0
+        self.opened_files = 0
+        self.waits = 0.0
+        self.passes: list[int] = []
+        self.shown = bytearray(len(files))
+        self._seed = seed
+        self._parallel = parallel
+        self._order: deque[int] = deque()
+        self._deferred: list[int] = []
+        self._begun_in_pass = 0
+        self._window: deque[Flight] = deque()
+        self._moved_at = 0.0
+        self._look_at = 0.0
+        self._pids = itertools.count(1)
+
+    def reader(self) -> SimReader:
+        """A process that starts now. What its children open it opens itself."""
+        return SimReader(self, Reader(next(self._pids), "0", "simulated"))
+
+    @property
+    def misses(self) -> int:
+        """Opens that had to wait for a fetch."""
+        return self.gone + self.unlisted
+
+    @property
+    def coverage(self) -> float:
+        """The share of the files that was opened at least once."""
+        return self.opened_files / len(self.files)
+
+    @property
+    def shown_files(self) -> int:
+        """How many files were listed at least once."""
+        return sum(self.shown)
+
+    def run(self, processes: Iterable[Process], until: float = float("inf")) -> None:
+        """Let processes go on side by side until all have ended, or until a time."""
+        heap = [(self.now, number, process) for number, process in enumerate(processes)]
+        while heap:
+            at, number, process = heap[0]
+            if at > until:
+                break
+            self.sleep(at - self.now)
+            try:
+                pause = next(process)
+            except StopIteration:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (self.now + pause, number, process))
+        if until < float("inf"):
+            self.sleep(until - self.now)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; the cache fills meanwhile."""
+        until = self.now + max(0.0, seconds)
+        while self._look_at <= until:
+            self.now = max(self.now, self._look_at)
+            self._land()
+            self._draw()
+        self.now = until
+
+    def look(self) -> None:
+        """There may be room now."""
+        self._look_at = min(self._look_at, self.now)
+
+    # Population.
+
+    def _land(self) -> None:
+        """Bring what is in flight up to this moment; admit what is whole, in the order of the draws."""
+        active = [flight for flight in self._window if flight.lacking > 0]
+        if active:
+            each = max(0.0, self.now - self._moved_at) * self.bandwidth / len(active)
+            for flight in active:
+                flight.lacking -= each
+                if flight.lacking < 1e-6 * self.files[flight.id].size + 1e-6:
+                    flight.lacking = 0.0
+        self._moved_at = max(self.now, self._moved_at)
+        while self._window and not self._window[0].lacking:
+            self._admit(self._window.popleft().id)
+
+    def _admit(self, id: int) -> None:
+        size = self.files[id].size
+        self.cache.reserved -= size
+        self.cache.admit(id)
+        self.fetches[id] += 1
+        self.remote_bytes += size
+        self.first[id] = self.first[id] or self.cache.counter
+
+    def _draw(self) -> None:
+        """Begin fetches while there are slots, files and room; say when to look again."""
+        active = sum(flight.lacking > 0 for flight in self._window)
+        stuck = False
+        while active < self._parallel and len(self._window) < WINDOW * self._parallel:
+            id = self._next()
+            if id is None or (stuck := not self.cache.room(self.files[id].size, self.now)):
+                break
+            self._order.popleft()
+            self._begun_in_pass += 1
+            self.cache.reserved += self.files[id].size
+            self._window.append(Flight(id, float(self.files[id].size)))
+            active += 1
+        if active:
+            least = min(flight.lacking for flight in self._window if flight.lacking > 0)
+            self._look_at = self._moved_at + least * active / self.bandwidth
+        else:  # a hold may end by silence
+            self._look_at = self.now + 180.0 if stuck else float("inf")
+
+    def _next(self) -> int | None:
+        """The file to fetch next; None: there is none now. Leaves it in the order."""
+        while True:
+            while self._order:
+                id = self._order[0]
+                if self.files[id].size <= self.cache.limit:
+                    if not self.cache.seq[id] and not any(flight.id == id for flight in self._window):
+                        return id
+                    if self.cache.seq[id]:  # it comes once more, late: so its stays are far apart
+                        self._deferred.append(id)
+                self._order.popleft()
+            if self._deferred:
+                self._deferred, late = [], self._deferred
+                self._order.extend(id for id in late if not self.cache.seq[id])  # the others sit this pass out
+                continue
+            whole = len(self.cache.folders[EVERYWHERE]) == len(self.files)
+            if self._window or whole or (self.passes and not self._begun_in_pass):
+                return None
+            self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self.passes.append(self.remote_bytes)
+        self._begun_in_pass = 0
+        number, seq = len(self.passes), self.cache.seq
+        candidates = (
+            Candidate(id, file.directory, file.path, file.size, resident=seq[id] > 0, drawn=False)
+            for id, file in enumerate(self.files)
+        )
+        order = draw_order(candidates, Pass(self._seed, number))
+        self._order.extend(order.seeds)
+        self._order.extend(order.rest)
+
+    def miss(self, id: int) -> float:
+        """Fetch a file ahead of all; how long that takes, in seconds. The other fetches stand still meanwhile."""
+        self._land()
+        size = lacking = float(self.files[id].size)
+        for flight in self._window:
+            if flight.id == id:
+                lacking = flight.lacking
+                self._window.remove(flight)
+                self._admit(id)
+                break
+        else:
+            if self.cache.room(int(size), self.now, missed=True):
+                self.cache.reserved += int(size)
+                self._admit(id)
+            else:  # it is read past the cache
+                self.fetches[id] += 1
+                self.remote_bytes += int(size)
+        wait = lacking / self.bandwidth
+        self.waits += wait
+        self._moved_at = max(self._moved_at, self.now) + wait
+        if self._window:
+            active = [flight.lacking for flight in self._window if flight.lacking > 0]
+            self._look_at = self._moved_at + (min(active) * len(active) / self.bandwidth if active else 0.0)
+        return wait
+
+    def show(self, ids: Iterable[int]) -> None:
+        """These were listed."""
+        for id in ids:
+            self.shown[id] = 1
+
+
+class SimReader:
+    """A process that lists and opens. reader: what the rules know of it."""
+
+    def __init__(self, simulation: Simulation, reader: Reader) -> None:
+        self.reader = reader
+        self._simulation = simulation
+        self._seen: dict[int, set[int]] = {}
+        simulation.cache.live.append(reader)
+
+    def list(self, directory: int = EVERYWHERE) -> list[int]:
+        """The ids that a directory, or all of them, show now, in the order of their admission."""
+        simulation = self._simulation
+        shown = simulation.cache.listing(self.reader, directory, simulation.now)
+        if directory == EVERYWHERE:
+            self._seen.clear()
+        self._seen[directory] = set(shown)
+        simulation.show(shown)
+        simulation.look()
+        return shown
+
+    def open(self, id: int, keep: bool = False) -> float:
+        """Open a file; how long that waited for a fetch, in seconds. keep: until `close`."""
+        simulation, reader = self._simulation, self.reader
+        cache = simulation.cache
+        wait = 0.0
+        if not cache.seq[id]:
+            if self._was_shown(id):
+                simulation.gone += 1
+            else:
+                simulation.unlisted += 1
+            wait = simulation.miss(id)
+        if not simulation.opens[id]:
+            simulation.opened_files += 1
+        simulation.opens[id] += 1
+        if cache.seq[id]:
+            cache.opened(id)
+        if not self._seen:  # it never listed: it holds what it could have listed
+            self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
+            cache.changed()
+        reader.opened(id, cache.generation, simulation.now, wait > 0)
+        if keep:
+            cache.busy[id] += 1
+        else:
+            reader.closed(simulation.now)
+        return wait
+
+    def close(self, id: int) -> None:
+        """Close a file that was kept open."""
+        cache = self._simulation.cache
+        self.reader.closed(self._simulation.now)
+        cache.busy[id] -= 1
+        if not cache.busy[id]:
+            del cache.busy[id]
+        self._simulation.look()
+
+    def exit(self) -> None:
+        """The process ends, with its holds. What it kept open it has closed."""
+        cache = self._simulation.cache
+        cache.live.remove(self.reader)
+        cache.changed()
+        self._simulation.look()
+
+    def _was_shown(self, id: int) -> bool:
+        if isinstance(self._simulation.cache, Rotating) and not self.reader.holds:
+            return False  # it was silent for so long that nothing is promised any more
+        directory = self._simulation.files[id].directory
+        return any(id in self._seen[place] for place in (EVERYWHERE, directory) if place in self._seen)

@@ -1,0 +1,71 @@
+"""What stat(2) and statfs(2) tell, and for how long the kernel may believe it."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from growfs.cache.schema import NODES_FROM
+
+FILE_TIMEOUT_S = 86_400.0
+"""How long the kernel may keep a file's name and attributes. They change only with the node id, of which it is told."""
+DIRECTORY_TIMEOUT_S = 1.0
+"""How long the kernel may keep a directory's. Each path is checked against them, so 0 would ask at every open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What stat(2) tells. mtime_ns: since the epoch. timeout_s: how long that holds."""
+
+    id: int
+    is_dir: bool
+    size: int
+    mtime_ns: int
+    timeout_s: float
+
+    @property
+    def mode(self) -> int:
+        """Type and permissions: everybody may read."""
+        return stat.S_IFDIR | 0o555 if self.is_dir else stat.S_IFREG | 0o444
+
+    @property
+    def name_timeout_s(self) -> float:
+        """How long the name leads to this node. Virtual files are looked up each time."""
+        return self.timeout_s if self.is_dir or self.id >= NODES_FROM else 0.0
+
+    @property
+    def blocks(self) -> int:
+        """Of 512 bytes (stat(2))."""
+        return -(-self.size // 512)
+
+    @property
+    def links(self) -> int:
+        """A folder's `..` are not counted, as on Btrfs."""
+        return 2 if self.is_dir else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What statfs(2) tells of the cache, in blocks of disk.BLOCK bytes."""
+
+    blocks: int
+    free: int
+    files: int
+
+
+class Entry(NamedTuple):
+    """A name in a listing, with what stat(2) tells of it. position: from which the listing goes on behind it."""
+
+    id: int
+    name: str
+    is_dir: int
+    size: int
+    mtime_ns: int
+    position: int
+
+    @property
+    def attributes(self) -> Attributes:
+        """The same, without name and place. What is listed is resident, so its size is known."""
+        timeout_s = DIRECTORY_TIMEOUT_S if self.is_dir else FILE_TIMEOUT_S
+        return Attributes(self.id, bool(self.is_dir), self.size, self.mtime_ns, timeout_s)
