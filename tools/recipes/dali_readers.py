@@ -1,16 +1,16 @@
-"""NVIDIA DALI's own readers over class folders of images, or TFRecord files, that are more than the disk holds.
+"""NVIDIA DALI's own readers on class folders of images, or TFRecord files, that do not fit the disk.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/dali_readers.py /mnt/train --epochs 10 --device-id 0                    # JPEG, PNG, ...
     python tools/recipes/dali_readers.py /mnt/train --epochs 10 --device-id 0 --format tfrecord  # *.tfrecord
 
-For those who decode on the GPU. A DALI reader finds its files when its pipeline is built, and never again, so build
-one for each epoch. Its TFRecord reader wants an index of each file, which is made here in a moment (it reads 12 bytes
-of each record). Where yours lie beside the shards already, as x.idx, `--group '{stem}'` keeps the two together.
+For decoding on the GPU. A DALI reader finds its files when its pipeline is built, and never again, so build one for
+each epoch. Its TFRecord reader needs an index of each file, which this program creates in a moment (it reads 12 bytes
+of each record). If your indexes are beside the shards already, as x.idx, `--group '{stem}'` keeps the two together.
 
-Look for: more files and samples in each epoch, until the cache is full, and with images the same number of classes in
-each. The readers map the files; where `growfs status` says engine libfuse, add dont_use_mmap=True to them. Without
---device-id the CPU does it all.
+Look for: more files and samples in each epoch until the cache is full, and with images the same number of classes in
+each epoch. The readers map the files; if `growfs status` says libfuse engine, add dont_use_mmap=True to them. Without
+--device-id everything runs on the CPU.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def train(pipeline: Pipeline) -> tuple[int, int]:
     )
     samples, classes = 0, set()
     for (batch,) in batches:  # of one pipeline, as there is one GPU
-        samples += len(batch["images"])  # here the model learns
+        samples += len(batch["images"])  # the model would learn here
         classes.update(batch["labels"].flatten().tolist())
     return samples, len(classes)
 
@@ -84,9 +84,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
+    parser.add_argument("--size", type=int, default=224, help="size of the images, in pixels")
     parser.add_argument("--format", choices=["images", "tfrecord"], default="images")
-    parser.add_argument("--device-id", type=int, help="the GPU; without: the CPU")
+    parser.add_argument("--device-id", type=int, help="the GPU to use (default: the CPU)")
     options = parser.parse_args()
     common = {
         "size": options.size,
@@ -100,12 +100,12 @@ def main() -> None:
         for epoch in range(1, options.epochs + 1):
             began = time.perf_counter()
             if options.format == "tfrecord":
-                shards = sorted(options.folder.glob("*.tfrecord"))  # lists anew: the epoch's growth
+                shards = sorted(options.folder.glob("*.tfrecord"))  # lists again: the epoch's growth
                 made = [str(index(path, Path(indexes))) for path in shards]
                 samples, classes = train(tfrecords(list(map(str, shards)), made, seed=epoch, **common))
                 files = len(shards)
             else:
-                files, classes = train(image_files(str(options.folder), seed=epoch, **common))  # lists anew, too
+                files, classes = train(image_files(str(options.folder), seed=epoch, **common))  # lists again, too
                 samples = files
             rate = samples / (time.perf_counter() - began)
             print(

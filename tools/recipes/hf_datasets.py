@@ -1,15 +1,15 @@
-"""Hugging Face `datasets` over Parquet files or class folders of images that are more than the disk holds.
+"""Hugging Face `datasets` on Parquet files or class folders of images that do not fit the disk.
 
     growfs mount hf://datasets/owner/name /mnt/data --cache-size 500GB          # or s3://, gs://, ...
     python tools/recipes/hf_datasets.py /mnt/data --epochs 10                   # *.parquet, at any depth
     python tools/recipes/hf_datasets.py /mnt/data --epochs 10 --format imagefolder
 
-For those who train with `load_dataset`. What it is given when it is called is what it reads, so list, and call it, for
-each epoch. With streaming=True it reads the files of the mount in place. Without, it first copies what it is given
-into its own Arrow cache, anew for each new list: the disk would have to hold all that twice, and more.
+For training with `load_dataset`. It reads the files that it is given when it is called, so list the folder and call it
+again for each epoch. With streaming=True it reads the files of the mount in place. Without it, `datasets` first copies
+them into its own Arrow cache, again for each new list, so the disk would have to hold everything twice, or more.
 
-Look for: more files and samples in each epoch, until the cache is full; "0 bytes copied"; and with imagefolder the
-same number of classes in each epoch, the first too, because growfs has a file of each folder before it mounts.
+Look for: more files and samples in each epoch until the cache is full; "0 bytes copied"; and with imagefolder the same
+number of classes in every epoch, including the first, because growfs has a file of each folder before it mounts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--format", choices=["parquet", "imagefolder"], default="parquet")
-    parser.add_argument("--mix", type=int, default=10, help="Parquet files to read at a time, mixed")
+    parser.add_argument("--mix", type=int, default=10, help="Parquet files to read at a time and mix")
     options = parser.parse_args()
 
     for epoch in range(1, options.epochs + 1):
-        # Lists anew: the epoch's growth. With imagefolder a label is the number of a folder, in the order of names.
+        # Lists again: the epoch's growth. With imagefolder a label is the number of a folder, in the order of names.
         files = [str(path) for path in options.folder.rglob("*") if path.suffix in SUFFIXES[options.format]]
         dataset = datasets.load_dataset(options.format, data_files=files, split="train", streaming=True)
         # The files in another order each time, and of `mix` of them at a time the rows.

@@ -3,14 +3,14 @@
     growfs mount s3://bucket/objects /mnt/objects --cache-size 500GB --freeze labels.csv
     python tools/recipes/keras_dataframe.py /mnt/objects --epochs 20
 
-For whoever has a file per object, labels in a table, and a generator over a DataFrame. labels.csv (object_id, label,
-path) is of all objects, and frozen: always here. .growfs/index.csv is of the files that are on the local disk; opening
-it is a listing, so each time it has what has arrived. The two joined by path are the epoch's table.
+For one file per object, labels in a table, and a generator over a DataFrame. labels.csv (object_id, label, path) covers
+all objects, and is frozen, so it is always cached. .growfs/index.csv covers the listed files; opening it is a listing,
+so each time it includes what has arrived. The two, joined by path, are the table of the epoch.
 
-`objects` is one keras.utils.PyDataset, and its on_epoch_end reads the table anew. Two things of Keras 3 to know: it
-asks for the number of batches once in each call of fit, so one fit(epochs=20) would go on with as many batches as the
-first epoch had, however many files there are by then; and fit calls on_epoch_end once before its first epoch, too,
-which must not count as an epoch. Hence the loop, with initial_epoch so that schedules and logs go on counting.
+`objects` is one keras.utils.PyDataset, and its on_epoch_end reads the table again. Keras 3 has two peculiarities. It
+asks for the number of batches once per call of fit, so one fit(epochs=20) would use as many batches as the first epoch
+had, however many files there are by then. And fit calls on_epoch_end once before its first epoch, which must not count
+as an epoch. Hence the loop, with initial_epoch so that schedules and logs continue.
 
 Look for "new" and "so far": objects that no epoch had before, and all that the model has seen.
 """
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on the objects of FOLDER/labels.csv that are listed.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=4, help="that read files ahead")
+    parser.add_argument("--threads", type=int, default=4, help="threads that read files ahead")
     options = parser.parse_args()
 
     labels = pd.read_csv(options.folder / "labels.csv")

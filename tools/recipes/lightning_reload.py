@@ -1,17 +1,17 @@
-"""Train with Lightning: reload_dataloaders_every_n_epochs=1 has it ask for a new loader, and so a new listing.
+"""Train with Lightning: reload_dataloaders_every_n_epochs=1 makes it ask for a new loader, and so a new listing.
 
-For whoever has a LightningModule. Lightning asks for the train loader once and keeps it, unless that flag is set; with
-it, `train_dataloader` is called where each epoch begins, and the ImageFolder that it builds sees what has arrived.
+For a LightningModule. Lightning asks for the train loader once and keeps it, unless that flag is set. With the flag it
+calls `train_dataloader` at the start of each epoch, and the ImageFolder that this creates sees the new files.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/lightning_reload.py /mnt/train --epochs 20
 
 Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before.
 
-Three things to know. Leave persistent_workers off, because Lightning makes the loader anew. Lightning iterates over a
-reloaded loader twice and drops the first, so a few files are opened twice in an epoch: the counts of opens in `growfs
-status` are that much higher. On several nodes with `--partition`, pass use_distributed_sampler=False and a
-DistributedSampler of your own over the ranks of the node (see torch_nodes.py).
+Three things to know. Leave persistent_workers off, because Lightning creates the loader again. Lightning iterates over
+a reloaded loader twice and drops the first iterator, so a few files are opened twice per epoch, and `growfs status`
+counts these opens too. On several nodes with `--partition`, pass use_distributed_sampler=False and a DistributedSampler
+of your own over the ranks of the node (see torch_nodes.py).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Images(LightningDataModule):
 
 
 class Classifier(LightningModule):
-    """A small network: put yours here."""
+    """A small network. Put yours here."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.network = nn.Sequential(
-            *(nn.Conv2d(3, 32, 16, stride=16), nn.ReLU()),  # patches, as a vision transformer has them
+            *(nn.Conv2d(3, 32, 16, stride=16), nn.ReLU()),  # patches, as in a vision transformer
             *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, classes)),
         )
 
@@ -68,7 +68,7 @@ class Classifier(LightningModule):
         return nn.functional.cross_entropy(self.network(images), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One for all."""
+        """One optimizer for all parameters."""
         return torch.optim.AdamW(self.parameters())
 
 
@@ -83,11 +83,11 @@ class Lines(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: object, batch: list[Tensor], number: int
     ) -> None:
-        """Count what was trained on."""
+        """Count the samples."""
         self.samples += len(batch[1])
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Say what it was, and begin to count anew."""
+        """Print the counts, and reset them."""
         seconds, files = time.perf_counter() - self.images.began, self.images.files
         new = len(files - self.seen)
         self.seen |= files
@@ -110,7 +110,7 @@ def main() -> None:
     images = Images(options.folder, options.workers)
     trainer = Trainer(
         max_epochs=options.epochs,
-        reload_dataloaders_every_n_epochs=1,  # this is all
+        reload_dataloaders_every_n_epochs=1,  # this is all it takes
         callbacks=[Lines(images)],
         logger=False,
         enable_checkpointing=False,

@@ -1,15 +1,16 @@
-"""Random crops of large raw volumes that are more than the disk holds, by numpy.memmap.
+"""Random crops of large raw volumes that do not fit the disk, with numpy.memmap.
 
     growfs mount s3://bucket/scans /mnt/scans --cache-size 2TB
     python tools/recipes/numpy_volumes.py /mnt/scans --plane 2048 2048 --dtype uint16 --crop 128 --crops 200
 
-For those whose samples are crops of volumes (tomography, microscopy, seismics): *.raw files of planes one after the
-other, of which numpy maps one, cuts out a few cubes, and lets it go; only the pages of those cubes are read. Processes
-cut, since a page fault holds the GIL. They need no listing of their own: what their parent listed stays for them, too.
+For samples that are crops of volumes (tomography, microscopy, seismics): *.raw files of consecutive planes. numpy maps
+a volume, the program cuts out a few cubes, and releases it; only the pages of those cubes are read. Processes do the
+cutting, because a page fault holds the GIL. They need no listing of their own: what their parent listed stays cached
+for them, too.
 
-Look for: once the cache is full, some volumes are new in each epoch, and "so far" comes to be all there are, though
-only a part fits the disk at a time. Many small crops of a volume cost little more than few, so take many while it is
-here. Mapping is fast where the kernel reads the cached files (`growfs status` says: engine passthrough).
+Look for: once the cache is full, some volumes are new in each epoch, and "so far" approaches the number of all volumes,
+although only a part fits the disk at a time. Many small crops of a volume cost little more than few, so take many while
+it is cached. Mapping is fast if the kernel reads the cached files (`growfs status` says passthrough engine).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--plane", type=int, nargs=2, default=(512, 512), help="rows and columns of a plane")
     parser.add_argument("--dtype", default="uint16")
     parser.add_argument("--crop", type=int, default=64, help="edge of a cube, in voxels")
-    parser.add_argument("--crops", type=int, default=100, help="of each volume in an epoch")
+    parser.add_argument("--crops", type=int, default=100, help="crops of each volume per epoch")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
 
@@ -58,13 +59,13 @@ def main() -> None:
     ever: set[Path] = set()
     with ProcessPoolExecutor(options.workers) as pool:
         for epoch in range(1, options.epochs + 1):
-            volumes = sorted(options.folder.rglob("*.raw"))  # lists anew: the epoch's growth
+            volumes = sorted(options.folder.rglob("*.raw"))  # lists again: the epoch's growth
             if not volumes:
                 raise SystemExit(f"no *.raw in {options.folder}")
             random.shuffle(volumes)
             began, samples = time.perf_counter(), 0
             for crops in pool.map(cut, volumes, random.sample(range(2**32), len(volumes))):
-                samples += len(crops)  # here the model learns
+                samples += len(crops)  # the model would learn here
             rate = samples / (time.perf_counter() - began)
             fresh = len(set(volumes) - ever)
             ever.update(volumes)

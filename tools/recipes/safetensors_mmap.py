@@ -1,16 +1,16 @@
-"""Tensors of mapped safetensors files that are more than the disk holds: latents, embeddings, activations.
+"""Tensors in mapped safetensors files that do not fit the disk: latents, embeddings, activations.
 
     growfs mount s3://bucket/latents /mnt/latents --cache-size 500GB
     python tools/recipes/safetensors_mmap.py /mnt/latents --epochs 10
 
-For those whose encoder has run once, and whose training reads what it wrote. `safe_open` maps a file and reads its
-header; a tensor's bytes come from the disk when they are touched, so a slice of a large one costs a slice. A mapped
-file never changes: the program keeps the tensors of the first file from epoch 1 (as one keeps a codebook, or a fixed
-batch to look at), and that file may be listed no more, evicted, or replaced at the remote by now.
+For training on what an encoder wrote once. `safe_open` maps a file and reads its header. A tensor's bytes are read when
+they are touched, so a slice of a large tensor costs only a slice. A mapped file never changes: the program keeps the
+tensors of the first file from epoch 1 (as one keeps a codebook, or a fixed batch to look at), although that file may
+later be delisted, evicted, or replaced at the remote.
 
-Look for: files that are new in each epoch once the cache is full, and "kept tensors whole" in every one. Files that
-are kept mapped take room in the cache until they are let go. Mapping is fast where the kernel reads the cached files
-(`growfs status` says: engine passthrough); through libfuse a page at a time goes through the daemon.
+Look for: files that are new in each epoch once the cache is full, and "kept tensors whole" in every epoch. Files that
+stay mapped use space in the cache until they are released. Mapping is fast if the kernel reads the cached files
+(`growfs status` says passthrough engine); with libfuse each page comes through the daemon.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on slices of the *.safetensors files of a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--tensor", default="latents", help="the one to train on, samples along its first axis")
+    parser.add_argument("--tensor", default="latents", help="the tensor to train on, samples along its first axis")
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args()
 
@@ -47,7 +47,7 @@ def main() -> None:
     kept: dict[str, torch.Tensor] = {}
     kept_of, kept_sum = options.folder, {}
     for epoch in range(1, options.epochs + 1):
-        files = sorted(options.folder.rglob("*.safetensors"))  # lists anew: the epoch's growth
+        files = sorted(options.folder.rglob("*.safetensors"))  # lists again: the epoch's growth
         if not files:
             raise SystemExit(f"no *.safetensors in {options.folder}")
         if not kept:
@@ -59,7 +59,7 @@ def main() -> None:
                 latents = file.get_slice(options.tensor)
                 for start in range(0, latents.get_shape()[0], options.batch):
                     batch = latents[start : start + options.batch].float()  # which reads it
-                    samples += len(batch)  # here the model learns
+                    samples += len(batch)  # the model would learn here
         rate = samples / (time.perf_counter() - began)
         fresh = len(set(files) - ever)
         ever.update(files)

@@ -1,14 +1,14 @@
-"""Train with an `input_fn` that is called afresh for each training and each evaluation, and time what overlaps.
+"""Train with an `input_fn` that is called again for each training and each evaluation, and time the overlaps.
 
     growfs mount s3://bucket/data /mnt/data --cache-size 500GB --freeze 'val/**'
     python tools/recipes/tf_input_fn.py /mnt/data --epochs 20
 
-For code in the shape of tf.estimator, which is gone since TensorFlow 2.16 and whose `input_fn` need not be: a function
-that lists, and returns a data set. Each call of it lists anew, so each training finds what has arrived. Nothing is
+For code that is structured like tf.estimator, which was removed in TensorFlow 2.16, while its `input_fn` can stay: a
+function that lists, and returns a data set. Each call lists again, so each training sees the new files. Nothing is
 cached in memory (no `.cache()`, no list that outlives the call): the disk is the cache, and what many calls read was
 fetched once. val/ is frozen: complete before the mount returns, and the same for each evaluation.
 
-Where the preparation of a batch takes longer than the step, how they overlap is what counts. To see it:
+If the preparation of a batch takes longer than the step, it matters how they overlap. To see it:
 
     python tools/recipes/tf_input_fn.py /mnt/data --epochs 3 --overlap serial prefetch parallel --prepare-s 2 --step-s 1
 
@@ -52,7 +52,7 @@ class Preparation:
         pixels = tf.io.decode_raw(example["image"], tf.uint8)
         images = tf.cast(tf.reshape(pixels, [-1, SIDE, SIDE, 3]), tf.float32) / 255
         if self.seconds:
-            # Stands for work that lets go of the GIL, as all of TensorFlow's and most of numpy's does.
+            # Stands for work that releases the GIL, as all of TensorFlow's and most of numpy's does.
             images = tf.numpy_function(self._wait, [images], tf.float32)
             images.set_shape([None, SIDE, SIDE, 3])
         return images, example["label"]
@@ -84,8 +84,8 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--overlap", nargs="+", choices=["serial", "prefetch", "parallel"], default=["parallel"])
-    parser.add_argument("--prepare-s", type=float, default=0.0, help="what preparing a batch takes")
-    parser.add_argument("--step-s", type=float, default=0.0, help="what a step takes beyond this small model's")
+    parser.add_argument("--prepare-s", type=float, default=0.0, help="seconds to prepare a batch")
+    parser.add_argument("--step-s", type=float, default=0.0, help="seconds to add to each step")
     options = parser.parse_args()
 
     model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(CLASSES)])

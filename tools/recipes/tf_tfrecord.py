@@ -1,17 +1,17 @@
-"""Train with TensorFlow on TFRecord files that are more than the disk holds: TFRecordDataset, listing anew each epoch.
+"""Train with TensorFlow on TFRecord files that do not fit the disk: TFRecordDataset, listing again in each epoch.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/tf_tfrecord.py /mnt/train --epochs 20
 
-For whoever has shards and tf.data. All that reads, parses, mixes and batches is C++, in threads that never take the
-GIL: interleave reads several shards at a time, so that what is beside each other in a shard is not so in a batch;
-parse_example takes a whole batch; and prefetch does all of it while the model computes.
+For shards and tf.data. Everything that reads, parses, mixes and batches is C++, in threads that never take the GIL:
+interleave reads several shards at a time, so that neighbors in a shard are not neighbors in a batch; parse_example
+takes a whole batch; and prefetch does all of it while the model computes.
 
-The one thing that matters is where the files are listed: in the loop. glob, list_files and a pattern given to
-TFRecordDataset list once, when the data set is built; `.repeat(20)` would see for ever what the first epoch saw.
+What matters is where the files are listed: inside the loop. glob, list_files and a pattern given to TFRecordDataset
+list once, when the data set is created; `.repeat(20)` would only ever see what the first epoch saw.
 
 Look for "new" and "so far": files that no epoch saw before, and all that the model has seen. Once the cache is full, a
-fifth of the files are new in each epoch. For records of your own change FEATURES and `parse`.
+fifth of the files are new in each epoch. For your own records change FEATURES and `parse`.
 """
 
 from __future__ import annotations

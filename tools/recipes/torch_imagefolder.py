@@ -1,17 +1,17 @@
-"""Train on a tree of images, a folder for each class, with torchvision's ImageFolder: built anew for each epoch.
+"""Train on a tree of images, a folder for each class, with torchvision's ImageFolder, created again for each epoch.
 
-For whoever has an ImageFolder and more images than disk. ImageFolder lists its folder when it is built, and never
-again; so it is built where an epoch begins, and sees what has arrived since the last one.
+For an ImageFolder with more images than fit the disk. ImageFolder lists its folder when it is created, and never again.
+So the program creates it at the start of each epoch, and it sees the files that have arrived since the last one.
 
     growfs mount s3://bucket/train /mnt/train --cache-size 500GB
     python tools/recipes/torch_imagefolder.py /mnt/train --epochs 20
 
-Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before: they go on
-coming after that. Classes have the same numbers throughout, because every folder has a file before the mount is there.
+Look for "files", which grows until the cache is full, and for "new", the files that no epoch saw before; new files keep
+coming after that. Classes keep their numbers, because every folder has a file before the mount returns.
 
-With --once it is built once, as most scripts do. Then "files" stays what it was, "new" is 0 from the second epoch on,
-and growfs keeps all of these files on the disk, because the process may open any of them at any time, where it could
-have fetched others. `cat /mnt/train/.growfs/status` has a line about such a process.
+With --once it is created only once, as in most scripts. Then "files" stays what it was, and "new" is 0 from the second
+epoch on. growfs keeps all of these files on the disk, because the process may open any of them at any time, and so
+cannot fetch others instead. `cat /mnt/train/.growfs/status` has a line about such a process.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PREPARE = transforms.Compose(
 
 
 def network(classes: int) -> nn.Sequential:
-    """A small one: put yours here."""
+    """A small network. Put yours here."""
     return nn.Sequential(
-        *(nn.Conv2d(3, 32, 16, stride=16), nn.ReLU()),  # patches, as a vision transformer has them
+        *(nn.Conv2d(3, 32, 16, stride=16), nn.ReLU()),  # patches, as in a vision transformer
         *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, classes)),
     )
 

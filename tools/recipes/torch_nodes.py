@@ -1,20 +1,22 @@
-"""Train on several nodes, each of which has a share of the data of its own: DistributedDataParallel under torchrun.
+"""Train on several nodes, each of which has its own shard of the data: DistributedDataParallel under torchrun.
 
-For whoever has several nodes with a disk each. The bucket holds train/CLASS/IMAGE and val/CLASS/IMAGE. On each node,
-$NODE being its number:
+For several nodes with a disk each. The bucket holds train/CLASS/IMAGE and val/CLASS/IMAGE. On each node, with its
+number in $NODE:
 
     growfs mount s3://bucket/data /mnt/data --cache-size 500GB --partition $NODE/2 --show-files 100000 --freeze 'val/**'
     torchrun --nnodes 2 --node-rank $NODE --master-addr HOST --nproc-per-node 8 tools/recipes/torch_nodes.py /mnt/data
 
-(`--partition auto` where the mount is a step of a Slurm job: `srun --ntasks-per-node 1 growfs mount ...`, or has
-torchrun's GROUP_RANK and GROUP_WORLD_SIZE.) Each node fetches its own share, so that together they see all data, and no
-byte of train/ crosses the network twice but a first file for each class. `--show-files` makes every listing on every
-node the same length, frozen files included: no rank runs out of batches while the others wait for it in an all-reduce.
+(Use `--partition auto` if the mount is a step of a Slurm job, `srun --ntasks-per-node 1 growfs mount ...`, or has
+torchrun's GROUP_RANK and GROUP_WORLD_SIZE.) Each node fetches its own shard, so that together they see all data, and no
+byte of train/ crosses the network twice, except one first file for each class. `--show-files` gives every listing on
+every node the same length, including frozen files: no rank runs out of batches while the others wait for it in an
+all-reduce.
 
-Look for "on each node", whose numbers are equal, and for "new". Validation is over the same files in each epoch.
+Look for "on each node", whose numbers are equal, and for "new". Validation uses the same files in each epoch.
 
-Why there is a folder val/, and no random_split or validation_split of what is listed: the next epoch lists other files,
-and splits anew. What was trained on in one epoch is then validated on in another, and the accuracy flatters.
+Why there is a folder val/, and no random_split or validation_split of the listed files: the next epoch lists other
+files, and splits again. Files that one epoch trained on would be validated on in another, and the accuracy would be too
+high.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def train(options: argparse.Namespace) -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
 
-    # Frozen: complete, the same on every node, and for ever. So it is listed once, and shared out among all ranks.
+    # Frozen: complete, and the same on every node in every epoch. So it is listed once, and divided among all ranks.
     held_out = ImageFolder(options.folder / "val", PREPARE)
     validation = DataLoader(Subset(held_out, range(rank, len(held_out), ranks)), BATCH)
     layers = nn.Conv2d(3, 16, 16, stride=16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()
@@ -56,7 +58,7 @@ def train(options: argparse.Namespace) -> None:
     for epoch in range(1, options.epochs + 1):
         began = time.perf_counter()
         images = ImageFolder(options.folder / "train", PREPARE)  # lists; all ranks of a node are shown the same
-        # Shared out among the ranks of this node only: the other nodes have files of their own.
+        # Divided among the ranks of this node only: the other nodes have files of their own.
         sampler = DistributedSampler[object](images, num_replicas=ranks_here, rank=local_rank)
         sampler.set_epoch(epoch)
         loader = DataLoader(images, BATCH, sampler=sampler, num_workers=options.workers, pin_memory=cuda)

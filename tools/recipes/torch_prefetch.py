@@ -1,17 +1,17 @@
-"""Keep the GPU from waiting for its data: the next batches are copied to it on a stream of their own meanwhile.
+"""Keep the GPU from waiting for data: copy the next batches to it on a stream of their own while the model computes.
 
-For whoever trains on large samples, here random crops of volumes (.npy files, which are mapped: only what lies under a
-crop is read), and sees the GPU idle between two steps.
+For training on large samples, here random crops of volumes (.npy files, which are mapped: only the pages of a crop are
+read), on a GPU that is idle between steps.
 
     growfs mount s3://bucket/volumes /mnt/volumes --cache-size 2TB
     python tools/recipes/torch_prefetch.py /mnt/volumes --epochs 6
 
-Epochs take turns: without the prefetcher, then with it. Look for "wait", the time from asking for a batch until it is
-on the device, which the last line compares. Where it stays high with the prefetcher, reading is too slow: try more
-workers. Without a GPU there is nothing to copy to, and what remains is a thread that takes the next batches from the
-loader while the model computes.
+Epochs alternate: without the prefetcher, then with it. Look for "wait", the time from asking for a batch until it is on
+the device; the last line compares the two. If it stays high with the prefetcher, reading is too slow: try more workers.
+Without a GPU there is nothing to copy to, and only a thread remains that takes the next batches from the loader while
+the model computes.
 
-With growfs's libfuse engine (`growfs status` names it) a mapped file is slow to read: leave mmap_mode away there.
+With growfs's libfuse engine (`growfs status` names it) a mapped file is slow to read: omit mmap_mode there.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="with *.npy in it, volumes of bytes; the mountpoint")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--crops", type=int, default=100, help="of each volume (default: %(default)s)")
+    parser.add_argument("--crops", type=int, default=100, help="crops of each volume (default: %(default)s)")
     options = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

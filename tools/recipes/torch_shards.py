@@ -1,19 +1,19 @@
 """Train on shards (TFRecord files) with an IterableDataset, split among DataLoader workers that outlive the epochs.
 
-For whoever keeps samples in shards and reads them with PyTorch, without TensorFlow and without a streaming library.
+For samples in shards that PyTorch reads, without TensorFlow and without a streaming library.
 
     growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
     python tools/recipes/torch_shards.py /mnt/shards --epochs 20
 
-With persistent_workers=True each worker keeps the copy of the data set that it was started with. What is listed in
-__init__ is then listed once for ever; so `__iter__` lists, which each worker calls where an epoch begins. The first of
-them that does begins a new generation, and the others are shown the same one: so they can share the files out among
-themselves by their numbers, and no file is read twice or by nobody. Have at least as many shards as workers.
+With persistent_workers=True each worker keeps the copy of the data set that it was started with. What __init__ lists is
+then listed only once, so `__iter__` lists, which each worker calls at the start of an epoch. The first worker that does
+begins a new generation, and the others see the same one. So they can divide the files among themselves by position, and
+each file is read exactly once. Have at least as many shards as workers.
 
 Look for "files", the shards that were read in the epoch, and for "new", those that no epoch read before.
 
-A record here is an image of CIFAR-10's binary version: a byte for the label, and 3 x 32 x 32 for the pixels. For other
-records change `sample`. `.growfs/ledger.csv` in the mount tells how often each shard was opened.
+A record here is an image in CIFAR-10's binary version: a byte for the label, and 3 x 32 x 32 for the pixels. For other
+records change `sample`. `.growfs/ledger.csv` in the mount says how often each shard was opened.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sample(record: bytes, shard: str) -> Sample:
 
 
 class Shards(IterableDataset[Sample]):
-    """The samples of all shards that a folder lists; each epoch lists anew."""
+    """The samples of all shards that a folder lists; each epoch lists again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder  # and no list: this object is copied to the workers once

@@ -1,14 +1,14 @@
-"""WebDataset over tar shards that are more than the disk holds, for PyTorch.
+"""WebDataset on tar shards that do not fit the disk, for PyTorch.
 
     growfs mount s3://bucket/shards /mnt/shards --cache-size 500GB
     python tools/recipes/webdataset_shards.py /mnt/shards --epochs 10 --workers 8
 
-For those whose data set is *.tar shards of images (`0001.jpg`, `0001.cls`, ...). WebDataset never lists: the shards
-are what one names, and a brace pattern (`shard-{000..999}.tar`) names all of the remote, so that most opens would wait
-for the network. So list what is here with glob, anew for each epoch, and hand that list over.
+For *.tar shards of images (`0001.jpg`, `0001.cls`, ...). WebDataset never lists: it reads the shards that it is given,
+and a brace pattern (`shard-{000..999}.tar`) names every shard of the remote, so most opens would wait for the network.
+So list the cached shards with glob, again for each epoch, and pass that list.
 
 Look for: files grow from epoch to epoch until the cache is full, then some are new each time; samples are what the
-shards hold together, because WebDataset splits the list between the workers, and none reads what another does.
+shards hold together, because WebDataset divides the list among the workers, and no two read the same.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
+    parser.add_argument("--size", type=int, default=224, help="size of the images, in pixels")
     options = parser.parse_args()
 
     ever: set[str] = set()
     for epoch in range(1, options.epochs + 1):
-        shards = sorted(map(str, options.folder.glob("*.tar")))  # lists anew: the epoch's growth
+        shards = sorted(map(str, options.folder.glob("*.tar")))  # lists again: the epoch's growth
         if not shards:
             raise SystemExit(f"no *.tar in {options.folder}")
         began, samples = time.perf_counter(), 0
         for images, _labels in loader(shards, options.batch, options.workers, options.size):
-            samples += len(images)  # here the model learns
+            samples += len(images)  # the model would learn here
         rate = samples / (time.perf_counter() - began)
         fresh = len(set(shards) - ever)
         ever.update(shards)
