@@ -21,7 +21,7 @@ MOUNTPOINT = click.Path(path_type=Path)
 POLL_S = 0.2
 
 
-class Verbs(click.Group):
+class CommandGroup(click.Group):
     """Tells an error in one line, and lists the verbs in the order in which one needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -42,7 +42,7 @@ class Verbs(click.Group):
             ctx.exit(1)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(growfs.__version__, prog_name="growfs")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:

@@ -10,21 +10,21 @@ import trio
 What = ParamSpec("What")
 
 
-class Pulse(Generic[What]):
+class Signal(Generic[What]):
     """Wakes every task that waits at that moment, and calls every listener, each time."""
 
     def __init__(self) -> None:
         self._event: trio.Event | None = None
         self._listeners: list[Callable[What, None]] = []
 
-    def __call__(self, *args: What.args, **kwargs: What.kwargs) -> None:
+    def notify(self, *args: What.args, **kwargs: What.kwargs) -> None:
         if self._event is not None:
             self._event.set()
             self._event = None
         for listener in self._listeners:
             listener(*args, **kwargs)
 
-    def tell(self, listener: Callable[What, None]) -> None:
+    def connect(self, listener: Callable[What, None]) -> None:
         """Have listener called from now on. It must not wait."""
         self._listeners.append(listener)
 

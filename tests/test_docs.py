@@ -14,7 +14,7 @@ import pytest
 from growfs.cli import main
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
-from growfs.scheduler.readiness import State
+from growfs.scheduler.readiness import MountState
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -64,7 +64,7 @@ def test_every_column_of_the_ledger_is_documented() -> None:
 
 
 def test_every_state_is_documented() -> None:
-    assert {state.value for state in State} == set(re.findall(r"^\| `(\w+)` \|", VIRTUAL, re.MULTILINE))
+    assert {state.value for state in MountState} == set(re.findall(r"^\| `(\w+)` \|", VIRTUAL, re.MULTILINE))
 
 
 def test_every_error_number_of_a_miss_is_documented() -> None:

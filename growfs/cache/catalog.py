@@ -16,7 +16,7 @@ from growfs.cache.schema import (
     FROZEN,
     PINNED,
     ROOT,
-    Ask,
+    Query,
     directory_path,
     join,
     row_of_connection,
@@ -192,7 +192,7 @@ class Catalog:
         return [Node(*row) for row in self._db.rows(query, limit)]
 
     @staticmethod
-    def skipped(ask: Ask) -> list[tuple[str, int, str]]:
+    def skipped(ask: Query) -> list[tuple[str, int, str]]:
         """(reason, how many names, one of them)."""
         return ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from growfs.cache.schema import PAGE_CACHE_KIB, Ask, missing, read_only
+from growfs.cache.schema import PAGE_CACHE_KIB, Query, missing, read_only
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Database:
         """The first row of a query over what is committed, or None."""
         return self._reader.execute(query, values).fetchone()
 
-    async def aside(self, function: Callable[[Ask], T]) -> T:
+    async def aside(self, function: Callable[[Query], T]) -> T:
         """Have function ask on a thread, by a connection of its own: for what takes longer than a reader can wait."""
 
         def look() -> T:

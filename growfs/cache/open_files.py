@@ -13,7 +13,7 @@ import resource
 from dataclasses import dataclass
 
 from growfs.errors import TooManyOpen
-from growfs.events import Pulse
+from growfs.events import Signal
 
 IDLE_MAX = 16_384
 """Files that are kept open for the next reader; each pins 1 to 2 KB of kernel memory."""
@@ -68,7 +68,7 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self.orphan_bytes = 0
-        self.dropped = Pulse[[int]]()
+        self.dropped = Signal[[int]]()
         self._files: dict[int, OpenFile] = {}
         self._idle: dict[int, OpenFile] = {}
         self._mapped: dict[int, OpenFile] = {}
@@ -181,4 +181,4 @@ class OpenFiles:
 
     def _drop(self, opened: OpenFile) -> None:
         os.close(opened.fd)
-        self.dropped(opened.id)
+        self.dropped.notify(opened.id)

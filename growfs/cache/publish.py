@@ -30,7 +30,7 @@ IS_HERE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class StagedFile:
     """A file that a worker wrote and checked, not yet visible. reserved: bytes of the quota that it holds.
 
     renews: the node is a newer version of the file that has its id now. group: the ids of all files that leave as one
@@ -47,7 +47,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Renamed:
     """A file that was put in its place before its row is committed. old: what had that place, under another name."""
 
     path: Path
@@ -66,7 +66,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
+class Evicted:
     """A file that is no longer resident. size: of its content; bytes: what it took on the disk."""
 
     id: int
@@ -99,7 +99,7 @@ class Publisher:
         self._paths = paths
 
     def publish(
-        self, writer: sqlite3.Connection, drafts: Sequence[Draft], pass_number: int, files: list[Moved]
+        self, writer: sqlite3.Connection, drafts: Sequence[StagedFile], pass_number: int, files: list[Renamed]
     ) -> Published:
         """Admit drafts. files: gains what is moved, for `undo` or `finish`."""
         done = Published(self.last_seq)
@@ -115,7 +115,7 @@ class Publisher:
                 continue
             path = self._files / draft.path
             old = draft.file.with_suffix(".old")
-            files.append(Moved(path, old if draft.renews and disk.keep("PUBLISH", path, old) else None))
+            files.append(Renamed(path, old if draft.renews and disk.keep("PUBLISH", path, old) else None))
             disk.rename("PUBLISH", draft.file, path)
             id, place = self._renew(writer, draft, done) if draft.renews else (draft.node.id, None)
             if place is None:
@@ -155,7 +155,7 @@ class Publisher:
         return self.last_seq
 
     @staticmethod
-    def _renew(writer: sqlite3.Connection, draft: Draft, done: Published) -> tuple[int, Place | None]:
+    def _renew(writer: sqlite3.Connection, draft: StagedFile, done: Published) -> tuple[int, Place | None]:
         """Put a new version in the old one's place, also in listings; returns (its id, its place)."""
         node = draft.node
         size, bytes, seq, turn, left_out, opened, *kept = writer.execute(
@@ -194,7 +194,7 @@ class Publisher:
                 (id, parent, seq, seq),
             )
 
-    def undo(self, files: list[Moved]) -> None:
+    def undo(self, files: list[Renamed]) -> None:
         """Remove files whose rows were not committed, and put back what they took the place of."""
         for moved in files:
             with self._noted(moved.path):
@@ -203,14 +203,14 @@ class Publisher:
                 else:
                     disk.unlink("PUBLISH_UNDO", moved.path)
 
-    def finish(self, files: list[Moved]) -> None:
+    def finish(self, files: list[Renamed]) -> None:
         """Remove the old versions, now that the new ones' rows are committed."""
         for moved in files:
             if moved.old:
                 with self._noted(moved.old):
                     disk.unlink("DISCARD", moved.old)
 
-    def withdraw(self, writer: sqlite3.Connection, ids: Iterable[int], draw_again: bool) -> list[Withdrawn]:
+    def withdraw(self, writer: sqlite3.Connection, ids: Iterable[int], draw_again: bool) -> list[Evicted]:
         """Delete the rows; their files are to be removed after the commit."""
         row_of = row_of_connection(writer)
         withdrawn = []
@@ -223,14 +223,14 @@ class Publisher:
             if row:
                 parent, name, size, bytes, left_out = row
                 path = join(directory_path(row_of, parent, self._paths), name)
-                withdrawn.append(Withdrawn(id, path, size, bytes))
+                withdrawn.append(Evicted(id, path, size, bytes))
                 _remember_stay(writer, id)
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))
                 if draw_again and left_out is None:  # what is left out has had its turn in this pass
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
         return withdrawn
 
-    def remove(self, withdrawn: Iterable[Withdrawn]) -> None:
+    def remove(self, withdrawn: Iterable[Evicted]) -> None:
         """Remove the files of rows that are gone."""
         for gone in withdrawn:
             path = self._files / gone.path
@@ -267,7 +267,7 @@ BECOMES_RESIDENT = (
 )
 
 
-def _resident(id: int, draft: Draft, place: Place, stat: os.stat_result) -> tuple[object, ...]:
+def _resident(id: int, draft: StagedFile, place: Place, stat: os.stat_result) -> tuple[object, ...]:
     return (
         id,
         draft.node.parent,

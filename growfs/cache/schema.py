@@ -13,7 +13,7 @@ from typing import Any
 
 from growfs.remote.names import extension
 
-Ask = Callable[..., list[Any]]
+Query = Callable[..., list[Any]]
 """Given a query and its values, all of its rows."""
 
 RowOf = Callable[..., Any]

@@ -17,10 +17,10 @@ from growfs import disk
 from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
 from growfs.cache.database import Database
 from growfs.cache.open_files import OpenFile, OpenFiles
-from growfs.cache.publish import Draft, Moved, Publisher, mark_durable
+from growfs.cache.publish import Publisher, Renamed, StagedFile, mark_durable
 from growfs.cache.recovery import identity, set_identity
 from growfs.cache.schema import set_last_known, set_meta
-from growfs.events import Pulse
+from growfs.events import Signal
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class Store:
         self.min_free = min_free
         self.reserved_bytes = 0
         self.evicted_files = self.evicted_bytes = 0
-        self.room = Pulse[[]]()
-        self.admitted = Pulse[[]]()
-        self.renewed = Pulse[[list[Removed]]]()
-        self.to_draw_again = Pulse[[]]()
+        self.room = Signal[[]]()
+        self.admitted = Signal[[]]()
+        self.renewed = Signal[[list[Removed]]]()
+        self.to_draw_again = Signal[[]]()
         self._open = OpenFiles()
         self.dropped = self._open.dropped
         self._db = database
@@ -96,7 +96,7 @@ class Store:
     def unreserve(self, reserved: int) -> None:
         """Give back what a file that did not come had reserved."""
         self.reserved_bytes -= reserved
-        self.room()
+        self.room.notify()
 
     @property
     def largest(self) -> int:
@@ -113,7 +113,7 @@ class Store:
         need = disk.allocation(size)
         self.reserved_bytes += need - reserved
         if need < reserved:
-            self.room()
+            self.room.notify()
         return need
 
     def over(self, need: int) -> int:
@@ -125,15 +125,15 @@ class Store:
     def set_limit(self, limit_bytes: int) -> None:
         """Change the quota; `Evictor.shrink` evicts what is over it."""
         self.limit_bytes = limit_bytes
-        self.room()
+        self.room.notify()
 
-    async def admit(self, drafts: list[Draft], pass_number: int) -> set[int]:
+    async def admit(self, drafts: list[StagedFile], pass_number: int) -> set[int]:
         """Publish files, in this order, in one transaction; returns the ids that are resident now.
 
         Missing from it: files whose version the catalog no longer has. Raises OSError or sqlite3.Error where the
         disk refuses; then none of them is resident. Either way, what they had reserved is settled.
         """
-        files: list[Moved] = []
+        files: list[Renamed] = []
         try:
             done = await self._db.write(
                 lambda writer: self._publisher.publish(writer, drafts, pass_number, files),
@@ -158,8 +158,8 @@ class Store:
                 if draft.node.size is None or draft.renews:
                     self._catalog.bytes += draft.fetched.size
         if done.renewed:
-            self.renewed(done.renewed)
-        self.admitted()
+            self.renewed.notify(done.renewed)
+        self.admitted.notify()
         return set(done.admitted)
 
     async def evict(self, ids: list[int], draw_again: bool = False) -> int:
@@ -178,7 +178,7 @@ class Store:
         self.evicted_files += len(withdrawn)
         self.evicted_bytes += freed
         if draw_again:
-            self.to_draw_again()
+            self.to_draw_again.notify()
         return freed
 
     def discard_files(self, changes: Changes) -> None:
@@ -196,7 +196,7 @@ class Store:
         self.resident_bytes -= bytes
         self.resident_content_bytes -= size
         if not self._open.orphan(id, bytes):
-            self.room()
+            self.room.notify()
 
     def entries(self, parent: int, after_seq: int, last_seq: int, most: int, mtime_ns: int) -> list[Any]:
         """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.
@@ -262,12 +262,12 @@ class Store:
     def close_file(self, id: int) -> None:
         """Close once; the last one gives back the room of a file that is no longer resident."""
         if self._open.close(id):
-            self.room()
+            self.room.notify()
 
     def sweep(self) -> None:
         """Give back the room of evicted files that were mapped and are not any more: nobody tells of that."""
         if self._open.sweep():
-            self.room()
+            self.room.notify()
 
     # What survives.
 

@@ -39,7 +39,7 @@ class Summary:
     unread: tuple[str, ...] = ()
 
 
-class Ledger:
+class UsageCounters:
     """Owns the counts. `summary` is at most a few seconds old."""
 
     def __init__(self, database: Database, budget: Budget) -> None:

@@ -17,40 +17,40 @@ from growfs.cache.database import Database
 from growfs.cache.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget
-from growfs.daemon.control import Verb
+from growfs.daemon.control import Command
 from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.parsers import CacheSize
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
 from growfs.rotation.eviction import Evictor
 from growfs.rotation.generations import Generations
-from growfs.rotation.registry import Readers
-from growfs.scheduler.dispatcher import Crew
+from growfs.rotation.registry import ReaderRegistry
+from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.prefetch import Population
-from growfs.scheduler.refresh import Refresher
+from growfs.scheduler.prefetch import Prefetcher
+from growfs.scheduler.refresh import CatalogSync
 
 FETCH_PARALLEL = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Verbs:
+class CommandHandlers:
     """Each yields its progress, and last its result."""
 
     database: Database
     catalog: Catalog
     store: Store
     evictor: Evictor
-    crew: Crew
+    dispatcher: Dispatcher
     fetcher: Fetcher
-    population: Population
-    refresher: Refresher
-    readers: Readers
+    prefetcher: Prefetcher
+    catalog_sync: CatalogSync
+    readers: ReaderRegistry
     generations: Generations
     budget: Budget
     snapshot: Callable[[], Awaitable[dict[str, Any]]]
 
-    def table(self) -> dict[str, Verb]:
+    def table(self) -> dict[str, Command]:
         """The verbs by name."""
         return {
             "status": self.status,
@@ -70,12 +70,12 @@ class Verbs:
 
     async def pause(self) -> AsyncIterator[Any]:
         """Fetch nothing but misses."""
-        self.population.pause(True)
+        self.prefetcher.pause(True)
         yield await self.snapshot()
 
     async def resume(self) -> AsyncIterator[Any]:
         """Go on filling."""
-        self.population.pause(False)
+        self.prefetcher.pause(False)
         yield await self.snapshot()
 
     async def release(self) -> AsyncIterator[Any]:
@@ -134,11 +134,11 @@ class Verbs:
                     f"cache-size is {format_size(limit)} now, but {format_size(self.store.used_bytes)} cannot be"
                     " evicted: open, pinned, or a directory's last files"
                 )
-            self.population.nudge()
+            self.prefetcher.nudge()
         elif name == "min_free":
             self.store.min_free = value
         elif name == "refresh":
-            self.refresher.set_interval(value)
+            self.catalog_sync.set_interval(value)
         elif name == "miss_timeout":
             self.fetcher.miss_timeout_s = value
         elif name == "settle":
@@ -150,12 +150,12 @@ class Verbs:
         elif name == "rotation":
             self.generations.rotates = value != "never"
             self.readers.to_the_end = value == "always"
-            self.population.nudge()
+            self.prefetcher.nudge()
         elif name == "bandwidth":
-            self.crew.bytes_per_s = value
+            self.dispatcher.bytes_per_s = value
         elif name == "remote_budget":
             self.budget.limit = value
-            self.store.room()
+            self.store.room.notify()
 
     async def _matching(self, globs: list[str]) -> list[Node]:
         nodes = await trio.to_thread.run_sync(lambda: list(_matches(self.database, PathFilter(globs))))

@@ -33,7 +33,7 @@ REQUEST_S = 10.0
 ANSWER_S = 600.0
 """How long a caller waits for the next line."""
 
-Verb = Callable[..., AsyncIterator[Any]]
+Command = Callable[..., AsyncIterator[Any]]
 """Yields what to tell as progress, and last the result. Raises GrowfsError."""
 
 
@@ -50,7 +50,7 @@ def _short(folder: Path) -> Iterator[str]:
 class Control:
     """The daemon's end. Owns the socket."""
 
-    def __init__(self, folder: Path, verbs: dict[str, Verb]) -> None:
+    def __init__(self, folder: Path, verbs: dict[str, Command]) -> None:
         self._verbs = verbs
         disk.unlink("SOCKET", folder / SOCKET)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

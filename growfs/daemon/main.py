@@ -32,32 +32,32 @@ from growfs.cache.directory import CacheFolder, open_cache
 from growfs.cache.open_files import IDLE_MAX
 from growfs.cache.recovery import recover
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget, Ledger
-from growfs.daemon.commands import Verbs, limit_bytes
+from growfs.cache.usage import Budget, UsageCounters
+from growfs.daemon.commands import CommandHandlers, limit_bytes
 from growfs.daemon.control import Control
 from growfs.daemon.options import Request
 from growfs.daemon.status import Mount, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.errors import GrowfsError
-from growfs.fuse.engine import Choice, Engine
+from growfs.fuse.engine import Engine, EngineChoice
 from growfs.fuse.mounting import Mounting, check_fuse, check_mountpoint, raise_read_ahead
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
 from growfs.rotation.draw_order import Pass
 from growfs.rotation.eviction import Evictor
 from growfs.rotation.generations import Generations
-from growfs.rotation.registry import Readers
-from growfs.scheduler.dispatcher import Crew
+from growfs.rotation.registry import ReaderRegistry
+from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.order import Groups, decided
-from growfs.scheduler.prefetch import Population
-from growfs.scheduler.readiness import Ask
-from growfs.scheduler.refresh import Refresher, Renewals
-from growfs.scheduler.startup import Start
+from growfs.scheduler.order import Groups, plan_in_worker
+from growfs.scheduler.prefetch import Prefetcher
+from growfs.scheduler.readiness import StartCondition
+from growfs.scheduler.refresh import CatalogSync, VersionUpdater
+from growfs.scheduler.startup import StartGate
 from growfs.vfs.filesystem import Vfs
 from growfs.workers import process
-from growfs.workers.pool import Workers
+from growfs.workers.pool import WorkerPool
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -113,7 +113,7 @@ def main() -> None:
     setproctitle(f"growfs: {url} on {request.mountpoint}")
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
-    process.look_rarely()
+    process.tune_gc()
     try:
         serve(request, url, launcher)
     except GrowfsError as error:
@@ -140,7 +140,7 @@ def serve(request: Request, url: str, launcher: Launcher) -> None:
         if confined is not None:
             log.info(CONFINED if confined else UNCONFINED)
         folder.announce(url, request.mountpoint)
-        workers = Workers(replace(spec, cache=folder.path), Pace())
+        workers = WorkerPool(replace(spec, cache=folder.path), SharedLimits())
         try:
             mounting = Mounting(request.mountpoint, folder.path, allow_other)
             trio.run(_run, lambda: _build(request, url, folder, workers, recent), mounting, launcher)
@@ -184,27 +184,27 @@ def _raise_limits() -> None:
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that somebody breaks (openfiles), and deadly by default
 
 
-class Room(Protocol):
+class Service(Protocol):
     """Does its work until it is cancelled."""
 
     async def run(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class Components:
     """The rooms of a running mount that it needs by name. running: those with a task of their own."""
 
     database: Database
     catalog: Catalog
     store: Store
-    ledger: Ledger
-    start: Start
+    usage: UsageCounters
+    start: StartGate
     status: Status
     engine: Engine
-    running: tuple[Room, ...]
+    running: tuple[Service, ...]
 
 
-def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, recent: RecentLog) -> Rooms:
+def _build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
     """Construct the rooms, from the bottom up."""
     options = request.options
     database = Database(folder.database)
@@ -213,42 +213,42 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
     store = Store(folder.path, database, catalog, options.min_free)
     store.limit_bytes = limit_bytes(options.cache_size, store)
     budget = Budget(database, options.remote_budget)
-    ledger = Ledger(database, budget)
+    usage = UsageCounters(database, budget)
     rotates = options.rotation != "never"
-    decide = partial(decided, workers, database.path)
+    decide = partial(plan_in_worker, workers, database.path)
     generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files, decide)
     to_the_end = options.rotation == "always"
-    readers = Readers(generations, options.settle, options.hold_idle, to_the_end, ledger.opened_lately)
+    readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, usage.opened_lately)
     evictor = Evictor(database, store, generations, readers.holds)
-    refresher = Refresher(workers, catalog, store, options.refresh, request.remote.is_endless)
+    catalog_sync = CatalogSync(workers, catalog, store, options.refresh, request.remote.is_endless)
     groups = Groups(catalog, options.group)
     made = request.remote.producer is not None
-    crew = Crew(workers, request.processes, options.bandwidth, made)
+    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, made)
     fetcher = Fetcher(
-        catalog, store, folder.partial, crew, options.miss_timeout, refresher.replace, evictor, groups, made
+        catalog, store, folder.partial, dispatcher, options.miss_timeout, catalog_sync.replace, evictor, groups, made
     )
     if made and (size := store.largest_resident()) is not None:
         fetcher.guess.learn(size)
-    ask = Ask(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
+    ask = StartCondition(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
     asked = Pass(options.seed, 1, options.partition, options.group)
-    population = Population(
-        workers, catalog, store, generations, evictor, fetcher, refresher, budget, folder.partial, asked, ask
+    prefetcher = Prefetcher(
+        workers, catalog, store, generations, evictor, fetcher, catalog_sync, budget, folder.partial, asked, ask
     )
-    renewals = Renewals(catalog, fetcher, refresher, lambda: population.paused, population.changed)
-    start = Start(ask, catalog, store, fetcher, refresher, population, budget, options.show_files)
-    store.admitted.tell(ledger.admitted)
-    store.to_draw_again.tell(population.draw_again)
-    crew.received.tell(budget.spend)
+    renewals = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetcher.paused, prefetcher.changed)
+    start = StartGate(ask, catalog, store, fetcher, catalog_sync, prefetcher, budget, options.show_files)
+    store.admitted.connect(usage.admitted)
+    store.to_draw_again.connect(prefetcher.draw_again)
+    dispatcher.received.connect(budget.spend)
     for more_room in (readers.released, generations.written):
-        more_room.tell(store.room)
+        more_room.connect(store.room.notify)
     rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
     wait_for_misses = options.on_miss == "wait"
-    vfs = Vfs(catalog, store, fetcher.ensure, readers, ledger, rows, folder.partial, wait_for_misses)
-    choice = Choice(options.engine, folder.partial)
+    vfs = Vfs(catalog, store, fetcher.ensure, readers, usage, rows, folder.partial, wait_for_misses)
+    choice = EngineChoice(options.engine, folder.partial)
     engine = choice.engine(vfs)
-    for gone in (refresher.removed, store.renewed):
-        gone.tell(vfs.forget_names)
-    vfs.forgotten.tell(engine.forget_name)
+    for gone in (catalog_sync.removed, store.renewed):
+        gone.connect(vfs.forget_names)
+    vfs.forgotten.connect(engine.forget_name)
     described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
     status = Status(
         described,
@@ -256,36 +256,36 @@ def _build(request: Request, url: str, folder: CacheFolder, workers: Workers, re
         catalog,
         store,
         generations,
-        crew,
+        dispatcher,
         fetcher,
-        refresher,
-        population,
+        catalog_sync,
+        prefetcher,
         readers,
         vfs,
-        ledger,
+        usage,
         budget,
         engine.requests,
     )
-    verbs = Verbs(
+    verbs = CommandHandlers(
         database,
         catalog,
         store,
         evictor,
-        crew,
+        dispatcher,
         fetcher,
-        population,
-        refresher,
+        prefetcher,
+        catalog_sync,
         readers,
         generations,
         budget,
         status.snapshot,
     )
     control = Control(folder.path, verbs.table())
-    running = (refresher, readers, generations, fetcher, population, renewals, ledger, control)
-    return Rooms(database, catalog, store, ledger, start, status, engine, running)
+    running = (catalog_sync, readers, generations, fetcher, prefetcher, renewals, usage, control)
+    return Components(database, catalog, store, usage, start, status, engine, running)
 
 
-async def _run(build: Callable[[], Rooms], mounting: Mounting, launcher: Launcher) -> None:
+async def _run(build: Callable[[], Components], mounting: Mounting, launcher: Launcher) -> None:
     """Serve the mount until it is taken off, or a signal asks for the end."""
     rooms = build()
     try:
@@ -304,12 +304,12 @@ async def _run(build: Callable[[], Rooms], mounting: Mounting, launcher: Launche
         raise _cause(group) from group
     finally:
         rooms.engine.unmount()
-        rooms.ledger.save_now()
+        rooms.usage.save_now()
         rooms.store.stop()
         rooms.database.close()
 
 
-async def _progress_until(rooms: Rooms, launcher: Launcher, done: Callable[[], bool]) -> None:
+async def _progress_until(rooms: Components, launcher: Launcher, done: Callable[[], bool]) -> None:
     while not done():
         launcher.tell(progress=await rooms.status.snapshot())
         await trio.sleep(PROGRESS_EVERY_S)

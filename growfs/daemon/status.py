@@ -14,21 +14,21 @@ from humanfriendly import format_timespan
 
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
-from growfs.cache.schema import Ask
+from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget, Ledger
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
-from growfs.rotation.registry import FOREIGN, Readers
+from growfs.rotation.registry import FOREIGN, ReaderRegistry
 from growfs.rotation.rules import Hold
-from growfs.scheduler.dispatcher import Crew
+from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.prefetch import Population
-from growfs.scheduler.readiness import State
-from growfs.scheduler.refresh import Refresher
+from growfs.scheduler.prefetch import Prefetcher
+from growfs.scheduler.readiness import MountState
+from growfs.scheduler.refresh import CatalogSync
 from growfs.vfs.filesystem import Vfs
 
-GROWING = (State.LISTING, State.SEEDING, State.FILLING)
+GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
 """While more comes, one can say when it will be there."""
 
 
@@ -72,13 +72,13 @@ class Status:
         catalog: Catalog,
         store: Store,
         generations: Generations,
-        crew: Crew,
+        dispatcher: Dispatcher,
         fetcher: Fetcher,
-        refresher: Refresher,
-        population: Population,
-        readers: Readers,
+        catalog_sync: CatalogSync,
+        prefetcher: Prefetcher,
+        readers: ReaderRegistry,
         vfs: Vfs,
-        ledger: Ledger,
+        usage: UsageCounters,
         budget: Budget,
         requests: Mapping[str, int],
     ) -> None:
@@ -87,13 +87,13 @@ class Status:
         self._catalog = catalog
         self._store = store
         self._generations = generations
-        self._crew = crew
+        self._dispatcher = dispatcher
         self._fetcher = fetcher
-        self._refresher = refresher
-        self._population = population
+        self._catalog_sync = catalog_sync
+        self._prefetcher = prefetcher
         self._readers = readers
         self._vfs = vfs
-        self._ledger = ledger
+        self._usage = usage
         self._budget = budget
         self._requests = requests
 
@@ -103,7 +103,7 @@ class Status:
         sums = await self._database.aside(partial(self._sums, {hold for reader in living if (hold := _oldest(reader))}))
         return self._told(living, sums)
 
-    def _sums(self, holds: set[Hold], ask: Ask) -> Sums:
+    def _sums(self, holds: set[Hold], ask: Query) -> Sums:
         """What takes long where there are many files."""
         files, bytes = self._generations.hidden(ask)
         held = {hold: self._generations.held_bytes(ask, hold) for hold in holds}
@@ -113,15 +113,15 @@ class Status:
         store, counters = self._store, self._fetcher.counters
         store.sweep()
         rate = counters.bytes_per_s()
-        share, asked = self._catalog.share, self._population.asked
+        share, asked = self._catalog.share, self._prefetcher.asked
         room = min(share.bytes - store.resident_content_bytes, store.limit_bytes - store.resident_bytes)
-        summary = self._ledger.summary
+        summary = self._usage.summary
         listed_files = max(0, store.resident_files - sums.hidden_files)
         listed_bytes = max(0, store.resident_content_bytes - sums.hidden_bytes)
         return {
             "version": version("growfs"),
             **asdict(self._mount),
-            "state": self._population.state.value,
+            "state": self._prefetcher.state.value,
             "seed": asked.seed,
             "partition": f"{asked.share[0]}/{asked.share[1]}" if asked.share else None,
             "rotation": self._rotation,
@@ -130,8 +130,8 @@ class Status:
                 "files": self._catalog.files,
                 "bytes": self._catalog.bytes,
                 "directories": self._catalog.directories,
-                "listed": self._refresher.complete,
-                "listing": self._refresher.listing_now,
+                "listed": self._catalog_sync.complete,
+                "listing": self._catalog_sync.listing_now,
             },
             "cache": {
                 "files": store.resident_files,
@@ -147,10 +147,10 @@ class Status:
                 "files_total": counters.files,
                 "bytes_total": counters.bytes,
                 "bytes_per_s": rate,
-                "eta_s": room / rate if rate and room > 0 and self._population.state in GROWING else None,
+                "eta_s": room / rate if rate and room > 0 and self._prefetcher.state in GROWING else None,
                 "failed": counters.failed,
-                "streams": self._crew.streams,
-                "limit_bytes_per_s": self._crew.bytes_per_s or None,
+                "streams": self._dispatcher.streams,
+                "limit_bytes_per_s": self._dispatcher.bytes_per_s or None,
             },
             "evict": {"files_total": store.evicted_files, "bytes_total": store.evicted_bytes},
             "miss": {"files_total": self._vfs.misses.files, "wait_s_total": self._vfs.misses.wait_s},
@@ -170,8 +170,8 @@ class Status:
             "requests": dict(self._requests),
             "readers": [self._reader(reader, listed_files, sums) for reader in living],
             "skipped": self._skipped(sums),
-            "unpromised": self._population.promise.broken,
-            "last_error": str(self._refresher.last_error or counters.last_error or "") or None,
+            "unpromised": self._prefetcher.promise.broken,
+            "last_error": str(self._catalog_sync.last_error or counters.last_error or "") or None,
         }
 
     @property
@@ -180,10 +180,10 @@ class Status:
 
     def _skipped(self, sums: Sums) -> list[dict[str, Any]]:
         skipped = [{"reason": r, "files": files, "example": path} for r, files, path in sums.skipped]
-        population = self._population
+        prefetcher = self._prefetcher
         for reason, ids in (
-            ("larger than the whole cache", population.oversized),
-            ("the producer failed on it", population.not_made),
+            ("larger than the whole cache", prefetcher.oversized),
+            ("the producer failed on it", prefetcher.not_made),
         ):
             if ids:
                 node = self._catalog.node(min(ids))
@@ -203,7 +203,7 @@ class Status:
             "files_opened": len(reader.files),
             "opens": reader.opens,
             "held_bytes": sums.held_bytes.get(oldest, 0) if (oldest := _oldest(reader)) else 0,
-            "advice": advice(reader, now, share, self._ledger.summary.unread),
+            "advice": advice(reader, now, share, self._usage.summary.unread),
         }
 
 

@@ -52,7 +52,7 @@ def virtual_files(
 
         return write
 
-    async def ledger(out: IO[bytes], _: Generation | None) -> None:
+    async def usage(out: IO[bytes], _: Generation | None) -> None:
         await trio.to_thread.run_sync(lambda: _write_csv(LEDGER, _ever_fetched(catalog), out))
 
     async def log(out: IO[bytes], _: Generation | None) -> None:
@@ -64,7 +64,7 @@ def virtual_files(
         VirtualFile("metrics", of_status(openmetrics)),
         VirtualFile("files", of_listing(_write_files), lists=True),
         VirtualFile("index.csv", of_listing(_write_index), lists=True),
-        VirtualFile("ledger.csv", ledger),
+        VirtualFile("ledger.csv", usage),
         VirtualFile("log", log),
     ]
 

@@ -32,7 +32,7 @@ class Engine(Protocol):
         """Have the kernel look a name of that directory up again."""
 
 
-class Choice:
+class EngineChoice:
     """The engine that was asked for, or for "auto" the fastest that works for files in folder.
 
     reason: of the choice, for people. Raises GrowfsError where the engine that was asked for does not work.

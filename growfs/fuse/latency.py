@@ -14,7 +14,7 @@ from struct import Struct
 
 import trio
 
-from growfs.events import Pulse
+from growfs.events import Signal
 
 DEVICE = "/dev/cpu_dma_latency"
 DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
@@ -39,7 +39,7 @@ class Wakefulness:
     def __init__(self) -> None:
         self._fd: int | None = None
         self._allowed = os.access(DEVICE, os.W_OK)
-        self._held = Pulse[[]]()
+        self._held = Signal[[]]()
         self._count = 0
         self._judged = -BUSY_S
 
@@ -69,7 +69,7 @@ class Wakefulness:
         try:
             self._fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
             os.write(self._fd, Struct("=i").pack(tolerable_us()))
-            self._held()
+            self._held.notify()
         except OSError:
             self._allowed = False
 

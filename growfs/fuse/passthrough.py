@@ -66,7 +66,7 @@ class PassthroughEngine:
         self._listed: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._waiting: dict[int, Waiting] = {}
         self._buffer = memoryview(bytearray(protocol.REPLY_MAX))
-        vfs.dropped.tell(self._drop_backing)
+        vfs.dropped.connect(self._drop_backing)
         self._handlers: dict[int, tuple[str, Callable[[Request], None]]] = {
             opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
         }

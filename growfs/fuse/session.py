@@ -21,7 +21,7 @@ import trio
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, structs
 from growfs.fuse.latency import Wakefulness
-from growfs.workers.process import Precedence
+from growfs.workers.process import RealtimeBoost
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Others(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.turns = 2
-        self.precedence = Precedence()
+        self.precedence = RealtimeBoost()
         self._serving = trio.lowlevel.current_task()
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:

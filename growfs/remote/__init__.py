@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def open_remote(
     spec: RemoteSpec,
     streams: Streams | None = None,
     busy: Callable[[], None] = lambda: None,
-    pace: Pace | None = None,
+    limits: SharedLimits | None = None,
 ) -> Remote:
     """The remote that spec describes, with all that wraps it. Touches no network and starts no thread.
 
@@ -31,17 +31,19 @@ def open_remote(
     """
     from growfs.remote.filter import Filtered, PathFilter
 
-    remote = _open_source(spec, streams, busy, pace)
+    remote = _open_source(spec, streams, busy, limits)
     if spec.include or spec.exclude:
         remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
     if spec.producer and spec.producer.seed is None:
         from growfs.remote.wrappers.producer import Produced
 
-        remote = Produced(remote, spec, spec.producer, pace)
+        remote = Produced(remote, spec, spec.producer, limits)
     return remote
 
 
-def _open_source(spec: RemoteSpec, streams: Streams | None, busy: Callable[[], None], pace: Pace | None) -> Remote:
+def _open_source(
+    spec: RemoteSpec, streams: Streams | None, busy: Callable[[], None], limits: SharedLimits | None
+) -> Remote:
     from growfs.remote.manifests.manifest import ManifestRemote
     from growfs.remote.manifests.tables import SUFFIXES, suffix_of
     from growfs.remote.wrappers.archives import Members
@@ -50,7 +52,7 @@ def _open_source(spec: RemoteSpec, streams: Streams | None, busy: Callable[[], N
     if spec.producer and spec.producer.seed is not None:
         from growfs.remote.wrappers.producer import Sampled
 
-        return Sampled(spec, spec.producer, pace)
+        return Sampled(spec, spec.producer, limits)
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
     remote: Remote = _open_store(spec, streams)

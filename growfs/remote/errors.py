@@ -64,7 +64,7 @@ def userinfo(url: str) -> list[str]:
     return [found[1].split(":", 1)[-1], found[1]] if found else []
 
 
-def explain(error: BaseException, where: str, store: str, secrets: Collection[str] = ()) -> GrowfsError:
+def translate(error: BaseException, where: str, store: str, secrets: Collection[str] = ()) -> GrowfsError:
     """The GrowfsError that says what happened, to what, and what to do next. where: a URL; store: 's3', 'gs', ..."""
     if isinstance(error, GrowfsError):
         return error

@@ -20,7 +20,7 @@ BURST_S = 0.1
 """What was not used of the bandwidth is good for so long."""
 
 
-class Pace:
+class SharedLimits:
     """Owns the page. fd: where it comes from, to be given to another process."""
 
     def __init__(self, fd: int | None = None) -> None:
@@ -50,22 +50,22 @@ class Pace:
         return streams, workers or 1, bytes_per_s
 
 
-class Bandwidth:
+class TokenBucket:
     """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker.
 
     Each goes on in its turn, as soon as its own bytes are earned: else, with many threads and a low rate, all would
     wait for the sum, and the worker would seem to hang.
     """
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, limits: SharedLimits) -> None:
+        self._limits = limits
         self._lock = threading.Lock()
         self._spent = self._earned = 0.0  # bytes
         self._at = time.monotonic()
 
     def spend(self, count: int) -> None:
         """Return when count bytes more have come no faster than they may."""
-        if not self._pace.bytes_per_s:
+        if not self._limits.bytes_per_s:
             return
         with self._lock:
             self._earn()
@@ -80,7 +80,7 @@ class Bandwidth:
             return (mine - self._earned) / rate if rate else 0.0
 
     def _earn(self) -> float:
-        rate, now = self._pace.bytes_per_s, time.monotonic()
+        rate, now = self._limits.bytes_per_s, time.monotonic()
         most = self._spent + BURST_S * rate
         self._earned = min(self._earned + (now - self._at) * rate, most) if rate else most
         self._at = now

@@ -76,7 +76,7 @@ class Order:
     bytes: int = 0
 
 
-def units(ids: Iterable[int]) -> Iterator[list[int]]:
+def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
     """The ids of an order, those together that are drawn as one."""
     unit: list[int] = []
     for id in ids:

@@ -18,7 +18,7 @@ import trio
 from growfs import disk
 from growfs.cache.database import Database
 from growfs.cache.open_files import OpenFiles
-from growfs.cache.schema import Ask
+from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.rotation.generations import Generations
 from growfs.rotation.rules import Holds, Kind, Victim, eviction
@@ -132,7 +132,7 @@ async def choose(
     return []
 
 
-def expendable(ask: Ask, in_use: Container[int], holds: Holds, shown_seq: int, most: int) -> list[Victim]:
+def expendable(ask: Query, in_use: Container[int], holds: Holds, shown_seq: int, most: int) -> list[Victim]:
     """Up to `most` files that are left out and that nobody holds, in the order in which they are to go.
 
     Of what leaves as one, nothing goes while any of it is held or open.
@@ -142,7 +142,7 @@ def expendable(ask: Ask, in_use: Container[int], holds: Holds, shown_seq: int, m
     return _allowed(ask, in_use, (row for row in rows if row[4] not in kept), shown_seq)
 
 
-def victims(ask: Ask, in_use: Container[int], holds: Holds, shown_seq: int, most: int) -> list[Victim]:
+def victims(ask: Query, in_use: Container[int], holds: Holds, shown_seq: int, most: int) -> list[Victim]:
     """What a miss may take the place of, up to `most` of each sort, in that order.
 
     Files that no reader saw listed, the last first; those left out, first what nobody holds; those listed, the oldest
@@ -163,7 +163,7 @@ def victims(ask: Ask, in_use: Container[int], holds: Holds, shown_seq: int, most
     )
 
 
-def evictable(ask: Ask, in_use: Container[int], files: Iterable[tuple[int, Kind]], shown_seq: int) -> set[int]:
+def evictable(ask: Query, in_use: Container[int], files: Iterable[tuple[int, Kind]], shown_seq: int) -> set[int]:
     """Which of these may all go: none is in use, and each directory keeps one of each extension.
 
     One that is listed, if any is: its listing would be empty else, although a file is there that is left out and open.
@@ -182,7 +182,7 @@ def evictable(ask: Ask, in_use: Container[int], files: Iterable[tuple[int, Kind]
     return allowed
 
 
-def _rows(ask: Ask, which: tuple[str, str], most: int, *values: object) -> list[Any]:
+def _rows(ask: Query, which: tuple[str, str], most: int, *values: object) -> list[Any]:
     condition, order = which
     return ask(
         f"SELECT {ROW} FROM resident r JOIN node n USING (id)"
@@ -192,13 +192,13 @@ def _rows(ask: Ask, which: tuple[str, str], most: int, *values: object) -> list[
     )
 
 
-def _allowed(ask: Ask, in_use: Container[int], rows: Iterable[Any], shown_seq: int) -> list[Victim]:
+def _allowed(ask: Query, in_use: Container[int], rows: Iterable[Any], shown_seq: int) -> list[Victim]:
     rows = list(rows)
     allowed = evictable(ask, in_use, [(row[0], (row[1], row[2])) for row in rows], shown_seq)
     return [Victim(row[0], row[3], row[4]) for row in rows if row[0] in allowed]
 
 
-def _ids(ask: Ask, kind: Kind, condition: str, *values: int) -> set[int]:
+def _ids(ask: Query, kind: Kind, condition: str, *values: int) -> set[int]:
     """Files of that extension in a directory, up to so many; the last ones, as the first may all be left out."""
     query = f"SELECT id FROM resident WHERE parent = ? AND suffix = ? AND {condition} ORDER BY seq DESC LIMIT ?"
     return {id for (id,) in ask(query, *kind, *values)}

@@ -15,11 +15,11 @@ import trio
 
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
-from growfs.cache.schema import Ask
+from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.events import Pulse
+from growfs.events import Signal
 from growfs.rotation.rules import Generation, Hold, Holds
-from growfs.rotation.turnover import Next, Turnover
+from growfs.rotation.turnover import GenerationPlan, TurnoverInput
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ class Generations:
         rotates: bool,
         share: float,
         show_files: int | None,
-        decide: Callable[[int, Turnover], Awaitable[Next]],
+        decide: Callable[[int, TurnoverInput], Awaitable[GenerationPlan]],
     ) -> None:
         self.rotates = rotates
         self.share = share
         self.show_files = show_files
         self.current: Generation | None = None
-        self.began = Pulse[[]]()
-        self.written = Pulse[[]]()
+        self.began = Signal[[]]()
+        self.written = Signal[[]]()
         self._db = database
         self._decide = decide
         self._catalog = catalog
@@ -79,13 +79,13 @@ class Generations:
             except sqlite3.OperationalError as error:
                 log.warning("generation %d cannot be written, trying again: %s", self.number, error)
                 self._refused = True
-                self.written()
+                self.written.notify()
                 await trio.sleep(RETRY_S)
                 continue
             self._refused = False
             self.current.changes.clear()  # the rows tell from now on
             self._to_the_back = None
-            self.written()
+            self.written.notify()
 
     async def _write(self, generation: Generation, to_the_back: Sequence[tuple[int, ...]]) -> None:
         """Write down a generation, and what it changes."""
@@ -128,11 +128,11 @@ class Generations:
             return
         async with self._rotating:  # what is on its way out is gone, and nothing else goes
             await self._begin(lasting, opened)
-        self._store.room()
+        self._store.room.notify()
 
     async def _begin(self, lasting: Holds, opened: frozenset[int]) -> None:
         store, share, number = self._store, self._catalog.share, self._number + 1
-        asked = Turnover(
+        asked = TurnoverInput(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -store.over(0))),  # the disk may have less for it
             share=self.share,
             largest=store.wanted_bytes,
@@ -148,7 +148,7 @@ class Generations:
             rotates=self.rotates and not lasting.foreign,
         )
         if self._all_stays(asked):
-            next = Next(asked.last_seq, store.resident_files, {}, [])
+            next = GenerationPlan(asked.last_seq, store.resident_files, {}, [])
         else:
             next = await self._decide(number, asked)
         if self.show_files is not None and next.files < self.show_files:
@@ -160,9 +160,9 @@ class Generations:
         self.current = Generation(number, next.last_seq, trio.current_time(), next.files, next.changes)
         store.shown_seq = next.last_seq
         self._to_the_back = next.to_the_back
-        self.began()
+        self.began.notify()
 
-    def _all_stays(self, asked: Turnover) -> bool:
+    def _all_stays(self, asked: TurnoverInput) -> bool:
         """Whether there is nothing to decide: no room to make, nothing to show again. Deciding takes milliseconds."""
         if asked.show_files is not None or (asked.rotates and asked.lacking):
             return False
@@ -170,7 +170,7 @@ class Generations:
 
     # What is summed up over many files: to be asked aside.
 
-    def hidden(self, ask: Ask) -> tuple[int, int]:
+    def hidden(self, ask: Query) -> tuple[int, int]:
         """(files, bytes) that are here, and that the current generation does not list."""
         generation = self.current
         if generation is None:
@@ -183,12 +183,12 @@ class Generations:
         return files, bytes
 
     @staticmethod
-    def left_out_bytes(ask: Ask) -> int:
+    def left_out_bytes(ask: Query) -> int:
         """What the files take on the disk that are no longer listed, and not yet deleted."""
         return int(ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")[0][0])
 
     @staticmethod
-    def held_bytes(ask: Ask, hold: Hold) -> int:
+    def held_bytes(ask: Query, hold: Hold) -> int:
         """What of that may not be deleted while there is such a hold on every directory."""
         query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out > ? AND seq <= ?"
         return int(ask(query, hold.generation, hold.last_seq)[0][0])

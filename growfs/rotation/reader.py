@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Listing
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, ListingContext
 
 GROW_BYTES = 4096
 
@@ -98,9 +98,9 @@ class Reader:
         """Whether it opened as many files as it was shown."""
         return 0 < self.files_shown <= len(self.files)
 
-    def about_to_list(self, directory: int, generation: Generation | None, now: float) -> Listing:
+    def about_to_list(self, directory: int, generation: Generation | None, now: float) -> ListingContext:
         """What decides whether a listing of a directory begins a new generation. generation: the current one."""
-        return Listing(
+        return ListingContext(
             listed_ever=self.listed_at is not None,
             listed_here=generation is not None and self._listed.get(directory) == generation.number,
             opened_since=self.opens > self._opens_before,

@@ -15,7 +15,7 @@ from pathlib import Path
 import trio
 
 from growfs.errors import TooManyOpen
-from growfs.events import Pulse
+from growfs.events import Signal
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_generation
@@ -66,7 +66,7 @@ def thread_group(tid: int) -> int:
     return tid
 
 
-class Readers:
+class ReaderRegistry:
     """Owns the readers and what they hold. Only it has a generation begin. `released` pulses when holds have ended.
 
     settle_s: how long a generation is kept for those that only look. hold_idle_s: after how long a silence a reader's
@@ -85,7 +85,7 @@ class Readers:
         self.settle_s = settle_s
         self.hold_idle_s = hold_idle_s
         self.to_the_end = to_the_end
-        self.released = Pulse[[]]()
+        self.released = Signal[[]]()
         self._generations = generations
         self._opened_lately = opened_lately
         self._beginning = trio.Lock()
@@ -104,7 +104,7 @@ class Readers:
                 for reader in self._readers.values():
                     if reader.holds and reader.is_silent(now, self.hold_idle_s):
                         reader.release()
-                        self.released()
+                        self.released.notify()
 
     # What they do.
 
@@ -125,7 +125,7 @@ class Readers:
         reader.lists(directory, generation, trio.current_time())
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
-        self.released()  # what it saw before
+        self.released.notify()  # what it saw before
         return reader, generation
 
     async def begin(self, tid: int, directory: int) -> tuple[Reader, Generation]:
@@ -183,7 +183,7 @@ class Readers:
         """End all holds."""
         for reader in self._readers.values():
             reader.release()
-        self.released()
+        self.released.notify()
 
     def living(self) -> list[Reader]:
         """The readers that have not ended, the last to list first."""
@@ -221,7 +221,7 @@ class Readers:
         del self._readers[key]
         self._by_number.pop(reader.number, None)
         self._threads.clear()
-        self.released()
+        self.released.notify()
 
 
 def _watched(pid: int) -> int:

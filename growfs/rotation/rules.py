@@ -21,7 +21,7 @@ Kind = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ListingContext:
     """What is known of a process at the moment when it lists a directory.
 
     listed_ever: it has listed any directory before.
@@ -36,7 +36,7 @@ class Listing:
     looked_s: float = 0.0
 
 
-def begins_generation(listing: Listing, age_s: float, settle_s: float, others_look: bool = False) -> bool:
+def begins_generation(listing: ListingContext, age_s: float, settle_s: float, others_look: bool = False) -> bool:
     """Whether this listing begins a new generation.
 
     age_s: how old the current generation is. settle_s: how long it is kept for those that only look. others_look:
@@ -116,7 +116,7 @@ def hold_on(holds: Mapping[int, Hold], directory: int) -> Hold | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class FileGroup:
     """What leaves as one, a file or a group of files: shown by some generation, neither pinned nor frozen.
 
     kinds: of each of its files. once: a live process that listed only once was shown it. left_out: it is already.
@@ -133,7 +133,7 @@ class Unit:
 
 
 @dataclass(slots=True)
-class Choice:
+class Delisting:
     """The ids that a generation leaves out, and the units that go to the back of the queue instead.
 
     room: bytes of what is left out that is not held by one that listed only once.
@@ -183,7 +183,7 @@ def last_shown(
     return last_seq
 
 
-def leave_out(units: Iterable[Unit], listed: Mapping[Kind, int], need: int, files: int | None = None) -> Choice:
+def delist(units: Iterable[FileGroup], listed: Mapping[Kind, int], need: int, files: int | None = None) -> Delisting:
     """Choose what a new generation leaves out.
 
     units: what is left out already, then the others, those shown for longest first; read only as far as needed.
@@ -194,15 +194,15 @@ def leave_out(units: Iterable[Unit], listed: Mapping[Kind, int], need: int, file
     no room. Of these, one that was never opened goes to the back of the queue, once: its reader may be slow.
     """
     left = dict(listed)
-    chosen = Choice()
+    chosen = Delisting()
     taken = freed = 0
-    never_opened: list[Unit] = []
-    held: list[Unit] = []
+    never_opened: list[FileGroup] = []
+    held: list[FileGroup] = []
 
     def enough() -> bool:
         return freed >= need if files is None else taken >= files
 
-    def take(unit: Unit) -> bool:
+    def take(unit: FileGroup) -> bool:
         nonlocal taken, freed
         if files is not None and taken + len(unit.ids) > files:
             return False

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from growfs.cache.schema import read_only
-from growfs.rotation.rules import Choice, Holds, Kind, Unit, last_shown, leave_out, turnover_bytes
+from growfs.rotation.rules import Delisting, FileGroup, Holds, Kind, delist, last_shown, turnover_bytes
 
 FIELDS = "r.id, r.parent, r.suffix, r.bytes, r.seq, r.turn, r.left_out, r.opened"
 SHOWN = f"SELECT {FIELDS} FROM resident r JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND n.pinned = 0"
 
 
 @dataclass(frozen=True, slots=True)
-class Turnover:
+class TurnoverInput:
     """What decides what the next generation leaves out. Sizes in bytes.
 
     limit: of the cache; free: of that. share: of the cache that is to change. largest: a file that waits for room.
@@ -43,7 +43,7 @@ class Turnover:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class GenerationPlan:
     """The next generation: the last admission that it shows, how many files that are, and what changes, as Generation
     has it. to_the_back: ids that get a later place in the queue.
     """
@@ -54,7 +54,7 @@ class Next:
     to_the_back: list[tuple[int, ...]]
 
 
-def plan(catalog: Path, number: int, asked: Turnover) -> Next:
+def plan_generation(catalog: Path, number: int, asked: TurnoverInput) -> GenerationPlan:
     """Decide what generation `number` lists. catalog: the database file."""
     connection = read_only(catalog)
     try:
@@ -68,13 +68,13 @@ def plan(catalog: Path, number: int, asked: Turnover) -> Next:
             files = max(0, sum(listed.values()) - asked.show_files)
         lacking = asked.lacking if asked.rotates else 0
         need = turnover_bytes(asked.limit, asked.share, max(largest, asked.largest), lacking, asked.free)
-        choice = leave_out(_units(connection, asked), listed, need, files)
+        choice = delist(_units(connection, asked), listed, need, files)
         if files is None and choice.room < need:
             left_out = _kinds_of(connection, choice.left_out)
             last_seq = last_shown(_newest(connection, asked), listed, left_out, need - choice.room, last_seq)
             listed, _ = _kinds(connection, last_seq)
         left = sum(listed.values()) - len(choice.left_out)
-        return Next(last_seq, left, _changes(connection, number, choice), choice.to_the_back)
+        return GenerationPlan(last_seq, left, _changes(connection, number, choice), choice.to_the_back)
     finally:
         connection.close()
 
@@ -94,7 +94,7 @@ def _kinds_of(connection: sqlite3.Connection, ids: Iterable[int]) -> list[Kind]:
     return [connection.execute(query, (id,)).fetchone() for id in ids]
 
 
-def _newest(connection: sqlite3.Connection, asked: Turnover) -> Iterator[tuple[int, list[Kind], int]]:
+def _newest(connection: sqlite3.Connection, asked: TurnoverInput) -> Iterator[tuple[int, list[Kind], int]]:
     """The units that no generation showed, the last admitted first, up to one that is pinned or frozen."""
     rows = connection.execute(
         "SELECT r.turn, r.seq, r.parent, r.suffix, r.bytes, n.pinned FROM resident r JOIN node n USING (id)"
@@ -108,7 +108,7 @@ def _newest(connection: sqlite3.Connection, asked: Turnover) -> Iterator[tuple[i
         yield files[-1][1], [file[2:4] for file in files], sum(file[4] for file in files)
 
 
-def _last_shown(connection: sqlite3.Connection, asked: Turnover) -> int:
+def _last_shown(connection: sqlite3.Connection, asked: TurnoverInput) -> int:
     """The last admission to show, so that the arrivals alone are not more than are to be shown."""
     assert asked.show_files is not None
     (kept,) = connection.execute(
@@ -129,7 +129,7 @@ def _last_shown(connection: sqlite3.Connection, asked: Turnover) -> int:
     return asked.shown_seq if last is None else int(last)
 
 
-def _units(connection: sqlite3.Connection, asked: Turnover) -> Iterator[Unit]:
+def _units(connection: sqlite3.Connection, asked: TurnoverInput) -> Iterator[FileGroup]:
     """What may be left out: what is already, then what was shown for longest."""
     left_out = connection.execute(f"{SHOWN} AND r.left_out IS NOT NULL ORDER BY r.left_out, r.turn")
     listed = connection.execute(f"{SHOWN} AND r.left_out IS NULL AND r.seq <= ? ORDER BY r.turn", (asked.shown_seq,))
@@ -137,8 +137,8 @@ def _units(connection: sqlite3.Connection, asked: Turnover) -> Iterator[Unit]:
         yield _unit(list(group), asked)
 
 
-def _unit(rows: list[Any], asked: Turnover) -> Unit:
-    return Unit(
+def _unit(rows: list[Any], asked: TurnoverInput) -> FileGroup:
+    return FileGroup(
         ids=tuple(row[0] for row in rows),
         kinds=tuple((row[1], row[2]) for row in rows),
         bytes=sum(row[3] for row in rows),
@@ -149,7 +149,7 @@ def _unit(rows: list[Any], asked: Turnover) -> Unit:
     )
 
 
-def _changes(connection: sqlite3.Connection, number: int, choice: Choice) -> dict[int, int | None]:
+def _changes(connection: sqlite3.Connection, number: int, choice: Delisting) -> dict[int, int | None]:
     already = {id for (id,) in connection.execute("SELECT id FROM resident WHERE left_out IS NOT NULL")}
     newly: dict[int, int | None] = {id: number for id in choice.left_out if id not in already}
     return newly | dict.fromkeys(already.difference(choice.left_out))

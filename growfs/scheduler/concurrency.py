@@ -18,7 +18,7 @@ SETTLED_PERIODS = 10
 """Between two looks whether another number would do better."""
 
 
-class Level:
+class ConcurrencyController:
     """Owns the number of streams. Pure: told what came through in each period, it says how many for the next."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Level:
         self._rest = 0
         self._up = True
 
-    def tell(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
+    def update(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
         """A period is over; how many streams from now on.
 
         was_busy: there was more to fetch than streams. was_refused: the store said that it was too much (503, 429).

@@ -18,28 +18,28 @@ import trio
 
 from growfs import disk
 from growfs.cache.catalog import UNKNOWN_SIZE, Catalog, Node
-from growfs.cache.publish import Draft
+from growfs.cache.publish import StagedFile
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing
-from growfs.events import Pulse
+from growfs.events import Signal
 from growfs.remote.digest import PART_BYTES
 from growfs.remote.protocol import Fetched, RemoteFile
 from growfs.rotation.eviction import Evictor
-from growfs.scheduler.dispatcher import Crew
+from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.in_flight import (
     LIVES,
+    AdmissionQueue,
     Counters,
-    Flight,
-    Guess,
-    Landing,
-    State,
+    Download,
+    DownloadGroup,
+    DownloadState,
+    SizeEstimate,
     TimedOut,
-    Unit,
     no_room,
     too_large,
 )
 from growfs.scheduler.order import Groups
-from growfs.workers.messages import Lost, TooMuch
+from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Fetcher:
         catalog: Catalog,
         store: Store,
         partial: Path,
-        crew: Crew,
+        dispatcher: Dispatcher,
         miss_timeout_s: float,
         replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
         evictor: Evictor,
@@ -74,29 +74,29 @@ class Fetcher:
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
         self.counters = Counters()
-        self.moved = Pulse[[]]()
+        self.moved = Signal[[]]()
         self._catalog = catalog
         self._store = store
         self._partial = partial
-        self._crew = crew
+        self._dispatcher = dispatcher
         self._replace = replace
         self._evictor = evictor
         self._groups = groups
         self._sizes_vary = sizes_vary
-        self._flights: dict[int, Flight] = {}
-        self._landing = Landing()
-        self.guess = Guess(MADE_SIZE if sizes_vary else UNKNOWN_SIZE)
-        self._unreserved: deque[Flight] = deque()
-        self._unreserved_came = Pulse[[]]()
-        self._roomless: list[Flight] = []
-        self._roomless_came = Pulse[[]]()
+        self._downloads: dict[int, Download] = {}
+        self._admission_queue = AdmissionQueue()
+        self.guess = SizeEstimate(MADE_SIZE if sizes_vary else UNKNOWN_SIZE)
+        self._unreserved: deque[Download] = deque()
+        self._unreserved_came = Signal[[]]()
+        self._roomless: list[Download] = []
+        self._roomless_came = Signal[[]]()
         self._landed = trio.Event()
-        crew.received.tell(self.counters.add_bytes)
+        dispatcher.received.connect(self.counters.add_bytes)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._crew.run, self._became, self._worker_lost)
+            nursery.start_soon(self._dispatcher.run, self._became, self._worker_lost)
             for task in (self._admit, self._reserve_room, self._retry_roomless):
                 nursery.start_soon(task)
 
@@ -106,15 +106,15 @@ class Fetcher:
     def window_full(self) -> bool:
         """Whether a draw has to wait."""
         bytes = self._store.reserved_bytes
-        streams = self._crew.streams
-        return len(self._landing) >= WINDOW_FILES or (
-            len(self._landing) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES
+        streams = self._dispatcher.streams
+        return len(self._admission_queue) >= WINDOW_FILES or (
+            len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES
         )
 
     @property
     def in_flight(self) -> int:
         """Files on their way."""
-        return len(self._flights)
+        return len(self._downloads)
 
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
@@ -122,37 +122,37 @@ class Fetcher:
             return min(max(self.guess.bytes, node.size or 0), self._store.largest)
         return node.size
 
-    def flight(self, id: int) -> Flight | None:
+    def download(self, id: int) -> Download | None:
         """The file's flight, if it is on its way."""
-        return self._flights.get(id)
+        return self._downloads.get(id)
 
-    def draw(self, nodes: dict[Node, int], ids: tuple[int, ...], settled: Callable[[Flight], None]) -> None:
+    def draw(self, nodes: dict[Node, int], ids: tuple[int, ...], settled: Callable[[Download], None]) -> None:
         """Fetch what is drawn as one, in its turn. nodes: each with the bytes that are reserved for it.
 
         ids: as Unit has them. settled is told of each that landed or failed.
         """
-        unit = Unit(drawn=True, ids=ids)
-        self._landing.expect(unit)
+        unit = DownloadGroup(drawn=True, ids=ids)
+        self._admission_queue.expect(unit)
         for node, reserved in nodes.items():
             self._push(self._depart(node, unit, reserved=reserved, tell=settled))
 
-    def _depart(self, node: Node, unit: Unit, **state: Any) -> Flight:
+    def _depart(self, node: Node, unit: DownloadGroup, **state: Any) -> Download:
         target = self._partial / str(node.id)
         need = self.need(node)
         need = min(need, state.get("reserved", need))  # what is guessed may have grown since
-        flight = self._flights[node.id] = Flight(node, self._catalog.path(node), target, need, unit, **state)
-        return flight
+        download = self._downloads[node.id] = Download(node, self._catalog.path(node), target, need, unit, **state)
+        return download
 
     async def renew(self, node: Node) -> None:
         """Fetch a newer version of a resident file, which then takes its place; returns when it has, or failed.
 
         node: the resident file's, with the new version's size, time and version.
         """
-        while earlier := self._flights.get(node.id):
+        while earlier := self._downloads.get(node.id):
             await earlier.settled.wait()
-        flight = self._depart(node, Unit(), renews=True)
-        self._push(flight)
-        await flight.settled.wait()
+        download = self._depart(node, DownloadGroup(), renews=True)
+        self._push(download)
+        await download.settled.wait()
 
     async def ensure(self, node: Node, path: str) -> None:
         """Return when the file is resident, fetching it before all that nobody waits for.
@@ -161,66 +161,66 @@ class Fetcher:
         """
         if self.need(node) > self._store.largest:
             raise too_large(path)
-        flight = self._flights.get(node.id)
-        if flight is None:
-            flight = self._miss(node)
-        elif not flight.urgent:
-            self._hurry(flight.unit)
+        download = self._downloads.get(node.id)
+        if download is None:
+            download = self._miss(node)
+        elif not download.urgent:
+            self._hurry(download.unit)
         with trio.move_on_after(self.miss_timeout_s):
-            await flight.settled.wait()
-        if not flight.settled.is_set():
-            if flight.roomless_at is not None:
-                raise no_room(path, flight.need)
+            await download.settled.wait()
+        if not download.settled.is_set():
+            if download.roomless_at is not None:
+                raise no_room(path, download.need)
             raise TimedOut(f"{path}: not here after {self.miss_timeout_s:g} s; raise --miss-timeout")
-        if flight.error:
-            raise flight.error
+        if download.error:
+            raise download.error
 
-    def _miss(self, node: Node) -> Flight:
+    def _miss(self, node: Node) -> Download:
         members = self._groups.members(node, self._store.largest)
-        unit = Unit(ids=tuple(member.id for member in members) if len(members) > 1 else ())
+        unit = DownloadGroup(ids=tuple(member.id for member in members) if len(members) > 1 else ())
         for member in members:
-            if member.seq is None and member.id not in self._flights:
+            if member.seq is None and member.id not in self._downloads:
                 self._push(self._depart(member, unit, urgent=True))
-        return self._flights[node.id]
+        return self._downloads[node.id]
 
-    def _hurry(self, unit: Unit) -> None:
-        for flight in unit.flights:
-            flight.urgent = True
-            self._crew.hurry(flight)
+    def _hurry(self, unit: DownloadGroup) -> None:
+        for download in unit.downloads:
+            download.urgent = True
+            self._dispatcher.hurry(download)
         self._land(unit)
 
     # Room, and what became of it.
 
-    def _push(self, flight: Flight) -> None:
-        if flight.reserved is None:
-            self._unreserved.append(flight)
-            self._unreserved_came()
+    def _push(self, download: Download) -> None:
+        if download.reserved is None:
+            self._unreserved.append(download)
+            self._unreserved_came.notify()
         else:
-            self._crew.take(flight)
+            self._dispatcher.take(download)
 
     async def _reserve_room(self) -> None:
         while True:
             while not self._unreserved:
                 await self._unreserved_came.wait()
-            flight = self._unreserved.popleft()
-            if flight.state is State.QUEUED and await self._reserve(flight):
-                self._crew.take(flight)
+            download = self._unreserved.popleft()
+            if download.state is DownloadState.QUEUED and await self._reserve(download):
+                self._dispatcher.take(download)
 
-    async def _reserve(self, flight: Flight) -> bool:
+    async def _reserve(self, download: Download) -> bool:
         """Have room for a flight; one that gets none now waits for it, and keeps no other waiting."""
-        flight.reserved = await self._evictor.reserve_by_eviction(flight.need)
-        if flight.state is not State.QUEUED:  # it failed with another of its group meanwhile
-            self._unreserve(flight)
+        download.reserved = await self._evictor.reserve_by_eviction(download.need)
+        if download.state is not DownloadState.QUEUED:  # it failed with another of its group meanwhile
+            self._unreserve(download)
             return False
-        if flight.reserved is not None:
-            flight.roomless_at = None
+        if download.reserved is not None:
+            download.roomless_at = None
             return True
-        flight.roomless_at = flight.roomless_at or trio.current_time()
-        if trio.current_time() - flight.roomless_at >= self.miss_timeout_s:
-            self._fail(flight, no_room(flight.path, flight.need))
+        download.roomless_at = download.roomless_at or trio.current_time()
+        if trio.current_time() - download.roomless_at >= self.miss_timeout_s:
+            self._fail(download, no_room(download.path, download.need))
         else:
-            self._roomless.append(flight)
-            self._roomless_came()
+            self._roomless.append(download)
+            self._roomless_came.notify()
         return False
 
     async def _retry_roomless(self) -> None:
@@ -230,105 +230,109 @@ class Fetcher:
             with trio.move_on_after(ROOM_POLL_S):
                 await self._store.room.wait()
             roomless, self._roomless = self._roomless, []
-            for flight in roomless:
-                if flight.state is State.QUEUED:
-                    self._push(flight)
+            for download in roomless:
+                if download.state is DownloadState.QUEUED:
+                    self._push(download)
 
-    async def _became(self, flight: Flight, became: Fetched | Lost) -> None:
-        if isinstance(became, Lost):
-            await self._not_fetched(flight, became)
+    async def _became(self, download: Download, became: Fetched | FetchFailed) -> None:
+        if isinstance(became, FetchFailed):
+            await self._not_fetched(download, became)
             return
-        assert flight.reserved is not None
+        assert download.reserved is not None
         self.guess.learn(became.size)
-        flight.reserved = self._store.settle(flight.reserved, became.size)
-        flight.draft = Draft(
-            flight.node, flight.path, flight.target, became, flight.reserved, flight.renews, flight.unit.ids
+        download.reserved = self._store.settle(download.reserved, became.size)
+        download.draft = StagedFile(
+            download.node, download.path, download.target, became, download.reserved, download.renews, download.unit.ids
         )
-        flight.move(State.FETCHED)
-        if error := flight.unit.error:
-            self._fail(flight, error)
+        download.move(DownloadState.FETCHED)
+        if error := download.unit.error:
+            self._fail(download, error)
         else:
-            self._land(flight.unit)
+            self._land(download.unit)
 
-    async def _not_fetched(self, flight: Flight, lost: Lost) -> None:
+    async def _not_fetched(self, download: Download, lost: FetchFailed) -> None:
         error = lost.error
-        if isinstance(error, TooMuch) and flight.need < self._store.largest:
-            self._unreserve(flight)
-            flight.need = self.guess.was_too_little(flight.need, self._store.largest)
-            flight.move(State.QUEUED)
-            self._push(flight)
+        if isinstance(error, SizeExceeded) and download.need < self._store.largest:
+            self._unreserve(download)
+            download.need = self.guess.was_too_little(download.need, self._store.largest)
+            download.move(DownloadState.QUEUED)
+            self._push(download)
             return
         if lost.found or isinstance(error, RemoteMissing):
-            await self._replace(flight.node, lost.found)
-        self._fail(flight, too_large(flight.path) if isinstance(error, TooMuch) else error)
+            await self._replace(download.node, lost.found)
+        self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
 
-    def _unreserve(self, flight: Flight) -> None:
-        if flight.reserved is not None:
-            self._store.unreserve(flight.reserved)
-            flight.reserved = None
+    def _unreserve(self, download: Download) -> None:
+        if download.reserved is not None:
+            self._store.unreserve(download.reserved)
+            download.reserved = None
 
     # Landing.
 
-    def _land(self, unit: Unit) -> None:
-        self._landing.hurry(unit)
+    def _land(self, unit: DownloadGroup) -> None:
+        self._admission_queue.hurry(unit)
         self._landed.set()
 
     async def _admit(self) -> None:
         while True:
             await self._landed.wait()
-            batch = self._landing.ready()
-            self.moved()
+            batch = self._admission_queue.ready()
+            self.moved.notify()
             if not batch:
                 self._landed = trio.Event()
                 continue
             failure: GrowfsError | None = None
             try:
                 admitted = await self._store.admit(
-                    [flight.draft for flight in batch if flight.draft], self._catalog.pass_number
+                    [download.draft for download in batch if download.draft], self._catalog.pass_number
                 )
             except (OSError, sqlite3.Error) as error:
                 failure = NoRoom(f"the cache directory refuses to be written ({error}); look at its disk")
                 admitted = set()
-            for flight in batch:
-                flight.reserved = None  # the store has settled that
-                if flight.node.id in admitted:
-                    flight.move(State.ADMITTED)
+            for download in batch:
+                download.reserved = None  # the store has settled that
+                if download.node.id in admitted:
+                    download.move(DownloadState.ADMITTED)
                     self.counters.files += 1
-                    self._settle(flight)
-            for flight in batch:
-                if flight.state is State.FETCHED:  # else another of its group failed, and it with that
-                    self._fail(flight, failure or RemoteError(f"{flight.path}: the remote has another version by now"))
+                    self._settle(download)
+            for download in batch:
+                if download.state is DownloadState.FETCHED:  # else another of its group failed, and it with that
+                    self._fail(
+                        download, failure or RemoteError(f"{download.path}: the remote has another version by now")
+                    )
 
-    def _worker_lost(self, flight: Flight) -> None:
+    def _worker_lost(self, download: Download) -> None:
         with contextlib.suppress(OSError):  # the next one writes over it
-            disk.unlink("DRAFT_LOST", flight.target)
-        flight.lives -= 1
-        if flight.lives == 0:
-            self._fail(flight, RemoteBusy(f"{flight.path}: {LIVES} worker processes died or hung over it; see the log"))
+            disk.unlink("DRAFT_LOST", download.target)
+        download.lives -= 1
+        if download.lives == 0:
+            self._fail(
+                download, RemoteBusy(f"{download.path}: {LIVES} worker processes died or hung over it; see the log")
+            )
             return
-        log.warning("%s: its worker died or hung; another takes over", flight.path)
-        flight.move(State.QUEUED)
-        self._crew.take(flight, first=True)
+        log.warning("%s: its worker died or hung; another takes over", download.path)
+        download.move(DownloadState.QUEUED)
+        self._dispatcher.take(download, first=True)
 
-    def _fail(self, flight: Flight, error: GrowfsError) -> None:
-        self._unreserve(flight)
-        if flight.draft:
+    def _fail(self, download: Download, error: GrowfsError) -> None:
+        self._unreserve(download)
+        if download.draft:
             with contextlib.suppress(OSError):
-                disk.unlink("DRAFT_FAILED", flight.draft.file)
-        flight.error = error
-        flight.move(State.FAILED)
+                disk.unlink("DRAFT_FAILED", download.draft.file)
+        download.error = error
+        download.move(DownloadState.FAILED)
         self.counters.failed += 1
         self.counters.last_error = str(error)
         log.warning("not fetched: %s", error)
-        self._settle(flight)
-        for other in flight.unit.flights:
-            if other.state in (State.QUEUED, State.FETCHED):
+        self._settle(download)
+        for other in download.unit.downloads:
+            if other.state in (DownloadState.QUEUED, DownloadState.FETCHED):
                 self._fail(other, error)
         self._landed.set()
 
-    def _settle(self, flight: Flight) -> None:
-        del self._flights[flight.node.id]
-        flight.settled.set()
-        if flight.tell:
-            flight.tell(flight)
-        self.moved()
+    def _settle(self, download: Download) -> None:
+        del self._downloads[download.node.id]
+        download.settled.set()
+        if download.tell:
+            download.tell(download)
+        self.moved.notify()

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from growfs.cache.catalog import UNKNOWN_SIZE, Node
-from growfs.cache.publish import Draft
+from growfs.cache.publish import StagedFile
 from growfs.errors import GrowfsError, NoRoom, TooLarge
 
 LIVES = 3
@@ -23,7 +23,7 @@ guessed. Doubling alone, after a first file of 5 kB, made one of 9 MB twelve tim
 RATE_WINDOW_S = 5.0
 
 
-class State(enum.Enum):
+class DownloadState(enum.Enum):
     """Where a flight is."""
 
     QUEUED = "queued"
@@ -34,16 +34,16 @@ class State(enum.Enum):
 
 
 MOVES = {
-    State.QUEUED: {State.FETCHING, State.FAILED},
-    State.FETCHING: {State.FETCHED, State.QUEUED, State.FAILED},
-    State.FETCHED: {State.ADMITTED, State.FAILED},
-    State.ADMITTED: set(),
-    State.FAILED: set(),
+    DownloadState.QUEUED: {DownloadState.FETCHING, DownloadState.FAILED},
+    DownloadState.FETCHING: {DownloadState.FETCHED, DownloadState.QUEUED, DownloadState.FAILED},
+    DownloadState.FETCHED: {DownloadState.ADMITTED, DownloadState.FAILED},
+    DownloadState.ADMITTED: set(),
+    DownloadState.FAILED: set(),
 }
 
 
 @dataclass(eq=False, slots=True)
-class Unit:
+class DownloadGroup:
     """Flights that land as one: a single file's, or those of a group. drawn: they land in their turn.
 
     ids: of all files that leave as one with them, in flight or here already; empty for a single file.
@@ -51,26 +51,26 @@ class Unit:
 
     drawn: bool = False
     ids: tuple[int, ...] = ()
-    flights: list[Flight] = field(default_factory=list)
+    downloads: list[Download] = field(default_factory=list)
 
     @property
     def has_landed(self) -> bool:
         """Whether all are fetched, and none is admitted yet."""
-        return all(flight.state is State.FETCHED for flight in self.flights)
+        return all(download.state is DownloadState.FETCHED for download in self.downloads)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more comes of it."""
-        return all(flight.state in (State.FAILED, State.ADMITTED) for flight in self.flights)
+        return all(download.state in (DownloadState.FAILED, DownloadState.ADMITTED) for download in self.downloads)
 
     @property
     def error(self) -> GrowfsError | None:
         """Why it does not land."""
-        return next((flight.error for flight in self.flights if flight.error), None)
+        return next((download.error for download in self.downloads if download.error), None)
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class Download:
     """One file on its way.
 
     target: where it is written. need: bytes to reserve. reserved: bytes of the quota that it has, None before.
@@ -82,29 +82,29 @@ class Flight:
     path: str
     target: Path
     need: int
-    unit: Unit
+    unit: DownloadGroup
     reserved: int | None = None
     urgent: bool = False
     renews: bool = False
     roomless_at: float | None = None
-    state: State = State.QUEUED
+    state: DownloadState = DownloadState.QUEUED
     lives: int = LIVES
-    draft: Draft | None = None
+    draft: StagedFile | None = None
     error: GrowfsError | None = None
     settled: trio.Event = field(default_factory=trio.Event)
-    tell: Callable[[Flight], None] | None = None
+    tell: Callable[[Download], None] | None = None
 
     def __post_init__(self) -> None:
-        self.unit.flights.append(self)
+        self.unit.downloads.append(self)
 
-    def move(self, state: State) -> None:
+    def move(self, state: DownloadState) -> None:
         """Change state; a move that is not in MOVES is a bug."""
         if state not in MOVES[self.state]:
             raise AssertionError(f"{self.path}: {self.state} to {state}")
         self.state = state
 
 
-class Guess:
+class SizeEstimate:
     """How many bytes to reserve for a file of unknown size: what the largest took, once there is one, and a quarter.
 
     Too little costs a second fetch, too much keeps others waiting for room.
@@ -171,38 +171,38 @@ class TimedOut(GrowfsError):
 BATCH_MAX = 256
 
 
-class Landing:
+class AdmissionQueue:
     """Owns the window: units that were drawn and wait for those before them. One that somebody waits for does not."""
 
     def __init__(self) -> None:
-        self._window: deque[Unit] = deque()
-        self._first: deque[Unit] = deque()
+        self._window: deque[DownloadGroup] = deque()
+        self._first: deque[DownloadGroup] = deque()
 
     def __len__(self) -> int:
         return len(self._window)
 
-    def expect(self, unit: Unit) -> None:
+    def expect(self, unit: DownloadGroup) -> None:
         """A unit is drawn: it lands after all that are expected already."""
         self._window.append(unit)
 
-    def hurry(self, unit: Unit) -> None:
+    def hurry(self, unit: DownloadGroup) -> None:
         """Have a unit land as soon as all of it is fetched; that may be now."""
-        if unit.has_landed and (not unit.drawn or any(flight.urgent for flight in unit.flights)):
+        if unit.has_landed and (not unit.drawn or any(download.urgent for download in unit.downloads)):
             self._first.append(unit)
 
-    def ready(self) -> list[Flight]:
+    def ready(self) -> list[Download]:
         """The next flights to admit, in order: those that wait for no turn, then the head of the window."""
-        batch: list[Flight] = []
+        batch: list[Download] = []
         while self._first and len(batch) < BATCH_MAX:
             unit = self._first.popleft()
             if unit.has_landed:  # else it landed in its turn meanwhile
                 if unit in self._window:
                     self._window.remove(unit)
-                batch.extend(unit.flights)
+                batch.extend(unit.downloads)
         while self._window and len(batch) < BATCH_MAX:
             head = self._window[0]
             if head.has_landed:
-                batch.extend(head.flights)
+                batch.extend(head.downloads)
             elif not head.is_over:
                 break
             self._window.popleft()

@@ -17,36 +17,36 @@ from growfs.cache.catalog import Catalog, Node
 from growfs.errors import GrowfsError
 from growfs.remote.names import extension
 from growfs.rotation.draw_order import Order, group_of
-from growfs.rotation.turnover import Next, Turnover, plan
-from growfs.workers.messages import Decide, Made, MakeOrder
-from growfs.workers.pool import WorkerLost, Workers
+from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
+from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
+from growfs.workers.pool import WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 
 
-async def decided(workers: Workers, catalog: Path, number: int, asked: Turnover) -> Next:
+async def plan_in_worker(workers: WorkerPool, catalog: Path, number: int, asked: TurnoverInput) -> GenerationPlan:
     """What generation `number` lists. Where no worker can say it, a thread does: a reader waits for it."""
     try:
-        line = workers.hire()
+        line = workers.spawn()
         try:
-            next: Next = await line.ask(Decide(catalog, number, asked))
+            next: GenerationPlan = await line.ask(PlanTurnover(catalog, number, asked))
             return next
         finally:
             await line.aclose()
     except (WorkerLost, GrowfsError) as error:
         log.warning("no worker could say what generation %d lists: %s", number, error)
-        return await trio.to_thread.run_sync(plan, catalog, number, asked)
+        return await trio.to_thread.run_sync(plan_generation, catalog, number, asked)
 
 
-async def ordered(workers: Workers, request: MakeOrder) -> Order:
+async def order_in_worker(workers: WorkerPool, request: MakeOrder) -> Order:
     """What is still to be drawn, in order."""
     while True:
         try:
-            line = workers.hire()
+            line = workers.spawn()
             try:
-                made: Made = await line.ask(request)
+                made: OrderReady = await line.ask(request)
                 break
             finally:
                 await line.aclose()

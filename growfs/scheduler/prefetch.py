@@ -18,17 +18,17 @@ from growfs.cache.catalog import Catalog, Node, Share
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget
 from growfs.errors import NoRoom, NotMade
-from growfs.events import Pulse
-from growfs.rotation.draw_order import Pass, draw_key, units
+from growfs.events import Signal
+from growfs.rotation.draw_order import Pass, draw_key, groups_of
 from growfs.rotation.eviction import Evictor
 from growfs.rotation.generations import Generations
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Flight
-from growfs.scheduler.order import ordered
-from growfs.scheduler.readiness import Ask, Promise, State
-from growfs.scheduler.refresh import Refresher
+from growfs.scheduler.in_flight import Download
+from growfs.scheduler.order import order_in_worker
+from growfs.scheduler.readiness import MountState, SeedTracker, StartCondition
+from growfs.scheduler.refresh import CatalogSync
 from growfs.workers.messages import MakeOrder
-from growfs.workers.pool import Workers
+from growfs.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ DEFERRED_MAX = 256
 """Files that are here when they are drawn, to be noted in one transaction."""
 
 
-class Population:
+class Prefetcher:
     """Owns the order of the pass, the place in it, and whether it is paused. asked: what decides the order.
 
     `changed` pulses when it is paused or resumed, or has to look again.
@@ -54,37 +54,37 @@ class Population:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: WorkerPool,
         catalog: Catalog,
         store: Store,
         generations: Generations,
         evictor: Evictor,
         fetcher: Fetcher,
-        refresher: Refresher,
+        catalog_sync: CatalogSync,
         budget: Budget,
         partial: Path,
         asked: Pass,
-        ask: Ask,
+        ask: StartCondition,
     ) -> None:
         self.asked = asked
         self.paused = False
         self.oversized: set[int] = set()
         self.not_made: set[int] = set()
-        self.promise = Promise(ask)
-        self._state = State.LISTING
+        self.promise = SeedTracker(ask)
+        self._state = MountState.LISTING
         self._workers = workers
         self._catalog = catalog
         self._store = store
         self._generations = generations
         self._evictor = evictor
         self._fetcher = fetcher
-        self._refresher = refresher
+        self._catalog_sync = catalog_sync
         self._budget = budget
         self._partial = partial
         self._ask = ask
         self._stale = False
         self._evicted = False
-        self.changed = Pulse[[]]()
+        self.changed = Signal[[]]()
         self._deferred: list[int] = []
         self._has_deferred = False
         self._late = False
@@ -111,30 +111,30 @@ class Population:
                     await self.changed.wait()
 
     @property
-    def state(self) -> State:
+    def state(self) -> MountState:
         """What population is doing. What holds may have become complete since, by what was asked for; or no more so."""
         if self.paused:
-            return State.PAUSED
-        if self._state in (State.HELD, State.COMPLETE):
-            return State.COMPLETE if self.is_whole else State.HELD
+            return MountState.PAUSED
+        if self._state in (MountState.HELD, MountState.COMPLETE):
+            return MountState.COMPLETE if self.is_whole else MountState.HELD
         return self._state
 
     def pause(self, paused: bool) -> None:
         """Stop or go on drawing. Misses are served all the same."""
         self.paused = paused
-        self.changed()
+        self.changed.notify()
 
     def nudge(self) -> None:
         """Look again: there may be more to draw, or more room."""
         self._stale = True
-        if self._state is State.HELD:  # until that is known again
-            self._state = State.FILLING
-        self.changed()
+        if self._state is MountState.HELD:  # until that is known again
+            self._state = MountState.FILLING
+        self.changed.notify()
 
     def draw_again(self) -> None:
         """Once the pass is through, draw what was evicted meanwhile: its order has gone past that."""
         self._evicted = True
-        self.changed()
+        self.changed.notify()
 
     @property
     def is_whole(self) -> bool:
@@ -143,21 +143,21 @@ class Population:
 
     async def _watch_catalog(self) -> None:
         while True:
-            await self._refresher.renewed.wait()
-            if not self._refresher.is_endless:  # of which no file is ever another one
+            await self._catalog_sync.renewed.wait()
+            if not self._catalog_sync.is_endless:  # of which no file is ever another one
                 self.not_made.clear()
             self.nudge()
 
     async def _draw_early(self) -> None:
         """While the first listing runs, draw what the start asks for from the files that are known."""
-        if not self._refresher.complete and not self._ask.explicit:
+        if not self._catalog_sync.complete and not self._ask.explicit:
             with trio.move_on_after(LISTING_GRACE_S):
-                while not self._refresher.complete:
-                    await self._refresher.progress.wait()
+                while not self._catalog_sync.complete:
+                    await self._catalog_sync.progress.wait()
         files, bytes = self._ask.files or 0, self._ask.bytes or 0
         if not self._ask.explicit:
             bytes = self._store.limit_bytes // 10
-        while not self._refresher.complete:
+        while not self._catalog_sync.complete:
             for node in self._first_listed() if files > 0 or bytes > 0 else ():
                 if files <= 0 and bytes <= 0:
                     break
@@ -165,13 +165,13 @@ class Population:
                     return
                 files -= 1
                 bytes -= node.size or 0
-            if not self._refresher.complete:  # the draws may have taken longer than the listing
-                await self._refresher.progress.wait()
+            if not self._catalog_sync.complete:  # the draws may have taken longer than the listing
+                await self._catalog_sync.progress.wait()
 
     def _first_listed(self) -> list[Node]:
         if self.asked.group is not None:
             return []  # the others of a group may not be listed yet
-        nodes = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.flight(node.id)]
+        nodes = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.download(node.id)]
         fitting = [node for node in nodes if not self._too_large([node])]
         mine = [node for node in fitting if self.asked.has(self._catalog.path(node))]
         return sorted(mine, key=lambda node: draw_key(self.asked.seed, 1, self._catalog.path(node)))
@@ -179,41 +179,41 @@ class Population:
     async def _pass(self) -> bool:
         """Draw what the pass has still to draw; whether the next one is to begin."""
         asked = replace(self.asked, number=self._catalog.pass_number, size_max=self._store.largest)
-        order = await ordered(self._workers, MakeOrder(self._catalog.file, asked, self._partial / "order"))
+        order = await order_in_worker(self._workers, MakeOrder(self._catalog.file, asked, self._partial / "order"))
         self._catalog.share = Share(order.files, order.bytes)
         self._failed.clear()
         self.oversized.clear()
         seed_bytes = sum(node.size or 0 for node in self._nodes(map(abs, order.seeds)))
         self.promise.begin(order, seed_bytes, self._store.limit_bytes)
-        self._state = State.SEEDING if order.seeds else State.FILLING
-        half = len(order.rest) // 2 if self._refresher.is_endless else 0
+        self._state = MountState.SEEDING if order.seeds else MountState.FILLING
+        half = len(order.rest) // 2 if self._catalog_sync.is_endless else 0
         for number, part in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
-            if number == 3 and self._refresher.is_endless and len(self.not_made) <= half // 2:
-                self._refresher.extend()  # so that what comes next is known before this runs out
-            if not await self._draw_all(units(part)):
+            if number == 3 and self._catalog_sync.is_endless and len(self.not_made) <= half // 2:
+                self._catalog_sync.extend()  # so that what comes next is known before this runs out
+            if not await self._draw_all(groups_of(part)):
                 return False
         pause_s = RETRY_S[0]
         while await self._landed() and self._failed:
             if self._may_go_on():
                 return True  # they have their turn in the next pass
-            self._state = State.ERROR
+            self._state = MountState.ERROR
             with trio.move_on_after(pause_s):
                 while not self._stale:
                     await self.changed.wait()
             pause_s = min(2 * pause_s, RETRY_S[1])
             retry, self._failed = self._failed, {}
-            self._state = State.FILLING
+            self._state = MountState.FILLING
             if not await self._draw_all(retry):
                 return False
         if not self._stale:
-            self._state = State.COMPLETE if self.is_whole else State.HELD
+            self._state = MountState.COMPLETE if self.is_whole else MountState.HELD
         return not (self._stale or self._evicted) and self._may_go_on()
 
     def _may_go_on(self) -> bool:
         """Whether there is more that a next pass could draw than what failed and what does not fit."""
         lacking = self._catalog.share.files - self._store.resident_files
         failed = sum(map(len, self._failed)) + len(self.oversized | self.not_made)
-        return self._generations.rotates and lacking > failed and not self._refresher.is_endless
+        return self._generations.rotates and lacking > failed and not self._catalog_sync.is_endless
 
     async def _landed(self) -> bool:
         """Wait for what is in flight; False when the order is out of date."""
@@ -258,7 +258,7 @@ class Population:
             elif not await self._reserved(lacking, unit):
                 await self._wait_for_room(lacking)
                 continue
-            if self._state is State.HELD:
+            if self._state is MountState.HELD:
                 self._state = before
             return True
         return False
@@ -268,7 +268,7 @@ class Population:
 
     def _lacking(self, nodes: Sequence[Node]) -> list[Node]:
         """Those that are neither here nor on their way."""
-        return [node for node in nodes if node.seq is None and not self._fetcher.flight(node.id)]
+        return [node for node in nodes if node.seq is None and not self._fetcher.download(node.id)]
 
     async def _reserved(self, nodes: list[Node], unit: Sequence[int]) -> bool:
         """Whether there is room for files; then they are on their way."""
@@ -294,7 +294,7 @@ class Population:
             return await self._evictor.reserve_by_eviction(need)
         reserved = await self._evictor.reserve_by_rotation(need)
         if reserved is not None:
-            self._state = State.ROTATING
+            self._state = MountState.ROTATING
         return reserved
 
     async def _wait_for_room(self, nodes: list[Node]) -> None:
@@ -303,7 +303,7 @@ class Population:
             await self._fetcher.moved.wait()
             return
         self._store.wanted_bytes = sum(self._needs(nodes))
-        self._state = State.HELD
+        self._state = MountState.HELD
         with trio.move_on_after(HOLD_S):
             await self._store.room.wait()
             await trio.sleep(BREATH_S)
@@ -330,17 +330,17 @@ class Population:
         enough_files = store.resident_files + self._fetcher.in_flight >= files
         return enough_files and store.resident_content_bytes + store.reserved_bytes >= bytes
 
-    def _settled(self, flight: Flight) -> None:
-        if isinstance(flight.error, NotMade):  # it was tried as often as it may
-            self.not_made.add(flight.node.id)
-        elif flight.error:
-            self._failed[flight.unit.ids or (flight.node.id,)] = None
-            self.promise.fail(flight.node.id, flight.error)
-        if isinstance(flight.error, NoRoom):
+    def _settled(self, download: Download) -> None:
+        if isinstance(download.error, NotMade):  # it was tried as often as it may
+            self.not_made.add(download.node.id)
+        elif download.error:
+            self._failed[download.unit.ids or (download.node.id,)] = None
+            self.promise.fail(download.node.id, download.error)
+        if isinstance(download.error, NoRoom):
             self._hold_until = trio.current_time() + HOLD_S
-        self._settle(flight.node.id)
+        self._settle(download.node.id)
 
     def _settle(self, *ids: int) -> None:
         self.promise.settle(*ids)
-        if self._state is State.SEEDING and self.promise.seeds_came:
-            self._state = State.FILLING
+        if self._state is MountState.SEEDING and self.promise.seeds_came:
+            self._state = MountState.FILLING

@@ -9,7 +9,7 @@ from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import SEED_DIRECTORIES_MAX, Order
 
 
-class State(enum.Enum):
+class MountState(enum.Enum):
     """What population is doing; the words of `status`."""
 
     LISTING = "listing"
@@ -23,7 +23,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class StartCondition:
     """What a mount waits for before it returns. Nothing given: every directory, and a tenth of the cache."""
 
     files: int | None = None
@@ -37,10 +37,10 @@ class Ask:
         return self.files is not None or self.bytes is not None
 
 
-class Promise:
+class SeedTracker:
     """Owns which of these files have not come yet, and why not all of them will."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: StartCondition) -> None:
         self._ask = ask
         self._broken: str | None = None
         self._seeds: set[int] | None = None

@@ -18,11 +18,11 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Listed, Node, Removed
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteMissing
-from growfs.events import Pulse
+from growfs.events import Signal
 from growfs.remote.protocol import RemoteFile
 from growfs.scheduler.fetcher import Fetcher
-from growfs.workers.messages import List
-from growfs.workers.pool import WorkerLost, Workers
+from growfs.workers.messages import ListRemote
+from growfs.workers.pool import WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ RETRY_S = 60.0
 """Pause after a listing that failed, where the catalog of an earlier one serves."""
 
 
-class Refresher:
+class CatalogSync:
     """Owns the listing of the remote.
 
     complete: a listing was finished, in this run or an earlier one. `progress` pulses with each page, and
@@ -43,22 +43,22 @@ class Refresher:
     """
 
     def __init__(
-        self, workers: Workers, catalog: Catalog, store: Store, every_s: float, is_endless: bool = False
+        self, workers: WorkerPool, catalog: Catalog, store: Store, every_s: float, is_endless: bool = False
     ) -> None:
         self.is_endless = is_endless
         self.complete = catalog.listing > 0
         self.listing_now = False
         self.last_error: GrowfsError | None = None
-        self.progress = Pulse[[]]()
-        self.renewed = Pulse[[]]()
-        self.removed = Pulse[[list[Removed]]]()
+        self.progress = Signal[[]]()
+        self.renewed = Signal[[]]()
+        self.removed = Signal[[list[Removed]]]()
         self.renewals: dict[int, RemoteFile] = {}
         self.renewing: set[int] = set()
         self._workers = workers
         self._catalog = catalog
         self._store = store
         self._every_s = every_s
-        self._interval_set = Pulse[[]]()
+        self._interval_set = Signal[[]]()
         self._more_wanted = False
 
     async def run(self) -> None:
@@ -80,12 +80,12 @@ class Refresher:
     def set_interval(self, every_s: float) -> None:
         """Change the time between listings, from now on."""
         self._every_s = every_s
-        self._interval_set()
+        self._interval_set.notify()
 
     def extend(self) -> None:
         """Have a remote without end tell of as many files again as it has told of, now."""
         self._more_wanted = True
-        self._interval_set()
+        self._interval_set.notify()
 
     def _pause_s(self) -> float:
         every_s = self._every_s or math.inf
@@ -101,7 +101,7 @@ class Refresher:
         except sqlite3.OperationalError as error:  # the next listing finds it again
             log.warning("%s changed, which the catalog cannot take: %s", node.name, error)
             return
-        self.renewed()
+        self.renewed.notify()
 
     async def _list(self) -> None:
         listing = self._catalog.listing + 1
@@ -115,10 +115,10 @@ class Refresher:
                 why = f"; {skip.path} was skipped: {skip.reason}"
             await self._hear(part)
 
-        line = self._workers.hire()
+        line = self._workers.spawn()
         self.listing_now = True
         try:
-            files = await line.ask(List(self._catalog.file, listing, self._extent()), hear)
+            files = await line.ask(ListRemote(self._catalog.file, listing, self._extent()), hear)
         except WorkerLost:
             raise GrowfsError("the process that lists the remote died; see the log") from None
         finally:
@@ -132,9 +132,9 @@ class Refresher:
         self.last_error = None
         first, self.complete = not self.complete, True
         log.info("listed %d files, %d of them new, changed or gone", files, altered)
-        self.progress()
+        self.progress.notify()
         if altered or first:
-            self.renewed()
+            self.renewed.notify()
 
     def _extent(self) -> int | None:
         if not self.is_endless:
@@ -157,14 +157,14 @@ class Refresher:
         changes = await self._catalog.apply(replace(part, changed=at_once), self._store.discard_files)
         self._store.discarded(changes)
         if changes.removed:
-            self.removed(changes.removed)
-        self.progress()
+            self.removed.notify(changes.removed)
+        self.progress.notify()
 
 
 PARALLEL = 2
 
 
-class Renewals:
+class VersionUpdater:
     """Owns which new versions are on their way. What fails, the next listing finds again.
 
     is_paused: whether nothing is to be fetched now. resumed: pulses when that, or the catalog, has changed.
@@ -174,13 +174,13 @@ class Renewals:
         self,
         catalog: Catalog,
         fetcher: Fetcher,
-        refresher: Refresher,
+        catalog_sync: CatalogSync,
         is_paused: Callable[[], bool],
-        resumed: Pulse[[]],
+        resumed: Signal[[]],
     ) -> None:
         self._catalog = catalog
         self._fetcher = fetcher
-        self._refresher = refresher
+        self._catalog_sync = catalog_sync
         self._is_paused = is_paused
         self._resumed = resumed
 
@@ -191,14 +191,14 @@ class Renewals:
                 nursery.start_soon(self._renew)
 
     async def _renew(self) -> None:
-        renewals = self._refresher.renewals
+        renewals = self._catalog_sync.renewals
         while True:
             while renewals and not self._is_paused():
                 id, file = renewals.popitem()
                 node = self._catalog.node(id)
                 if node:
                     successor = replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
-                    self._refresher.renewing.add(id)
+                    self._catalog_sync.renewing.add(id)
                     await self._fetcher.renew(successor)
-                    self._refresher.renewing.discard(id)
+                    self._catalog_sync.renewing.discard(id)
             await self._resumed.wait()

@@ -16,14 +16,14 @@ from growfs.remote.names import extension
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import (
     EVERYWHERE,
+    FileGroup,
     Generation,
     Holds,
-    Unit,
     Victim,
     begins_generation,
+    delist,
     eviction,
     last_shown,
-    leave_out,
     turnover_bytes,
 )
 
@@ -242,7 +242,7 @@ class Rotating(Cache):
         need = turnover_bytes(
             self.limit, self._turnover, self._largest, self.catalog_bytes - self.used, self.limit - self.used
         )
-        choice = leave_out((self._unit(id, once) for id in queue), self.residents, need)
+        choice = delist((self._unit(id, once) for id in queue), self.residents, need)
         earlier = {id: self.left_out[id] for id in choice.left_out}
         for id in self._leaving:
             self.left_out[id] = None
@@ -269,8 +269,8 @@ class Rotating(Cache):
         """What is left out, the first first."""
         return sorted(ids, key=lambda id: (self.left_out[id] or 0, self.turn[id]))
 
-    def _unit(self, id: int, once: Holds) -> Unit:
-        return Unit(
+    def _unit(self, id: int, once: Holds) -> FileGroup:
+        return FileGroup(
             (id,),
             (self.kinds[id],),
             self.files[id].size,

@@ -34,7 +34,7 @@ Process = Generator[float, None, None]
 
 
 @dataclass(slots=True)
-class Flight:
+class SimulatedDownload:
     """A fetch under way. lacking: bytes still to come."""
 
     id: int
@@ -88,7 +88,7 @@ class Simulation:
         self._order: deque[int] = deque()
         self._deferred: list[int] = []
         self._begun_in_pass = 0
-        self._window: deque[Flight] = deque()
+        self._window: deque[SimulatedDownload] = deque()
         self._moved_at = 0.0
         self._look_at = 0.0
         self._pids = itertools.count(1)
@@ -146,13 +146,13 @@ class Simulation:
 
     def _land(self) -> None:
         """Bring what is in flight up to this moment; admit what is whole, in the order of the draws."""
-        active = [flight for flight in self._window if flight.lacking > 0]
+        active = [download for download in self._window if download.lacking > 0]
         if active:
             each = max(0.0, self.now - self._moved_at) * self.bandwidth / len(active)
-            for flight in active:
-                flight.lacking -= each
-                if flight.lacking < 1e-6 * self.files[flight.id].size + 1e-6:
-                    flight.lacking = 0.0
+            for download in active:
+                download.lacking -= each
+                if download.lacking < 1e-6 * self.files[download.id].size + 1e-6:
+                    download.lacking = 0.0
         self._moved_at = max(self.now, self._moved_at)
         while self._window and not self._window[0].lacking:
             self._admit(self._window.popleft().id)
@@ -167,7 +167,7 @@ class Simulation:
 
     def _draw(self) -> None:
         """Begin fetches while there are slots, files and room; say when to look again."""
-        active = sum(flight.lacking > 0 for flight in self._window)
+        active = sum(download.lacking > 0 for download in self._window)
         stuck = False
         while active < self._parallel and len(self._window) < WINDOW * self._parallel:
             id = self._next()
@@ -176,10 +176,10 @@ class Simulation:
             self._order.popleft()
             self._begun_in_pass += 1
             self.cache.reserved += self.files[id].size
-            self._window.append(Flight(id, float(self.files[id].size)))
+            self._window.append(SimulatedDownload(id, float(self.files[id].size)))
             active += 1
         if active:
-            least = min(flight.lacking for flight in self._window if flight.lacking > 0)
+            least = min(download.lacking for download in self._window if download.lacking > 0)
             self._look_at = self._moved_at + least * active / self.bandwidth
         else:  # a hold may end by silence
             self._look_at = self.now + 180.0 if stuck else float("inf")
@@ -190,7 +190,7 @@ class Simulation:
             while self._order:
                 id = self._order[0]
                 if self.files[id].size <= self.cache.limit:
-                    if not self.cache.seq[id] and not any(flight.id == id for flight in self._window):
+                    if not self.cache.seq[id] and not any(download.id == id for download in self._window):
                         return id
                     if self.cache.seq[id]:  # it comes once more, late: so its stays are far apart
                         self._deferred.append(id)
@@ -220,10 +220,10 @@ class Simulation:
         """Fetch a file ahead of all; how long that takes, in seconds. The other fetches stand still meanwhile."""
         self._land()
         size = lacking = float(self.files[id].size)
-        for flight in self._window:
-            if flight.id == id:
-                lacking = flight.lacking
-                self._window.remove(flight)
+        for download in self._window:
+            if download.id == id:
+                lacking = download.lacking
+                self._window.remove(download)
                 self._admit(id)
                 break
         else:
@@ -237,7 +237,7 @@ class Simulation:
         self.waits += wait
         self._moved_at = max(self._moved_at, self.now) + wait
         if self._window:
-            active = [flight.lacking for flight in self._window if flight.lacking > 0]
+            active = [download.lacking for download in self._window if download.lacking > 0]
             self._look_at = self._moved_at + (min(active) * len(active) / self.bandwidth if active else 0.0)
         return wait
 

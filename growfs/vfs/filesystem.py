@@ -21,11 +21,11 @@ import trio
 from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
-from growfs.cache.usage import Ledger
+from growfs.cache.usage import UsageCounters
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, TooManyOpen, Unreadable
-from growfs.events import Pulse
-from growfs.rotation.registry import NOTHING, Readers, thread_group
+from growfs.events import Signal
+from growfs.rotation.registry import NOTHING, ReaderRegistry, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.directory import Directory, listed
@@ -77,20 +77,20 @@ class Vfs:
         catalog: Catalog,
         store: Store,
         fetch: Callable[[Node, str], Awaitable[None]],
-        readers: Readers,
-        ledger: Ledger,
+        readers: ReaderRegistry,
+        usage: UsageCounters,
         virtual: list[VirtualFile],
         scratch: Path,
         wait_for_misses: bool,
     ) -> None:
         self.misses = Misses()
         self.dropped = store.dropped
-        self.forgotten = Pulse[[int, str]]()
+        self.forgotten = Signal[[int, str]]()
         self._catalog = catalog
         self._store = store
         self._fetch_now = fetch
         self._readers = readers
-        self._ledger = ledger
+        self._usage = usage
         self._virtual = {CONTROL_ID + 1 + place: file for place, file in enumerate(virtual)}
         self._scratch = scratch
         self._wait_for_misses = wait_for_misses
@@ -217,7 +217,7 @@ class Vfs:
             if directory.id in parents:
                 directory.ahead = []
         for gone in removed:
-            self.forgotten(gone.parent, gone.name)
+            self.forgotten.notify(gone.parent, gone.name)
 
     def close_directory(self, handle: int) -> None:
         """Let go of a handle."""
@@ -237,7 +237,7 @@ class Vfs:
     def opened(self, handle: int, waited: bool = False) -> None:
         """Count an open of a file. waited: for it to be fetched."""
         id = handle & NODE_MASK
-        self._ledger.opened(id)
+        self._usage.opened(id)
         self._readers.opened(handle >> READER_SHIFT, id, waited)
 
     def open_ahead(self, id: int) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import Fetched, Packed, RemoteFile
 from growfs.rotation.draw_order import Pass
-from growfs.rotation.turnover import Turnover
+from growfs.rotation.turnover import TurnoverInput
 
-TOLD_FILES = 64
+REPORT_FILES = 64
 """As soon as a worker has fetched so many, it tells of them."""
 
 length = struct.Struct(">I")
@@ -62,7 +62,7 @@ def _exactly(source: socket.socket, count: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class List:
+class ListRemote:
     """List the remote, and say what differs from the catalog. Answers: Listed ..., then Done(files listed).
 
     extent: how many files, of a remote that has no end.
@@ -86,12 +86,12 @@ class MakeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class AtWork:
+class StillWorking:
     """What takes long goes on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class OrderReady:
     """An order in a file: how many ids of frozen files are in it, and then of seeds. files, bytes: of the share."""
 
     frozen: int
@@ -101,16 +101,16 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
+class PlanTurnover:
     """Say what generation `number` lists. Answers: Done(Next)."""
 
     catalog: Path
     number: int
-    asked: Turnover
+    asked: TurnoverInput
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Packed):
+class FetchRequest(Packed):
     """A file to be written to target, whole, checked, and with the remote's mtime.
 
     size_max: bytes; more than that is TooMuch. urgent: a reader waits for it.
@@ -124,18 +124,18 @@ class Wanted(Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class FetchFiles:
     """Fetch these files, beside those that were asked for before. Answers: Came, as things come about.
 
     hurry: the ids of those of before for which a reader waits by now.
     """
 
-    files: list[Wanted]
+    files: list[FetchRequest]
     hurry: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class FetchFailed:
     """A file that does not come. found: what the remote has in its place; RemoteMissing says that there is nothing."""
 
     error: GrowfsError
@@ -143,7 +143,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class FetchProgress:
     """What a worker that fetches has to tell since the last time: what became of files, by id.
 
     bytes: written, of files that are through and of those that are not. refusals: how often the store was busy.
@@ -151,7 +151,7 @@ class Came:
 
     bytes: int
     refusals: int
-    files: list[tuple[int, Fetched | Lost]]
+    files: list[tuple[int, Fetched | FetchFailed]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,5 +168,5 @@ class Failed:
     error: GrowfsError
 
 
-class TooMuch(GrowfsError):
+class SizeExceeded(GrowfsError):
     """A file of unknown size is larger than the room that was reserved for it."""

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.names import redact
 from growfs.remote.protocol import RemoteSpec
 from growfs.workers import messages
@@ -24,35 +24,35 @@ STALL_S = 120.0
 """A worker that says nothing for so long is given up. The clients' own timeouts are shorter."""
 
 
-class Workers:
+class WorkerPool:
     """Owns the nursery process. A nursery that died is started again when the next worker is wanted.
 
     pace: how fast its workers may be. The spec goes through the socket, because it may hold secrets and a process list
     is public.
     """
 
-    def __init__(self, spec: RemoteSpec, pace: Pace) -> None:
+    def __init__(self, spec: RemoteSpec, limits: SharedLimits) -> None:
         self.url = redact(spec.url)
         self._spec = spec
-        self.pace = pace
+        self.limits = limits
         self._start()
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
-            fds = theirs.fileno(), self.pace.fd
+            fds = theirs.fileno(), self.limits.fd
             command = [sys.executable, "-m", "growfs.workers.worker", *map(str, fds)]
             self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
         messages.send(self._control, self._spec)
 
-    def hire(self) -> Line:
+    def spawn(self) -> Channel:
         """A new worker; closing its line dismisses it. Raises GrowfsError where there can be none."""
         try:
-            return self._hire()
+            return self._spawn()
         except OSError as error:
             raise GrowfsError(f"no worker process can be started: {error.strerror}; see ulimit -a") from error
 
-    def _hire(self) -> Line:
+    def _spawn(self) -> Channel:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -63,7 +63,7 @@ class Workers:
                 self._process.wait()
                 self._start()
                 socket.send_fds(self._control, [b"w"], [theirs.fileno()])
-        return Line(ours)
+        return Channel(ours)
 
     def stop(self) -> None:
         """Dismiss the nursery; its workers end as their lines are closed."""
@@ -78,7 +78,7 @@ class WorkerLost(Exception):
         return "its worker process died, or hangs"
 
 
-class Line:
+class Channel:
     """The daemon's end of the line to one worker."""
 
     def __init__(self, end: socket.socket) -> None:

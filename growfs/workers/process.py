@@ -25,7 +25,7 @@ _AUTOGROUP_PAUSE_S = 0.12  # an ordinary user may change one in so long only (ke
 _AUTOGROUP_TRIES = 10
 
 
-class Precedence:
+class RealtimeBoost:
     """Whether a thread takes a core from whoever computes on it as soon as it wakes up; else it may wait for 3 ms.
 
     By real-time scheduling (sched(7)): niceness, 20 steps of it, and shorter slices do half of that or nothing. So it
@@ -49,7 +49,7 @@ class Precedence:
             self._allowed = False
 
 
-def step_aside() -> None:
+def lower_priority() -> None:
     """Give this process the last turn at cores, and at disks whose scheduler knows turns (mq-deadline, bfq).
 
     It gets a session of its own: where the kernel shares cores out by session (sched(7), the autogroup feature), a
@@ -144,7 +144,7 @@ OBJECTS = 50_000
 """New ones, until it looks: by its own default of 700, it took a worker and the daemon a twentieth of their CPU."""
 
 
-def look_rarely() -> None:
+def tune_gc() -> None:
     """Of what is there now, mostly modules, nothing is looked through again, nor copied after a fork."""
     gc.freeze()
     gc.set_threshold(OBJECTS)

@@ -25,11 +25,11 @@ from growfs.errors import GrowfsError, NoRoom, UsageError
 from growfs.remote import open_remote
 from growfs.remote.file import Seekable, reading
 from growfs.remote.http.threads import Streams
-from growfs.remote.limits import Bandwidth, Pace
+from growfs.remote.limits import SharedLimits, TokenBucket
 from growfs.remote.protocol import Remote
 from growfs.remote.wrappers.producer_pool import OUT, Made, Make, MakerFailed, Ready, Start
 from growfs.workers import sandbox
-from growfs.workers.process import step_aside
+from growfs.workers.process import lower_priority
 
 REASON_CHARS_MAX = 300
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -42,9 +42,9 @@ def main() -> None:
     line = Connection(int(sys.argv[1]))
     os.set_inheritable(line.fileno(), False)
     start: Start = line.recv()
-    if start.pace is not None:
-        os.set_inheritable(start.pace, False)
-    step_aside()
+    if start.limits is not None:
+        os.set_inheritable(start.limits, False)
+    lower_priority()
     try:
         confined = _confine(Path.cwd())
         make = start.producer.function.load()
@@ -116,8 +116,8 @@ class _Bench:
 
     def _opened(self) -> Remote:
         if self._remote is None:
-            pace = self._start.pace
-            streams = Streams(spend=Bandwidth(Pace(pace)).spend) if pace is not None else None
+            limits = self._start.limits
+            streams = Streams(spend=TokenBucket(SharedLimits(limits)).spend) if limits is not None else None
             self._remote = open_remote(self._start.spec, streams)
         return self._remote
 

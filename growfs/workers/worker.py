@@ -25,14 +25,23 @@ from growfs.cache.diff import Comparison
 from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
 from growfs.remote import open_remote, preload
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Remote, RemoteSpec
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
-from growfs.rotation.turnover import plan
+from growfs.rotation.turnover import plan_generation
 from growfs.workers import messages, process
-from growfs.workers.downloader import Porter
-from growfs.workers.messages import AtWork, Decide, Done, Failed, Fetch, List, Made, MakeOrder
-from growfs.workers.process import step_aside
+from growfs.workers.downloader import Downloader
+from growfs.workers.messages import (
+    Done,
+    Failed,
+    FetchFiles,
+    ListRemote,
+    MakeOrder,
+    OrderReady,
+    PlanTurnover,
+    StillWorking,
+)
+from growfs.workers.process import lower_priority
 
 GONE_PER_PART = 1000
 TELL_EVERY_FILES = 100_000
@@ -46,23 +55,23 @@ def main() -> None:
     """Fork a worker for each socket that comes over the first descriptor given; the second is the page of Pace."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one who mounts
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    control, pace = socket.socket(fileno=int(sys.argv[1])), Pace(int(sys.argv[2]))
+    control, limits = socket.socket(fileno=int(sys.argv[1])), SharedLimits(int(sys.argv[2]))
     spec: RemoteSpec = messages.receive(control)
     with contextlib.suppress(GrowfsError):  # each worker tells it to the one who asks
         preload(spec)
-    process.look_rarely()
+    process.tune_gc()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
             return
         if os.fork() == 0:
             control.close()
-            serve(spec, pace, socket.socket(fileno=descriptors[0]))
+            serve(spec, limits, socket.socket(fileno=descriptors[0]))
             os._exit(0)
         os.close(descriptors[0])
 
 
-def serve(spec: RemoteSpec, pace: Pace, line: socket.socket) -> None:
+def serve(spec: RemoteSpec, limits: SharedLimits, line: socket.socket) -> None:
     """Answer requests until the daemon hangs up."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requests = _Requests(line)
@@ -75,13 +84,13 @@ def serve(spec: RemoteSpec, pace: Pace, line: socket.socket) -> None:
         except OSError:
             os._exit(0)
 
-    porter: Porter | None = None
+    downloader: Downloader | None = None
     while True:
         request = requests.next()
         try:
-            if isinstance(request, Fetch):
-                porter = porter or _porter(spec, pace, answer)
-                porter.take(request)
+            if isinstance(request, FetchFiles):
+                downloader = downloader or _downloader(spec, limits, answer)
+                downloader.take(request)
             else:
                 answer(Done(_perform(spec, request, answer)))
         except GrowfsError as error:
@@ -92,9 +101,9 @@ def serve(spec: RemoteSpec, pace: Pace, line: socket.socket) -> None:
             answer(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
 
 
-def _porter(spec: RemoteSpec, pace: Pace, answer: Answer) -> Porter:
-    step_aside()
-    return Porter(spec, pace, answer)
+def _downloader(spec: RemoteSpec, limits: SharedLimits, answer: Answer) -> Downloader:
+    lower_priority()
+    return Downloader(spec, limits, answer)
 
 
 class _Requests:
@@ -120,17 +129,17 @@ class _Requests:
 
 
 def _perform(spec: RemoteSpec, request: Any, answer: Answer) -> Any:
-    if isinstance(request, List):
+    if isinstance(request, ListRemote):
         if request.extent is not None and spec.producer:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
         return _list(open_remote(spec), request, answer)
     if isinstance(request, MakeOrder):
         return _order(request, answer)
-    assert isinstance(request, Decide)
-    return plan(request.catalog, request.number, request.asked)
+    assert isinstance(request, PlanTurnover)
+    return plan_generation(request.catalog, request.number, request.asked)
 
 
-def _list(remote: Remote, request: List, answer: Answer) -> int:
+def _list(remote: Remote, request: ListRemote, answer: Answer) -> int:
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
@@ -148,14 +157,14 @@ def _list(remote: Remote, request: List, answer: Answer) -> int:
     return files
 
 
-def _order(request: MakeOrder, answer: Answer) -> Made:
+def _order(request: MakeOrder, answer: Answer) -> OrderReady:
     connection = read_only(request.catalog)
     order = draw_order(_told(candidates(connection, request.asked), answer), request.asked)
     connection.close()
     with request.target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):
             file.write(memoryview(array("q", part)))
-    return Made(len(order.frozen), len(order.seeds), order.files, order.bytes)
+    return OrderReady(len(order.frozen), len(order.seeds), order.files, order.bytes)
 
 
 def candidates(connection: sqlite3.Connection, asked: Pass) -> Iterator[Candidate]:
@@ -178,7 +187,7 @@ def _told(files: Iterable[Candidate], answer: Answer) -> Iterator[Candidate]:
     """Say now and then that the work goes on: ten million files take minutes, and who is silent is given up."""
     for number, file in enumerate(files):
         if number % TELL_EVERY_FILES == 0:
-            answer(AtWork())
+            answer(StillWorking())
         yield file
 
 

@@ -90,7 +90,7 @@ def test_then_comes_the_next_pass(growfs: Growfs, tmp_path: Path, reader: Reader
     status = told(growfs)
     assert status["fetch"]["files_total"] > 2 * len(tree)
     assert status["miss"]["files_total"] == 0
-    rows = {row["path"]: row for row in ledger(growfs)}
+    rows = {row["path"]: row for row in usage(growfs)}
     assert set(rows) == set(tree)
     assert all(int(row["fetches"]) >= 2 for row in rows.values())
 
@@ -148,7 +148,7 @@ def test_the_ledger_tells_of_each_file(growfs: Growfs, rotating: set[str], reade
     first = epoch(reader)
     second = epoch(reader)
     status = replaced(growfs)
-    rows = {row["path"]: row for row in ledger(growfs)}
+    rows = {row["path"]: row for row in usage(growfs)}
     assert set(rows) == first | local(growfs)
     assert {path for path, row in rows.items() if row["local"] == "1"} == local(growfs)
     for path in first - second:
@@ -161,7 +161,7 @@ def test_the_ledger_tells_of_each_file(growfs: Growfs, rotating: set[str], reade
     assert status["coverage"]["files"] == len(rotating)
 
 
-def ledger(growfs: Growfs) -> list[dict[str, str]]:
+def usage(growfs: Growfs) -> list[dict[str, str]]:
     """The rows of ledger.csv."""
     with (growfs.mountpoint / ".growfs/ledger.csv").open(newline="") as file:
         return list(csv.DictReader(file))

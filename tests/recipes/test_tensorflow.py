@@ -105,7 +105,7 @@ def grow(growfs: Growfs, files: int, bytes: int) -> None:
     until(lambda: growfs.status()["cache"]["files"] == files)
 
 
-def ledger(growfs: Growfs) -> dict[str, int]:
+def usage(growfs: Growfs) -> dict[str, int]:
     """How often each file was fetched, by path."""
     table = csv.DictReader(io.StringIO((growfs.mountpoint / ".growfs" / "ledger.csv").read_text()))
     return {row["path"]: int(row["fetches"]) for row in table}
@@ -132,7 +132,7 @@ def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3
             assert epoch.samples == files * RECORDS
             assert epoch.about.startswith(f"{more} new, {files} so far")
     assert growfs.status()["miss"]["files_total"] == 0
-    assert set(ledger(growfs).values()) == {1}
+    assert set(usage(growfs).values()) == {1}
 
 
 def test_tfrecord_sees_all_of_more_than_the_cache_holds(growfs: Growfs, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: 
             epoch = recipe.until(lambda epoch, overlap=overlap: epoch.files == 6 and overlap in epoch.about)  # type: ignore[misc]
             assert epoch.samples == 6 * RECORDS
             assert re.match(rf"[\d.]+ s a step \({overlap}\), accuracy [\d.]+ on 2 files held out", epoch.about)
-    assert list(ledger(growfs).values()) == [1] * 8
+    assert list(usage(growfs).values()) == [1] * 8
     assert growfs.status()["miss"]["files_total"] == 0
 
 
@@ -189,7 +189,7 @@ def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path
             epoch = recipe.until(lambda epoch, objects=objects: epoch.files == objects)  # type: ignore[misc]
             assert epoch.samples == objects
             assert epoch.about.startswith(f"{more} new, {objects} of 80 objects so far")
-    assert list(ledger(growfs).values()) == [1] * 81
+    assert list(usage(growfs).values()) == [1] * 81
     status = growfs.status()
     assert status["miss"]["files_total"] == 0
     assert status["requests"].get("IOCTL", 0) < status["requests"]["OPEN"] / 4  # of the tables, which pandas opens
@@ -239,15 +239,15 @@ def test_two_tiers(growfs: Growfs, tmp_path: Path, memory: Path) -> None:
         for name in upper.names():
             assert (upper.mountpoint / name).read_bytes() == tree[name]
             seen.add(name)
-        return seen == tree.keys() and sum(ledger(upper).values()) >= 20
+        return seen == tree.keys() and sum(usage(upper).values()) >= 20
 
     try:
         until(through_a_second_pass)
         assert upper.status()["miss"]["files_total"] == 0
-        above = ledger(upper)
+        above = usage(upper)
     finally:
         upper.umount()
-    below = ledger(lower)
+    below = usage(lower)
     assert below.keys() == tree.keys()
     # What the lower tier had first it keeps: the second pass of the upper one finds it there.
     assert sum(above[path] >= 2 and below[path] == 1 for path in tree) >= 3

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from growfs.remote.http import connection as module
-from growfs.remote.http.connection import Connection, Odd, Request, Response, Unreached
+from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Request, Response
 
 BODY = bytes(range(256)) * 40
 SECRET = "the-signature"
@@ -139,7 +139,7 @@ def test_a_head_that_fills_the_buffer(server: Server, target: int, monkeypatch: 
 def test_a_head_without_an_end(server: Server, connection: Connection, ends: bool) -> None:
     fill = b"X: " + b"x" * module.HEAD_BYTES_MAX
     server.answer = lambda line, _: line.sendall(b"HTTP/1.1 200 OK\r\n" + fill + (b"\r\n\r\n" if ends else b""))
-    with pytest.raises(Odd, match="without an end"):
+    with pytest.raises(FallBack, match="without an end"):
         connection.ask(Request(server.url), {})
 
 
@@ -228,7 +228,7 @@ HEADS = [
 def test_what_is_no_http(server: Server, connection: Connection, target: int, head: bytes) -> None:
     answer = server.answer
     server.answer = lambda line, _: line.sendall(head)
-    with pytest.raises(Odd):
+    with pytest.raises(FallBack):
         connection.ask(Request(server.url), {})
     server.answer = answer
     assert got(connection, server.url, target) == BODY, "and it is over with that"
@@ -265,7 +265,7 @@ def test_an_answer_that_does_not_end(
         return True
 
     server.answer = answer
-    with pytest.raises(Unreached) as caught:
+    with pytest.raises(ConnectionFailed) as caught:
         got(connection, server.url, target)
     if ends == "silence":
         assert "silent" in str(caught.value)
@@ -280,7 +280,7 @@ def test_a_kept_connection_that_is_closed_is_opened_anew_once(
 ) -> None:
     assert got(connection, server.url, target) == BODY
     server.answer = lambda *_: True
-    with pytest.raises(Unreached, match="hung up"):
+    with pytest.raises(ConnectionFailed, match="hung up"):
         connection.ask(Request(server.url), {})
     assert [len(heads) for heads in server.heads] == [2, 1]
     server.answer = lambda line, number: line.sendall(HEAD + BODY)
@@ -295,7 +295,7 @@ def test_a_kept_connection_that_falls_silent_is_not_asked_again(
     monkeypatch.setattr(module, "READ_TIMEOUT_S", 1)
     assert got(connection, server.url, target) == BODY
     server.answer = lambda *_: server.gate.wait()
-    with pytest.raises(Unreached, match="silent"):
+    with pytest.raises(ConnectionFailed, match="silent"):
         connection.ask(Request(server.url), {})
     assert [len(heads) for heads in server.heads] == [2]
 
@@ -333,7 +333,7 @@ def test_any_address_of_a_host_will_do(
             assert got(connection, f"http://store.example/x?sig={SECRET}", target) == BODY
             connection.drop()
         ports.pop()
-        with pytest.raises(Unreached, match="refused"):
+        with pytest.raises(ConnectionFailed, match="refused"):
             connection.ask(Request(server.url), {})
     assert server.heads[0][0].startswith(f"GET /x?sig={SECRET} HTTP/1.1\r\nHost: store.example\r\n".encode())
 
@@ -410,7 +410,7 @@ def test_nothing_can_be_smuggled_into_a_request(
 ) -> None:
     url = server.url.partition("/x")[0] + target + f"&sig={SECRET}"
     secret = {"Authorization": SECRET}
-    with pytest.raises(Odd, match="cannot be sent") as caught:
+    with pytest.raises(FallBack, match="cannot be sent") as caught:
         connection.ask(Request(url, secret if more else secret | headers), headers if more else {"Range": "bytes=0-"})
     assert server.heads == []
     assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
@@ -419,7 +419,7 @@ def test_nothing_can_be_smuggled_into_a_request(
 @pytest.mark.parametrize("url", ["http:///x", "http://h\r\nEvil: 1/x"])
 def test_a_host_that_is_none(connection: Connection, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it is not looked for"))
-    with pytest.raises(Odd):
+    with pytest.raises(FallBack):
         connection.ask(Request(url + f"?sig={SECRET}"), {})
 
 
@@ -430,7 +430,7 @@ def test_no_failure_tells_a_secret(connection: Connection, failure: OSError, mon
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     request = Request(f"http://store.example/x?sig={SECRET}", {"Authorization": SECRET})
-    with pytest.raises(Unreached) as caught:
+    with pytest.raises(ConnectionFailed) as caught:
         connection.ask(request, {})
     assert SECRET not in f"{caught.value!r} {caught.value} {request!r} {request}"
 
@@ -448,7 +448,7 @@ def test_a_read_can_be_ended_from_another_thread(server: Server, connection: Con
 
     server.answer = answer
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Unreached):
+    with pytest.raises(ConnectionFailed):
         connection.ask(Request(server.url), {})
     connection.drop()
     connection.interrupt()

@@ -23,7 +23,7 @@ from growfs.errors import (
     UsageError,
 )
 from growfs.remote import open_remote
-from growfs.remote.errors import explain
+from growfs.remote.errors import translate
 from growfs.remote.http.download import BUSY
 from growfs.remote.protocol import RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
@@ -257,7 +257,7 @@ def test_progress_counts_no_byte_twice(tmp_path: Path) -> None:
 
 def test_client_messages_are_scrubbed() -> None:
     cause = ConnectionResetError(f"GET https://me:{SECRET}@h/x?X-Amz-Signature=abc with {SECRET}\nand more")
-    message = str(explain(cause, f"https://me:{SECRET}@h/x", "http", {SECRET}))
+    message = str(translate(cause, f"https://me:{SECRET}@h/x", "http", {SECRET}))
     assert "abc" not in message
     assert "secret" not in message
     assert message.startswith("https://h/x: cannot reach the server (GET https://h/x?X-Amz-Signature=*** with ***")
@@ -266,4 +266,4 @@ def test_client_messages_are_scrubbed() -> None:
 def test_a_precondition_that_failed_is_a_change() -> None:
     error = OSError("x")
     error.response = {"ResponseMetadata": {"HTTPStatusCode": 412}}  # type: ignore[attr-defined]
-    assert type(explain(error, "s3://b/x", "s3")) is RemoteChanged
+    assert type(translate(error, "s3://b/x", "s3")) is RemoteChanged

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied
-from growfs.remote.errors import explain
-from growfs.remote.http.connection import Request, Unreached
-from growfs.remote.http.download import Answered
+from growfs.remote.errors import translate
+from growfs.remote.http.connection import ConnectionFailed, Request
+from growfs.remote.http.download import HttpError
 from growfs.remote.protocol import RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote
@@ -52,12 +52,12 @@ def test_signed_urls_are_secret(
     monkeypatch.setattr(S3Remote, "_request", lambda *_: Request(url + " \n"))  # http.client quotes it when it refuses
     assert fetched(remote, tmp_path) == DATA
     assert library == ["x"]
-    for error in (Unreached(f"GET {url}"), Answered(403, f"GET {url}")):
-        message = str(explain(error, "s3://bucket/x", "s3"))
+    for error in (ConnectionFailed(f"GET {url}"), HttpError(403, f"GET {url}")):
+        message = str(translate(error, "s3://bucket/x", "s3"))
         assert not [
             secret for secret in re.findall(r"(?:Signature|Credential|Token)=([^&]+)", url) if secret in message
         ]
-    assert type(explain(Unreached("x"), "s3://bucket/x", "s3")) is RemoteBusy
+    assert type(translate(ConnectionFailed("x"), "s3://bucket/x", "s3")) is RemoteBusy
 
 
 def test_how_s3_is_asked(show: Show, tmp_path: Path, library: list[str]) -> None:

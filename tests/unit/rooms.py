@@ -13,7 +13,7 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Changes, Listed, Node
 from growfs.cache.database import Database
 from growfs.cache.diff import Comparison
-from growfs.cache.publish import Draft
+from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.schema import ROOT, read_only
 from growfs.cache.store import Store
@@ -22,7 +22,7 @@ from growfs.remote.protocol import Fetched, RemoteFile, Skipped
 from growfs.rotation.eviction import Evictor
 from growfs.rotation.generations import Generations
 from growfs.rotation.rules import Generation, Holds
-from growfs.rotation.turnover import Next, Turnover, plan
+from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import listed
 
@@ -88,7 +88,7 @@ class Rooms:
             id = node.id
         return node
 
-    def draft(self, path: str, content: bytes) -> Draft:
+    def draft(self, path: str, content: bytes) -> StagedFile:
         """What a worker that fetched path leaves behind; its room is reserved."""
         node = self.node(path)
         file = self.folder / "partial" / str(node.id)
@@ -96,7 +96,7 @@ class Rooms:
         reserved = self.store.reserve(len(content))
         assert reserved is not None, "no room"
         fetched = RemoteFile(path, len(content), node.mtime_ns, node.version)
-        return Draft(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
+        return StagedFile(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
 
     async def admit(self, *paths: str, content: bytes = b"x" * 100) -> None:
         """Have files be resident."""
@@ -180,8 +180,8 @@ def open_rooms(folder: Path, limit_bytes: int = 1 << 30) -> Rooms:
     store = Store(folder, database, catalog, min_free=0)
     store.limit_bytes = limit_bytes
 
-    async def decide(number: int, asked: Turnover) -> Next:
-        return plan(database.path, number, asked)
+    async def decide(number: int, asked: TurnoverInput) -> GenerationPlan:
+        return plan_generation(database.path, number, asked)
 
     generations = Generations(database, catalog, store, rotates=True, share=0.2, show_files=None, decide=decide)
     rooms: Rooms

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from growfs.daemon.control import SOCKET, Control, Verb, ask
+from growfs.daemon.control import SOCKET, Command, Control, ask
 from growfs.errors import GrowfsError, UsageError
 
 
@@ -38,7 +38,7 @@ async def break_disk() -> AsyncIterator[Any]:
     raise OSError(5, "Input/output error")
 
 
-VERBS: dict[str, Verb] = {"count": count, "fail": fail, "refuse": refuse, "break_disk": break_disk}
+VERBS: dict[str, Command] = {"count": count, "fail": fail, "refuse": refuse, "break_disk": break_disk}
 
 
 async def asked(folder: Path, verb: str, **request: Any) -> tuple[Any, list[Any]]:

@@ -15,12 +15,12 @@ import trio.testing
 from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.digest import PART_BYTES
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Fetched
 from growfs.scheduler.concurrency import STREAMS_FIRST
-from growfs.scheduler.dispatcher import AHEAD, AHEAD_FILES, PERIOD_S, Crew
-from growfs.scheduler.in_flight import LIVES, Flight, State, Unit
-from growfs.workers.messages import Came, Failed, Fetch, Lost, Wanted
+from growfs.scheduler.dispatcher import AHEAD, AHEAD_FILES, PERIOD_S, Dispatcher
+from growfs.scheduler.in_flight import LIVES, Download, DownloadGroup, DownloadState
+from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
 
 SIZE = 1000
@@ -30,12 +30,12 @@ class Worker:
     """One end of a line, at which the test is the worker. wanted: what it has to fetch."""
 
     def __init__(self) -> None:
-        self.wanted: dict[str, Wanted] = {}
+        self.wanted: dict[str, FetchRequest] = {}
         self.had: list[list[str]] = []  # of each message
         self.closed = False
         self._says, self._comes = trio.open_memory_channel[Any](1000)
 
-    async def send(self, message: Fetch) -> None:
+    async def send(self, message: FetchFiles) -> None:
         if self.closed:
             raise WorkerLost
         self.had.append([wanted.file.path for wanted in message.files])
@@ -57,11 +57,13 @@ class Worker:
 
     def fetched(self, *paths: str) -> None:
         """These are through; all, where none is named."""
-        files: list[tuple[int, Fetched | Lost]] = []
+        files: list[tuple[int, Fetched | FetchFailed]] = []
         for path in paths or tuple(self.wanted):
             wanted = self.wanted.pop(path)
             files.append((wanted.id, Fetched(wanted.file, wanted.file.size or 0, "0")))
-        self._says.send_nowait(Came(sum(found.size for _, found in files if isinstance(found, Fetched)), 0, files))
+        self._says.send_nowait(
+            FetchProgress(sum(found.size for _, found in files if isinstance(found, Fetched)), 0, files)
+        )
 
     def says(self, message: Any) -> None:
         self._says.send_nowait(message)
@@ -71,12 +73,12 @@ class Office:
     """Stands in for Workers: whom the test has hired. refuses: what hire raises."""
 
     def __init__(self) -> None:
-        self.pace = Pace()
+        self.limits = SharedLimits()
         self.all: list[Worker] = []
         self.refuses: Callable[[], GrowfsError | None] = lambda: None
         self.tries = 0
 
-    def hire(self) -> Worker:
+    def spawn(self) -> Worker:
         self.tries += 1
         if error := self.refuses():
             raise error
@@ -93,37 +95,37 @@ class Scene:
 
     def __init__(self, size: int) -> None:
         self.office = Office()
-        self.crew = Crew(self.office, size, 0)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.office, size, 0)  # type: ignore[arg-type]
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
         self._ids = itertools.count(2)
 
-    def flight(self, path: str, size: int | None = SIZE, urgent: bool = False) -> Flight:
+    def download(self, path: str, size: int | None = SIZE, urgent: bool = False) -> Download:
         node = Node(next(self._ids), 1, path, False, size, 0, "", 0, 0, None)
-        return Flight(node, path, Path("/nowhere") / path, size or 0, Unit(), urgent=urgent)
+        return Download(node, path, Path("/nowhere") / path, size or 0, DownloadGroup(), urgent=urgent)
 
-    def take(self, *paths: str, **more: Any) -> list[Flight]:
-        flights = [self.flight(path, **more) for path in paths]
-        for flight in flights:
-            self.crew.take(flight)
-        return flights
+    def take(self, *paths: str, **more: Any) -> list[Download]:
+        downloads = [self.download(path, **more) for path in paths]
+        for download in downloads:
+            self.dispatcher.take(download)
+        return downloads
 
-    async def became(self, flight: Flight, became: Fetched | Lost) -> None:
-        if isinstance(became, Lost):
-            flight.move(State.FAILED)
-            self.errors[flight.path] = str(became.error)
+    async def became(self, download: Download, became: Fetched | FetchFailed) -> None:
+        if isinstance(became, FetchFailed):
+            download.move(DownloadState.FAILED)
+            self.errors[download.path] = str(became.error)
         else:
-            flight.move(State.FETCHED)
-            self.fetched.append(flight.path)
+            download.move(DownloadState.FETCHED)
+            self.fetched.append(download.path)
 
-    def lost(self, flight: Flight) -> None:
-        flight.lives -= 1
-        if not flight.lives:
-            flight.move(State.FAILED)
-            self.errors[flight.path] = "its worker died"
+    def lost(self, download: Download) -> None:
+        download.lives -= 1
+        if not download.lives:
+            download.move(DownloadState.FAILED)
+            self.errors[download.path] = "its worker died"
             return
-        flight.move(State.QUEUED)
-        self.crew.take(flight, first=True)
+        download.move(DownloadState.QUEUED)
+        self.dispatcher.take(download, first=True)
 
     async def finish(self, poison: str = "") -> None:
         """Have the workers do what there is until nothing is left; one dies of what is poison."""
@@ -146,7 +148,7 @@ async def quiet() -> None:
 async def scene(size: int) -> AsyncIterator[Scene]:
     found = Scene(size)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(found.crew.run, found.became, found.lost)
+        nursery.start_soon(found.dispatcher.run, found.became, found.lost)
         yield found
         nursery.cancel_scope.cancel()
 
@@ -167,7 +169,7 @@ async def test_few_files_do_not_go_all_to_one(files: int, size: int) -> None:
         await quiet()
         counts = [len(worker.wanted) for worker in at.office.all]
         assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
-        assert at.office.pace.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
+        assert at.office.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
 
 
 async def test_bytes_count_too() -> None:
@@ -198,7 +200,7 @@ async def test_a_worker_is_ahead_by_bytes() -> None:
         await quiet()
         (worker,) = at.office.all
         assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4
-        worker.says(Came(4 * PART_BYTES, 0, []))  # of several, in part
+        worker.says(FetchProgress(4 * PART_BYTES, 0, []))  # of several, in part
         await quiet()
         assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4 + 1
 
@@ -211,7 +213,7 @@ async def test_what_is_urgent_overtakes_and_heeds_no_limit() -> None:
         at.take("u", urgent=True)
         await quiet()
         last.urgent = True
-        at.crew.hurry(last)
+        at.dispatcher.hurry(last)
         await quiet()
         assert worker.had[1:] == [["u"], [last.path]]
         assert all(worker.wanted[path].urgent for path in ("u", last.path))
@@ -255,7 +257,7 @@ async def test_a_worker_that_falls_silent_is_given_up(clock: trio.testing.MockCl
         at.take("a", "b")
         await trio.sleep(STALL_S - 1)
         (silent,) = at.office.all
-        silent.says(Came(10, 0, []))
+        silent.says(FetchProgress(10, 0, []))
         await trio.sleep(STALL_S - 1)
         assert at.office.alive == [silent], "a word is enough"
         await trio.sleep(2)
@@ -312,7 +314,9 @@ async def test_a_worker_that_can_fetch_nothing() -> None:
         (first,) = at.office.all
         wanted = dict(first.wanted)
         first.says(Failed(UsageError("no such option")))
-        first.says(Came(0, 0, [(wanted["a"].id, Fetched(wanted["a"].file, SIZE, "0"))]))  # of what it had begun
+        first.says(
+            FetchProgress(0, 0, [(wanted["a"].id, Fetched(wanted["a"].file, SIZE, "0"))])
+        )  # of what it had begun
         await quiet()
         assert at.errors == {"a": "no such option", "b": "no such option"}
         assert first.closed, "what it goes on with must not meet another worker's"
@@ -323,18 +327,18 @@ async def test_a_worker_that_can_fetch_nothing() -> None:
 
 async def test_what_failed_while_it_waited_is_not_handed_out() -> None:
     async with scene(1) as at:
-        flights = at.take(*names(AHEAD_FILES + 8))
+        downloads = at.take(*names(AHEAD_FILES + 8))
         await quiet()
-        flights[AHEAD_FILES + 3].move(State.FAILED)
+        downloads[AHEAD_FILES + 3].move(DownloadState.FAILED)
         await at.finish()
-        assert flights[AHEAD_FILES + 3].path not in at.fetched
+        assert downloads[AHEAD_FILES + 3].path not in at.fetched
         assert len(at.fetched) == AHEAD_FILES + 7
 
 
 async def test_a_worker_may_die_while_it_is_given_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """As seen by the one who sends: the one who hears is told a moment later."""
 
-    async def broken(self: Worker, message: Fetch) -> None:
+    async def broken(self: Worker, message: FetchFiles) -> None:
         self.die()
         raise WorkerLost
 
@@ -354,17 +358,17 @@ async def test_the_store_asks_for_fewer_requests(clock: trio.testing.MockClock) 
         at.take(*names(100))
         await quiet()
         (worker,) = at.office.all
-        worker.says(Came(0, 3, []))
+        worker.says(FetchProgress(0, 3, []))
         await trio.sleep(1.5 * PERIOD_S)
-        assert at.crew.streams == at.office.pace.streams == STREAMS_FIRST // 2
+        assert at.dispatcher.streams == at.office.limits.streams == STREAMS_FIRST // 2
 
 
 async def test_the_bandwidth_is_told_at_once() -> None:
     async with scene(2) as at:
         at.take("a", "b")
         await quiet()
-        at.crew.bytes_per_s = 5000
-        assert (at.crew.bytes_per_s, at.office.pace.bytes_per_s) == (5000, 2500)
+        at.dispatcher.bytes_per_s = 5000
+        assert (at.dispatcher.bytes_per_s, at.office.limits.bytes_per_s) == (5000, 2500)
         at.office.all[0].fetched()
         await quiet()
-        assert at.office.pace.bytes_per_s == 5000, "one is at work"
+        assert at.office.limits.bytes_per_s == 5000, "one is at work"

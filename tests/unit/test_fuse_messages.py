@@ -17,13 +17,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from growfs.cache.schema import ROOT
-from growfs.cache.usage import Budget, Ledger
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, session, structs
 from growfs.fuse.passthrough import READ_ONLY, PassthroughEngine
 from growfs.fuse.protocol import Opcode
 from growfs.fuse.session import FLAGS, Session
-from growfs.rotation.registry import Readers
+from growfs.rotation.registry import ReaderRegistry
 from growfs.vfs.filesystem import Vfs
 from tests.unit.rooms import Rooms, file
 
@@ -62,10 +62,10 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
     """An engine over a cache with one resident file, past the handshake."""
     await rooms.list([file("a/1", 100)])
     await rooms.admit("a/1")
-    ledger = Ledger(rooms.database, Budget(rooms.database, None))
-    readers = Readers(rooms.generations, 60, 3600, False, ledger.opened_lately)
+    usage = UsageCounters(rooms.database, Budget(rooms.database, None))
+    readers = ReaderRegistry(rooms.generations, 60, 3600, False, usage.opened_lately)
     vfs = Vfs(
-        rooms.catalog, rooms.store, None, readers, ledger, [], Path("/"), False  # type: ignore[arg-type]
+        rooms.catalog, rooms.store, None, readers, usage, [], Path("/"), False  # type: ignore[arg-type]
     )  # fmt: skip
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs), Session(ours.detach())

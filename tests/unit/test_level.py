@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from growfs.scheduler.concurrency import SETTLED_PERIODS, STREAMS_FIRST, STREAMS_MAX, STREAMS_MIN, Level
+from growfs.scheduler.concurrency import SETTLED_PERIODS, STREAMS_FIRST, STREAMS_MAX, STREAMS_MIN, ConcurrencyController
 
 PERIODS = 60
 NOISE = 0.03
@@ -22,15 +22,15 @@ class Link:
     def rate(self, streams: int) -> float:
         return min(self.link, streams * self.each) * self.noise.gauss(1, NOISE)
 
-    def drive(self, level: Level, periods: int) -> list[int]:
+    def drive(self, level: ConcurrencyController, periods: int) -> list[int]:
         """The streams after each period."""
-        return [level.tell(self.rate(level.streams), True, False) for _ in range(periods)]
+        return [level.update(self.rate(level.streams), True, False) for _ in range(periods)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("link", "each"), [(100, 1), (100, 2), (100, 5), (30, 1), (1000, 8), (10, 5), (20, 20)])
 def test_it_comes_to_use_the_link(link: float, each: float, seed: int) -> None:
-    level = Level()
+    level = ConcurrencyController()
     streams = Link(link, each, seed).drive(level, 2 * PERIODS)[PERIODS:]
     used = sum(min(link, count * each) for count in streams) / len(streams)
     assert used >= 0.9 * min(link, STREAMS_MAX * each), streams
@@ -38,60 +38,60 @@ def test_it_comes_to_use_the_link(link: float, each: float, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_does_not_run_away_where_more_brings_nothing(seed: int) -> None:
-    streams = Link(100, 100 / STREAMS_FIRST, seed).drive(Level(), 5 * PERIODS)
+    streams = Link(100, 100 / STREAMS_FIRST, seed).drive(ConcurrencyController(), 5 * PERIODS)
     assert max(streams) < 3 * STREAMS_FIRST
 
 
 def test_it_takes_back_what_is_not_needed_any_more() -> None:
-    level = Level()
+    level = ConcurrencyController()
     Link(100, 1).drive(level, PERIODS)
     assert level.streams > 64
     assert Link(100, 10).drive(level, 3 * PERIODS)[-1] < 40
 
 
 def test_it_halves_where_the_store_refuses_and_recovers() -> None:
-    level = Level()
+    level = ConcurrencyController()
     link = Link(100, 1)
     before = link.drive(level, PERIODS)[-1]
-    assert [level.tell(10, True, True) for _ in range(3)] == [before // 2, before // 4, before // 8]
+    assert [level.update(10, True, True) for _ in range(3)] == [before // 2, before // 4, before // 8]
     assert link.drive(level, SETTLED_PERIODS) == [before // 8] * SETTLED_PERIODS, "it is in no hurry"
     assert link.drive(level, PERIODS)[-1] >= 90
     for _ in range(10):
-        level.tell(0, False, True)
+        level.update(0, False, True)
     assert level.streams == STREAMS_MIN
     assert link.drive(level, 2 * PERIODS)[-1] >= 90
 
 
 def test_a_refusal_is_no_judgement_of_the_step_before() -> None:
-    level = Level()
-    level.tell(100, True, False)
-    assert level.tell(500, True, True) == level.streams
+    level = ConcurrencyController()
+    level.update(100, True, False)
+    assert level.update(500, True, True) == level.streams
     assert level.streams < STREAMS_FIRST
-    assert level.tell(500, True, False) == level.streams
+    assert level.update(500, True, False) == level.streams
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 def test_a_period_that_tells_nothing_changes_nothing(idle: tuple[float, bool]) -> None:
-    level = Level()
-    assert [level.tell(*idle, False) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
+    level = ConcurrencyController()
+    assert [level.update(*idle, False) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 @pytest.mark.parametrize("enough", [STREAMS_FIRST, STREAMS_MAX])
 def test_no_step_is_taken_for_good_that_nothing_judged(idle: tuple[float, bool], enough: int) -> None:
     """With a pause after each period that tells something, it comes to where it would come without."""
-    level, steady = Level(), Level()
+    level, steady = ConcurrencyController(), ConcurrencyController()
     link, same = Link(100, 100 / enough), Link(100, 100 / enough)
     for _ in range(3 * PERIODS):
-        streams = level.tell(link.rate(level.streams), True, False)
-        assert level.tell(*idle, False) == streams
-        assert streams == steady.tell(same.rate(steady.streams), True, False)
+        streams = level.update(link.rate(level.streams), True, False)
+        assert level.update(*idle, False) == streams
+        assert streams == steady.update(same.rate(steady.streams), True, False)
 
 
 @pytest.mark.parametrize("each", [0.0, 1.0, 1e12])
 def test_it_stays_within_its_bounds(each: float) -> None:
-    level = Level()
+    level = ConcurrencyController()
     chance = random.Random(7)
     for _ in range(2000):
         rate = level.streams * each * chance.random()
-        assert STREAMS_MIN <= level.tell(rate, chance.random() < 0.9, chance.random() < 0.05) <= STREAMS_MAX
+        assert STREAMS_MIN <= level.update(rate, chance.random() < 0.9, chance.random() < 0.05) <= STREAMS_MAX

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from growfs.remote import limits as module
-from growfs.remote.limits import BURST_S, RATE_MAX, Bandwidth, Pace
+from growfs.remote.limits import BURST_S, RATE_MAX, SharedLimits, TokenBucket
 
 RATE = 1_000_000
 TICK_S = 1e-6
@@ -80,13 +80,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def pace() -> Iterator[Pace]:
-    pace = Pace()
-    yield pace
-    os.close(pace.fd)
+def limits() -> Iterator[SharedLimits]:
+    limits = SharedLimits()
+    yield limits
+    os.close(limits.fd)
 
 
-def spends(bandwidth: Bandwidth, pieces: int, piece: int) -> Callable[[], None]:
+def spends(bandwidth: TokenBucket, pieces: int, piece: int) -> Callable[[], None]:
     def spend() -> None:
         for _ in range(pieces):
             bandwidth.spend(piece)
@@ -94,18 +94,18 @@ def spends(bandwidth: Bandwidth, pieces: int, piece: int) -> Callable[[], None]:
     return spend
 
 
-def test_another_process_sees_what_is_set(pace: Pace) -> None:
+def test_another_process_sees_what_is_set(limits: SharedLimits) -> None:
     ask, answer = os.pipe(), os.pipe()
     if not (child := os.fork()):
         try:
-            again = Pace(os.dup(pace.fd))
+            again = SharedLimits(os.dup(limits.fd))
             while os.read(ask[0], 1):
-                os.write(answer[1], f"{pace.streams} {again.streams} {again.bytes_per_s:.0f}\n".encode())
+                os.write(answer[1], f"{limits.streams} {again.streams} {again.bytes_per_s:.0f}\n".encode())
         finally:
             os._exit(0)
     told = []
     for streams, workers, rate in ((16, 1, 0), (16, 2, RATE), (7, 2, RATE), (1, 8, 0)):
-        pace.set(streams, workers, rate)
+        limits.set(streams, workers, rate)
         os.write(ask[1], b"?")
         told.append(os.read(answer[0], 100).decode())
     for fd in (*ask, *answer):
@@ -115,22 +115,22 @@ def test_another_process_sees_what_is_set(pace: Pace) -> None:
     assert told == ["16 16 0\n", "8 8 500000\n", "4 4 500000\n", "1 1 0\n"]
 
 
-def test_a_page_that_nobody_wrote_lets_a_worker_go_on(pace: Pace) -> None:
-    assert (pace.streams, pace.bytes_per_s) == (1, 0)
-    pace.set(16, 0, RATE)
-    assert (pace.streams, pace.bytes_per_s) == (16, RATE)
+def test_a_page_that_nobody_wrote_lets_a_worker_go_on(limits: SharedLimits) -> None:
+    assert (limits.streams, limits.bytes_per_s) == (1, 0)
+    limits.set(16, 0, RATE)
+    assert (limits.streams, limits.bytes_per_s) == (16, RATE)
 
 
-def test_more_than_fits_into_the_page_is_as_much_as_there_is(pace: Pace) -> None:
-    pace.set(16, 1, 10**30)
-    assert pace.bytes_per_s == pytest.approx(RATE_MAX)
+def test_more_than_fits_into_the_page_is_as_much_as_there_is(limits: SharedLimits) -> None:
+    limits.set(16, 1, 10**30)
+    assert limits.bytes_per_s == pytest.approx(RATE_MAX)
 
 
 @pytest.mark.promise(34)
 @pytest.mark.parametrize(("threads", "piece"), [(1, 1000), (8, 1 << 18), (20, 25_000), (3, 5 * RATE)])
-def test_the_rate_is_kept(clock: Clock, pace: Pace, threads: int, piece: int) -> None:
-    pace.set(threads, 1, RATE)
-    bandwidth = Bandwidth(pace)
+def test_the_rate_is_kept(clock: Clock, limits: SharedLimits, threads: int, piece: int) -> None:
+    limits.set(threads, 1, RATE)
+    bandwidth = TokenBucket(limits)
     pieces = max(3, 5 * RATE // (threads * piece))
     clock.now += 3600  # for an hour nothing was asked for
     began = clock.now
@@ -140,18 +140,18 @@ def test_the_rate_is_kept(clock: Clock, pace: Pace, threads: int, piece: int) ->
     assert clock.now - began >= total / RATE - BURST_S
 
 
-def test_workers_share_the_rate(clock: Clock, pace: Pace) -> None:
-    pace.set(16, 4, RATE)
+def test_workers_share_the_rate(clock: Clock, limits: SharedLimits) -> None:
+    limits.set(16, 4, RATE)
     began = clock.now
-    bandwidths = [Bandwidth(Pace(os.dup(pace.fd))) for _ in range(4)]
+    bandwidths = [TokenBucket(SharedLimits(os.dup(limits.fd))) for _ in range(4)]
     clock.run(*[spends(one, 100, 10_000) for one in bandwidths])
     assert clock.now - began == pytest.approx(4, rel=0.1)
 
 
-def test_each_goes_on_as_soon_as_its_own_bytes_are_earned(clock: Clock, pace: Pace) -> None:
+def test_each_goes_on_as_soon_as_its_own_bytes_are_earned(clock: Clock, limits: SharedLimits) -> None:
     """With a low rate and many streams the sum takes longer than a worker may be silent."""
-    pace.set(100, 1, RATE)
-    bandwidth = Bandwidth(pace)
+    limits.set(100, 1, RATE)
+    bandwidth = TokenBucket(limits)
     went_on: list[float] = []
 
     def one() -> None:
@@ -164,27 +164,27 @@ def test_each_goes_on_as_soon_as_its_own_bytes_are_earned(clock: Clock, pace: Pa
     assert max(gaps) <= 1.1 * (1 << 20) / RATE
 
 
-def test_no_limit_costs_nothing(clock: Clock, pace: Pace) -> None:
-    pace.set(16, 1, 0)
-    bandwidth = Bandwidth(pace)
+def test_no_limit_costs_nothing(clock: Clock, limits: SharedLimits) -> None:
+    limits.set(16, 1, 0)
+    bandwidth = TokenBucket(limits)
     began = clock.now
     clock.run(*[spends(bandwidth, 10, 1 << 30)] * 8)
     assert clock.now == pytest.approx(began, abs=0.001)
-    pace.set(16, 1, RATE)
+    limits.set(16, 1, RATE)
     clock.run(lambda: bandwidth.spend(RATE))
     assert clock.now - began == pytest.approx(1, abs=2 * BURST_S), "what came before is no debt, and no credit"
 
 
 @pytest.mark.promise(34)
 @pytest.mark.parametrize(("rate", "ends_after_s"), [(0, 1), (10 * RATE, 2), (RATE // 2, 19)])
-def test_a_change_counts_at_once(clock: Clock, pace: Pace, rate: int, ends_after_s: float) -> None:
-    pace.set(16, 1, RATE)
-    bandwidth = Bandwidth(pace)
+def test_a_change_counts_at_once(clock: Clock, limits: SharedLimits, rate: int, ends_after_s: float) -> None:
+    limits.set(16, 1, RATE)
+    bandwidth = TokenBucket(limits)
     began = clock.now
 
     def change() -> None:
         clock.sleep(1)
-        pace.set(16, 1, rate)
+        limits.set(16, 1, rate)
 
     clock.run(change, *[lambda: bandwidth.spend(RATE)] * 10)
     assert clock.now - began == pytest.approx(ends_after_s, abs=0.3)

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from growfs.fuse import session
-from growfs.workers.process import IDLE_GROUP, Precedence, idle_group
+from growfs.workers.process import IDLE_GROUP, RealtimeBoost, idle_group
 from tests.harness import may_take_precedence, policy, until
 
 SPIN = "while True: pass"
@@ -24,7 +24,7 @@ needs_precedence = pytest.mark.skipif(not may_take_precedence(), reason="real-ti
 
 @needs_precedence
 def test_what_comes_first_starts_nothing_that_does() -> None:
-    precedence = Precedence()
+    precedence = RealtimeBoost()
     precedence.take(True)
     try:
         with ThreadPoolExecutor() as pool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.rotation.reader import Marks, Reader
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Listing
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, ListingContext
 
 FIRST, SECOND, THIRD = Generation(1, 10, 0.0), Generation(2, 20, 0.0), Generation(3, 30, 0.0)
 
@@ -19,7 +19,7 @@ def reader() -> Reader:
     return Reader(4711, "99", "python")
 
 
-def about(reader: Reader, directory: int, generation: Generation | None) -> Listing:
+def about(reader: Reader, directory: int, generation: Generation | None) -> ListingContext:
     """What decides, but for how long it has looked, which is for test_looking."""
     return replace(reader.about_to_list(directory, generation, 0.0), looked_s=0.0)
 
@@ -37,8 +37,8 @@ def test_marks_are_a_set(numbers: list[int]) -> None:
 
 
 def test_who_never_listed(reader: Reader) -> None:
-    assert about(reader, 7, None) == Listing(False, False, False)
-    assert about(reader, 7, FIRST) == Listing(False, False, False)
+    assert about(reader, 7, None) == ListingContext(False, False, False)
+    assert about(reader, 7, FIRST) == ListingContext(False, False, False)
     assert not reader.listed_once
     assert not reader.opened_all
     assert reader.files_shown == 0
@@ -46,16 +46,16 @@ def test_who_never_listed(reader: Reader) -> None:
 
 def test_who_opened_before_it_ever_listed(reader: Reader) -> None:
     reader.opened(1, FIRST, 5.0)
-    assert about(reader, 7, FIRST) == Listing(False, False, True)
+    assert about(reader, 7, FIRST) == ListingContext(False, False, True)
 
 
 def test_who_lists_again(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
-    assert about(reader, 7, FIRST) == Listing(True, True, False)
-    assert about(reader, 8, FIRST) == Listing(True, False, False)
+    assert about(reader, 7, FIRST) == ListingContext(True, True, False)
+    assert about(reader, 8, FIRST) == ListingContext(True, False, False)
     reader.opened(1, FIRST, 6.0)
-    assert about(reader, 7, FIRST) == Listing(True, True, True)
-    assert about(reader, 7, SECOND) == Listing(True, False, True)
+    assert about(reader, 7, FIRST) == ListingContext(True, True, True)
+    assert about(reader, 7, SECOND) == ListingContext(True, False, True)
 
 
 def test_who_opens_the_same_file_again_used_it(reader: Reader) -> None:
@@ -94,7 +94,7 @@ def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
     reader.release()
     reader.opened(1, SECOND, 6.0)
     assert reader.holds == {}
-    assert about(reader, 7, FIRST) == Listing(True, True, True)  # it has listed all the same
+    assert about(reader, 7, FIRST) == ListingContext(True, True, True)  # it has listed all the same
 
 
 def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:

@@ -15,7 +15,7 @@ import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.rotation.reader import Reader
-from growfs.rotation.registry import FOREIGN, Readers, process, thread_group
+from growfs.rotation.registry import FOREIGN, ReaderRegistry, process, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold
 from tests.unit.rooms import Rooms, file
 
@@ -29,8 +29,8 @@ FILE = 5000
 
 
 @pytest.fixture
-async def readers(rooms: Rooms) -> AsyncIterator[Readers]:
-    readers = Readers(rooms.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
+async def readers(rooms: Rooms) -> AsyncIterator[ReaderRegistry]:
+    readers = ReaderRegistry(rooms.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(readers.run)
         nursery.start_soon(rooms.generations.run)
@@ -52,24 +52,24 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "100"])
 
 
-async def lists(readers: Readers, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
+async def lists(readers: ReaderRegistry, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
     """Who it is that lists, and what it is shown."""
     return readers.listing(pid, directory) or await readers.begin(pid, directory)
 
 
-async def generation(readers: Readers, pid: int, directory: int = 1) -> int:
+async def generation(readers: ReaderRegistry, pid: int, directory: int = 1) -> int:
     _, shown = await lists(readers, pid, directory)
     return shown.number
 
 
-def opens(readers: Readers, tid: int, id: int = FILE, waited: bool = False) -> int:
+def opens(readers: ReaderRegistry, tid: int, id: int = FILE, waited: bool = False) -> int:
     """Whom it is credited to, as a number."""
     number = readers.opener(tid)
     readers.opened(number, id, waited)
     return number
 
 
-async def gone(readers: Readers, process: subprocess.Popen[bytes]) -> None:
+async def gone(readers: ReaderRegistry, process: subprocess.Popen[bytes]) -> None:
     """End a process, and return when the readers know."""
     process.kill()
     process.wait()
@@ -78,18 +78,18 @@ async def gone(readers: Readers, process: subprocess.Popen[bytes]) -> None:
             await readers.released.wait()
 
 
-async def test_the_first_listing_begins_the_first_generation(readers: Readers) -> None:
+async def test_the_first_listing_begins_the_first_generation(readers: ReaderRegistry) -> None:
     assert await generation(readers, ME) == 1
 
 
-async def test_an_epoch_is_a_generation(readers: Readers) -> None:
+async def test_an_epoch_is_a_generation(readers: ReaderRegistry) -> None:
     assert [await generation(readers, ME), await generation(readers, ME)] == [1, 1]
     opens(readers, ME)
     assert await generation(readers, ME) == 2
     assert await generation(readers, ME) == 2
 
 
-async def test_the_directories_of_one_walk_are_of_one_generation(readers: Readers) -> None:
+async def test_the_directories_of_one_walk_are_of_one_generation(readers: ReaderRegistry) -> None:
     for directory in (1, 2, 3):
         assert await generation(readers, ME, directory) == 1
         opens(readers, ME)
@@ -97,14 +97,14 @@ async def test_the_directories_of_one_walk_are_of_one_generation(readers: Reader
     assert await generation(readers, ME, 2) == 2
 
 
-async def test_a_second_process_joins(readers: Readers, other: int) -> None:
+async def test_a_second_process_joins(readers: ReaderRegistry, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, ME)
     assert await generation(readers, other) == 1
 
 
 async def test_who_only_looks_sees_growth_when_it_has_settled(
-    readers: Readers, other: int, autojump_clock: MockClock
+    readers: ReaderRegistry, other: int, autojump_clock: MockClock
 ) -> None:
     assert await generation(readers, ME) == 1
     await trio.sleep(SETTLE_S)
@@ -117,14 +117,14 @@ async def test_who_only_looks_sees_growth_when_it_has_settled(
     assert await generation(readers, ME, 7) == 3
 
 
-async def test_a_listing_of_everything_is_a_listing(readers: Readers) -> None:
+async def test_a_listing_of_everything_is_a_listing(readers: ReaderRegistry) -> None:
     assert await generation(readers, ME, EVERYWHERE) == 1
     opens(readers, ME)
     assert await generation(readers, ME, EVERYWHERE) == 2
 
 
 @pytest.mark.promise(17)
-async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: Readers, other: int) -> None:
+async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: ReaderRegistry, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, other)
     (reader,) = readers.living()
@@ -132,20 +132,20 @@ async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: Readers,
     assert await generation(readers, ME) == 2
 
 
-async def test_an_opener_that_listed_itself_has_its_own_opens(readers: Readers, other: int) -> None:
+async def test_an_opener_that_listed_itself_has_its_own_opens(readers: ReaderRegistry, other: int) -> None:
     await generation(readers, ME)
     await generation(readers, other)
     opens(readers, other)
     assert {reader.pid: reader.opens for reader in readers.living()} == {ME: 0, other: 1}
 
 
-async def test_an_opener_without_any_lister_is_a_reader(readers: Readers, other: int) -> None:
+async def test_an_opener_without_any_lister_is_a_reader(readers: ReaderRegistry, other: int) -> None:
     opens(readers, other)
     (reader,) = readers.living()
     assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
 
 
-async def test_a_thread_is_its_process(readers: Readers) -> None:
+async def test_a_thread_is_its_process(readers: ReaderRegistry) -> None:
     tids: list[int] = []
     done = threading.Event()
 
@@ -165,7 +165,7 @@ async def test_a_thread_is_its_process(readers: Readers) -> None:
     thread.join()
 
 
-async def test_a_process_that_ended_is_no_reader(readers: Readers) -> None:
+async def test_a_process_that_ended_is_no_reader(readers: ReaderRegistry) -> None:
     child = sleeper()
     await generation(readers, child.pid)
     assert [reader.pid for reader in readers.living()] == [child.pid]
@@ -173,7 +173,7 @@ async def test_a_process_that_ended_is_no_reader(readers: Readers) -> None:
     assert readers.living() == []
 
 
-async def test_readers_that_the_kernel_does_not_name_are_one(readers: Readers) -> None:
+async def test_readers_that_the_kernel_does_not_name_are_one(readers: ReaderRegistry) -> None:
     assert await generation(readers, 0) == 1
     opens(readers, 0)
     await generation(readers, ME)
@@ -182,7 +182,7 @@ async def test_readers_that_the_kernel_does_not_name_are_one(readers: Readers) -
     assert (living[0].opens, living[0].command) == (1, "another pid namespace")
 
 
-async def test_readers_that_ended_are_forgotten(readers: Readers) -> None:
+async def test_readers_that_ended_are_forgotten(readers: ReaderRegistry) -> None:
     for _ in range(5):
         child = sleeper()
         await generation(readers, child.pid)
@@ -217,7 +217,7 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
         child.communicate()
 
 
-async def test_what_a_reader_is_shown_counts_from_its_listing(readers: Readers, rooms: Rooms) -> None:
+async def test_what_a_reader_is_shown_counts_from_its_listing(readers: ReaderRegistry, rooms: Rooms) -> None:
     await rooms.list([file("a/1")])
     reader, _ = await lists(readers, ME, 1)
     reader.is_shown(1, 5)
@@ -231,7 +231,7 @@ async def test_what_a_reader_is_shown_counts_from_its_listing(readers: Readers, 
 # What they hold.
 
 
-async def test_a_reader_holds_what_it_listed_until_it_ends(readers: Readers) -> None:
+async def test_a_reader_holds_what_it_listed_until_it_ends(readers: ReaderRegistry) -> None:
     child = sleeper()
     _, shown = await lists(readers, child.pid, 7)
     holds = readers.holds()
@@ -244,7 +244,9 @@ async def test_a_reader_holds_what_it_listed_until_it_ends(readers: Readers) -> 
     assert not readers.holds().cover(7, shown.last_seq, None)
 
 
-async def test_an_opener_without_any_lister_holds_everything_of_that_moment(readers: Readers, other: int) -> None:
+async def test_an_opener_without_any_lister_holds_everything_of_that_moment(
+    readers: ReaderRegistry, other: int
+) -> None:
     child = sleeper()
     await generation(readers, child.pid)
     opens(readers, child.pid)
@@ -256,7 +258,7 @@ async def test_an_opener_without_any_lister_holds_everything_of_that_moment(read
     await gone(readers, child)
 
 
-async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: MockClock) -> None:
+async def test_holds_end_after_a_long_silence(readers: ReaderRegistry, autojump_clock: MockClock) -> None:
     _, shown = await lists(readers, ME, 7)
     number = opens(readers, ME)
     await trio.sleep(2 * HOLD_IDLE_S)
@@ -269,7 +271,7 @@ async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: 
     assert [reader.pid for reader in readers.living()] == [ME]
 
 
-async def test_release_ends_all_holds(readers: Readers, other: int) -> None:
+async def test_release_ends_all_holds(readers: ReaderRegistry, other: int) -> None:
     await generation(readers, ME, 7)
     await generation(readers, other, 8)
     readers.release()
@@ -277,7 +279,7 @@ async def test_release_ends_all_holds(readers: Readers, other: int) -> None:
     assert len(readers.living()) == 2
 
 
-async def test_readers_that_cannot_be_told_apart_hold_everything(readers: Readers) -> None:
+async def test_readers_that_cannot_be_told_apart_hold_everything(readers: ReaderRegistry) -> None:
     await generation(readers, FOREIGN)
     assert readers.holds().cover(99, 1 << 40, 1)
     assert readers.holds().foreign
@@ -285,7 +287,7 @@ async def test_readers_that_cannot_be_told_apart_hold_everything(readers: Reader
     assert not readers.holds().foreign
 
 
-async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: Readers) -> None:
+async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: ReaderRegistry) -> None:
     readers.to_the_end = True
     reader, _ = await lists(readers, ME, 7)
     reader.is_shown(7, 2)
@@ -297,7 +299,7 @@ async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: Reade
 
 
 @pytest.mark.promise(6)
-async def test_two_who_ask_at_once_begin_one_generation(readers: Readers, other: int) -> None:
+async def test_two_who_ask_at_once_begin_one_generation(readers: ReaderRegistry, other: int) -> None:
     numbers = []
 
     async def begin(pid: int) -> None:

@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 
 from growfs.rotation.rules import (
     EVERYWHERE,
-    Choice,
+    Delisting,
+    FileGroup,
     Generation,
     Hold,
     Holds,
     Kind,
-    Listing,
-    Unit,
+    ListingContext,
     Victim,
     begins_generation,
+    delist,
     eviction,
     hold_on,
     last_shown,
-    leave_out,
     turnover_bytes,
 )
 
 SETTLE_S = 60.0
 
 
-def by_the_rules(listing: Listing, age_s: float) -> bool:
+def by_the_rules(listing: ListingContext, age_s: float) -> bool:
     """A new generation begins when (a) a process lists a directory that it already listed in this generation, and it
     or a descendant opened a file since; or (b) for --settle it has listed that again and again and opened nothing; or
     (c) this generation is older than --settle, and the process has never listed. Every other listing joins."""
@@ -48,24 +48,24 @@ def by_the_rules(listing: Listing, age_s: float) -> bool:
 def test_every_case_of_the_rules(ever: bool, here: bool, opened: bool, age_s: float, looked_s: float) -> None:
     if (here and not ever) or looked_s > age_s:
         return  # who listed here has listed, and not before there was something to list
-    listing = Listing(listed_ever=ever, listed_here=here, opened_since=opened, looked_s=looked_s)
+    listing = ListingContext(listed_ever=ever, listed_here=here, opened_since=opened, looked_s=looked_s)
     assert begins_generation(listing, age_s, SETTLE_S) == by_the_rules(listing, age_s)
 
 
 @pytest.mark.parametrize(
     ("name", "listing", "age_s", "expected"),
     [
-        ("an epoch later", Listing(True, True, True), 1.0, True),
-        ("a rank that lists for the first time joins", Listing(False, False, False), 1.0, False),
-        ("a second directory of the same walk joins", Listing(True, False, True), 1e6, False),
-        ("Keras lists twice", Listing(True, True, False), 1.0, False),
-        ("Keras lists twice, late in a generation of another's", Listing(True, True, False, 5.0), 63.0, False),
-        ("a script that polls sees growth", Listing(True, True, False, 61.0), 61.0, True),
-        ("a job that starts an hour later", Listing(False, False, False), 3600.0, True),
-        ("its workers opened before it ever listed", Listing(False, False, True), 1.0, False),
+        ("an epoch later", ListingContext(True, True, True), 1.0, True),
+        ("a rank that lists for the first time joins", ListingContext(False, False, False), 1.0, False),
+        ("a second directory of the same walk joins", ListingContext(True, False, True), 1e6, False),
+        ("Keras lists twice", ListingContext(True, True, False), 1.0, False),
+        ("Keras lists twice, late in a generation of another's", ListingContext(True, True, False, 5.0), 63.0, False),
+        ("a script that polls sees growth", ListingContext(True, True, False, 61.0), 61.0, True),
+        ("a job that starts an hour later", ListingContext(False, False, False), 3600.0, True),
+        ("its workers opened before it ever listed", ListingContext(False, False, True), 1.0, False),
     ],
 )
-def test_what_readers_do(name: str, listing: Listing, age_s: float, expected: bool) -> None:
+def test_what_readers_do(name: str, listing: ListingContext, age_s: float, expected: bool) -> None:
     assert begins_generation(listing, age_s, SETTLE_S) is expected
 
 
@@ -104,12 +104,12 @@ def test_nobody_leaves_in_vain() -> None:
 # What a new generation leaves out.
 
 
-def unit(id: int, bytes: int = 10, kind: Kind = (1, "jpg"), **state: bool) -> Unit:
+def unit(id: int, bytes: int = 10, kind: Kind = (1, "jpg"), **state: bool) -> FileGroup:
     """A file that leaves alone."""
-    return Unit((id,), (kind,), bytes, **state)
+    return FileGroup((id,), (kind,), bytes, **state)
 
 
-def plenty(units: Iterable[Unit], more: int = 1) -> dict[Kind, int]:
+def plenty(units: Iterable[FileGroup], more: int = 1) -> dict[Kind, int]:
     """So many files of each kind that all of the units may leave."""
     counts = Counter(kind for unit in units for kind in unit.kinds)
     return {kind: count + more for kind, count in counts.items()}
@@ -130,17 +130,17 @@ UNITS = st.lists(
 )
 
 
-def numbered(drawn: Drawn) -> list[Unit]:
+def numbered(drawn: Drawn) -> list[FileGroup]:
     """Units with ids of their own; what is left out already comes first."""
     ids = itertools.count(1)
     ordered = sorted(drawn, key=lambda state: not state[3])
     return [
-        Unit(tuple(next(ids) for _ in kinds), kinds, bytes, once, left_out, opened, spared)
+        FileGroup(tuple(next(ids) for _ in kinds), kinds, bytes, once, left_out, opened, spared)
         for kinds, bytes, once, left_out, opened, spared in ordered
     ]
 
 
-def rank(unit: Unit) -> int:
+def rank(unit: FileGroup) -> int:
     """Who goes before whom: what nobody holds that listed only once; of that what was opened, spared, or left out."""
     if unit.once:
         return 2
@@ -151,7 +151,7 @@ def rank(unit: Unit) -> int:
 def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> None:
     units = numbered(drawn)
     in_order = sorted(units, key=rank)
-    chosen = leave_out(units, plenty(units), need)
+    chosen = delist(units, plenty(units), need)
     expected: list[int] = []
     freed = 0
     for unit in in_order:
@@ -167,7 +167,7 @@ def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> 
 def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: int, more: int) -> None:
     units = numbered(drawn)
     listed = plenty(units, more)
-    chosen = leave_out(units, listed, need)
+    chosen = delist(units, listed, need)
     gone = set(chosen.left_out)
     left = Counter(listed) - Counter(kind for unit in units if unit.ids[0] in gone for kind in unit.kinds)
     assert all(left[kind] >= 1 for kind in listed)
@@ -182,7 +182,7 @@ def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: i
 @given(UNITS, st.integers(0, 600))
 def test_to_the_back_go_those_never_opened_once_and_only_those(drawn: Drawn, need: int) -> None:
     units = {unit.ids: unit for unit in numbered(drawn)}
-    chosen = leave_out(units.values(), plenty(units.values()), need)
+    chosen = delist(units.values(), plenty(units.values()), need)
     for ids in chosen.to_the_back:
         assert rank(units[ids]) == 1
         assert not set(ids) & set(chosen.left_out)
@@ -192,62 +192,62 @@ def test_to_the_back_go_those_never_opened_once_and_only_those(drawn: Drawn, nee
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 15), st.integers(0, 100))
 def test_exactly_so_many_files_where_a_number_is_asked_for(opened: list[bool], files: int, need: int) -> None:
     units = [unit(id, opened=opened) for id, opened in enumerate(opened, 1)]
-    chosen = leave_out(units, plenty(units), need, files)
+    chosen = delist(units, plenty(units), need, files)
     assert len(chosen.left_out) == min(files, len(units))
 
 
 def test_a_group_too_large_for_the_number_gives_way_to_smaller_ones() -> None:
-    pair = Unit((1, 2), ((1, "jpg"), (1, "txt")), 20)
-    assert leave_out([unit(3), pair, unit(4)], {(1, "jpg"): 9, (1, "txt"): 9}, 0, 2).left_out == [3, 4]
+    pair = FileGroup((1, 2), ((1, "jpg"), (1, "txt")), 20)
+    assert delist([unit(3), pair, unit(4)], {(1, "jpg"): 9, (1, "txt"): 9}, 0, 2).left_out == [3, 4]
 
 
 def test_what_is_left_out_already_stays_so_where_it_is_enough() -> None:
     units = [unit(1, left_out=True), unit(2, left_out=True), unit(3)]
-    assert leave_out(units, plenty(units), 10).left_out == [1]  # 2 is shown again
-    assert leave_out(units, plenty(units), 20).left_out == [1, 2]
-    assert leave_out(units, plenty(units), 21).left_out == [1, 2, 3]
+    assert delist(units, plenty(units), 10).left_out == [1]  # 2 is shown again
+    assert delist(units, plenty(units), 20).left_out == [1, 2]
+    assert delist(units, plenty(units), 21).left_out == [1, 2, 3]
 
 
 def test_nothing_is_left_out_where_nothing_is_needed() -> None:
     units = [unit(1, left_out=True), unit(2), unit(3, opened=False)]
-    assert leave_out(units, plenty(units), 0) == Choice()
+    assert delist(units, plenty(units), 0) == Delisting()
 
 
 @pytest.mark.promise(18)
 def test_what_a_reader_holds_that_listed_once_goes_last() -> None:
     units = [unit(1, once=True), unit(2, opened=False), unit(3), unit(4, once=True, left_out=True)]
-    assert leave_out(units, plenty(units), 40).left_out == [3, 2, 1, 4]
-    assert leave_out(units, plenty(units), 10).left_out == [3]
+    assert delist(units, plenty(units), 40).left_out == [3, 2, 1, 4]
+    assert delist(units, plenty(units), 10).left_out == [3]
 
 
 def test_a_file_never_opened_goes_to_the_back_once() -> None:
     units = [unit(1, opened=False), unit(2)]
-    assert leave_out(units, plenty(units), 10) == Choice([2], [(1,)])
+    assert delist(units, plenty(units), 10) == Delisting([2], [(1,)])
     again = [unit(2, left_out=True), unit(1, opened=False, spared=True)]
-    assert leave_out(again, plenty(again), 20) == Choice([2, 1], [])
+    assert delist(again, plenty(again), 20) == Delisting([2, 1], [])
 
 
 def test_a_file_never_opened_leaves_where_no_other_can() -> None:
     units = [unit(1, opened=False), unit(2, opened=False), unit(3, once=True)]
-    assert leave_out(units, plenty(units), 10) == Choice([1], [(2,)])
-    assert leave_out(units, plenty(units), 30) == Choice([1, 2, 3], [])
+    assert delist(units, plenty(units), 10) == Delisting([1], [(2,)])
+    assert delist(units, plenty(units), 30) == Delisting([1, 2, 3], [])
 
 
 def test_the_last_of_a_kind_waits_for_its_successor() -> None:
     units = [unit(1, kind=(1, "txt")), unit(2), unit(3)]
-    assert leave_out(units, {(1, "txt"): 1, (1, "jpg"): 2}, 99).left_out == [2]
-    assert leave_out(units, {(1, "txt"): 2, (1, "jpg"): 3}, 99).left_out == [1, 2, 3]
+    assert delist(units, {(1, "txt"): 1, (1, "jpg"): 2}, 99).left_out == [2]
+    assert delist(units, {(1, "txt"): 2, (1, "jpg"): 3}, 99).left_out == [1, 2, 3]
 
 
 def test_the_queue_is_read_only_as_far_as_needed() -> None:
     read = []
 
-    def queue() -> Iterator[Unit]:
+    def queue() -> Iterator[FileGroup]:
         for id in range(1, 1000):
             read.append(id)
             yield unit(id)
 
-    assert leave_out(queue(), {(1, "jpg"): 1000}, 30).left_out == [1, 2, 3]
+    assert delist(queue(), {(1, "jpg"): 1000}, 30).left_out == [1, 2, 3]
     assert len(read) <= 4
 
 

@@ -10,13 +10,13 @@ import trio
 from growfs import disk
 from growfs.daemon.virtual_files import _listed
 from growfs.errors import RemoteError
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Fetched
 from growfs.rotation.rules import Holds
-from growfs.scheduler.dispatcher import Crew
+from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.order import Groups
-from growfs.workers.messages import Came, Fetch, Lost, Wanted
+from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.rooms import Rooms, file, open_rooms
 
 SIZE = 4096
@@ -79,26 +79,26 @@ class Refusing:
 
     def __init__(self) -> None:
         self.gate = trio.Event()
-        self.pace = Pace()
-        self._asked, self._comes = trio.open_memory_channel[Wanted](10)
+        self.limits = SharedLimits()
+        self._asked, self._comes = trio.open_memory_channel[FetchRequest](10)
 
-    def hire(self) -> Refusing:
+    def spawn(self) -> Refusing:
         return self
 
     async def aclose(self) -> None:
         pass
 
-    async def send(self, message: Fetch) -> None:
+    async def send(self, message: FetchFiles) -> None:
         for wanted in sorted(message.files, key=lambda wanted: wanted.file.path, reverse=True):
             await self._asked.send(wanted)
 
-    async def receive(self) -> Came:
+    async def receive(self) -> FetchProgress:
         wanted = await self._comes.receive()
         if wanted.file.path.endswith(".a"):
             await self.gate.wait()
-            return Came(0, 0, [(wanted.id, Lost(RemoteError("403")))])
+            return FetchProgress(0, 0, [(wanted.id, FetchFailed(RemoteError("403")))])
         wanted.target.write_bytes(b"x" * SIZE)
-        return Came(SIZE, 0, [(wanted.id, Fetched(wanted.file, SIZE, "0"))])
+        return FetchProgress(SIZE, 0, [(wanted.id, Fetched(wanted.file, SIZE, "0"))])
 
 
 async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
@@ -123,8 +123,8 @@ async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
 
     monkeypatch.setattr(rooms.evictor, "reserve_by_eviction", slow)
     groups = Groups(rooms.catalog, "{stem}")
-    crew = Crew(workers, 1, 0)  # type: ignore[arg-type]
-    fetcher = Fetcher(rooms.catalog, rooms.store, tmp_path / "partial", crew, 5.0, replace, rooms.evictor, groups)
+    dispatcher = Dispatcher(workers, 1, 0)  # type: ignore[arg-type]
+    fetcher = Fetcher(rooms.catalog, rooms.store, tmp_path / "partial", dispatcher, 5.0, replace, rooms.evictor, groups)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         with pytest.raises(RemoteError):

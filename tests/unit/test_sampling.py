@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.remote.names import extension
-from growfs.rotation.draw_order import Candidate, Order, Pass, draw_key, draw_order, group_of, units
+from growfs.rotation.draw_order import Candidate, Order, Pass, draw_key, draw_order, group_of, groups_of
 
 NAMES = st.sets(
     st.builds(
@@ -267,7 +267,7 @@ TEMPLATES = st.sampled_from(["{stem}", "{name}", "{parent}"])
 
 def draws(paths: Set[str], made: Order) -> list[set[str]]:
     """What is drawn as one, in order."""
-    return [set(named(paths, unit)) for part in (made.frozen, made.seeds, made.rest) for unit in units(part)]
+    return [set(named(paths, unit)) for part in (made.frozen, made.seeds, made.rest) for unit in groups_of(part)]
 
 
 @pytest.mark.promise(24)
@@ -306,8 +306,8 @@ def test_a_group_is_of_one_share_and_counts_whole(paths: set[str], nodes: int, g
 
 
 def test_units() -> None:
-    assert list(units([])) == []
-    assert list(units([5, 6, -7, -8, 9])) == [[5], [6, 7, 8], [9]]
+    assert list(groups_of([])) == []
+    assert list(groups_of([5, 6, -7, -8, 9])) == [[5], [6, 7, 8], [9]]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import listed
 from growfs.workers import worker
-from growfs.workers.messages import AtWork, MakeOrder
+from growfs.workers.messages import MakeOrder, StillWorking
 from tests.unit.rooms import Rooms, file, open_rooms
 
 FILES = 60
@@ -158,5 +158,5 @@ async def test_a_worker_that_makes_an_order_is_heard_of(tmp_path: Path, monkeypa
     said: list[object] = []
     made = worker._order(MakeOrder(rooms.database.path, Pass(0, 1), tmp_path / "order"), said.append)
     assert made.files == FILES
-    assert said == [AtWork()] * (FILES // 10)
+    assert said == [StillWorking()] * (FILES // 10)
     rooms.close()

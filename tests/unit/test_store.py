@@ -84,7 +84,7 @@ async def test_eviction_frees(rooms: Rooms) -> None:
     await listed(rooms, "a/1", "a/2")
     await rooms.admit("a/1", "a/2")
     woken = []
-    rooms.store.room.tell(lambda: woken.append(True))
+    rooms.store.room.connect(lambda: woken.append(True))
     assert await rooms.store.evict([rooms.node("a/1").id]) == BLOCK
     assert woken
     assert set(rooms.cached()) == rooms.resident() == {"a/2"}
@@ -105,7 +105,7 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(rooms: R
     rooms.store.close_file(id)
     assert rooms.store.orphan_bytes == BLOCK
     woken = []
-    rooms.store.room.tell(lambda: woken.append(True))
+    rooms.store.room.connect(lambda: woken.append(True))
     rooms.store.close_file(id)
     assert woken
     assert rooms.store.used_bytes == 0

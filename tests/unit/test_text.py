@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from growfs.daemon.render import brief, openmetrics, render, state_text
-from growfs.scheduler.readiness import State
+from growfs.scheduler.readiness import MountState
 
 STATUS: dict[str, Any] = {
     "version": "1",
@@ -116,8 +116,8 @@ def test_no_name_of_the_remote_breaks_a_line() -> None:
     assert len(render(status(skipped=skipped)).splitlines()) == len(render(status()).splitlines()) + 1
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_every_state_has_its_words(state: State) -> None:
+@pytest.mark.parametrize("state", list(MountState))
+def test_every_state_has_its_words(state: MountState) -> None:
     assert state_text(status(state=state.value))
 
 

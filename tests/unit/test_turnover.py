@@ -17,7 +17,7 @@ from growfs.cache.schema import FROZEN, PINNED
 from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds
-from growfs.rotation.turnover import Next, Turnover, plan
+from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
 from tests.unit.rooms import Rooms, file, open_rooms
 
 
@@ -103,7 +103,7 @@ class Scene:
             "once": Holds(),
             "opened": frozenset(),
         }
-        next = plan(self.rooms.database.path, number, Turnover(**(facts | changes)))  # type: ignore[arg-type]
+        next = plan_generation(self.rooms.database.path, number, TurnoverInput(**(facts | changes)))  # type: ignore[arg-type]
         return next.files, next.changes
 
 
@@ -129,10 +129,10 @@ async def shown(scene: Scene, names: str, lacking: int = 100) -> None:
 
 async def test_where_all_stays_nothing_is_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning takes a worker milliseconds, for which whoever lists waits."""
-    asked: list[Turnover] = []
+    asked: list[TurnoverInput] = []
     decide = scene.rooms.generations._decide
 
-    async def noted(number: int, question: Turnover) -> Next:
+    async def noted(number: int, question: TurnoverInput) -> GenerationPlan:
         asked.append(question)
         return await decide(number, question)
 
@@ -561,7 +561,7 @@ async def test_what_a_miss_took_the_place_of_may_be_drawn_again_where_it_was_not
     await shown(scene, "1234")
     await scene.begin(leave_out=2)
     told = []
-    scene.store.to_draw_again.tell(lambda: told.append(True))
+    scene.store.to_draw_again.connect(lambda: told.append(True))
     assert await scene.rooms.reserve_by_eviction(3 * BLOCK, Holds())
     assert scene.resident() == "4"
     assert told

@@ -16,16 +16,27 @@ from growfs.cache.catalog import Listed
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
 from growfs.rotation.draw_order import Pass
 from growfs.workers import messages
-from growfs.workers.messages import Came, Closed, Done, Failed, Fetch, List, Made, MakeOrder, TooMuch, Wanted
-from growfs.workers.pool import Line, WorkerLost
+from growfs.workers.messages import (
+    Closed,
+    Done,
+    Failed,
+    FetchFiles,
+    FetchProgress,
+    FetchRequest,
+    ListRemote,
+    MakeOrder,
+    OrderReady,
+    SizeExceeded,
+)
+from growfs.workers.pool import Channel, WorkerLost
 
 FILE = RemoteFile("a/ü.jpg", 5, None, "v1")
 MESSAGES = [
-    List(Path("/x"), 3),
+    ListRemote(Path("/x"), 3),
     MakeOrder(Path("/x"), Pass(1, 2, (0, 8), "{stem}", 5), Path("/y")),
-    Done(Made(1, 2, 3, 4)),
-    Fetch([Wanted(7, FILE, Path("/y"), 5, True)], [8]),
-    Came(5, 1, [(7, Fetched(FILE, 5, "abc"))]),
+    Done(OrderReady(1, 2, 3, 4)),
+    FetchFiles([FetchRequest(7, FILE, Path("/y"), 5, True)], [8]),
+    FetchProgress(5, 1, [(7, Fetched(FILE, 5, "abc"))]),
     Listed(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
     RemoteSpec("s3://b", {"key": "A"}),
 ]
@@ -45,7 +56,7 @@ def test_each_message_arrives(message: Any) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)] + [TooMuch],
+    [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)] + [SizeExceeded],
 )
 def test_each_error_arrives_as_what_it_is(kind: type[errors.GrowfsError]) -> None:
     packed = messages.pack(Failed(kind("what, to what, what to do")))
@@ -80,19 +91,22 @@ def test_a_message_that_is_cut_short_is_none(cut: int) -> None:
 
 async def test_a_line_hears_progress_and_the_result() -> None:
     ours, theirs = socket.socketpair()
-    line, heard = Line(ours), []
+    line, heard = Channel(ours), []
     for message in (Listed(1), Listed(2), Done("result"), Failed(errors.RemoteMissing("none")), Listed(3)):
         messages.send(theirs, message)
 
     async def hear(message: Listed) -> None:
         heard.append(message.listing)
 
-    assert await line.ask(List(Path("/a"), 1), hear) == "result"
+    assert await line.ask(ListRemote(Path("/a"), 1), hear) == "result"
     with pytest.raises(errors.RemoteMissing, match="none"):
-        await line.ask(List(Path("/b"), 1))
-    assert [messages.receive(theirs), messages.receive(theirs)] == [List(Path("/a"), 1), List(Path("/b"), 1)]
+        await line.ask(ListRemote(Path("/b"), 1))
+    assert [messages.receive(theirs), messages.receive(theirs)] == [
+        ListRemote(Path("/a"), 1),
+        ListRemote(Path("/b"), 1),
+    ]
     theirs.close()
     with pytest.raises(WorkerLost):
-        await line.ask(List(Path("/c"), 1), hear)
+        await line.ask(ListRemote(Path("/c"), 1), hear)
     await line.aclose()
     assert heard[:2] == [1, 2]

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from growfs.workers.process import step_aside
+from growfs.workers.process import lower_priority
 
-step_aside()
+lower_priority()
 os.execv(sys.argv[1], sys.argv[1:])

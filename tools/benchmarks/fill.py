@@ -16,7 +16,7 @@ import trio
 
 from growfs.cache.catalog import NODE, Catalog, Node
 from growfs.cache.database import Database
-from growfs.cache.publish import Draft
+from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.schema import read_only
 from growfs.cache.store import Store
@@ -41,7 +41,7 @@ async def fill(folder: Path, size: int) -> None:
     database.close()
 
 
-def _drafts(folder: Path, catalog: Catalog, store: Store, content: bytes) -> Iterator[Draft]:
+def _drafts(folder: Path, catalog: Catalog, store: Store, content: bytes) -> Iterator[StagedFile]:
     connection = read_only(catalog.file)
     rows = connection.execute(
         f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0 AND r.id IS NULL"
@@ -53,7 +53,7 @@ def _drafts(folder: Path, catalog: Catalog, store: Store, content: bytes) -> Ite
         file.chmod(0o444)
         fetched = RemoteFile(path, len(content), node.mtime_ns, node.version)
         reserved = store.reserve(len(content)) or 0
-        yield Draft(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
+        yield StagedFile(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
     connection.close()
 
 

@@ -61,11 +61,11 @@ class Response:
     keeps: bool
 
 
-class Unreached(Exception):
+class ConnectionFailed(Exception):
     """The server cannot be reached, fell silent, or ended its answer early."""
 
 
-class Odd(Exception):
+class FallBack(Exception):
     """The server answers in a way that is left to the store's library. counts: the next answer may well be the same."""
 
     def __init__(self, why: str, counts: bool = True) -> None:
@@ -111,7 +111,7 @@ class Connection:
         end = got = 0
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(got, HEAD_BYTES_MAX))) < 0:
             if got >= min(HEAD_BYTES_MAX, len(self._bytes)):
-                raise Odd("a head without an end")
+                raise FallBack("a head without an end")
             count = line.recv_into(self._buffer[got:])
             if not count:
                 raise _HungUp("it hung up")
@@ -136,7 +136,7 @@ class Connection:
                 while end - start < min(left, PIECE_BYTES) and end < len(self._buffer):
                     count = self._socket.recv_into(self._buffer[end : start + left])
                     if not count:
-                        raise Unreached(f"the answer was cut short, {left - (end - start)} bytes are missing")
+                        raise ConnectionFailed(f"the answer was cut short, {left - (end - start)} bytes are missing")
                     end += count
             piece = self._buffer[start:end]
             while piece:
@@ -160,7 +160,7 @@ class Connection:
             with _reaching():
                 count = self._socket.recv_into(buffer)
             if not count:
-                raise Unreached(f"the answer was cut short, {left} bytes are missing")
+                raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")
         self._keeps = count == left and start + count >= end and response.keeps
         return count
 
@@ -170,7 +170,7 @@ class Connection:
         if response.is_chunked:
             return self._read_chunks(response, got)
         if response.length is None:
-            raise Odd("no length")
+            raise FallBack("no length")
         while len(got) < response.length:
             self._read_more(got)
         self._keeps = response.keeps and len(got) == response.length
@@ -184,7 +184,7 @@ class Connection:
             try:
                 size = int(line.partition(b";")[0], 16)
             except ValueError:
-                raise Odd("a chunk without a size") from None
+                raise FallBack("a chunk without a size") from None
             while len(got) < at + size:
                 self._read_more(got)
             body += got[at : at + size]
@@ -204,11 +204,11 @@ class Connection:
     def _read_more(self, got: bytearray) -> None:
         assert self._socket is not None
         if len(got) > TEXT_BYTES_MAX:
-            raise Odd("a text that is too long")
+            raise FallBack("a text that is too long")
         with _reaching():
             count = self._socket.recv_into(self._buffer)
         if not count:
-            raise Unreached("the answer was cut short")
+            raise ConnectionFailed("the answer was cut short")
         got += self._buffer[:count]
 
     def interrupt(self) -> None:
@@ -245,7 +245,7 @@ def _head_of(request: Request, more: Headers) -> bytes:
     headers = {"Host": host, "User-Agent": "growfs", "Accept-Encoding": "identity", **request.headers, **more}
     names_fit = all(map(_SENDABLE.fullmatch, [target, *headers]))
     if not names_fit or _UNSENDABLE.search("".join(headers.values())):
-        raise Odd("a request that cannot be sent")
+        raise FallBack("a request that cannot be sent")
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
@@ -255,12 +255,12 @@ def _parsed(head: str) -> Response:
     version, _, status = first.partition(" ")
     code, _, reason = status.partition(" ")
     if not version.startswith("HTTP/1.") or not re.fullmatch("[2-9][0-9]{2}", code):
-        raise Odd("an answer that is no HTTP/1.1")
+        raise FallBack("an answer that is no HTTP/1.1")
     headers: Headers = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or " " in name or "\t" in name:
-            raise Odd("a header that cannot be read")
+            raise FallBack("a header that cannot be read")
         name, value = name.lower(), value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     length = headers.get("content-length", "")
@@ -275,7 +275,7 @@ def _connected(request: Request, tls: Callable[[], ssl.SSLContext]) -> socket.so
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
     if not parts.hostname:
-        raise Odd("a URL without a host")
+        raise FallBack("a URL without a host")
     error: OSError = OSError("it has no address")
     found = socket.getaddrinfo(parts.hostname, parts.port or (443 if is_tls else 80), type=socket.SOCK_STREAM)
     preferred = found[0][0]  # IPv6 or IPv4, as this machine is set up (gai.conf(5))
@@ -287,7 +287,7 @@ def _connected(request: Request, tls: Callable[[], ssl.SSLContext]) -> socket.so
             line.connect(address)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return _secured(line, parts.hostname, tls) if is_tls else _timed(line)
-        except Odd:
+        except FallBack:
             line.close()
             raise
         except OSError as failure:
@@ -300,11 +300,11 @@ def _secured(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]) 
     try:
         context = tls()
     except OSError as error:
-        raise Odd(f"certificates that cannot be read: {error.strerror}") from None
+        raise FallBack(f"certificates that cannot be read: {error.strerror}") from None
     try:
         secured = context.wrap_socket(line, server_hostname=host)
     except ssl.SSLError as error:
-        raise Odd(f"TLS: {error.reason}") from None
+        raise FallBack(f"TLS: {error.reason}") from None
     secured.settimeout(READ_TIMEOUT_S)
     return secured
 
@@ -322,6 +322,6 @@ def _reaching() -> Iterator[None]:
     try:
         yield
     except BlockingIOError:
-        raise Unreached("it fell silent") from None
+        raise ConnectionFailed("it fell silent") from None
     except (OSError, _HungUp) as error:
-        raise Unreached(str(error) or type(error).__name__) from None
+        raise ConnectionFailed(str(error) or type(error).__name__) from None

@@ -25,7 +25,7 @@ from urllib.request import getproxies, proxy_bypass
 from growfs.remote import digest as digests
 from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import Expected, expected
-from growfs.remote.http.connection import Connection, Headers, Odd, Request, Response, Unreached, drop_all
+from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, Request, Response, drop_all
 from growfs.remote.http.threads import Streams
 from growfs.remote.protocol import Part, Progress
 
@@ -43,7 +43,7 @@ Check = Callable[[int, Headers], T]
 """Given a file's bytes and the headers of its GET before the body is read; may raise Odd, and what is to be raised."""
 
 
-class Answered(Exception):
+class HttpError(Exception):
     """The server answered with an HTTP status that is an error; failures.explain knows what it means."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -92,11 +92,11 @@ class Ranged:
                 with self.connection() as connection:
                     response = fetch.begin(connection, size)
                     fetch.run(connection, response)
-            except Odd as odd:
+            except FallBack as odd:
                 self._odd += odd.counts
                 self.usable = self._odd < ODD_MAX
                 if fetch.told:
-                    raise Unreached(f"an answer that makes no sense: {odd}") from odd
+                    raise ConnectionFailed(f"an answer that makes no sense: {odd}") from odd
                 return None
         self._odd = 0
         return fetch.total, fetch.checked
@@ -105,12 +105,12 @@ class Ranged:
         """The head of a file's first answer. Raises Answered, Unreached, and Odd where the library may do better."""
         scheme, host = request.origin
         if scheme not in ("http", "https") or self.is_proxied(scheme, host):
-            raise Odd("no web server, or one behind a proxy")
+            raise FallBack("no web server, or one behind a proxy")
         response = connection.ask(request, headers)
         if response.status in BUSY:
-            raise Answered(response.status, response.reason)
+            raise HttpError(response.status, response.reason)
         if response.status not in GOOD:
-            raise Odd(f"status {response.status}", counts=response.status not in NOT_THERE)
+            raise FallBack(f"status {response.status}", counts=response.status not in NOT_THERE)
         return response
 
     def note_head(self, told: bool) -> None:
@@ -180,18 +180,18 @@ class _Fetch(Generic[T]):
             start, self._file_bytes = extent
             self.total = part.size if part else self._file_bytes
             if start != first or length != min(digests.PART_BYTES, self.total):
-                raise Odd("another range than was asked for")
+                raise FallBack("another range than was asked for")
         elif part:
-            raise Odd("the whole file")
+            raise FallBack("the whole file")
         else:
             self.total = self._file_bytes = length
             if not whole and (length == digests.PART_BYTES or (size and length != size)):
-                raise Odd("that may be the part, or another file")
+                raise FallBack("that may be the part, or another file")
         self.checked = self._check(self._file_bytes, response.headers)
         self._pins = {name: response.headers.get(name) for name in ("etag", "last-modified")}
         if length < self.total:
             if not _tells_versions(response.headers):
-                raise Odd("no version that lasts")
+                raise FallBack("no version that lasts")
             if part or size is not None:  # else there may be no room for it, which progress tells in time
                 preallocate(self._fd, self.total)  # parts are written out of order, and shall lie together
             self._starts = iter(range(first + digests.PART_BYTES, first + self.total, digests.PART_BYTES))
@@ -205,7 +205,7 @@ class _Fetch(Generic[T]):
     def _told_of_the_whole(self) -> Expected | None:
         """The checksum of a file that comes in parts: S3 tells it with the whole only, so in the answer to a HEAD."""
         told = None
-        with suppress(Odd, Unreached), self._owner.connection() as connection:
+        with suppress(FallBack, ConnectionFailed), self._owner.connection() as connection:
             response = connection.ask(self._sign("HEAD"), {})
             if response.status in GOOD and response.headers.get("etag") == self._pins["etag"]:
                 told = expected(response.headers)
@@ -257,7 +257,7 @@ class _Fetch(Generic[T]):
 
         def told(piece: memoryview) -> None:
             if self._error:
-                raise Unreached("another part has failed")
+                raise ConnectionFailed("another part has failed")
             digest.update(piece)
             if expected:
                 expected.update(piece)
@@ -286,13 +286,13 @@ class _Fetch(Generic[T]):
             connection.drop()
             response = connection.ask(self._sign_anew(request), headers)
         if response.status not in GOOD:
-            raise Answered(response.status, response.reason)
+            raise HttpError(response.status, response.reason)
         length, extent = extent_of(response)
         changed = any(response.headers.get(name) != pin for name, pin in self._pins.items())
         if changed or (extent[1] if extent else length) != self._file_bytes:
-            raise Answered(412, "another version")
+            raise HttpError(412, "another version")
         if extent != (start, self._file_bytes) or length != end - start + 1:
-            raise Odd("another range than was asked for")
+            raise FallBack("another range than was asked for")
         return response
 
     def _sign_anew(self, refused: Request) -> Request:
@@ -312,13 +312,13 @@ def extent_of(response: Response) -> tuple[int, tuple[int, int] | None]:
     By Content-Range and not by the status: `rclone serve s3` sends a range with 200.
     """
     if response.length is None:
-        raise Odd("no length")
+        raise FallBack("no length")
     told = response.headers.get("content-range")
     if told is None and response.status == 200:
         return response.length, None
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told or "")
     if not found or int(found[2]) - int(found[1]) + 1 != response.length:
-        raise Odd("a range that cannot be read")
+        raise FallBack("a range that cannot be read")
     return response.length, (int(found[1]), int(found[3]))
 
 

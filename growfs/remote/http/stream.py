@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from growfs.errors import RemoteChanged
-from growfs.remote.http.connection import Headers, Odd, Unreached
-from growfs.remote.http.download import Answered, Ranged, Sign, extent_of
+from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers
+from growfs.remote.http.download import HttpError, Ranged, Sign, extent_of
 from growfs.remote.protocol import RemoteFile
 
 SKIP_BYTES = 1 << 20
@@ -32,7 +32,7 @@ class OpenedByGet:
             self._connection = stack.enter_context(ranged.connection())
             try:
                 self._left = self._begin(ranged, sign, start, check)
-            except (Answered, Unreached) as error:
+            except (HttpError, ConnectionFailed) as error:
                 raise told(error) from None
             self._stack = stack.pop_all()
 
@@ -42,7 +42,7 @@ class OpenedByGet:
         length, extent = extent_of(response)
         at, total = extent or (0, length)
         if at not in (0, start) or at + length != total:
-            raise Odd("another range than was asked for")
+            raise FallBack("another range than was asked for")
         self.file = check(total, response.headers)
         while at < start:  # of a server that knows no ranges
             at += self._connection.read_on(response, memoryview(bytearray(min(start - at, SKIP_BYTES))), total - at)
@@ -53,7 +53,7 @@ class OpenedByGet:
             return 0
         try:
             count = self._connection.read_on(self._response, buffer, self._left)
-        except Unreached as error:
+        except ConnectionFailed as error:
             raise self._told(error) from None
         self._left -= count
         self._spend(count)

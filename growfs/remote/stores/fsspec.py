@@ -18,9 +18,16 @@ from typing import Any, ClassVar
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.digest import Digest
-from growfs.remote.errors import DISK_ERRNOS, clean, explain, secrets_in, userinfo
-from growfs.remote.http.connection import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Headers, Odd, Request, Unreached
-from growfs.remote.http.download import Answered, Damaged, Ranged
+from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
+from growfs.remote.http.connection import (
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    ConnectionFailed,
+    FallBack,
+    Headers,
+    Request,
+)
+from growfs.remote.http.download import Damaged, HttpError, Ranged
 from growfs.remote.http.stream import OpenedByGet, OpenedFile
 from growfs.remote.http.threads import Streams
 from growfs.remote.names import reason_to_skip
@@ -98,8 +105,8 @@ class FsspecRemote:
             return self._checked(file, self._file_of(file.path, size, headers) or self.stat(file.path))
 
         if self._ranged.usable:
-            told = partial(explain, where=self._where(file.path), store=self.store, secrets=self._secrets)
-            with suppress(Odd):
+            told = partial(translate, where=self._where(file.path), store=self.store, secrets=self._secrets)
+            with suppress(FallBack):
                 return OpenedByGet(self._ranged, partial(self._sign, file.path), start, check, told)
         return self._open_by_library(file, start)
 
@@ -128,28 +135,28 @@ class FsspecRemote:
 
         try:
             found = self._ranged.fetch(partial(self._sign, file.path), file.size, target, check, progress, digest, part)
-        except (Answered, Damaged, Unreached) as error:
-            raise explain(error, self._where(file.path), self.store, self._secrets) from None
+        except (HttpError, Damaged, ConnectionFailed) as error:
+            raise translate(error, self._where(file.path), self.store, self._secrets) from None
         return found and self._checked(file, found[1] or self.stat(file.path), None if part else found[0])
 
     def _sign(self, path: str, method: str = "GET") -> Request:
         try:
             return self._request(path, method)
         except Exception as error:
-            raise Odd("cannot be signed") from error
+            raise FallBack("cannot be signed") from error
 
     def _request(self, path: str, method: str = "GET") -> Request:
         """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
         is none.
         """
         if method != "GET":
-            raise Odd("only what is told with the content", counts=False)
+            raise FallBack("only what is told with the content", counts=False)
         return Request(self.fs.sign(self._key(path), expiration=SIGNED_S))
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         """The file that the headers of a GET describe; None where they do not tell what a listing does."""
         if headers.get("content-encoding", "identity") != "identity":
-            raise Odd("encoded")
+            raise FallBack("encoded")
         return None
 
     @cached_property
@@ -222,10 +229,10 @@ class FsspecRemote:
         try:
             fs, root = url_to_fs(self.spec.url, **fresh, **self._options)
         except (TypeError, KeyError, ValueError) as error:
-            told = explain(error, self.spec.url, self.store, self._secrets)
+            told = translate(error, self.spec.url, self.store, self._secrets)
             raise UsageError(f"{told}; see --storage-option") from None
         except Exception as error:  # noqa: BLE001 the libraries' exceptions have no common base
-            raise explain(error, self.spec.url, self.store, self._secrets) from None
+            raise translate(error, self.spec.url, self.store, self._secrets) from None
         fs.retries = 1  # s3fs's own; trying again is the business of Retrying alone
         return fs, root
 
@@ -271,7 +278,7 @@ class FsspecRemote:
                 raise ours from None
             if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
                 raise
-            raise explain(error, self._where(path), self.store, self._secrets) from None
+            raise translate(error, self._where(path), self.store, self._secrets) from None
 
     def _read_folder(self, folder: str) -> list[Entry]:
         """What _folder finds, by names that can be local ones. A folder that went away since it was seen is empty."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
-from growfs.remote.http.connection import Headers, Odd, Request
+from growfs.remote.http.connection import FallBack, Headers, Request
 from growfs.remote.http.threads import Streams
 from growfs.remote.protocol import RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
@@ -35,7 +35,7 @@ class HttpRemote(FsspecRemote):
 
     def _request(self, path: str, method: str = "GET") -> Request:
         if method != "GET" or self._options.keys() - {"headers"}:
-            raise Odd("an option that only the library knows")
+            raise FallBack("an option that only the library knows")
         url = self.fs.encode_url(self._key(path))
         headers = dict(self._options["headers"])
         if url.user is not None:

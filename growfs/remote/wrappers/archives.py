@@ -203,8 +203,8 @@ class Members:
         return self._function.load()
 
     @cached_property
-    def _books(self) -> Books:
-        return Books(self._cache, f"{self._function} {self._function.code()}")
+    def _books(self) -> IndexCache:
+        return IndexCache(self._cache, f"{self._function} {self._function.code()}")
 
 
 def path_of(archive: str, name: str) -> str:
@@ -246,7 +246,7 @@ class Unfit(Exception):
     """A file of which no members can be shown; the text is a reason that can be counted."""
 
 
-class Books:
+class IndexCache:
     """Owns a folder of books, below that of a cache. identity: of the function that finds members, as it is now."""
 
     def __init__(self, cache: Path, identity: str) -> None:

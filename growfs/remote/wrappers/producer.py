@@ -16,7 +16,7 @@ from typing import Any
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.remote.digest import Digest
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.names import parts_of, reason_to_skip
 from growfs.remote.protocol import Opened, Page, Part, Producer, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.wrappers.producer_pool import Make, Makers
@@ -59,10 +59,12 @@ class Produced(_Made):
     A file's version says which of the remote's it is made of, so that any process can make it.
     """
 
-    def __init__(self, remote: Remote, spec: RemoteSpec, producer: Producer, pace: Pace | None = None) -> None:
+    def __init__(
+        self, remote: Remote, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None
+    ) -> None:
         self._remote = remote
         self._rename = producer.rename
-        self._makers = Makers(spec, producer, pace)
+        self._makers = Makers(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         """The first file of a name has it, where the template gives one to several."""
@@ -111,7 +113,7 @@ def _key(path: str) -> int:
 class Sampled(_Made):
     """The files of numbers from 0 on. The cursor of a page is the number that comes next."""
 
-    def __init__(self, spec: RemoteSpec, producer: Producer, pace: Pace | None = None) -> None:
+    def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
         self._seed, self._count = producer.seed, producer.count
         self._template = producer.rename or SAMPLE_NAME
         parts = list(Formatter().parse(self._template))
@@ -121,7 +123,7 @@ class Sampled(_Made):
             raise UsageError(
                 f"--rename {self._template}: makes no names: {reason or 'no number can be told from them'}"
             )
-        self._makers = Makers(spec, producer, pace)
+        self._makers = Makers(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         """Of a remote without end, none: its spec has to say how far to list."""

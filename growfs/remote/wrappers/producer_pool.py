@@ -26,7 +26,7 @@ from pathlib import Path
 from humanfriendly import format_size, format_timespan
 
 from growfs.errors import GrowfsError, NotMade, UsageError
-from growfs.remote.limits import Pace
+from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Producer, Progress, RemoteFile, RemoteSpec
 
 LOOK_EVERY_S = 0.1
@@ -51,7 +51,7 @@ class Start:
 
     spec: RemoteSpec
     producer: Producer
-    pace: int | None
+    limits: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class MakerFailed(Exception):
 class Makers:
     """Owns the makers of a process. May be used by several threads."""
 
-    def __init__(self, spec: RemoteSpec, producer: Producer, pace: Pace | None = None) -> None:
-        self._start = Start(replace(spec, producer=None), producer, pace.fd if pace else None)
+    def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
+        self._start = Start(replace(spec, producer=None), producer, limits.fd if limits else None)
         self._idle: list[Maker] = []
         self._few = threading.BoundedSemaphore(1 + URGENT_MAX)
         self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class Maker:
         self._producer = start.producer
         self._folder = folder = Path(tempfile.mkdtemp(prefix="maker-", dir=partial))
         self._line, theirs = Pipe()
-        fds = [theirs.fileno(), *([] if start.pace is None else [start.pace])]
+        fds = [theirs.fileno(), *([] if start.limits is None else [start.limits])]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "growfs.workers.producer", str(theirs.fileno())],

@@ -34,7 +34,7 @@ class Answer:
     more: bool
 
 
-class Width:
+class ConcurrencyLimit:
     """How many requests may be under way: more as long as that helps, fewer where the server is busy.
 
     An answer that takes twice as long as the fastest one waited for others, here or there.
@@ -75,7 +75,7 @@ class Walkers:
     def __init__(
         self,
         keyspace: Keyspace,
-        width: Width,
+        width: ConcurrencyLimit,
         connect: Callable[[], Connection],
         ask: Callable[[Connection, Span], Answer],
         make: Callable[[Sequence[Any]], tuple[list[RemoteFile], list[Skipped]]],
@@ -92,7 +92,7 @@ class Walkers:
         """Each page as soon as it is there; what ask raises comes after the pages that were under way meanwhile."""
         try:
             with self._changed:
-                self._hire()
+                self._spawn()
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._ready or (self._over and not self._asking))
@@ -115,7 +115,7 @@ class Walkers:
     def _over(self) -> bool:
         return self._ended or self._failed is not None or self._keyspace.done
 
-    def _hire(self) -> None:
+    def _spawn(self) -> None:
         """Threads for what may be asked and nobody is free to ask."""
         while len(self._connections) == self._asking and (interval := self._take()):
             connection = self._connect()
@@ -200,7 +200,7 @@ class Walkers:
         with self._changed:
             while not self._over:
                 if interval := self._take():
-                    self._hire()
+                    self._spawn()
                     return interval
                 self._changed.wait()
             return None

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError
-from growfs.remote.http.connection import Connection, Odd, Request
-from growfs.remote.http.download import BUSY, Answered
+from growfs.remote.http.connection import Connection, FallBack, Request
+from growfs.remote.http.download import BUSY, HttpError
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.remote.stores.metadata import file_with, to_ns
@@ -29,20 +29,20 @@ def get(connection: Connection, request: Request, prefix: str) -> Answer:
     with _dropped_if_broken(connection):
         response = connection.ask(request, {})
         if response.status in BUSY:
-            raise Answered(response.status, response.reason)
+            raise HttpError(response.status, response.reason)
         if response.status != 200:
-            raise Odd(f"status {response.status}")
+            raise FallBack(f"status {response.status}")
         body = connection.read(response)
         try:
             return _parsed(body, prefix)
         except (ET.ParseError, KeyError, ValueError) as error:
-            raise Odd(f"no listing: {type(error).__name__}") from None
+            raise FallBack(f"no listing: {type(error).__name__}") from None
 
 
 def _parsed(body: bytes, prefix: str) -> Answer:
     root = ET.fromstring(body)
     if not root.tag.endswith(ROOT):
-        raise Odd(f"no listing: {root.tag}")
+        raise FallBack(f"no listing: {root.tag}")
     space = root.tag[: -len(ROOT)]
     key, size, etag, time, begin = *(space + name for name in ("Key", "Size", "ETag", "LastModified")), len(prefix)
     encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server does not know of it

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteMissing, UsageError
-from growfs.remote.errors import explain
-from growfs.remote.http.connection import Connection, Headers, Odd, Request, Unreached
-from growfs.remote.http.download import ODD_MAX, Answered
+from growfs.remote.errors import translate
+from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, Request
+from growfs.remote.http.download import ODD_MAX, HttpError
 from growfs.remote.http.stream import OpenedFile
 from growfs.remote.http.threads import Streams
 from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, RemoteSpec
@@ -29,7 +29,7 @@ from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.metadata import file_from, file_of
 from growfs.remote.stores.s3 import listing
 from growfs.remote.stores.s3.keyspace import Keyspace, Span
-from growfs.remote.stores.s3.lister import Answer, Walkers, Width
+from growfs.remote.stores.s3.lister import Answer, ConcurrencyLimit, Walkers
 from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.stores.walk import PAGE_FILES_MAX
 
@@ -62,7 +62,7 @@ class S3Remote(FsspecRemote):
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.shown()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
-        self._width = Width()  # of the last listing, where that has to go on
+        self._width = ConcurrencyLimit()  # of the last listing, where that has to go on
         self._odd_pages = 0
         if self._options.keys() <= _NO_SESSION:
             self._options["session"] = _session
@@ -71,7 +71,7 @@ class S3Remote(FsspecRemote):
         bucket, prefix = self._bucket_and_prefix
         keyspace = Keyspace(cursor, serial=bucket.endswith(UNORDERED))
         if cursor is None:
-            self._width = Width()
+            self._width = ConcurrencyLimit()
         yield from Walkers(keyspace, self._width, self._connection, self._names, listing.files).pages()
         if prefix and cursor is None and not keyspace.pages:
             raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
@@ -90,9 +90,9 @@ class S3Remote(FsspecRemote):
         if self._odd_pages < ODD_MAX:
             try:
                 return listing.get(connection, self._page_request(asked), prefix)
-            except (Answered, Unreached) as error:
-                raise explain(error, self._where(), self.store, self._secrets) from None
-            except Odd:
+            except (HttpError, ConnectionFailed) as error:
+                raise translate(error, self._where(), self.store, self._secrets) from None
+            except FallBack:
                 self._odd_pages += 1
         reply = self._call("", "list_objects_v2", **asked)
         # From the next page on: dateutil, which reads botocore's times, is half of what a page costs.
@@ -125,10 +125,10 @@ class S3Remote(FsspecRemote):
             wanted = self._wanted(client.list_objects_v2, asked)
             url = sync(self.fs.loop, client.generate_presigned_url, "list_objects_v2", wanted, SIGNED_S)
         except Exception as error:
-            raise Odd("cannot be signed") from error
+            raise FallBack("cannot be signed") from error
         request = Request(url, {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {})
         if self._ranged.is_proxied(*request.origin):
-            raise Odd("behind a proxy")
+            raise FallBack("behind a proxy")
         return request
 
     def _client(self, bucket: str) -> Any:
@@ -144,7 +144,7 @@ class S3Remote(FsspecRemote):
         """What the library would have the method told. Raises Odd where only it can tell that."""
         wanted: dict[str, Any] = self.fs._get_s3_method_kwargs(method, **asked)
         if wanted.keys() - {*asked, "RequestPayer"} or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
-            raise Odd("an option that only the library knows")
+            raise FallBack("an option that only the library knows")
         return wanted
 
     def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
@@ -179,7 +179,7 @@ class S3Remote(FsspecRemote):
                     try:
                         chunk = await body.read(CHUNK_BYTES)
                     except Exception as error:  # noqa: BLE001 only read's own are told as the remote's
-                        raise explain(error, self._where(file.path), self.store, self._secrets) from None
+                        raise translate(error, self._where(file.path), self.store, self._secrets) from None
                     if not chunk:
                         return written
                     out.write(chunk)
