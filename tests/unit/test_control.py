@@ -101,7 +101,7 @@ async def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_is_not_heard(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom growfs.control import ask\n"
+        "import os, sys\nfrom pathlib import Path\nfrom growfs.daemon.control import ask\n"
         "folder = os.open(sys.argv[1], os.O_PATH)\nos.setuid(65534)\n"
         "try: ask(Path(f'/proc/self/fd/{folder}'), 'count', to=1)\n"
         "except Exception as error: sys.exit(str(error))\n"

@@ -19,7 +19,7 @@ TICK_S = 1e-6
 class Clock:
     """Time that passes only while somebody sleeps, one after the other: the earliest to wake goes on first.
 
-    Stands in for time in growfs.pace. Of the threads that `run` starts, one is at work at a time.
+    Stands in for time in growfs.remote.limits. Of the threads that `run` starts, one is at work at a time.
     """
 
     def __init__(self) -> None:

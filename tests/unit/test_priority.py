@@ -78,7 +78,7 @@ def test_who_gets_no_core_is_idle_no_more() -> None:
             stack.callback(process.kill)
             return process.pid
 
-        aside = run(f"from growfs.priority import step_aside; step_aside()\n{SPIN}")
+        aside = run(f"from growfs.workers.process import lower_priority; lower_priority()\n{SPIN}")
         group = Path(f"/proc/{aside}/cgroup")
         until(lambda: f":/{IDLE_GROUP}\n" in group.read_text())
         for _ in os.sched_getaffinity(0):
