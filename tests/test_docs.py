@@ -21,6 +21,7 @@ DOCS = ROOT / "docs"
 OPTIONS = (DOCS / "options.md").read_text()
 VIRTUAL = (DOCS / "files-in-the-mount.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "tools").rglob("*.md")])
+CODE_PAGES = [ROOT / "ARCHITECTURE.md", DOCS / "roadmap.md", *sorted((DOCS / "decisions").glob("*.md"))]
 LINES_MAX = {"README.md": 180, "ARCHITECTURE.md": 200}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -124,3 +125,20 @@ def test_the_decisions_are_numbered_without_a_gap_and_in_their_index() -> None:
     pages = sorted(page.name for page in (DOCS / "decisions").glob("0*.md"))
     assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
     assert [name for name in LINK.findall((DOCS / "decisions/README.md").read_text()) if "/" not in name] == pages
+
+
+@pytest.mark.parametrize("page", CODE_PAGES, ids=lambda page: page.name)
+def test_the_files_and_classes_that_a_page_names_exist(page: Path) -> None:
+    """Files by the end of their paths; classes and methods where a page says which code it is about."""
+    text = page.read_text()
+    files = [
+        f"/{path.relative_to(ROOT)}" for top in ("growfs", "tests", "tools") for path in (ROOT / top).rglob("*.py")
+    ]
+    source = "\n".join(path.read_text() for path in (ROOT / "growfs").rglob("*.py"))
+    code = "\n".join(re.findall(r"^Code: .*?\n\n", text, re.DOTALL | re.MULTILINE))
+    missing = [name for name in re.findall(r"[\w/]+\.py", text) if not any(path.endswith(f"/{name}") for path in files)]
+    missing += [name for name in re.findall(r"`((?:growfs|tests|tools)[\w/]*)`", text) if not (ROOT / name).exists()]
+    for name, method in re.findall(r"`([A-Z]\w+)(?:\.(\w+))?`", code):
+        if f"class {name}" not in source or (method and f"def {method}(" not in source):
+            missing.append(name)
+    assert missing == []
