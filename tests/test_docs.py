@@ -129,16 +129,16 @@ def test_the_decisions_are_numbered_without_a_gap_and_in_their_index() -> None:
 
 @pytest.mark.parametrize("page", CODE_PAGES, ids=lambda page: page.name)
 def test_the_files_and_classes_that_a_page_names_exist(page: Path) -> None:
-    """Files by the end of their paths; classes and methods where a page says which code it is about."""
+    """Files by the end of their paths; classes and methods where they stand in brackets behind their file."""
     text = page.read_text()
     files = [
         f"/{path.relative_to(ROOT)}" for top in ("growfs", "tests", "tools") for path in (ROOT / top).rglob("*.py")
     ]
-    source = "\n".join(path.read_text() for path in (ROOT / "growfs").rglob("*.py"))
-    code = "\n".join(re.findall(r"^Code: .*?\n\n", text, re.DOTALL | re.MULTILINE))
     missing = [name for name in re.findall(r"[\w/]+\.py", text) if not any(path.endswith(f"/{name}") for path in files)]
     missing += [name for name in re.findall(r"`((?:growfs|tests|tools)[\w/]*)`", text) if not (ROOT / name).exists()]
-    for name, method in re.findall(r"`([A-Z]\w+)(?:\.(\w+))?`", code):
-        if f"class {name}" not in source or (method and f"def {method}(" not in source):
-            missing.append(name)
+    for file, names in re.findall(r"`(growfs/[\w/]+\.py)`\s\((`[^)]+)\)", text):
+        source = (ROOT / file).read_text()
+        for name, method in re.findall(r"`(\w+)(?:\.(\w+))?`", names):
+            if f"class {name}" not in source or (method and f"def {method}(" not in source):
+                missing.append(f"{file}: {name}")
     assert missing == []
