@@ -68,11 +68,32 @@ def test_a_worker_starts_without_trio() -> None:
     assert done.stdout == "False\n"
 
 
-def test_only_the_daemon_constructs_rooms() -> None:
-    rooms = {"Database", "Catalog", "Store", "Workers", "Refresher", "Fetcher", "Population", "Readers", "Vfs"}
-    for name, tree in MODULES.items():
-        made = {call.func.id for call in calls(tree) if isinstance(call.func, ast.Name)} & rooms
-        assert not made or name == "growfs.daemon.main", f"{name} constructs {made}"
+COMPONENTS = {
+    "Catalog",
+    "CatalogSync",
+    "Database",
+    "Dispatcher",
+    "Evictor",
+    "Fetcher",
+    "Generations",
+    "Prefetcher",
+    "ReaderRegistry",
+    "StartGate",
+    "Status",
+    "Store",
+    "UsageCounters",
+    "VersionUpdater",
+    "Vfs",
+}
+
+
+def test_only_wiring_constructs_components() -> None:
+    made = {
+        name: {call.func.id for call in calls(tree) if isinstance(call.func, ast.Name)} & COMPONENTS
+        for name, tree in MODULES.items()
+    }
+    assert made.pop("growfs.daemon.wiring") == COMPONENTS, "a component was renamed: correct the set"
+    assert not {name: found for name, found in made.items() if found}
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -1,0 +1,135 @@
+"""The composition root: constructs the components of a mount and connects them. Nothing else constructs one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from growfs.cache.catalog import Catalog
+from growfs.cache.database import Database
+from growfs.cache.directory import CacheFolder
+from growfs.cache.recovery import recover
+from growfs.cache.store import Store
+from growfs.cache.usage import Budget, UsageCounters
+from growfs.daemon.commands import CommandHandlers, limit_bytes
+from growfs.daemon.control import Control
+from growfs.daemon.options import Request
+from growfs.daemon.status import Mount, Status
+from growfs.daemon.virtual_files import RecentLog, virtual_files
+from growfs.fuse.engine import Engine, EngineChoice
+from growfs.rotation.draw_order import Pass
+from growfs.rotation.eviction import Evictor
+from growfs.rotation.generations import Generations
+from growfs.rotation.registry import ReaderRegistry
+from growfs.scheduler.dispatcher import Dispatcher
+from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.order import Groups, plan_in_worker
+from growfs.scheduler.prefetch import Prefetcher
+from growfs.scheduler.readiness import StartCondition
+from growfs.scheduler.refresh import CatalogSync, VersionUpdater
+from growfs.scheduler.startup import StartGate
+from growfs.vfs.filesystem import Vfs
+from growfs.workers.pool import WorkerPool
+
+
+class Service(Protocol):
+    """Does its work until it is cancelled."""
+
+    async def run(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The rooms of a running mount that it needs by name. running: those with a task of their own."""
+
+    database: Database
+    catalog: Catalog
+    store: Store
+    usage: UsageCounters
+    start: StartGate
+    status: Status
+    engine: Engine
+    running: tuple[Service, ...]
+
+
+def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
+    """Construct the rooms, from the bottom up."""
+    options = request.options
+    database = Database(folder.database)
+    recover(database, folder.path)
+    catalog = Catalog(database, options.freeze)
+    store = Store(folder.path, database, catalog, options.min_free)
+    store.limit_bytes = limit_bytes(options.cache_size, store)
+    budget = Budget(database, options.remote_budget)
+    usage = UsageCounters(database, budget)
+    rotates = options.rotation != "never"
+    decide = partial(plan_in_worker, workers, database.path)
+    generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files, decide)
+    to_the_end = options.rotation == "always"
+    readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, usage.opened_lately)
+    evictor = Evictor(database, store, generations, readers.holds)
+    catalog_sync = CatalogSync(workers, catalog, store, options.refresh, request.remote.is_endless)
+    groups = Groups(catalog, options.group)
+    made = request.remote.producer is not None
+    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, made)
+    fetcher = Fetcher(
+        catalog, store, folder.partial, dispatcher, options.miss_timeout, catalog_sync.replace, evictor, groups, made
+    )
+    if made and (size := store.largest_resident()) is not None:
+        fetcher.guess.learn(size)
+    ask = StartCondition(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
+    asked = Pass(options.seed, 1, options.partition, options.group)
+    prefetcher = Prefetcher(
+        workers, catalog, store, generations, evictor, fetcher, catalog_sync, budget, folder.partial, asked, ask
+    )
+    renewals = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetcher.paused, prefetcher.changed)
+    start = StartGate(ask, catalog, store, fetcher, catalog_sync, prefetcher, budget, options.show_files)
+    store.admitted.connect(usage.admitted)
+    store.to_draw_again.connect(prefetcher.draw_again)
+    dispatcher.received.connect(budget.spend)
+    for more_room in (readers.released, generations.written):
+        more_room.connect(store.room.notify)
+    rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
+    wait_for_misses = options.on_miss == "wait"
+    vfs = Vfs(catalog, store, fetcher.ensure, readers, usage, rows, folder.partial, wait_for_misses)
+    choice = EngineChoice(options.engine, folder.partial)
+    engine = choice.engine(vfs)
+    for gone in (catalog_sync.removed, store.renewed):
+        gone.connect(vfs.forget_names)
+    vfs.forgotten.connect(engine.forget_name)
+    described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
+    status = Status(
+        described,
+        database,
+        catalog,
+        store,
+        generations,
+        dispatcher,
+        fetcher,
+        catalog_sync,
+        prefetcher,
+        readers,
+        vfs,
+        usage,
+        budget,
+        engine.requests,
+    )
+    verbs = CommandHandlers(
+        database,
+        catalog,
+        store,
+        evictor,
+        dispatcher,
+        fetcher,
+        prefetcher,
+        catalog_sync,
+        readers,
+        generations,
+        budget,
+        status.snapshot,
+    )
+    control = Control(folder.path, verbs.table())
+    running = (catalog_sync, readers, generations, fetcher, prefetcher, renewals, usage, control)
+    return Components(database, catalog, store, usage, start, status, engine, running)
