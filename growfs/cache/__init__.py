@@ -5,6 +5,7 @@ Owns the cache directory: catalog.sqlite, files/ and partial/.
 Always: a row vouches for a file that is whole; resident, reserved and orphaned bytes stay within the quota; writes to
 the database happen on one thread at a time.
 
-For others: `directory`, `database`, `schema`, `catalog`, `diff`, `store`, `publish`, `open_files`, `recovery`, `usage`.
+For others: `directory`, `database`, `schema`, `catalog`, `diff`, `store`, `publish`, `open_files`, `recovery`, `usage`,
+`budget`.
 Workers import `schema`, `catalog` and `diff`, so nothing is imported by this file.
 """

@@ -162,7 +162,7 @@ class Catalog:
         row = self._db.row(f"{NODES} n.id = ?", id)
         return row and Node(*row)
 
-    def beginning_with(self, name: str, parent: int | None) -> list[Node]:
+    def files_with_prefix(self, name: str, parent: int | None) -> list[Node]:
         """The files whose names begin so, of one directory or of all."""
         query = f"{NODES} n.parent = ? AND n.name >= ? AND n.name < ? AND n.is_dir = 0"
         parents = [(parent,)] if parent else self._db.rows("SELECT id FROM node WHERE is_dir = 1")
@@ -216,11 +216,11 @@ class Catalog:
     async def defer(self, ids: list[int], number: int) -> None:
         """Have a pass come to these files once more, after all others: they were here when it came to them."""
         query, values = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?", [(-number, id, number) for id in ids]
-        await self._db.write_at_last(lambda writer: writer.executemany(query, values))
+        await self._db.write_with_retry(lambda writer: writer.executemany(query, values))
 
     async def begin_pass(self, number: int) -> None:
         """Walk over the whole catalog once more."""
-        await self._db.write_at_last(lambda writer: set_meta(writer, "pass", number))
+        await self._db.write_with_retry(lambda writer: set_meta(writer, "pass", number))
 
     async def finish(self, listing: int) -> None:
         """Remember that a listing was completed."""

@@ -56,7 +56,7 @@ class Database:
         """The first row of a query over what is committed, or None."""
         return self._reader.execute(query, values).fetchone()
 
-    async def aside(self, function: Callable[[Query], T]) -> T:
+    async def query_in_thread(self, function: Callable[[Query], T]) -> T:
         """Have function ask on a thread, by a connection of its own: for what takes longer than a reader can wait."""
 
         def look() -> T:
@@ -83,7 +83,7 @@ class Database:
 
         return await trio.to_thread.run_sync(turn, limiter=self._turn)
 
-    async def write_at_last(self, function: Callable[[sqlite3.Connection], T]) -> T:
+    async def write_with_retry(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """As `write`, again and again while the disk refuses: what needs no answer must not end the daemon."""
         while True:
             try:
@@ -92,7 +92,7 @@ class Database:
                 log.warning("the catalog cannot be written, trying again: %s", error)
                 await trio.sleep(RETRY_S)
 
-    async def in_writer(self, function: Callable[[], T]) -> T:
+    async def run_in_writer(self, function: Callable[[], T]) -> T:
         """Run function, outside of any transaction, in the writing thread's turn: what must not overtake a write."""
         return await trio.to_thread.run_sync(function, limiter=self._turn)
 
@@ -101,7 +101,7 @@ class Database:
         with transaction(self._writer):
             return function(self._writer)
 
-    def write_through(self, function: Callable[[sqlite3.Connection], T]) -> T:
+    def write_durably(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """As `write_now`, and return when the medium has it: what a power loss must not undo."""
         self._writer.execute("PRAGMA synchronous = FULL")
         try:

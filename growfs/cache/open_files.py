@@ -68,7 +68,7 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self.orphan_bytes = 0
-        self.dropped = Signal[[int]]()
+        self.descriptor_closed = Signal[[int]]()
         self._files: dict[int, OpenFile] = {}
         self._idle: dict[int, OpenFile] = {}
         self._mapped: dict[int, OpenFile] = {}
@@ -90,7 +90,7 @@ class OpenFiles:
         """The file with that node id, if a reader has it open."""
         return self._files.get(id)
 
-    def wants(self, id: int) -> bool:
+    def should_preopen(self, id: int) -> bool:
         """Whether a file may be opened ahead of its reader: it is not open, and no other would have to go for it."""
         room = len(self._idle) < self._idle_max and not self._full
         return room and id not in self._idle and id not in self._files
@@ -99,7 +99,7 @@ class OpenFiles:
     def _full(self) -> bool:
         return len(self._files) + len(self._idle) + len(self._mapped) >= self._most
 
-    def again(self, id: int) -> OpenFile | None:
+    def reuse(self, id: int) -> OpenFile | None:
         """Open a file once more that is open, or was lately."""
         if opened := self._files.get(id):
             opened.opens += 1
@@ -141,7 +141,7 @@ class OpenFiles:
             return 0
         del self._files[id]
         if opened.orphan_bytes is not None:
-            return self._let_go(opened)
+            return self._release(opened)
         self._idle[id] = opened
         if len(self._idle) > self._idle_max:
             self._drop_idle()
@@ -155,14 +155,14 @@ class OpenFiles:
             return False
         opened.orphan_bytes = bytes
         self.orphan_bytes += bytes
-        return not idle or self._let_go(idle) == 0
+        return not idle or self._release(idle) == 0
 
-    def sweep(self) -> int:
+    def collect_orphans(self) -> int:
         """Let go of orphans that are no longer mapped; returns the bytes that this freed."""
         mapped, self._mapped = self._mapped, {}
-        return sum(self._let_go(orphan) for orphan in mapped.values())
+        return sum(self._release(orphan) for orphan in mapped.values())
 
-    def _let_go(self, orphan: OpenFile) -> int:
+    def _release(self, orphan: OpenFile) -> int:
         """Close an orphan that nobody has open, unless it is mapped; returns the bytes that this freed."""
         if orphan.is_mapped():
             self._mapped[orphan.fd] = orphan
@@ -181,4 +181,4 @@ class OpenFiles:
 
     def _drop(self, opened: OpenFile) -> None:
         os.close(opened.fd)
-        self.dropped.notify(opened.id)
+        self.descriptor_closed.notify(opened.id)

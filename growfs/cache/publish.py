@@ -173,7 +173,7 @@ class Publisher:
         done.renewed.append(Removed(node.id, node.parent, node.name, draft.path, size or 0, bytes))
         return cursor.lastrowid or 0, Place(seq, turn, left_out, opened) if seq else None
 
-    def send_to_the_back(self, writer: sqlite3.Connection, units: Iterable[Sequence[int]]) -> None:
+    def requeue(self, writer: sqlite3.Connection, units: Iterable[Sequence[int]]) -> None:
         """Give units the last places in the queue to be left out. Each is the ids of what leaves as one."""
         for unit in units:
             turn = self._next()
@@ -210,7 +210,7 @@ class Publisher:
                 with self._noted(moved.old):
                     disk.unlink("DISCARD", moved.old)
 
-    def withdraw(self, writer: sqlite3.Connection, ids: Iterable[int], draw_again: bool) -> list[Evicted]:
+    def withdraw(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Evicted]:
         """Delete the rows; their files are to be removed after the commit."""
         row_of = row_of_connection(writer)
         withdrawn = []
@@ -226,7 +226,7 @@ class Publisher:
                 withdrawn.append(Evicted(id, path, size, bytes))
                 _remember_stay(writer, id)
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))
-                if draw_again and left_out is None:  # what is left out has had its turn in this pass
+                if return_to_pass and left_out is None:  # what is left out has had its turn in this pass
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
         return withdrawn
 
@@ -237,7 +237,7 @@ class Publisher:
             with self._noted(path):
                 disk.unlink("EVICT", path)
 
-    def discard(self, changes: Changes) -> None:
+    def drop(self, changes: Changes) -> None:
         """Remove the files of what left the catalog, and the folders that this leaves empty."""
         for gone in changes.removed:
             if gone.bytes is not None:

@@ -67,7 +67,7 @@ def recover(database: Database, folder: Path) -> None:
         set_meta(writer, "clean", 0)
         set_meta(writer, "boot_id", boot_id())
 
-    database.write_through(begin)
+    database.write_durably(begin)
 
 
 def _drop(writer: sqlite3.Connection, files: Path, durable_only: bool) -> int:

@@ -42,12 +42,12 @@ class Store:
         self.min_free = min_free
         self.reserved_bytes = 0
         self.evicted_files = self.evicted_bytes = 0
-        self.room = Signal[[]]()
+        self.space_freed = Signal[[]]()
         self.admitted = Signal[[]]()
-        self.renewed = Signal[[list[Removed]]]()
-        self.to_draw_again = Signal[[]]()
+        self.replaced = Signal[[list[Removed]]]()
+        self.returned_to_pass = Signal[[]]()
         self._open = OpenFiles()
-        self.dropped = self._open.dropped
+        self.descriptor_closed = self._open.descriptor_closed
         self._db = database
         self._catalog = catalog
         self._files = folder / "files"
@@ -86,9 +86,9 @@ class Store:
 
     def reserve(self, size: int) -> int | None:
         """Take what a file of this size needs from the quota, or None where there is no room now."""
-        self.sweep()
+        self.collect_orphans()
         need = disk.allocation(size)
-        if self.over(need) > 0:
+        if self.bytes_short(need) > 0:
             return None
         self.reserved_bytes += need
         return need
@@ -96,10 +96,10 @@ class Store:
     def unreserve(self, reserved: int) -> None:
         """Give back what a file that did not come had reserved."""
         self.reserved_bytes -= reserved
-        self.room.notify()
+        self.space_freed.notify()
 
     @property
-    def largest(self) -> int:
+    def max_file_bytes(self) -> int:
         """Bytes that a single file may have at most."""
         return self.limit_bytes // disk.BLOCK * disk.BLOCK
 
@@ -108,15 +108,15 @@ class Store:
         (size,) = self._db.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
         return None if size is None else int(size)
 
-    def settle(self, reserved: int, size: int) -> int:
+    def adjust_reservation(self, reserved: int, size: int) -> int:
         """Reserve exactly what a file of this size needs, now that the size is known."""
         need = disk.allocation(size)
         self.reserved_bytes += need - reserved
         if need < reserved:
-            self.room.notify()
+            self.space_freed.notify()
         return need
 
-    def over(self, need: int) -> int:
+    def bytes_short(self, need: int) -> int:
         """Bytes that have to go for a file that needs so many; where it is negative, so many more have room."""
         return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
@@ -125,7 +125,7 @@ class Store:
     def set_limit(self, limit_bytes: int) -> None:
         """Change the quota; `Evictor.shrink` evicts what is over it."""
         self.limit_bytes = limit_bytes
-        self.room.notify()
+        self.space_freed.notify()
 
     async def admit(self, drafts: list[StagedFile], pass_number: int) -> set[int]:
         """Publish files, in this order, in one transaction; returns the ids that are resident now.
@@ -140,7 +140,7 @@ class Store:
                 lambda _: self._publisher.finish(files),
             )
         except (OSError, sqlite3.Error):
-            await self._db.in_writer(lambda: self._publisher.undo(files))
+            await self._db.run_in_writer(lambda: self._publisher.undo(files))
             raise
         finally:
             self.reserved_bytes -= sum(draft.reserved for draft in drafts)
@@ -158,34 +158,34 @@ class Store:
                 if draft.node.size is None or draft.renews:
                     self._catalog.bytes += draft.fetched.size
         if done.renewed:
-            self.renewed.notify(done.renewed)
+            self.replaced.notify(done.renewed)
         self.admitted.notify()
         return set(done.admitted)
 
-    async def evict(self, ids: list[int], draw_again: bool = False) -> int:
+    async def evict(self, ids: list[int], return_to_pass: bool = False) -> int:
         """Stop being resident; returns the bytes that were freed. What is open stays readable until its last close.
 
-        draw_again: the pass may have them once more, when there is room.
+        return_to_pass: the pass may have them once more, when there is room.
         """
         if not ids:
             return 0
         withdrawn = await self._db.write(
-            lambda writer: self._publisher.withdraw(writer, ids, draw_again), self._publisher.remove
+            lambda writer: self._publisher.withdraw(writer, ids, return_to_pass), self._publisher.remove
         )
         for gone in withdrawn:
             self._withdrawn(gone.id, gone.size, gone.bytes)
         freed = sum(gone.bytes for gone in withdrawn)
         self.evicted_files += len(withdrawn)
         self.evicted_bytes += freed
-        if draw_again:
-            self.to_draw_again.notify()
+        if return_to_pass:
+            self.returned_to_pass.notify()
         return freed
 
-    def discard_files(self, changes: Changes) -> None:
+    def drop_files(self, changes: Changes) -> None:
         """Remove the cached files of what left the catalog. In the writing thread, after the commit."""
-        self._publisher.discard(changes)
+        self._publisher.drop(changes)
 
-    def discarded(self, changes: Changes) -> None:
+    def count_dropped(self, changes: Changes) -> None:
         """Settle the accounts for what left the catalog."""
         for gone in changes.removed:
             if gone.bytes is not None:
@@ -196,7 +196,7 @@ class Store:
         self.resident_bytes -= bytes
         self.resident_content_bytes -= size
         if not self._open.orphan(id, bytes):
-            self.room.notify()
+            self.space_freed.notify()
 
     def entries(self, parent: int, after_seq: int, last_seq: int, most: int, mtime_ns: int) -> list[Any]:
         """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.
@@ -210,9 +210,9 @@ class Store:
             mtime_ns, parent, after_seq, last_seq, most,
         )  # fmt: skip
 
-    def send_to_the_back(self, writer: sqlite3.Connection, units: Sequence[tuple[int, ...]]) -> None:
+    def requeue(self, writer: sqlite3.Connection, units: Sequence[tuple[int, ...]]) -> None:
         """Give units (the ids of what leaves as one) the last places in the queue to be left out, within a write."""
-        self._publisher.send_to_the_back(writer, units)
+        self._publisher.requeue(writer, units)
 
     # Open files.
 
@@ -227,7 +227,7 @@ class Store:
 
     def open(self, id: int) -> OpenFile | None:
         """Open a resident file once more; None where it is not resident, or `recheck` has to look at it first."""
-        if opened := self._open.again(id):
+        if opened := self._open.reuse(id):
             return opened
         row = self._db.row(
             "SELECT n.parent, n.name, n.size, n.mtime_ns, r.ino, r.ctime_ns FROM resident r JOIN node n USING (id)"
@@ -243,11 +243,11 @@ class Store:
 
     def open_ahead(self, id: int) -> bool:
         """Open a resident file for a reader who may come; False where that is of no use."""
-        return self._open.wants(id) and self.open(id) is not None
+        return self._open.should_preopen(id) and self.open(id) is not None
 
     async def recheck(self, id: int) -> None:
         """Look at a resident file that `open` did not take: the digest decides whether it goes."""
-        await self._db.in_writer(lambda: None)  # what was renamed a moment ago has its row then
+        await self._db.run_in_writer(lambda: None)  # what was renamed a moment ago has its row then
         row = self._db.row(f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
         if row is None or id in self._open:
             return
@@ -262,12 +262,12 @@ class Store:
     def close_file(self, id: int) -> None:
         """Close once; the last one gives back the room of a file that is no longer resident."""
         if self._open.close(id):
-            self.room.notify()
+            self.space_freed.notify()
 
-    def sweep(self) -> None:
+    def collect_orphans(self) -> None:
         """Give back the room of evicted files that were mapped and are not any more: nobody tells of that."""
-        if self._open.sweep():
-            self.room.notify()
+        if self._open.collect_orphans():
+            self.space_freed.notify()
 
     # What survives.
 
@@ -282,7 +282,7 @@ class Store:
             self._db.write_now(mark_durable)  # in the same turn of the writer: nothing is admitted in between
 
         try:
-            await self._db.in_writer(sync)
+            await self._db.run_in_writer(sync)
         except BaseException:
             self._durable = False
             raise

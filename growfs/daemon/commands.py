@@ -12,11 +12,11 @@ import trio
 from humanfriendly import format_size
 
 from growfs import disk
+from growfs.cache.budget import Budget
 from growfs.cache.catalog import NODE, Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget
 from growfs.daemon.control import Command
 from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.parsers import CacheSize
@@ -155,7 +155,7 @@ class CommandHandlers:
             self.dispatcher.bytes_per_s = value
         elif name == "remote_budget":
             self.budget.limit = value
-            self.store.room.notify()
+            self.store.space_freed.notify()
 
     async def _matching(self, globs: list[str]) -> list[Node]:
         nodes = await trio.to_thread.run_sync(lambda: list(_matches(self.database, PathFilter(globs))))

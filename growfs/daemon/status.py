@@ -12,11 +12,12 @@ from typing import Any
 import trio
 from humanfriendly import format_timespan
 
+from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget, UsageCounters
+from growfs.cache.usage import UsageCounters
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
 from growfs.rotation.registry import FOREIGN, ReaderRegistry
@@ -100,7 +101,9 @@ class Status:
     async def snapshot(self) -> dict[str, Any]:
         """All figures. Sizes in bytes, times in seconds."""
         living = self._readers.living()
-        sums = await self._database.aside(partial(self._sums, {hold for reader in living if (hold := _oldest(reader))}))
+        sums = await self._database.query_in_thread(
+            partial(self._sums, {hold for reader in living if (hold := _oldest(reader))})
+        )
         return self._told(living, sums)
 
     def _sums(self, holds: set[Hold], ask: Query) -> Sums:
@@ -111,7 +114,7 @@ class Status:
 
     def _told(self, living: list[Reader], sums: Sums) -> dict[str, Any]:
         store, counters = self._store, self._fetcher.counters
-        store.sweep()
+        store.collect_orphans()
         rate = counters.bytes_per_s()
         share, asked = self._catalog.share, self._prefetcher.asked
         room = min(share.bytes - store.resident_content_bytes, store.limit_bytes - store.resident_bytes)

@@ -16,7 +16,7 @@ import trio
 from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection
 from growfs.daemon.render import openmetrics, render
 from growfs.rotation.rules import Generation
-from growfs.vfs.filesystem import VirtualFile
+from growfs.vfs.virtual import VirtualFile
 
 LOG_LINES_MAX = 1000
 
@@ -62,8 +62,8 @@ def virtual_files(
         VirtualFile("status", of_status(render)),
         VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
         VirtualFile("metrics", of_status(openmetrics)),
-        VirtualFile("files", of_listing(_write_files), lists=True),
-        VirtualFile("index.csv", of_listing(_write_index), lists=True),
+        VirtualFile("files", of_listing(_write_files), needs_generation=True),
+        VirtualFile("index.csv", of_listing(_write_index), needs_generation=True),
         VirtualFile("ledger.csv", usage),
         VirtualFile("log", log),
     ]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.directory import CacheFolder
 from growfs.cache.recovery import recover
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget, UsageCounters
+from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import CommandHandlers, limit_bytes
 from growfs.daemon.control import Control
 from growfs.daemon.options import Request
@@ -31,6 +32,7 @@ from growfs.scheduler.readiness import StartCondition
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
 from growfs.scheduler.startup import StartGate
 from growfs.vfs.filesystem import Vfs
+from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
 
 
@@ -68,7 +70,7 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
     decide = partial(plan_in_worker, workers, database.path)
     generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files, decide)
     to_the_end = options.rotation == "always"
-    readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, usage.opened_lately)
+    readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, usage.recently_opened)
     evictor = Evictor(database, store, generations, readers.holds)
     catalog_sync = CatalogSync(workers, catalog, store, options.refresh, request.remote.is_endless)
     groups = Groups(catalog, options.group)
@@ -86,19 +88,20 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
     )
     renewals = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetcher.paused, prefetcher.changed)
     start = StartGate(ask, catalog, store, fetcher, catalog_sync, prefetcher, budget, options.show_files)
-    store.admitted.connect(usage.admitted)
-    store.to_draw_again.connect(prefetcher.draw_again)
+    store.admitted.connect(usage.mark_changed)
+    store.returned_to_pass.connect(prefetcher.draw_again)
     dispatcher.received.connect(budget.spend)
     for more_room in (readers.released, generations.written):
-        more_room.connect(store.room.notify)
+        more_room.connect(store.space_freed.notify)
     rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
-    wait_for_misses = options.on_miss == "wait"
-    vfs = Vfs(catalog, store, fetcher.ensure, readers, usage, rows, folder.partial, wait_for_misses)
+    virtual = VirtualFolder(rows, folder.partial)
+    vfs = Vfs(catalog, store, readers, virtual, fetcher.ensure if options.on_miss == "wait" else None)
+    vfs.file_opened.connect(usage.count_open)
     choice = EngineChoice(options.engine, folder.partial)
     engine = choice.engine(vfs)
-    for gone in (catalog_sync.removed, store.renewed):
+    for gone in (catalog_sync.removed, store.replaced):
         gone.connect(vfs.forget_names)
-    vfs.forgotten.connect(engine.forget_name)
+    vfs.name_invalidated.connect(engine.forget_name)
     described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
     status = Status(
         described,

@@ -131,7 +131,7 @@ class LibfuseEngine(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, name, _entry(entry.attributes), entry.position):
                 break
             count += 1
-        self._vfs.showed(fh, count)
+        self._vfs.mark_delivered(fh, count)
 
     @answered
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
@@ -152,7 +152,7 @@ class LibfuseEngine(pyfuse3.Operations):
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> memoryview | bytes:
         self._wakefulness.note()
-        count = self._vfs.read_now(fh, off, self._buffer[:size])
+        count = self._vfs.try_read(fh, off, self._buffer[:size])
         if count is not None:
             return self._buffer[:count]  # pyfuse3 copies it into the reply before anything else runs
         try:

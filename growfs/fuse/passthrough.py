@@ -66,7 +66,7 @@ class PassthroughEngine:
         self._listed: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._waiting: dict[int, Waiting] = {}
         self._buffer = memoryview(bytearray(protocol.REPLY_MAX))
-        vfs.dropped.connect(self._drop_backing)
+        vfs.descriptor_closed.connect(self._drop_backing)
         self._handlers: dict[int, tuple[str, Callable[[Request], None]]] = {
             opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
         }
@@ -233,7 +233,7 @@ class PassthroughEngine:
 
     def _readdir(self, request: Request, plus: bool) -> None:
         asked = structs.ReadIn.unpack(request.message, HEADER)
-        if not self._vfs.begin_listing_now(asked.fh, asked.offset):
+        if not self._vfs.try_begin_listing(asked.fh, asked.offset):
             self._later(request, partial(self._readdir_later, request, asked, plus))
         else:
             self._read_entries(request, asked, plus)
@@ -253,7 +253,7 @@ class PassthroughEngine:
             packed += one
             count += 1
         self._reply(request, bytes(packed))
-        self._listed.extend([entry.id for entry in self._vfs.showed(asked.fh, count) if not entry.is_dir])
+        self._listed.extend([entry.id for entry in self._vfs.mark_delivered(asked.fh, count) if not entry.is_dir])
 
     def _open_ahead(self) -> bool:
         """Have a file ready that was listed: who lists a directory often reads what is in it."""
@@ -275,12 +275,12 @@ class PassthroughEngine:
     # Files.
 
     def _open(self, request: Request) -> None:
-        handle = self._vfs.open_now(request.nodeid, request.tid)
+        handle = self._vfs.try_open(request.nodeid, request.tid)
         if handle is None:
             self._later(request, partial(self._open_later, request))
         else:
             self._opened(request, handle)
-            self._vfs.opened(handle)  # also where it was closed again: the count comes out the same
+            self._vfs.count_open(handle)  # also where it was closed again: the count comes out the same
 
     async def _open_later(self, request: Request) -> None:
         self._opened(request, await self._vfs.open(request.nodeid, request.tid))
@@ -324,7 +324,7 @@ class PassthroughEngine:
         """Of a virtual file, or one without a backing id; of any, where a reader gives advice (POSIX_FADV_WILLNEED)."""
         asked = structs.ReadIn.unpack(request.message, HEADER)
         buffer = self._buffer[: asked.size]
-        count = self._vfs.read_now(asked.fh, asked.offset, buffer)
+        count = self._vfs.try_read(asked.fh, asked.offset, buffer)
         if count is None:
             self._later(request, partial(self._read_later, request, asked))
         else:

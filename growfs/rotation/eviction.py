@@ -62,7 +62,7 @@ class Evictor:
             if not is_written:
                 return None
             async with self._making_room:
-                over = self._store.over(disk.allocation(size))
+                over = self._store.bytes_short(disk.allocation(size))
                 if over > 0:
                     may_go = partial(expendable, holds=self._holds(), shown_seq=self._store.shown_seq)
                     await self._evict(await self._chosen(may_go, over, self._store.limit_bytes // ROOM_SHARE))
@@ -71,9 +71,9 @@ class Evictor:
     async def reserve_by_eviction(self, size: int) -> int | None:
         """As Store.reserve, evicting what the rules allow where that is needed: see `victims` for their order."""
         async with self._making_room:
-            over = self._store.over(disk.allocation(size))
+            over = self._store.bytes_short(disk.allocation(size))
             if over > 0:
-                await self._evict(await self._chosen(self._victims(), over), draw_again=True)
+                await self._evict(await self._chosen(self._victims(), over), return_to_pass=True)
             return self._store.reserve(size)  # before anybody else runs
 
     async def shrink(self, limit_bytes: int) -> bool:
@@ -81,10 +81,10 @@ class Evictor:
         self._store.set_limit(limit_bytes)
         async with self._making_room:
             if (over := self._store.used_bytes - limit_bytes) > 0:
-                await self._evict(await self._chosen(self._victims(), over), draw_again=True)
+                await self._evict(await self._chosen(self._victims(), over), return_to_pass=True)
             if self._store.used_bytes > limit_bytes:  # all that may go is not enough, and goes all the same
                 everything = await self._chosen(self._victims(), 1, sys.maxsize, LOOKS[-1:])
-                await self._store.evict(everything, draw_again=True)
+                await self._store.evict(everything, return_to_pass=True)
         return self._store.used_bytes <= limit_bytes
 
     def evictable(self, files: list[tuple[int, Kind]]) -> set[int]:
@@ -99,9 +99,9 @@ class Evictor:
     ) -> list[int]:
         return await choose(self._db, self._store.open_files, may_go, need, ample, looks)
 
-    async def _evict(self, ids: list[int], draw_again: bool = False) -> None:
+    async def _evict(self, ids: list[int], return_to_pass: bool = False) -> None:
         try:
-            await self._store.evict(ids, draw_again)
+            await self._store.evict(ids, return_to_pass)
         except sqlite3.OperationalError as error:  # there is no room then, and who asked for it waits
             log.warning("no room could be made: %s", error)
 
@@ -122,7 +122,7 @@ async def choose(
     in_use = open.ids
     for most in looks:
         while True:
-            files = await db.aside(partial(may_go, in_use=in_use, most=most))
+            files = await db.query_in_thread(partial(may_go, in_use=in_use, most=most))
             chosen = eviction(files, max(need, min(ample, sum(file.bytes for file in files))))
             if not (taken := {id for id in chosen if id in open}):  # opened meanwhile, or mapped
                 break

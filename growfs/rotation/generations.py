@@ -98,7 +98,7 @@ class Generations:
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
             changes = [(left_out, id) for id, left_out in generation.changes.items()]
             writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", changes)
-            self._store.send_to_the_back(writer, to_the_back)
+            self._store.requeue(writer, to_the_back)
 
         await self._db.write(write)
 
@@ -128,18 +128,20 @@ class Generations:
             return
         async with self._rotating:  # what is on its way out is gone, and nothing else goes
             await self._begin(lasting, opened)
-        self._store.room.notify()
+        self._store.space_freed.notify()
 
     async def _begin(self, lasting: Holds, opened: frozenset[int]) -> None:
         store, share, number = self._store, self._catalog.share, self._number + 1
         asked = TurnoverInput(
-            limit=min(store.limit_bytes, store.used_bytes + max(0, -store.over(0))),  # the disk may have less for it
+            limit=min(
+                store.limit_bytes, store.used_bytes + max(0, -store.bytes_short(0))
+            ),  # the disk may have less for it
             share=self.share,
             largest=store.wanted_bytes,
             lacking=share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0,
             # What is on its way was not shown yet, as what will come. What a disk lacks that others fill is not the
             # listing's to give: all of it would go.
-            free=max(0, store.reserved_bytes - store.over(0)),
+            free=max(0, store.reserved_bytes - store.bytes_short(0)),
             shown_seq=store.shown_seq,
             last_seq=store.last_seq,
             once=lasting,

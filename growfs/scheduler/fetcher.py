@@ -119,7 +119,7 @@ class Fetcher:
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
         if node.size is None or self._sizes_vary:
-            return min(max(self.guess.bytes, node.size or 0), self._store.largest)
+            return min(max(self.guess.bytes, node.size or 0), self._store.max_file_bytes)
         return node.size
 
     def download(self, id: int) -> Download | None:
@@ -159,7 +159,7 @@ class Fetcher:
 
         Raises GrowfsError with the errno that a reader should get, after miss_timeout_s at the latest.
         """
-        if self.need(node) > self._store.largest:
+        if self.need(node) > self._store.max_file_bytes:
             raise too_large(path)
         download = self._downloads.get(node.id)
         if download is None:
@@ -176,7 +176,7 @@ class Fetcher:
             raise download.error
 
     def _miss(self, node: Node) -> Download:
-        members = self._groups.members(node, self._store.largest)
+        members = self._groups.members(node, self._store.max_file_bytes)
         unit = DownloadGroup(ids=tuple(member.id for member in members) if len(members) > 1 else ())
         for member in members:
             if member.seq is None and member.id not in self._downloads:
@@ -228,7 +228,7 @@ class Fetcher:
             while not self._roomless:
                 await self._roomless_came.wait()
             with trio.move_on_after(ROOM_POLL_S):
-                await self._store.room.wait()
+                await self._store.space_freed.wait()
             roomless, self._roomless = self._roomless, []
             for download in roomless:
                 if download.state is DownloadState.QUEUED:
@@ -240,7 +240,7 @@ class Fetcher:
             return
         assert download.reserved is not None
         self.guess.learn(became.size)
-        download.reserved = self._store.settle(download.reserved, became.size)
+        download.reserved = self._store.adjust_reservation(download.reserved, became.size)
         download.draft = StagedFile(
             download.node, download.path, download.target, became, download.reserved, download.renews, download.unit.ids
         )
@@ -252,9 +252,9 @@ class Fetcher:
 
     async def _not_fetched(self, download: Download, lost: FetchFailed) -> None:
         error = lost.error
-        if isinstance(error, SizeExceeded) and download.need < self._store.largest:
+        if isinstance(error, SizeExceeded) and download.need < self._store.max_file_bytes:
             self._unreserve(download)
-            download.need = self.guess.was_too_little(download.need, self._store.largest)
+            download.need = self.guess.was_too_little(download.need, self._store.max_file_bytes)
             download.move(DownloadState.QUEUED)
             self._push(download)
             return

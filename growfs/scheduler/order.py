@@ -76,7 +76,7 @@ class Groups:
         bare = node.name.removesuffix(f".{extension(node.name)}")
         within_folder = "{stem}" in self._template or "{parent}" in self._template
         by_name = "{stem}" in self._template or "{name}" in self._template
-        found = self._catalog.beginning_with(bare if by_name else "", node.parent if within_folder else None)
+        found = self._catalog.files_with_prefix(bare if by_name else "", node.parent if within_folder else None)
         group_members = [other for other in found if group_of(self._template, self._catalog.path(other)) == group]
         fits = sum(disk.allocation(member.size or 0) for member in group_members) <= bytes_max
         return group_members if fits else [node]

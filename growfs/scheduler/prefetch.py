@@ -14,9 +14,9 @@ from pathlib import Path
 import trio
 
 from growfs import disk
+from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node, Share
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget
 from growfs.errors import NoRoom, NotMade
 from growfs.events import Signal
 from growfs.rotation.draw_order import Pass, draw_key, groups_of
@@ -178,7 +178,7 @@ class Prefetcher:
 
     async def _pass(self) -> bool:
         """Draw what the pass has still to draw; whether the next one is to begin."""
-        asked = replace(self.asked, number=self._catalog.pass_number, size_max=self._store.largest)
+        asked = replace(self.asked, number=self._catalog.pass_number, size_max=self._store.max_file_bytes)
         order = await order_in_worker(self._workers, MakeOrder(self._catalog.file, asked, self._partial / "order"))
         self._catalog.share = Share(order.files, order.bytes)
         self._failed.clear()
@@ -228,7 +228,7 @@ class Prefetcher:
 
     def _too_large(self, nodes: Sequence[Node]) -> bool:
         """Whether what is drawn as one can never be here as a whole."""
-        return sum(self._needs(nodes)) > self._store.largest
+        return sum(self._needs(nodes)) > self._store.max_file_bytes
 
     async def _draw_all(self, drawn: Iterable[Sequence[int]]) -> bool:
         """Draw files in order; False when the order is out of date."""
@@ -305,7 +305,7 @@ class Prefetcher:
         self._store.wanted_bytes = sum(self._needs(nodes))
         self._state = MountState.HELD
         with trio.move_on_after(HOLD_S):
-            await self._store.room.wait()
+            await self._store.space_freed.wait()
             await trio.sleep(BREATH_S)
 
     async def _defer(self, unit: Sequence[int]) -> None:

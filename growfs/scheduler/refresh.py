@@ -147,15 +147,15 @@ class CatalogSync:
         at_once = []
         for id, file in part.changed:
             node = self._catalog.node(id)
-            fits = disk.allocation(file.size or 0) <= self._store.largest
+            fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
             if id in self.renewing:
                 continue  # what is on its way is compared again by the next listing
             if node and node.seq is not None and fits:
                 self.renewals[id] = file
             else:
                 at_once.append((id, file))
-        changes = await self._catalog.apply(replace(part, changed=at_once), self._store.discard_files)
-        self._store.discarded(changes)
+        changes = await self._catalog.apply(replace(part, changed=at_once), self._store.drop_files)
+        self._store.count_dropped(changes)
         if changes.removed:
             self.removed.notify(changes.removed)
         self.progress.notify()

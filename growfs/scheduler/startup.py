@@ -6,9 +6,9 @@ import trio
 from humanfriendly import format_size
 
 from growfs import disk
+from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
 from growfs.cache.store import Store
-from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, RemoteError
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.prefetch import Prefetcher

@@ -12,9 +12,10 @@ from growfs.vfs.attributes import Entry
 
 @dataclass(slots=True)
 class Directory:
-    """An open directory: the generation that it shows, from the first page on, and the entries that come next.
+    """An open directory. From its first page on it shows one generation.
 
-    ahead: what comes after `position`. passed: up to there all that does is left out. looking: for what comes next.
+    pending: entries after `position` that were read from the database and not yet delivered. scanned: the admission up
+    to which the database was searched. is_scanning: the search for the next entries has not found any yet.
     """
 
     id: int
@@ -22,24 +23,24 @@ class Directory:
     reader: Reader | None = None
     generation: Generation | None = None
     position: int = 0
-    ahead: list[Entry] = field(default_factory=list)
-    passed: int = 0
-    looking: bool = False
+    pending: list[Entry] = field(default_factory=list)
+    scanned: int = 0
+    is_scanning: bool = False
 
     def begin(self, reader: Reader, generation: Generation) -> None:
-        """A process lists it, from the start or from wherever it sought."""
+        """Begin a listing for a process."""
         self.reader, self.generation = reader, generation
-        self.ahead, self.position, self.passed, self.looking = [], 0, 0, True
+        self.pending, self.position, self.scanned, self.is_scanning = [], 0, 0, True
 
 
-def listed(
-    store: Store, parent: int, after_seq: int, generation: Generation, most: int, mtime_ns: int
+def visible_entries(
+    store: Store, parent: int, after_seq: int, generation: Generation, limit: int, mtime_ns: int
 ) -> tuple[list[Entry], int | None]:
     """Entries of a directory that a generation shows, admitted after after_seq, in the order of admission.
 
-    At most that many rows are read, and none of them may be shown: then the admission to continue after comes with
-    them, else None. mtime_ns: of files and directories that the remote gives no time for.
+    At most `limit` rows are read. Where the generation shows none of them, the second value is the admission to
+    continue after; else it is None. mtime_ns: of files and directories for which the remote gives no time.
     """
-    rows = store.entries(parent, after_seq, generation.last_seq, most, mtime_ns)
+    rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
     entries = [Entry._make(row[:-1]) for row in rows if generation.shows(row[0], row[-1])]
-    return entries, rows[-1][-2] if len(rows) == most and not entries else None
+    return entries, rows[-1][-2] if len(rows) == limit and not entries else None

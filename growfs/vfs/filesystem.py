@@ -1,7 +1,7 @@
-"""What a reader sees: names, attributes, listings and open files. Knows nothing of any protocol to the kernel.
+"""What a reader sees: names, attributes, listings and open files. Knows no kernel protocol.
 
-Owns the handles, and the names that are virtual. Everything is answered from memory or the local database at once;
-only `open` may wait, for a miss.
+Owns the handles of directories and cached files; `VirtualFolder` owns those of .growfs/. Every answer comes from memory
+or the local database at once. Only `open` may wait, for a miss, and `begin_listing`, for a new generation.
 """
 
 from __future__ import annotations
@@ -9,50 +9,34 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
+from functools import partial
 
 import trio
 
 from growfs.cache.catalog import Catalog, Node, Removed
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
-from growfs.cache.usage import UsageCounters
 from growfs.disk import BLOCK
-from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, TooManyOpen, Unreadable
+from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
 from growfs.events import Signal
 from growfs.rotation.registry import NOTHING, ReaderRegistry, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
-from growfs.vfs.directory import Directory, listed
+from growfs.vfs.directory import Directory, visible_entries
+from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder
 
 log = logging.getLogger(__name__)
 
-CONTROL = ".growfs"
-CONTROL_ID = 2
 READER_SHIFT = 40
 """A file's handle is its node id and, from this bit on, the number of the reader who opened it."""
 NODE_MASK = (1 << READER_SHIFT) - 1
-VIRTUAL_HANDLES_FROM = 1 << 62
 NAME_MAX = 255
-"""Bytes of the longest name: a Linux file system's limit (limits.h), which the cache's files are under as well."""
-LOOK_ENTRIES = 128
-"""Of a directory that are looked at in one step: 1 to 2 ms, for which the requests of others wait."""
-RENDERED_MAX = 128
-"""Files of .growfs/ that are open at one time; each takes a descriptor, of which the daemon needs some for itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class VirtualFile:
-    """A file of .growfs/. render: writes the content, once for each open. lists: opening it is a listing."""
-
-    name: str
-    render: Callable[[IO[bytes], Generation | None], Awaitable[None]]
-    lists: bool = False
+"""Bytes of the longest name: the limit of Linux file systems (limits.h), which holds for the cached files too."""
+SCAN_ROWS = 128
+"""Rows of a directory that are read in one step: 1 to 2 ms, in which no other request is answered."""
 
 
 @dataclass(slots=True)
@@ -66,43 +50,39 @@ class Misses:
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
-    fetch: returns when a file is resident, given its node and path; raises GrowfsError.
+    fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss is an
+    error at once.
 
-    `dropped` tells of each file whose descriptor was closed; that may be long after its last close by a reader.
-    `forgotten` tells of each name (directory id, name) that the kernel has to look up again.
+    Signals: `file_opened` (node id) for each open of a cached file; `descriptor_closed` (node id), which may come long
+    after the last close by a reader; `name_invalidated` (directory id, name) for each name that the kernel has to look
+    up again.
     """
 
     def __init__(
         self,
         catalog: Catalog,
         store: Store,
-        fetch: Callable[[Node, str], Awaitable[None]],
         readers: ReaderRegistry,
-        usage: UsageCounters,
-        virtual: list[VirtualFile],
-        scratch: Path,
-        wait_for_misses: bool,
+        virtual: VirtualFolder,
+        fetch: Callable[[Node, str], Awaitable[None]] | None,
     ) -> None:
         self.misses = Misses()
-        self.dropped = store.dropped
-        self.forgotten = Signal[[int, str]]()
+        self.file_opened = Signal[[int]]()
+        self.descriptor_closed = store.descriptor_closed
+        self.name_invalidated = Signal[[int, str]]()
         self._catalog = catalog
         self._store = store
-        self._fetch_now = fetch
         self._readers = readers
-        self._usage = usage
-        self._virtual = {CONTROL_ID + 1 + place: file for place, file in enumerate(virtual)}
-        self._scratch = scratch
-        self._wait_for_misses = wait_for_misses
-        self._rendered: dict[int, IO[bytes]] = {}
+        self._virtual = virtual
+        self._fetch = fetch
         self._directories: dict[int, Directory] = {}
-        self._handles = itertools.count(VIRTUAL_HANDLES_FROM)
+        self._directory_handles = itertools.count(1)
         self._started_ns = time.time_ns()
 
     # Names.
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """The attributes of a name in a directory. Every name of the catalog is there, resident or not."""
+        """The attributes of a name in a directory. Every name of the catalog is found, resident or not."""
         if len(name) > NAME_MAX:
             raise NameTooLong(f"a name of {len(name)} bytes; {NAME_MAX} are the most")
         try:
@@ -111,22 +91,21 @@ class Vfs:
             raise NoSuchName(repr(name)) from None
 
     def _lookup(self, parent: int, name: str) -> Attributes:
-        if parent == CONTROL_ID:
-            for id, file in self._virtual.items():
-                if file.name == name:
-                    return self.attributes(id)
-        elif parent == ROOT and name == CONTROL:
-            return self.attributes(CONTROL_ID)
+        if parent == FOLDER_ID:
+            if id := self._virtual.find(name):
+                return self._virtual.attributes(id)
+        elif parent == ROOT and name == FOLDER_NAME:
+            return self.attributes(FOLDER_ID)
         elif node := self._catalog.find(parent, name):
             return self._of(node)
         raise NoSuchName(name)
 
     def attributes(self, id: int) -> Attributes:
         """The attributes of a node."""
-        if id in (ROOT, CONTROL_ID):
+        if id in (ROOT, FOLDER_ID):
             return Attributes(id, True, 0, self._started_ns, DIRECTORY_TIMEOUT_S)
-        if id in self._virtual:
-            return Attributes(id, False, 0, time.time_ns(), 0.0)
+        if self._virtual.get(id):
+            return self._virtual.attributes(id)
         if node := self._catalog.node(id):
             return self._of(node)
         if opened := self._store.opened(id):
@@ -146,170 +125,158 @@ class Vfs:
     # Listings.
 
     def open_directory(self, id: int, tid: int) -> int:
-        """A handle for a directory, opened by a thread."""
-        handle = next(self._handles)
-        self._directories[handle] = Directory(id, thread_group(tid))  # the thread may end before it is read
+        """A handle for a directory that a thread opens."""
+        handle = next(self._directory_handles)
+        self._directories[handle] = Directory(id, thread_group(tid))  # now, as the thread may end before it reads
         return handle
 
-    def begin_listing_now(self, handle: int, position: int = 0) -> bool:
-        """Begin a listing of a directory, unless it is read on from a position; False where that has to wait.
+    def try_begin_listing(self, handle: int, position: int = 0) -> bool:
+        """Begin a listing of a directory, or continue it from a position; False where `begin_listing` has to wait.
 
-        A first read may be from any position: seekdir(3).
+        The first read of a handle may be from any position: seekdir(3).
         """
         directory = self._directories[handle]
-        if directory.id == CONTROL_ID:
+        if directory.id == FOLDER_ID:
             return True
-        if not (directory.looking or (position and directory.generation)):
+        if not (directory.is_scanning or (position and directory.generation)):
             listing = self._readers.listing(directory.pid, directory.id)
             if listing is None:
                 return False
             directory.begin(*listing)
-        return self._look(directory, position)
+        return self._scan(directory, position)
 
     async def begin_listing(self, handle: int, position: int = 0) -> None:
-        """As `begin_listing_now`. Waits where a new generation begins with it, or much is passed over."""
+        """As `try_begin_listing`. Waits where a new generation begins with it, or many rows have to be skipped."""
         directory = self._directories[handle]
-        if not self.begin_listing_now(handle, position):
-            if not directory.looking:
+        if not self.try_begin_listing(handle, position):
+            if not directory.is_scanning:
                 directory.begin(*await self._readers.begin(directory.pid, directory.id))
-            while not self._look(directory, position):
+            while not self._scan(directory, position):
                 await trio.lowlevel.checkpoint()
 
-    def _look(self, directory: Directory, position: int) -> bool:
-        """Look for what comes from a position on; False where all that was looked at is left out, and more comes."""
+    def _scan(self, directory: Directory, position: int) -> bool:
+        """Read the entries after a position; False where all rows that were read are delisted, and more follow."""
         if position != directory.position:
-            directory.position = directory.passed = position
-        elif directory.ahead:
+            directory.position = directory.scanned = position
+        elif directory.pending:
             return True
         generation = directory.generation or NOTHING
-        directory.ahead, passed = listed(
-            self._store, directory.id, directory.passed, generation, LOOK_ENTRIES, self._started_ns
+        directory.pending, scanned = visible_entries(
+            self._store, directory.id, directory.scanned, generation, SCAN_ROWS, self._started_ns
         )
-        directory.looking = passed is not None
-        directory.passed = passed or directory.passed
-        return not directory.looking
+        directory.is_scanning = scanned is not None
+        directory.scanned = scanned or directory.scanned
+        return not directory.is_scanning
 
     def entries(self, handle: int, position: int) -> list[Entry]:
-        """Some of what comes from a position on, once the listing has begun there. None means that it is the end.
+        """Some of the entries after a position, once the listing has begun there. An empty list is the end.
 
-        `showed` tells how many of them the reader was given.
+        The engine calls `mark_delivered` with the number of them that it gave to the reader.
         """
         directory = self._directories[handle]
-        if directory.id == CONTROL_ID:
-            now_ns = time.time_ns()
-            return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._virtual.items() if id > position]
-        return directory.ahead
+        return self._virtual.entries(position) if directory.id == FOLDER_ID else directory.pending
 
-    def showed(self, handle: int, count: int) -> list[Entry]:
-        """Note that so many of the last `entries` were given to the reader; returns them."""
+    def mark_delivered(self, handle: int, count: int) -> list[Entry]:
+        """Note that the first `count` of the last `entries` were given to the reader; returns them."""
         directory = self._directories[handle]
-        given, directory.ahead = directory.ahead[:count], directory.ahead[count:]
+        given, directory.pending = directory.pending[:count], directory.pending[count:]
         if given:
-            directory.position = directory.passed = given[-1].position
+            directory.position = directory.scanned = given[-1].position
             if directory.reader:
                 directory.reader.is_shown(directory.id, sum(not entry.is_dir for entry in given))
         return given
 
     def forget_names(self, removed: Sequence[Removed]) -> None:
-        """Have the kernel look up names that are gone, and drop them from what was read ahead of open directories."""
+        """Have the kernel look up names that are gone, and drop them from what open directories have read ahead."""
         parents = {gone.parent for gone in removed}
         for directory in self._directories.values():
             if directory.id in parents:
-                directory.ahead = []
+                directory.pending = []
         for gone in removed:
-            self.forgotten.notify(gone.parent, gone.name)
+            self.name_invalidated.notify(gone.parent, gone.name)
 
     def close_directory(self, handle: int) -> None:
-        """Let go of a handle."""
+        """Release a directory's handle."""
         del self._directories[handle]
 
     # Files.
 
-    def open_now(self, id: int, tid: int) -> int | None:
+    def try_open(self, id: int, tid: int) -> int | None:
         """As `open`, for a resident file; None where it would have to wait.
 
-        To be counted by `opened`, before anything else is answered: the reader waits for the handle only.
+        The caller then calls `count_open`, before it answers anything else. It comes after the reply, because the
+        reader waits for the handle only.
         """
         if self._store.open(id) is None:
             return None
         return id | self._readers.opener(tid) << READER_SHIFT
 
-    def opened(self, handle: int, waited: bool = False) -> None:
-        """Count an open of a file. waited: for it to be fetched."""
+    def count_open(self, handle: int, missed: bool = False) -> None:
+        """Count an open of a cached file. missed: it had to be fetched first."""
         id = handle & NODE_MASK
-        self._usage.opened(id)
-        self._readers.opened(handle >> READER_SHIFT, id, waited)
+        self.file_opened.notify(id)
+        self._readers.opened(handle >> READER_SHIFT, id, missed)
 
     def open_ahead(self, id: int) -> bool:
-        """Open a file that was listed, for who may come to read it; False where that is of no use. Counts nowhere."""
+        """Open a listed file before a reader does; False where that is of no use. It counts as no open."""
         return self._store.open_ahead(id)
 
     async def open(self, id: int, tid: int) -> int:
-        """A handle for a file, opened by a thread, and counted. Waits where it has to be fetched first."""
-        if id in self._virtual:
-            return await self._open_virtual(self._virtual[id], tid)
+        """A handle for a file that a thread opens, and counted. Waits where the file has to be fetched first."""
+        if virtual := self._virtual.get(id):
+            return await self._virtual.open(virtual, partial(self._list_everything, tid))
         waited_from: float | None = None
-        while (handle := self.open_now(id, tid)) is None:
+        while (handle := self.try_open(id, tid)) is None:
             node = self._catalog.node(id)
             if node is None:
                 raise Stale(str(id))
             if node.seq is not None:
                 await self._store.recheck(id)
                 continue
-            if not self._wait_for_misses:
+            if self._fetch is None:
                 raise NotHere(node.name)
             if waited_from is None:
                 waited_from = trio.current_time()
                 self.misses.files += 1
-            await self._fetch(node)
+            await self._fetch_missed(node, self._fetch)
         if waited_from is not None:
             self.misses.wait_s += trio.current_time() - waited_from
-        self.opened(handle, waited_from is not None)
+        self.count_open(handle, waited_from is not None)
         return handle
 
-    async def _fetch(self, node: Node) -> None:
+    async def _fetch_missed(self, node: Node, fetch: Callable[[Node, str], Awaitable[None]]) -> None:
         path = self._catalog.path(node)
         log.info("miss: %s", path)
         try:
-            await self._fetch_now(node, path)
+            await fetch(node, path)
         except GrowfsError as error:
             log.warning("an open of %s failed: %s", path, error)
             if self._catalog.node(node.id) is None:
                 raise Stale(path) from error
             raise
 
-    async def _open_virtual(self, file: VirtualFile, tid: int) -> int:
-        if len(self._rendered) >= RENDERED_MAX:
-            raise TooManyOpen(f"{len(self._rendered)} files of {CONTROL}/ are open")
-        generation = None
-        if file.lists:
-            _, generation = self._readers.listing(tid, EVERYWHERE) or await self._readers.begin(tid, EVERYWHERE)
-        content = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as its handle
-        handle = next(self._handles)
-        self._rendered[handle] = content
-        try:
-            await file.render(content, generation and generation.as_of_now())
-        except BaseException:
-            self.close(handle)
-            raise
-        content.flush()
-        return handle
+    async def _list_everything(self, tid: int) -> Generation:
+        """Begin a listing of all directories for a thread; returns the generation that it sees."""
+        _, generation = self._readers.listing(tid, EVERYWHERE) or await self._readers.begin(tid, EVERYWHERE)
+        return generation.as_of_now()
 
     def is_virtual(self, handle: int) -> bool:
-        """Whether the content was made for this open, so that no page of it may be kept."""
-        return handle >= VIRTUAL_HANDLES_FROM
+        """Whether the content was rendered for this open, so that the kernel must keep no page of it."""
+        return self._virtual.has_handle(handle)
 
     def content(self, handle: int) -> tuple[int, int]:
-        """(the file descriptor that has the content, its size in bytes)."""
+        """(the file descriptor of the content, its size in bytes)."""
         if self.is_virtual(handle):
-            content = self._rendered[handle]
-            return content.fileno(), content.tell()
+            return self._virtual.content(handle)
         opened = self._store.opened(handle & NODE_MASK)
         assert opened
         return opened.fd, opened.size
 
-    def read_now(self, handle: int, offset: int, buffer: memoryview) -> int | None:
-        """Fill buffer from offset on, or up to the end: the bytes read, or None where the disk has to be waited for."""
+    def try_read(self, handle: int, offset: int, buffer: memoryview) -> int | None:
+        """Fill buffer from offset on, or up to the end; returns the bytes read, or None where the disk has to be read.
+
+        Only the page cache is read here.
+        """
         fd, end = self.content(handle)
         size = max(0, min(len(buffer), end - offset))
         try:
@@ -320,7 +287,7 @@ class Vfs:
         return None
 
     async def read(self, handle: int, offset: int, size: int) -> bytes:
-        """As `read_now`, on a thread, so that a slow disk delays no other reader."""
+        """As `try_read`, on a thread, so that a slow disk delays no other reader."""
         fd, end = self.content(handle)
         try:
             return await trio.to_thread.run_sync(os.pread, fd, max(0, min(size, end - offset)), offset)
@@ -329,17 +296,17 @@ class Vfs:
             raise Unreadable(str(error)) from error
 
     def close(self, handle: int) -> None:
-        """Let go of a file once."""
+        """Close a file once."""
         if self.is_virtual(handle):
-            self._rendered.pop(handle).close()
+            self._virtual.close(handle)
         else:
             self._store.close_file(handle & NODE_MASK)
             self._readers.closed(handle >> READER_SHIFT)
 
-    # The whole.
+    # Capacity.
 
     def capacity(self) -> Capacity:
-        """How large the cache may be, and what of it is taken."""
+        """How large the cache may be, and how much of that is free."""
         store = self._store
         free = max(0, store.limit_bytes - store.used_bytes) // BLOCK
         return Capacity(store.limit_bytes // BLOCK, free, store.resident_files)

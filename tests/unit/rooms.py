@@ -24,7 +24,7 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.rules import Generation, Holds
 from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
 from growfs.vfs.attributes import Entry
-from growfs.vfs.directory import listed
+from growfs.vfs.directory import visible_entries
 
 
 @dataclass
@@ -58,8 +58,8 @@ class Rooms:
 
     async def apply(self, part: Listed) -> Changes:
         """As the refresher does."""
-        changes = await self.catalog.apply(part, self.store.discard_files)
-        self.store.discarded(changes)
+        changes = await self.catalog.apply(part, self.store.drop_files)
+        self.store.count_dropped(changes)
         return changes
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
@@ -139,7 +139,7 @@ class Rooms:
         found = deque[Entry]()
         passed: int | None = 0
         while passed is not None:
-            entries, passed = listed(self.store, directory, passed, generation, at_once, 0)
+            entries, passed = visible_entries(self.store, directory, passed, generation, at_once, 0)
             found += entries
             passed = entries[-1].position if entries else passed
         return found

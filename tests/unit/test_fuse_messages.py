@@ -16,8 +16,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from growfs.cache.budget import Budget
 from growfs.cache.schema import ROOT
-from growfs.cache.usage import Budget, UsageCounters
+from growfs.cache.usage import UsageCounters
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, session, structs
 from growfs.fuse.passthrough import READ_ONLY, PassthroughEngine
@@ -25,6 +26,7 @@ from growfs.fuse.protocol import Opcode
 from growfs.fuse.session import FLAGS, Session
 from growfs.rotation.registry import ReaderRegistry
 from growfs.vfs.filesystem import Vfs
+from growfs.vfs.virtual import VirtualFolder
 from tests.unit.rooms import Rooms, file
 
 NO_ANSWER = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
@@ -63,10 +65,9 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
     await rooms.list([file("a/1", 100)])
     await rooms.admit("a/1")
     usage = UsageCounters(rooms.database, Budget(rooms.database, None))
-    readers = ReaderRegistry(rooms.generations, 60, 3600, False, usage.opened_lately)
-    vfs = Vfs(
-        rooms.catalog, rooms.store, None, readers, usage, [], Path("/"), False  # type: ignore[arg-type]
-    )  # fmt: skip
+    readers = ReaderRegistry(rooms.generations, 60, 3600, False, usage.recently_opened)
+    vfs = Vfs(rooms.catalog, rooms.store, readers, VirtualFolder([], Path("/")), None)
+    vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs), Session(ours.detach())
     engine.begin(device)
@@ -117,13 +118,13 @@ async def test_an_open_is_answered_and_then_counted(
         told.append("answered")
         return sent(device, message, content)
 
-    def count(vfs: Vfs, handle: int, waited: bool = False) -> None:
+    def count(vfs: Vfs, handle: int, missed: bool = False) -> None:
         told.append("counted")
-        counted(vfs, handle, waited)
+        counted(vfs, handle, missed)
 
-    sent, counted = Session.send, Vfs.opened
+    sent, counted = Session.send, Vfs.count_open
     monkeypatch.setattr(Session, "send", send)
-    monkeypatch.setattr(Vfs, "opened", count)
+    monkeypatch.setattr(Vfs, "count_open", count)
     for _ in range(2):
         await kernel.send(Opcode.OPEN, structs.OpenIn(0, 0).pack(), id)
     for _ in range(2):

@@ -15,7 +15,7 @@ from growfs.disk import BLOCK
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.vfs.attributes import Entry
-from growfs.vfs.directory import listed
+from growfs.vfs.directory import visible_entries
 from growfs.workers import worker
 from growfs.workers.messages import MakeOrder, StillWorking
 from tests.unit.rooms import Rooms, file, open_rooms
@@ -95,11 +95,11 @@ async def test_files_that_are_left_out_are_passed_over_step_by_step(tmp_path: Pa
     passed: int | None = 0
     entries, steps = list[Entry](), 0
     while passed is not None:
-        entries, passed = listed(rooms.store, folder, passed, generation, 5, 0)
+        entries, passed = visible_entries(rooms.store, folder, passed, generation, 5, 0)
         steps += 1
     assert steps > left_out // 5, "no step looks at more than five files"
     assert entries
-    assert listed(rooms.store, ROOT, 0, generation, 5, 0)[1] is None
+    assert visible_entries(rooms.store, ROOT, 0, generation, 5, 0)[1] is None
     rooms.close()
 
 

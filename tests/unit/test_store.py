@@ -66,7 +66,7 @@ async def test_a_file_of_no_bytes_takes_no_room(rooms: Rooms) -> None:
 async def test_settling_takes_what_the_file_needs(rooms: Rooms) -> None:
     reserved = rooms.store.reserve(100 * BLOCK)
     assert reserved
-    assert rooms.store.settle(reserved, BLOCK + 1) == rooms.store.used_bytes == 2 * BLOCK
+    assert rooms.store.adjust_reservation(reserved, BLOCK + 1) == rooms.store.used_bytes == 2 * BLOCK
 
 
 async def test_the_disk_keeps_its_reserve(rooms: Rooms) -> None:
@@ -76,15 +76,15 @@ async def test_the_disk_keeps_its_reserve(rooms: Rooms) -> None:
 
 async def test_the_largest_file_is_whole_blocks(rooms: Rooms) -> None:
     rooms.store.limit_bytes = 2 * BLOCK + 100
-    assert rooms.store.largest == 2 * BLOCK
-    assert rooms.store.reserve(rooms.store.largest)
+    assert rooms.store.max_file_bytes == 2 * BLOCK
+    assert rooms.store.reserve(rooms.store.max_file_bytes)
 
 
 async def test_eviction_frees(rooms: Rooms) -> None:
     await listed(rooms, "a/1", "a/2")
     await rooms.admit("a/1", "a/2")
     woken = []
-    rooms.store.room.connect(lambda: woken.append(True))
+    rooms.store.space_freed.connect(lambda: woken.append(True))
     assert await rooms.store.evict([rooms.node("a/1").id]) == BLOCK
     assert woken
     assert set(rooms.cached()) == rooms.resident() == {"a/2"}
@@ -105,7 +105,7 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(rooms: R
     rooms.store.close_file(id)
     assert rooms.store.orphan_bytes == BLOCK
     woken = []
-    rooms.store.room.connect(lambda: woken.append(True))
+    rooms.store.space_freed.connect(lambda: woken.append(True))
     rooms.store.close_file(id)
     assert woken
     assert rooms.store.used_bytes == 0

@@ -497,10 +497,10 @@ async def test_a_generation_shows_nothing_again_that_rotation_is_deleting(
     deleting, may_delete = trio.Event(), trio.Event()
     evict = scene.store.evict
 
-    async def slow_evict(ids: list[int], draw_again: bool) -> int:
+    async def slow_evict(ids: list[int], return_to_pass: bool) -> int:
         deleting.set()
         await may_delete.wait()
-        return await evict(ids, draw_again)
+        return await evict(ids, return_to_pass)
 
     async def rotate() -> None:
         monkeypatch.setattr(scene.store, "evict", slow_evict)
@@ -561,7 +561,7 @@ async def test_what_a_miss_took_the_place_of_may_be_drawn_again_where_it_was_not
     await shown(scene, "1234")
     await scene.begin(leave_out=2)
     told = []
-    scene.store.to_draw_again.connect(lambda: told.append(True))
+    scene.store.returned_to_pass.connect(lambda: told.append(True))
     assert await scene.rooms.reserve_by_eviction(3 * BLOCK, Holds())
     assert scene.resident() == "4"
     assert told
