@@ -41,6 +41,11 @@ class Budget:
         """Seconds until the next day."""
         return DAY_S - time.time() % DAY_S
 
+    def figures(self) -> dict[str, float | None]:
+        """The limit, what is spent of it, and in how many seconds prefetching resumes."""
+        resumes_s = self.resumes_s() if self.is_spent else None
+        return {"limit_bytes": self.limit, "spent_bytes": self.spent, "resumes_s": resumes_s}
+
     def spend(self, bytes: int) -> None:
         """Count bytes that came from the remote."""
         if self._day != _today():

@@ -120,6 +120,22 @@ class Store:
         """Bytes that have to go for a file that needs so many; where it is negative, so many more have room."""
         return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
+    def figures(self) -> dict[str, int]:
+        """What is cached, as `cache` in status.json has it."""
+        self.collect_orphans()
+        return {
+            "files": self.resident_files,
+            "bytes": self.resident_bytes,
+            "content_bytes": self.resident_content_bytes,
+            "limit_bytes": self.limit_bytes,
+            "in_flight_bytes": self.reserved_bytes,
+            "orphan_bytes": self.orphan_bytes,
+        }
+
+    def evict_figures(self) -> dict[str, int]:
+        """What was evicted since the daemon started."""
+        return {"files_total": self.evicted_files, "bytes_total": self.evicted_bytes}
+
     # Coming and going.
 
     def set_limit(self, limit_bytes: int) -> None:

@@ -148,8 +148,7 @@ class CommandHandlers:
         elif name == "turnover":
             self.generations.share = value
         elif name == "rotation":
-            self.generations.rotates = value != "never"
-            self.readers.to_the_end = value == "always"
+            self.readers.rotation = value
             self.prefetcher.nudge()
         elif name == "bandwidth":
             self.dispatcher.bytes_per_s = value

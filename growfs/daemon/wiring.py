@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -17,7 +18,7 @@ from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import CommandHandlers, limit_bytes
 from growfs.daemon.control import Control
 from growfs.daemon.options import Request
-from growfs.daemon.status import Mount, Status
+from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.rotation.draw_order import Pass
@@ -102,23 +103,18 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
     for gone in (catalog_sync.removed, store.replaced):
         gone.connect(vfs.forget_names)
     vfs.name_invalidated.connect(engine.forget_name)
-    described = Mount(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
-    status = Status(
-        described,
-        database,
-        catalog,
-        store,
-        generations,
-        dispatcher,
-        fetcher,
-        catalog_sync,
-        prefetcher,
-        readers,
-        vfs,
-        usage,
-        budget,
-        engine.requests,
-    )
+    mount = MountInfo(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
+    figures: dict[str, Callable[[], Figures]] = {
+        "prefetch": prefetcher.figures,
+        "remote": catalog_sync.figures,
+        "cache": store.figures,
+        "fetch": fetcher.figures,
+        "evict": store.evict_figures,
+        "miss": vfs.misses.figures,
+        "budget": budget.figures,
+        "requests": engine.requests.copy,
+    }
+    status = Status(mount, database, generations, readers, usage, figures)
     verbs = CommandHandlers(
         database,
         catalog,

@@ -106,6 +106,16 @@ class ReaderRegistry:
                         reader.release()
                         self.released.notify()
 
+    @property
+    def rotation(self) -> str:
+        """When listed files may be evicted: auto, never or always, as --rotation has it."""
+        return "never" if not self._generations.rotates else "always" if self.to_the_end else "auto"
+
+    @rotation.setter
+    def rotation(self, rotation: str) -> None:
+        self._generations.rotates = rotation != "never"
+        self.to_the_end = rotation == "always"
+
     # What they do.
 
     def listing(self, tid: int, directory: int) -> tuple[Reader, Generation] | None:

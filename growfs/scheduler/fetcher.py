@@ -116,6 +116,17 @@ class Fetcher:
         """Files on their way."""
         return len(self._downloads)
 
+    def figures(self) -> dict[str, float | None]:
+        """What was fetched since the daemon started, and how fast, as `fetch` in status.json has it."""
+        return {
+            "files_total": self.counters.files,
+            "bytes_total": self.counters.bytes,
+            "bytes_per_s": self.counters.bytes_per_s(),
+            "failed": self.counters.failed,
+            "streams": self._dispatcher.streams,
+            "limit_bytes_per_s": self._dispatcher.bytes_per_s or None,
+        }
+
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
         if node.size is None or self._sizes_vary:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -44,6 +45,9 @@ HOLD_S = 5.0
 """How often a held population looks whether there is room by now; others may have freed disk space."""
 DEFERRED_MAX = 256
 """Files that are here when they are drawn, to be noted in one transaction."""
+
+GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
+"""The states in which the number of cached files grows."""
 
 
 class Prefetcher:
@@ -118,6 +122,37 @@ class Prefetcher:
         if self._state in (MountState.HELD, MountState.COMPLETE):
             return MountState.COMPLETE if self.is_whole else MountState.HELD
         return self._state
+
+    def figures(self) -> dict[str, Any]:
+        """What it is doing, as status.json has it."""
+        share = self.asked.share
+        return {
+            "state": self.state.value,
+            "seed": self.asked.seed,
+            "partition": f"{share[0]}/{share[1]}" if share else None,
+            "pass": self._catalog.pass_number,
+            "pass_files": self._catalog.share.files,
+            "eta_s": self._eta_s(),
+            "skipped": self._skipped(),
+            "unpromised": self.promise.broken,
+            "last_error": str(self._catalog_sync.last_error or self._fetcher.counters.last_error or "") or None,
+        }
+
+    def _eta_s(self) -> float | None:
+        """Seconds until the cache is full or everything is cached, at the current rate; None if no more comes."""
+        store, rate = self._store, self._fetcher.counters.bytes_per_s()
+        lacking = self._catalog.share.bytes - store.resident_content_bytes
+        to_come = min(lacking, store.limit_bytes - store.resident_bytes)
+        return to_come / rate if rate and to_come > 0 and self.state in GROWING else None
+
+    def _skipped(self) -> list[tuple[str, int, str]]:
+        """(reason, number of files, one of them) for the files that this pass cannot fetch."""
+        reasons = {"larger than the whole cache": self.oversized, "the producer failed on it": self.not_made}
+        return [(reason, len(ids), self._path(min(ids))) for reason, ids in reasons.items() if ids]
+
+    def _path(self, id: int) -> str:
+        node = self._catalog.node(id)
+        return self._catalog.path(node) if node else ""
 
     def pause(self, paused: bool) -> None:
         """Stop or go on drawing. Misses are served all the same."""

@@ -77,6 +77,16 @@ class CatalogSync:
                 with trio.move_on_at(due):
                     await self._interval_set.wait()
 
+    def figures(self) -> dict[str, int]:
+        """What is known of the remote, as `remote` in status.json has it."""
+        return {
+            "files": self._catalog.files,
+            "bytes": self._catalog.bytes,
+            "directories": self._catalog.directories,
+            "listed": self.complete,
+            "listing": self.listing_now,
+        }
+
     def set_interval(self, every_s: float) -> None:
         """Change the time between listings, from now on."""
         self._every_s = every_s

@@ -46,6 +46,10 @@ class Misses:
     files: int = 0
     wait_s: float = 0.0
 
+    def figures(self) -> dict[str, float]:
+        """As `miss` in status.json has them."""
+        return {"files_total": self.files, "wait_s_total": self.wait_s}
+
 
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.

@@ -1,10 +1,10 @@
-"""What a person is told of a reader: each sentence, and when it is not said."""
+"""The advice on a reader: each sentence, and when there is none."""
 
 from __future__ import annotations
 
 import pytest
 
-from growfs.daemon.status import FEW, advice
+from growfs.daemon.reader_hints import OPENS_MIN, hint
 from growfs.rotation.reader import Reader
 from growfs.rotation.registry import FOREIGN
 from growfs.rotation.rules import Generation
@@ -29,38 +29,38 @@ def opens(reader: Reader, count: int, times: int = 1, waited: bool = False) -> N
             reader.opened(id, FIRST, 0.0, waited)
 
 
-def told(reader: Reader, now: float = 3 * HOUR_S, share: float = 0.08, unread: tuple[str, ...] = ()) -> str:
-    return advice(reader, now, share, unread)
+def hint_for(reader: Reader, now: float = 3 * HOUR_S, share: float = 0.08, unread: tuple[str, ...] = ()) -> str:
+    return hint(reader, now, share, unread)
 
 
 def test_readers_that_cannot_be_told_apart() -> None:
     foreign = Reader(FOREIGN, "", "another pid namespace")
-    assert told(foreign).startswith("cannot be told apart, so nothing is left out while it reads: ")
-    assert "shareProcessNamespace" in told(foreign)
+    assert hint_for(foreign).startswith("cannot be told apart, so nothing is left out while it reads: ")
+    assert "shareProcessNamespace" in hint_for(foreign)
 
 
 def test_who_opens_by_name(reader: Reader) -> None:
     shown(reader, 100)
-    opens(reader, FEW, waited=True)
-    opens(reader, FEW)
-    assert told(reader) == "50% of its opens waited; it opens by name: list, or read .growfs/index.csv"
+    opens(reader, OPENS_MIN, waited=True)
+    opens(reader, OPENS_MIN)
+    assert hint_for(reader) == "50% of its opens waited; it opens by name: list, or read .growfs/index.csv"
 
 
 def test_a_few_opens_that_waited_say_nothing(reader: Reader) -> None:
     shown(reader, 100)
-    opens(reader, FEW - 1, waited=True)
-    assert told(reader) == ""
+    opens(reader, OPENS_MIN - 1, waited=True)
+    assert hint_for(reader) == ""
 
 
 def test_who_never_listed(reader: Reader) -> None:
     opens(reader, 1)
-    assert told(reader) == "opens by name and never listed: it waits for each file that is not local"
+    assert hint_for(reader) == "opens by name and never listed: it waits for each file that is not local"
 
 
 def test_who_listed_once(reader: Reader) -> None:
     shown(reader, 1200)
     opens(reader, 1200, times=6)
-    assert told(reader) == (
+    assert hint_for(reader) == (
         "listed once 3 hours ago, has opened its 1,200 files 6.0 times, and will see nothing new until it lists again;"
         " 8% of the data"
     )
@@ -69,19 +69,19 @@ def test_who_listed_once(reader: Reader) -> None:
 def test_who_listed_once_and_opened_all_once(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 20)
-    assert "has opened its 20 files, and will see nothing new" in told(reader)
+    assert "has opened its 20 files, and will see nothing new" in hint_for(reader)
 
 
 def test_who_listed_all_that_there_is_misses_nothing(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 20, times=6)
-    assert told(reader, share=1.0) == ""
+    assert hint_for(reader, share=1.0) == ""
 
 
 def test_who_has_files_left_to_open_needs_no_advice(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 19)
-    assert told(reader) == ""
+    assert hint_for(reader) == ""
 
 
 def test_who_lists_again_needs_no_advice(reader: Reader) -> None:
@@ -89,7 +89,7 @@ def test_who_lists_again_needs_no_advice(reader: Reader) -> None:
     opens(reader, 20)
     shown(reader, 20, SECOND)
     opens(reader, 20)
-    assert told(reader) == ""
+    assert hint_for(reader) == ""
 
 
 @pytest.mark.parametrize(("unread", "ending"), [((), ""), (("json", "txt"), "; --exclude '*.json'?")])
@@ -97,11 +97,11 @@ def test_who_leaves_much_unread(reader: Reader, unread: tuple[str, ...], ending:
     shown(reader, 20)
     opens(reader, 15)
     shown(reader, 20, SECOND)
-    assert told(reader, unread=unread) == f"25% of what it was shown it never opened{ending}"
+    assert hint_for(reader, unread=unread) == f"25% of what it was shown it never opened{ending}"
 
 
 def test_who_leaves_little_unread(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 17)
     shown(reader, 20, SECOND)
-    assert told(reader, unread=("json",)) == ""
+    assert hint_for(reader, unread=("json",)) == ""
