@@ -20,7 +20,7 @@ DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}) 
 _BUSY_STATUS = frozenset({408, 425, 429})
 _BUSY = frozenset(
     {"ConnectionError", "TimeoutError", "timeout", "gaierror"}  # Python, botocore, asyncio, requests
-    | {"Unreached"}  # ranged.py
+    | {"ConnectionFailed"}  # http/connection.py
     | {"ClientConnectionError", "ClientPayloadError"}  # aiohttp
     | {"HTTPClientError", "IncompleteReadError", "IncompleteRead", "ResponseParserError", "FlexibleChecksumError"}
     | {"ServiceRequestError", "ServiceResponseError", "TransportError", "TransportFailure", "ChecksumError"}

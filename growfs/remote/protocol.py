@@ -91,11 +91,31 @@ class RemoteFile(Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Some bytes of a file that follow each other: size of them, at least one, from offset on."""
+class ByteRange:
+    """`size` bytes of a file, at least one, from `offset` on."""
 
     offset: int
     size: int
+
+
+def ignore_progress(count: int) -> None:
+    """A progress callback for callers that need none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTask:
+    """What `Remote.fetch` is to do: write `file`, or one range of it, to the local path `target`.
+
+    digest: takes the bytes that pass through this process; where its `bytes` are fewer than the file's, some bytes
+        took another way, and the digest is of no use.
+    byte_range: only these bytes are written.
+    """
+
+    file: RemoteFile
+    target: Path
+    progress: Progress = ignore_progress
+    digest: Digest | None = None
+    byte_range: ByteRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +179,13 @@ class Remote(Protocol):
         """The file as the remote has it now. version: of what was listed by that path, where that is known."""
         ...
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        """Write the whole of file to target (created or truncated), and return what was fetched.
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        """Write the file to task.target, which is created or truncated, and return the file that was read.
 
-        digest: fed with what passes through this process on the way; where its `bytes` are not those of the file, some
-        did not.
-        part: write these bytes of it alone; what is returned is the whole file all the same.
+        The returned RemoteFile describes the whole file, even if only a range of it was written.
 
-        Raises RemoteChanged when the remote's version is not `file.version` (where both are known),
-        before, during or after the transfer. A target left behind by a raised error is the caller's to remove.
+        Raises RemoteChanged when the remote's version is not `file.version` (where both are known), before, during or
+        after the transfer. After an error, the caller removes the target.
         """
         ...
 
@@ -195,15 +206,8 @@ class Listing:
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._remote.stat(path, version)
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        return self._remote.fetch(file, target, progress, digest, part)
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        return self._remote.fetch(task)
 
     def open(self, file: RemoteFile, start: int = 0) -> Opened:
         return self._remote.open(file, start)

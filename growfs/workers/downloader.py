@@ -14,7 +14,7 @@ from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import Streams
 from growfs.remote.limits import SharedLimits, TokenBucket
-from growfs.remote.protocol import Fetched
+from growfs.remote.protocol import Fetched, FetchTask
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
 
 TELL_EVERY_S = 0.1
@@ -86,7 +86,7 @@ class Downloader:
                 self._at_work = True
 
         passed = Digest()
-        found = self._remote.fetch(file, target, progress, passed)
+        found = self._remote.fetch(FetchTask(file, target, progress, passed))
         mtime_ns = found.mtime_ns or file.mtime_ns
         if mtime_ns is not None:
             os.utime(target, ns=(mtime_ns, mtime_ns))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from growfs.remote.protocol import RemoteFile
+from growfs.remote.protocol import FetchTask, RemoteFile
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from tests.remote.store import PART, Show
@@ -30,9 +30,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     left: list[str] = []
     for kind in (FsspecRemote, S3Remote):
 
-        def by_library(self: Any, file: RemoteFile, *more: Any, real: Any = kind._by_library) -> RemoteFile:
-            left.append(file.path)
-            fetched: RemoteFile = real(self, file, *more)
+        def by_library(self: Any, task: FetchTask, real: Any = kind._by_library) -> RemoteFile:
+            left.append(task.file.path)
+            fetched: RemoteFile = real(self, task)
             return fetched
 
         monkeypatch.setattr(kind, "_by_library", by_library)

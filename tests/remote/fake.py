@@ -7,13 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteMissing
-from growfs.remote.digest import Digest
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, Skipped
+from growfs.remote.protocol import FetchTask, Opened, Page, RemoteFile, Skipped
 
 
 @dataclass
@@ -62,14 +60,8 @@ class FakeRemote:
         self._called("stat", path)
         return self._file(path, asked=True)
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        file, part, target = task.file, task.byte_range, task.target
         self._called("fetch", file.path)
         now = self._file(file.path, asked=True)
         content = self.data[file.path]
@@ -80,7 +72,7 @@ class FakeRemote:
                 chunk = content[start : start + self.chunk_bytes]
                 self._called("chunk", file.path)
                 out.write(chunk)
-                progress(len(chunk))
+                task.progress(len(chunk))
         if file.version and now.version and file.version != now.version:
             raise RemoteChanged(f"fake://{file.path}: is no longer the version that was listed; list again")
         if target.stat().st_size != (part.size if part else now.size):

@@ -15,7 +15,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.store import S3Remote
 from tests.servers import serving
 
@@ -37,7 +37,7 @@ def s3(url: str, **options: Any) -> S3Remote:
 def fetched(remote: Any, tmp_path: Path, file: RemoteFile = FILE) -> bytes:
     """What fetch brings, of which progress tells each byte once."""
     told: list[int] = []
-    found = remote.fetch(file, tmp_path / "target", told.append)
+    found = remote.fetch(FetchTask(file, tmp_path / "target", told.append))
     data = (tmp_path / "target").read_bytes()
     assert found.size == sum(told) == len(data)
     return data

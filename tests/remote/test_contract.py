@@ -15,7 +15,7 @@ from growfs.errors import RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import digest, open_remote, preload
 from growfs.remote.digest import Digest
 from growfs.remote.file import reading
-from growfs.remote.protocol import Page, Part, Remote, RemoteFile, RemoteSpec
+from growfs.remote.protocol import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteSpec
 from tests.remote.fake import FakeRemote
 
 FILES = {
@@ -159,22 +159,24 @@ def test_fetch_brings_each_file_bit_for_bit(filled: Place, tmp_path: Path) -> No
     for path, file in listed(list(filled.remote.pages())).items():
         target.write_bytes(b"what was here before" * 20_000)
         told: list[int] = []
-        fetched = filled.remote.fetch(file, target, told.append)
+        fetched = filled.remote.fetch(FetchTask(file, target, told.append))
         assert target.read_bytes() == FILES[path], path
         assert sum(told) == len(FILES[path])
         assert fetched == filled.remote.stat(path)
 
 
-@pytest.mark.parametrize("part", [Part(0, 1000), Part(123_457, 120_000), Part(299_999, 1), Part(0, 300_000)])
-def test_a_part_of_a_file_comes_alone(filled: Place, tmp_path: Path, part: Part) -> None:
+@pytest.mark.parametrize(
+    "part", [ByteRange(0, 1000), ByteRange(123_457, 120_000), ByteRange(299_999, 1), ByteRange(0, 300_000)]
+)
+def test_a_part_of_a_file_comes_alone(filled: Place, tmp_path: Path, part: ByteRange) -> None:
     file, target = filled.remote.stat("a.bin"), tmp_path / "target"
     told: list[int] = []
     passed = Digest()
     if not filled.has_ranges and part.size < 300_000:
         with pytest.raises(RemoteError, match="whole files only"):
-            filled.remote.fetch(file, target, told.append, passed, part)
+            filled.remote.fetch(FetchTask(file, target, told.append, passed, part))
         return
-    assert filled.remote.fetch(file, target, told.append, passed, part) == file
+    assert filled.remote.fetch(FetchTask(file, target, told.append, passed, part)) == file
     assert target.read_bytes() == FILES["a.bin"][part.offset : part.offset + part.size]
     assert sum(told) == part.size
     assert passed.bytes == 0 or passed.hexdigest() == digest.of(target)
@@ -187,7 +189,7 @@ def test_a_part_of_another_version_is_not_taken_for_the_listed_one(
     file = filled.remote.stat("a.bin")
     filled.put("a.bin", content)
     with pytest.raises(RemoteChanged):
-        filled.remote.fetch(file, tmp_path / "target", lambda _: None, None, Part(1000, 10))
+        filled.remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(1000, 10)))
 
 
 def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> None:
@@ -197,17 +199,17 @@ def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> N
         raise InterruptedError("enough")
 
     with pytest.raises(InterruptedError, match="enough"):
-        filled.remote.fetch(file, tmp_path / "target", progress)
+        filled.remote.fetch(FetchTask(file, tmp_path / "target", progress))
 
 
 def test_another_version_is_not_taken_for_the_listed_one(filled: Place, tmp_path: Path) -> None:
     file = filled.remote.stat("train/cat/1.jpg")
     filled.put("train/cat/1.jpg", b"quite another cat")
     with pytest.raises(RemoteChanged):
-        filled.remote.fetch(file, tmp_path / "target", lambda _: None)
+        filled.remote.fetch(FetchTask(file, tmp_path / "target"))
     now = filled.remote.stat("train/cat/1.jpg")
     assert now.version != file.version
-    filled.remote.fetch(now, tmp_path / "target", lambda _: None)
+    filled.remote.fetch(FetchTask(now, tmp_path / "target"))
     assert (tmp_path / "target").read_bytes() == b"quite another cat"
 
 
@@ -217,7 +219,7 @@ def test_a_file_that_is_gone_is_missing(filled: Place, tmp_path: Path) -> None:
     with pytest.raises(RemoteMissing):
         filled.remote.stat("a.bin")
     with pytest.raises(RemoteMissing):
-        filled.remote.fetch(file, tmp_path / "target", lambda _: None)
+        filled.remote.fetch(FetchTask(file, tmp_path / "target"))
     assert "a.bin" not in listed(list(filled.remote.pages()))
 
 
@@ -234,7 +236,7 @@ def test_a_root_that_does_not_exist_is_missing(filled: Place) -> None:
 
 def test_a_full_disk_is_no_error_of_the_remote(filled: Place) -> None:
     with pytest.raises(OSError, match="No space left"):
-        filled.remote.fetch(filled.remote.stat("a.bin"), Path("/dev/full"), lambda _: None)
+        filled.remote.fetch(FetchTask(filled.remote.stat("a.bin"), Path("/dev/full")))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from growfs.errors import (
 from growfs.remote import open_remote
 from growfs.remote.errors import translate
 from growfs.remote.http.download import BUSY
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.wrappers.retry import TRIES_MAX, Retrying
@@ -218,7 +218,7 @@ def test_cut_short(faulty: RemoteSpec, tmp_path: Path) -> None:
 
     with serving(Short) as url, pytest.raises(RemoteBusy):
         S3Remote(RemoteSpec("s3://bucket", faulty.storage_options, url)).fetch(
-            RemoteFile("x", None, None, ""), tmp_path / "target", lambda _: None
+            FetchTask(RemoteFile("x", None, None, ""), tmp_path / "target")
         )
 
 
@@ -250,7 +250,7 @@ def test_progress_counts_no_byte_twice(tmp_path: Path) -> None:
     fake.put("a", bytes(95))
     fake.fail("chunk", None, None, None, RemoteBusy("cut"), None, RemoteBusy("cut"))
     told: list[int] = []
-    Retrying(fake, sleep=lambda _: None).fetch(fake.stat("a"), tmp_path / "target", told.append)
+    Retrying(fake, sleep=lambda _: None).fetch(FetchTask(fake.stat("a"), tmp_path / "target", told.append))
     assert sum(told) == 95
     assert (tmp_path / "target").stat().st_size == 95
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from tests.inventories import InventoryBucket
 
@@ -49,7 +49,7 @@ def test_an_inventory_tells_what_a_listing_tells(
     by_manifest = open_remote(inventories.source.spec(prefix, manifest=manifest))
     assert [skipped.path for page in by_manifest.pages() for skipped in page.skipped] == [".growfs/x"]
     for file in files:
-        assert by_manifest.fetch(file, tmp_path / "target", lambda _: None) == file
+        assert by_manifest.fetch(FetchTask(file, tmp_path / "target")) == file
 
 
 @KINDS
@@ -70,7 +70,7 @@ def test_a_stale_row_is_found_by_the_fetch(
     remote = open_remote(inventories.source.spec(prefix, manifest=manifest))
     ((file,),) = (page.files for page in remote.pages())
     with pytest.raises(RemoteChanged, match="no longer the version"):
-        remote.fetch(file, tmp_path / "target", lambda _: None)
+        remote.fetch(FetchTask(file, tmp_path / "target"))
 
 
 @KINDS

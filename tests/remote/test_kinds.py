@@ -12,7 +12,7 @@ import pytest
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from tests.servers import S3Server, serving
 
 
@@ -47,7 +47,7 @@ def test_local_links_and_devices(tmp_path: Path) -> None:
     assert file == RemoteFile("inside-link", 4, os.stat(root / "sub/file").st_mtime_ns, file.version)
     for path in ("outside-link", "fifo", "sub"):
         with pytest.raises(RemoteMissing):
-            remote.fetch(RemoteFile(path, None, None, ""), tmp_path / "target", lambda _: None)
+            remote.fetch(FetchTask(RemoteFile(path, None, None, ""), tmp_path / "target"))
     with pytest.raises(RemoteError, match="is a file; give the URL of its folder"):
         told(RemoteSpec(str(root / "sub/file")))
 

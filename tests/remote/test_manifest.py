@@ -6,7 +6,7 @@ import pytest
 
 from growfs.errors import RemoteError, RemoteMissing
 from growfs.remote import open_remote
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from tests.servers import S3Server, WebFolder
 
 
@@ -31,7 +31,7 @@ def test_text(data: Path, tmp_path: Path) -> None:
     file = next(remote.pages()).files[0]
     assert file == RemoteFile("a.bin", None, None, "")
     told: list[int] = []
-    assert remote.fetch(file, tmp_path / "target", told.append) == remote.stat("a.bin")
+    assert remote.fetch(FetchTask(file, tmp_path / "target", told.append)) == remote.stat("a.bin")
     assert sum(told) == 10
 
 
@@ -97,7 +97,7 @@ def test_manifest_in_the_store_itself(moto_s3: S3Server, tmp_path: Path) -> None
     moto_s3.put("m/data/1.bin", b"one")
     remote = open_remote(moto_s3.spec("m", manifest=f"s3://{moto_s3.bucket}/m/list.csv"))
     ((file,),) = [page.files for page in remote.pages()]
-    assert remote.fetch(file, tmp_path / "target", lambda _: None).size == 3
+    assert remote.fetch(FetchTask(file, tmp_path / "target")).size == 3
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_a_url_of_a_list_is_a_manifest(http_folder: WebFolder, tmp_path: Path, n
     (page,) = remote.pages()
     assert [file.path for file in page.files] == ["sub/b c", "x y"]
     for file in page.files:
-        assert remote.fetch(file, tmp_path / "target", lambda _: None).size == 2
+        assert remote.fetch(FetchTask(file, tmp_path / "target")).size == 2

@@ -15,7 +15,7 @@ from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, 
 from growfs.remote import open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.functions import Function
-from growfs.remote.protocol import Opened, Part, RemoteFile, RemoteSpec
+from growfs.remote.protocol import ByteRange, FetchTask, Opened, RemoteFile, RemoteSpec
 from growfs.remote.wrappers.archives import Members, Place, path_of
 from growfs.remote.wrappers.retry import Retrying
 from tests.archives import by_tarfile, samples, tar_of
@@ -71,7 +71,9 @@ def fetched(remote: Any, file: RemoteFile, folder: Path) -> bytes:
     """Fetched knowing the path and the version alone, of which progress tells each byte once."""
     told: list[int] = []
     passed = Digest()
-    found = remote.fetch(RemoteFile(file.path, None, None, file.version), folder / "target", told.append, passed)
+    found = remote.fetch(
+        FetchTask(RemoteFile(file.path, None, None, file.version), folder / "target", told.append, passed)
+    )
     data = (folder / "target").read_bytes()
     assert (found.path, found.size, found.version) == (file.path, len(data), file.version)
     assert sum(told) == len(data)
@@ -89,7 +91,7 @@ def test_every_member_is_a_file_bit_for_bit(shards: Shards, tmp_path: Path) -> N
 def test_a_part_of_a_member(shards: Shards, tmp_path: Path) -> None:
     remote = shards.members()
     file = next(file for file in listed(remote).values() if (file.size or 0) > 100)
-    remote.fetch(file, tmp_path / "target", lambda _: None, None, Part(10, 50))
+    remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(10, 50)))
     assert (tmp_path / "target").read_bytes() == NAMES[file.path][10:60]
 
 
@@ -247,7 +249,7 @@ def test_the_folder_of_an_archive(archive: str, path: str) -> None:
 @pytest.mark.parametrize("path", ["a b/c", "ä%20\n", "\udcff", "a"])
 @pytest.mark.parametrize("version", ["", "v 1 2", "abc-3"])
 def test_a_version_tells_the_place(path: str, version: str) -> None:
-    place = Place(Part(3, 4), path, version)
+    place = Place(ByteRange(3, 4), path, version)
     assert Place.of(str(place)) == place
 
 

@@ -16,7 +16,7 @@ from growfs import producers
 from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.functions import Function
-from growfs.remote.protocol import Producer, Remote, RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, Producer, Remote, RemoteFile, RemoteSpec
 from growfs.remote.wrappers.producer import Produced
 from growfs.remote.wrappers.producer_pool import check
 from tests.fuse import makers
@@ -53,7 +53,7 @@ def test_each_file_is_made_of_its_own(folder: Path, tmp_path: Path, rename: str 
         file = found[f"made/{stem}.x" if rename else path]
         assert file.size is None
         told: list[int] = []
-        made = remote.fetch(file, tmp_path / "partial" / "1", told.append)
+        made = remote.fetch(FetchTask(file, tmp_path / "partial" / "1", told.append))
         assert (tmp_path / "partial" / "1").read_bytes() == content[::-1]
         assert sum(told) == len(content) == made.size
         assert (made.path, made.version, made.mtime_ns) == (file.path, file.version, os.stat(folder / path).st_mtime_ns)
@@ -69,11 +69,11 @@ def test_a_source_that_changed_or_went_is_told(folder: Path, tmp_path: Path) -> 
     (folder / "a/one.bin").write_bytes(b"another")
     (folder / "zero").unlink()
     with pytest.raises(RemoteChanged):
-        remote.fetch(file, tmp_path / "partial" / "1", lambda _: None)
+        remote.fetch(FetchTask(file, tmp_path / "partial" / "1"))
     now = remote.stat(file.path, file.version)
     assert now == files(remote)[file.path] != file
     with pytest.raises(RemoteMissing):
-        remote.fetch(gone, tmp_path / "partial" / "1", lambda _: None)
+        remote.fetch(FetchTask(gone, tmp_path / "partial" / "1"))
     with pytest.raises(RemoteMissing):
         remote.stat(gone.path, gone.version)
 
@@ -87,7 +87,7 @@ def test_what_progress_raises_ends_the_function(folder: Path, tmp_path: Path) ->
 
     began = time.monotonic()
     with pytest.raises(InterruptedError, match="enough"):
-        remote.fetch(files(remote)["hangs.bin"], tmp_path / "partial" / "1", progress)
+        remote.fetch(FetchTask(files(remote)["hangs.bin"], tmp_path / "partial" / "1", progress))
     assert time.monotonic() - began < 20
     assert not list((tmp_path / "partial").iterdir())
 
@@ -97,7 +97,7 @@ def test_a_function_that_fails_has_its_tries(folder: Path, tmp_path: Path, capfd
     (folder / "raises.bin").touch()
     remote = open_remote(spec(folder, "troubled"))
     with pytest.raises(NotMade, match=r"raises.bin: .*:troubled: ValueError: no sense in this one; .* 2 tries"):
-        remote.fetch(files(remote)["raises.bin"], tmp_path / "partial" / "1", lambda _: None)
+        remote.fetch(FetchTask(files(remote)["raises.bin"], tmp_path / "partial" / "1"))
     assert capfd.readouterr().err.count("in troubled") == 2
 
 

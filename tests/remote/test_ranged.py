@@ -19,7 +19,7 @@ from growfs.remote import digest
 from growfs.remote.digest import Digest
 from growfs.remote.http.download import HEADS_IN_VAIN_MAX
 from growfs.remote.http.threads import STREAMS
-from growfs.remote.protocol import Part, RemoteFile, RemoteSpec
+from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote
@@ -54,11 +54,13 @@ def test_a_small_file_is_one_get(show: Show, tmp_path: Path, library: list[str],
     assert {asked.start for asked in store.asked} == {None if size else 0}
 
 
-@pytest.mark.parametrize("part", [Part(0, 10), Part(3 * PART + 7, PART), Part(PART - 1, 4 * PART + 3)])
-def test_a_part_of_a_file_is_asked_for_alone(show: Show, tmp_path: Path, library: list[str], part: Part) -> None:
+@pytest.mark.parametrize("part", [ByteRange(0, 10), ByteRange(3 * PART + 7, PART), ByteRange(PART - 1, 4 * PART + 3)])
+def test_a_part_of_a_file_is_asked_for_alone(show: Show, tmp_path: Path, library: list[str], part: ByteRange) -> None:
     store = Store(DATA)
     passed = Digest()
-    found = s3(show(store)).fetch(RemoteFile("x", None, None, "v1"), tmp_path / "target", lambda _: None, passed, part)
+    found = s3(show(store)).fetch(
+        FetchTask(RemoteFile("x", None, None, "v1"), tmp_path / "target", digest=passed, byte_range=part)
+    )
     data = DATA[part.offset : part.offset + part.size]
     assert ((tmp_path / "target").read_bytes(), found.size, library) == (data, len(DATA), [])
     assert passed.hexdigest() == digest.of(tmp_path / "target")
@@ -69,7 +71,7 @@ def test_a_part_of_a_file_is_asked_for_alone(show: Show, tmp_path: Path, library
 def test_a_server_without_ranges_is_told_of(show: Show, tmp_path: Path, library: list[str]) -> None:
     remote = s3(show(Store(DATA, ranges="ignored")))
     with pytest.raises(RemoteError, match="sends whole files only"):
-        remote.fetch(FILE, tmp_path / "target", lambda _: None, None, Part(10, 10))
+        remote.fetch(FetchTask(FILE, tmp_path / "target", byte_range=ByteRange(10, 10)))
     assert library == ["x"]
 
 
@@ -114,14 +116,14 @@ def test_a_file_that_changes_midway(show: Show, tmp_path: Path, heeds: bool, cha
 
     store.before = before
     with pytest.raises(RemoteChanged):
-        s3(show(store)).fetch(FILE, tmp_path / "target", lambda _: None)
+        s3(show(store)).fetch(FetchTask(FILE, tmp_path / "target"))
 
 
 def test_another_version_than_listed_is_not_read(show: Show, tmp_path: Path) -> None:
     store = Store(DATA)
     for file in (RemoteFile("x", None, None, "v0"), RemoteFile("x", len(DATA) + 1, None, "v1")):
         with pytest.raises(RemoteChanged):
-            s3(show(store)).fetch(file, tmp_path / "target", lambda _: None)
+            s3(show(store)).fetch(FetchTask(file, tmp_path / "target"))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_what_is_left_to_the_library(show: Show, tmp_path: Path, library: list[s
 def test_a_range_that_is_ignored_midway(show: Show, tmp_path: Path, library: list[str]) -> None:
     store = Store(DATA, ranges="first")
     with pytest.raises(RemoteBusy, match="makes no sense"):
-        s3(url := show(store)).fetch(FILE, tmp_path / "target", lambda _: None)
+        s3(url := show(store)).fetch(FetchTask(FILE, tmp_path / "target"))
     assert fetched(Retrying(s3(url), sleep=lambda _: None), tmp_path) == DATA
     assert library == ["x"]
 
@@ -165,7 +167,7 @@ def test_a_part_that_is_cut_short(show: Show, tmp_path: Path, library: list[str]
     assert library == []
     store.before = lambda _: setattr(store, "body", "cut")
     with pytest.raises(RemoteBusy, match="cut short"):
-        s3(show(store)).fetch(FILE, tmp_path / "target", lambda _: None)
+        s3(show(store)).fetch(FetchTask(FILE, tmp_path / "target"))
 
 
 @pytest.mark.parametrize("at", [1, 4])
@@ -176,7 +178,7 @@ def test_errors(show: Show, tmp_path: Path, status: int, kind: type[Exception], 
     store = Store(DATA)
     store.status = lambda _: status if len(store.gets) >= at else None
     with pytest.raises(kind) as caught:
-        s3(show(store), token="the-token").fetch(FILE, tmp_path / "target", lambda _: None)
+        s3(show(store), token="the-token").fetch(FetchTask(FILE, tmp_path / "target"))
     assert type(caught.value) is kind
     assert "the-token" not in str(caught.value)
 
@@ -242,7 +244,7 @@ def test_a_store_that_tells_no_checksums_is_not_asked_for_ever(show: Show, tmp_p
 def test_the_digest_is_that_of_the_file(show: Show, tmp_path: Path) -> None:
     for data, size in ((DATA, len(DATA)), (DATA, None), (SMALL, len(SMALL))):
         passed = Digest()
-        s3(show(Store(data))).fetch(RemoteFile("x", size, None, ""), tmp_path / "target", lambda _: None, passed)
+        s3(show(Store(data))).fetch(FetchTask(RemoteFile("x", size, None, ""), tmp_path / "target", digest=passed))
         assert (passed.bytes, passed.hexdigest()) == (len(data), digest.of(tmp_path / "target"))
 
 
@@ -262,7 +264,7 @@ def test_what_progress_raises_ends_all_threads(show: Show, tmp_path: Path) -> No
         return [thread.name for thread in threading.enumerate() if "help_out" in thread.name]
 
     with pytest.raises(InterruptedError, match="enough"):
-        remote.fetch(FILE, tmp_path / "target", progress)
+        remote.fetch(FetchTask(FILE, tmp_path / "target", progress))
     assert ours() == []
     assert fetched(remote, tmp_path) == DATA
 
@@ -301,10 +303,10 @@ def test_any_store_that_signs(
             fetched(remote, tmp_path, file)
     else:
         assert fetched(remote, tmp_path, file) == DATA
-        assert remote.fetch(file, tmp_path / "target", lambda _: None) == file
+        assert remote.fetch(FetchTask(file, tmp_path / "target")) == file
     assert library == []
     monkeypatch.setattr(type(memory), "sign", lambda *_, **more: "/no/url")
-    assert (remote.fetch(remote.stat("x"), tmp_path / "target", lambda _: None).size, library) == (len(DATA), ["x"])
+    assert (remote.fetch(FetchTask(remote.stat("x"), tmp_path / "target")).size, library) == (len(DATA), ["x"])
 
 
 def test_ranges_of_a_real_server_are_used(

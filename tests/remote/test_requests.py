@@ -13,7 +13,7 @@ from growfs.errors import RemoteBusy, RemoteDenied
 from growfs.remote.errors import translate
 from growfs.remote.http.connection import ConnectionFailed, Request
 from growfs.remote.http.download import HttpError
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote
 from tests.remote.store import DATA, FILE, KEYS, SMALL, Show, Store, fetched, s3
@@ -111,7 +111,7 @@ def test_no_credentials_are_the_librarys_to_tell(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
     with pytest.raises(RemoteDenied, match="no credentials found"):
-        S3Remote(RemoteSpec("s3://bucket", {}, show(Store(DATA)))).fetch(FILE, tmp_path / "target", lambda _: None)
+        S3Remote(RemoteSpec("s3://bucket", {}, show(Store(DATA)))).fetch(FetchTask(FILE, tmp_path / "target"))
     assert library == ["x"]
 
 

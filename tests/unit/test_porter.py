@@ -13,7 +13,7 @@ import pytest
 from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
 from growfs.remote import digest
 from growfs.remote.limits import SharedLimits
-from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec
+from growfs.remote.protocol import Fetched, FetchTask, RemoteFile, RemoteSpec
 from growfs.workers import downloader as module
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
@@ -112,9 +112,9 @@ def test_a_file_that_somebody_waits_for_is_told_at_once(
     monkeypatch.setattr(module, "TELL_EVERY_S", 10 * WAIT_S)
     fetch, goes_on = downloader._remote.fetch, threading.Event()
 
-    def held_up(file: RemoteFile, *more: Any) -> RemoteFile:
-        assert file.path == "small" or goes_on.wait(WAIT_S)
-        return fetch(file, *more)
+    def held_up(task: FetchTask) -> RemoteFile:
+        assert task.file.path == "small" or goes_on.wait(WAIT_S)
+        return fetch(task)
 
     monkeypatch.setattr(downloader._remote, "fetch", held_up)
     downloader.take(FetchFiles([wanted(tmp_path, 1, "large"), replace(wanted(tmp_path, 2, "small"), urgent=True)], []))

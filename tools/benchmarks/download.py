@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from growfs.remote import open_remote, preload
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     spec = RemoteSpec(url, endpoint_url=endpoint)
     preload(spec)
     began = time.perf_counter()
-    open_remote(spec).fetch(RemoteFile(path, None, None, ""), Path(target), lambda count: None)
+    open_remote(spec).fetch(FetchTask(RemoteFile(path, None, None, ""), Path(target)))
     print(json.dumps({"fetch_s": time.perf_counter() - began}))
 
 

@@ -18,7 +18,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
-from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
@@ -27,7 +26,7 @@ from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import Expected, expected
 from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, Request, Response, drop_all
 from growfs.remote.http.threads import Streams
-from growfs.remote.protocol import Part, Progress
+from growfs.remote.protocol import FetchTask
 
 HEADS_IN_VAIN_MAX = 8
 ODD_MAX = 3  # files in a row that had to be left to the library, until no more are tried
@@ -44,7 +43,7 @@ Check = Callable[[int, Headers], T]
 
 
 class HttpError(Exception):
-    """The server answered with an HTTP status that is an error; failures.explain knows what it means."""
+    """The server answered with an HTTP status that is an error; remote.errors.translate knows what it means."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -69,28 +68,19 @@ class Ranged:
         self._idle: list[Connection] = []
         weakref.finalize(self, drop_all, self._connections)
 
-    def fetch(
-        self,
-        sign: Sign,
-        size: int | None,
-        target: Path,
-        check: Check[T],
-        progress: Progress,
-        digest: Digest,
-        part: Part | None = None,
-    ) -> tuple[int, T] | None:
-        """Write what sign's request brings to target; (bytes, what check returned). digest: fed with all of it.
+    def fetch(self, task: FetchTask, sign: Sign, check: Check[T]) -> tuple[int, T] | None:
+        """Write the file, or the range of it, to task.target. Returns (bytes written, what check returned).
 
-        None: this is left to the library, and progress was told nothing. sign is called again for a signature that has
-        expired; it and progress are called from any thread, progress by one at a time. size: bytes, where known.
-        part: write these bytes alone; check is told of the whole file.
-        Raises Answered, Damaged, Unreached, what check and progress raise, and OSError of the local disk.
+        Returns None where the store's library has to do it; task.progress was not called then. task.digest takes every
+        byte. sign is called again when a signature has expired. sign and task.progress are called from any thread,
+        progress from one at a time. check gets the size of the whole file, even if only a range is written.
+        Raises HttpError, Damaged, ConnectionFailed, what check and progress raise, and OSError of the local disk.
         """
-        with target.open("wb", buffering=0) as out:
-            fetch = _Fetch(self, sign, out.fileno(), target, check, progress, digest, part)
+        with task.target.open("wb", buffering=0) as out:
+            fetch = _Fetch(self, task, out.fileno(), sign, check)
             try:
                 with self.connection() as connection:
-                    response = fetch.begin(connection, size)
+                    response = fetch.begin(connection)
                     fetch.run(connection, response)
             except FallBack as odd:
                 self._odd += odd.counts
@@ -146,21 +136,11 @@ class _Fetch(Generic[T]):
     checked: T
     _file_bytes: int
 
-    def __init__(
-        self,
-        owner: Ranged,
-        sign: Sign,
-        fd: int,
-        target: Path,
-        check: Check[T],
-        progress: Progress,
-        digest: Digest,
-        part: Part | None,
-    ) -> None:
+    def __init__(self, owner: Ranged, task: FetchTask, fd: int, sign: Sign, check: Check[T]) -> None:
         self.told = False
-        self._part_only, self._first = part, part.offset if part else 0
-        self._owner, self._sign, self._check, self._progress = owner, sign, check, progress
-        self._fd, self._target, self._digest = fd, target, digest
+        self._first = task.byte_range.offset if task.byte_range else 0
+        self._owner, self._task, self._fd, self._sign, self._check = owner, task, fd, sign, check
+        self._digest = task.digest or Digest()
         self._sharing = threading.Lock()
         self._error: BaseException | None = None
         self._pins: dict[str, str | None] = {}
@@ -168,10 +148,10 @@ class _Fetch(Generic[T]):
         self._expected: Expected | None = None
         self._connections: list[Connection] = []
 
-    def begin(self, connection: Connection, size: int | None) -> Response:
+    def begin(self, connection: Connection) -> Response:
         """Ask for the file or, if it is large or of unknown size, for its first part; the answer's head is checked."""
         self._request = self._sign()
-        part, first = self._part_only, self._first
+        part, first, size = self._task.byte_range, self._first, self._task.file.size
         whole = part is None and size is not None and size <= digests.PART_BYTES
         most = min(digests.PART_BYTES, part.size) if part else digests.PART_BYTES
         response = self._owner.begin(connection, self._request, {} if whole else _range(first, first + most - 1))
@@ -222,7 +202,7 @@ class _Fetch(Generic[T]):
                 self._fetch_part(connection, start)
         if self._error:
             raise self._error
-        if self._expected and (mismatch := self._expected.mismatch(self.total, self._target)):
+        if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
             raise Damaged(mismatch)
 
     def _help(self) -> bool:
@@ -264,7 +244,7 @@ class _Fetch(Generic[T]):
             self._owner.streams.spend(len(piece))
             with self._sharing:
                 self.told = True
-                self._progress(len(piece))
+                self._task.progress(len(piece))
 
         connection.copy(response, self._fd, at, told)
 

@@ -12,12 +12,11 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
-from growfs.remote.digest import Digest
 from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
 from growfs.remote.http.connection import (
     CONNECT_TIMEOUT_S,
@@ -31,7 +30,7 @@ from growfs.remote.http.download import Damaged, HttpError, Ranged
 from growfs.remote.http.stream import OpenedByGet, OpenedFile
 from growfs.remote.http.threads import Streams
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import ByteRange, FetchTask, Opened, Page, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.stores import walk
 from growfs.remote.stores.metadata import file_from
 from growfs.remote.stores.walk import Entry
@@ -77,24 +76,17 @@ class FsspecRemote:
                 raise RemoteMissing(f"{self.shown(path)}: is a folder now; list again")
             return file_from(path, info)
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        if found := self._by_ranges(file, target, progress, digest or Digest(), part):
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        if found := self._by_ranges(task):
             return found
-        if part:  # of which the library's answers may not tell the version
-            self._checked(file, self.stat(file.path))
+        if task.byte_range:  # of which the library's answers may not tell the version
+            self._checked(task.file, self.stat(task.file.path))
 
         def spend(count: int) -> None:
             self._streams.spend(count)
-            progress(count)
+            task.progress(count)
 
-        return self._by_library(file, target, spend, part)
+        return self._by_library(replace(task, progress=spend))
 
     def as_file(self, path: str = "", **how: Any) -> Any:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
@@ -122,10 +114,9 @@ class FsspecRemote:
         """Only of libraries that have an event loop it is known that any thread may use them."""
         return bool(self.fs.async_impl)
 
-    def _by_ranges(
-        self, file: RemoteFile, target: Path, progress: Progress, digest: Digest, part: Part | None
-    ) -> RemoteFile | None:
+    def _by_ranges(self, task: FetchTask) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
+        file = task.file
         if not self._ranged.usable:
             return None
 
@@ -134,10 +125,10 @@ class FsspecRemote:
             return now and self._checked(file, now)
 
         try:
-            found = self._ranged.fetch(partial(self._sign, file.path), file.size, target, check, progress, digest, part)
+            found = self._ranged.fetch(task, partial(self._sign, file.path), check)
         except (HttpError, Damaged, ConnectionFailed) as error:
             raise translate(error, self._where(file.path), self.store, self._secrets) from None
-        return found and self._checked(file, found[1] or self.stat(file.path), None if part else found[0])
+        return found and self._checked(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
 
     def _sign(self, path: str, method: str = "GET") -> Request:
         try:
@@ -170,12 +161,14 @@ class FsspecRemote:
     def _trusted(self) -> ssl.SSLContext:
         return ssl.create_default_context()  # SSL_CERT_FILE and SSL_CERT_DIR count
 
-    def _by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part | None = None) -> RemoteFile:
+    def _by_library(self, task: FetchTask) -> RemoteFile:
+        """Fetch by the store's library. task.digest takes no part in it."""
         from fsspec.callbacks import Callback
 
+        file, target, progress = task.file, task.target, task.progress
         target.open("wb").close()  # a file of no bytes calls nothing back, and a bad target is no remote error
-        if part:
-            return self._part_by_library(file, target, progress, part)
+        if task.byte_range:
+            return self._range_by_library(task, task.byte_range)
         told = 0
         raised: Exception | None = None
 
@@ -195,18 +188,19 @@ class FsspecRemote:
         progress(written - told)
         return self._checked(file, now, written)
 
-    def _part_by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part) -> RemoteFile:
-        with target.open("wb") as out:
+    def _range_by_library(self, task: FetchTask, part: ByteRange) -> RemoteFile:
+        file = task.file
+        with task.target.open("wb") as out:
             for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
-                wanted = Part(start, min(CHUNK_BYTES, part.offset + part.size - start))
+                wanted = ByteRange(start, min(CHUNK_BYTES, part.offset + part.size - start))
                 with self.told(file.path):
                     chunk = self.fs.cat_file(self._key(file.path), start, start + wanted.size)
                 self._whole_part(file.path, wanted, len(chunk))
                 out.write(chunk)
-                progress(len(chunk))
+                task.progress(len(chunk))
         return self._checked(file, self.stat(file.path))
 
-    def _whole_part(self, path: str, part: Part, got: int) -> None:
+    def _whole_part(self, path: str, part: ByteRange, got: int) -> None:
         if got > part.size:
             raise RemoteError(f"{self.shown(path)}: its server sends whole files only; use one that has ranges")
         if got < part.size:

@@ -10,13 +10,11 @@ import os
 import stat
 import sys
 from functools import partial
-from pathlib import Path
 
 from growfs.errors import RemoteError, RemoteMissing
-from growfs.remote.digest import Digest
 from growfs.remote.http.stream import OpenedFile
 from growfs.remote.http.threads import Streams
-from growfs.remote.protocol import Opened, Part, Progress, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import FetchTask, Opened, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.walk import Entry
 
@@ -38,18 +36,12 @@ class LocalRemote(FsspecRemote):
         with self.told(path):
             return _file(path, os.stat(self._resolved(path)))
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        path, written = file.path, 0
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        file, part, written = task.file, task.byte_range, 0
+        path = file.path
         left = part.size if part else sys.maxsize
-        passing = digest.part(0).update if digest else None
-        with target.open("wb") as out:
+        passing = task.digest.part(0).update if task.digest else None
+        with task.target.open("wb") as out:
             with self.told(path):
                 source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo would block
             try:
@@ -67,7 +59,7 @@ class LocalRemote(FsspecRemote):
                     if passing:
                         passing(memoryview(chunk))
                     self._streams.spend(len(chunk))
-                    progress(len(chunk))
+                    task.progress(len(chunk))
                 with self.told(path):
                     found = _file(path, os.fstat(source))
                     if part:

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -25,11 +25,10 @@ from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
 from growfs.producers.archives import Member
-from growfs.remote.digest import Digest
 from growfs.remote.file import reading
 from growfs.remote.functions import Function
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import ByteRange, FetchTask, Opened, Page, Remote, RemoteFile, Skipped
 
 PAGE_FILES_MAX = 5000
 AT_ONCE = 8
@@ -49,7 +48,7 @@ log = logging.getLogger(__name__)
 class Place:
     """Where a member's bytes are: in which version of which file."""
 
-    part: Part
+    part: ByteRange
     path: str
     version: str
 
@@ -57,7 +56,7 @@ class Place:
     def of(cls, version: str) -> Place:
         """The place that a member's version tells."""
         offset, size, path, source = version.split(" ", 3)
-        return cls(Part(int(offset), int(size)), unquote(path, errors="surrogateescape"), source)
+        return cls(ByteRange(int(offset), int(size)), unquote(path, errors="surrogateescape"), source)
 
     def __str__(self) -> str:
         path = quote(self.path, errors="surrogateescape")
@@ -109,21 +108,15 @@ class Members:
             raise RemoteMissing(f"{path}: its archive, {archive.path}, is {reason}") from None
         raise RemoteMissing(f"{path}: its archive, {archive.path}, has no such member any more")
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        file, part = task.file, task.byte_range
         place = Place.of(file.version)
         if not place.part.size:
-            target.open("wb").close()
+            task.target.open("wb").close()
             return file
         archive = RemoteFile(place.path, None, None, place.version)
-        wanted = Part(place.part.offset + part.offset, part.size) if part else place.part
-        now = self._remote.fetch(archive, target, progress, digest, wanted)
+        wanted = ByteRange(place.part.offset + part.offset, part.size) if part else place.part
+        now = self._remote.fetch(replace(task, file=archive, byte_range=wanted))
         return RemoteFile(file.path, place.part.size, now.mtime_ns, file.version)
 
     def open(self, file: RemoteFile, start: int = 0) -> Opened:
@@ -215,7 +208,7 @@ def path_of(archive: str, name: str) -> str:
 
 
 def _file(archive: RemoteFile, member: Member) -> RemoteFile:
-    place = Place(Part(member.offset, member.size), archive.path, archive.version)
+    place = Place(ByteRange(member.offset, member.size), archive.path, archive.version)
     return RemoteFile(path_of(archive.path, member.name), member.size, archive.mtime_ns, str(place))
 
 

@@ -10,15 +10,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
-from growfs.remote.digest import Digest
 from growfs.remote.limits import SharedLimits
 from growfs.remote.names import parts_of, reason_to_skip
-from growfs.remote.protocol import Opened, Page, Part, Producer, Progress, Remote, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import FetchTask, Opened, Page, Producer, Remote, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.wrappers.producer_pool import Make, Makers
 
 PAGE_FILES_MAX = 1000
@@ -36,18 +34,12 @@ class _Made(ABC):
     def _source(self, file: RemoteFile) -> RemoteFile | int:
         """What it is made of."""
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
-        if part:
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        file = task.file
+        if task.byte_range:
             raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
-        made = self._makers.make(Make(file.path, self._source(file)), target, progress)
-        return RemoteFile(file.path, target.stat().st_size, made.mtime_ns or file.mtime_ns, file.version)
+        made = self._makers.make(Make(file.path, self._source(file)), task.target, task.progress)
+        return RemoteFile(file.path, task.target.stat().st_size, made.mtime_ns or file.mtime_ns, file.version)
 
     def open(self, file: RemoteFile, start: int = 0) -> Opened:
         raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")

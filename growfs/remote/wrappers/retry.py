@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import tenacity
 
 from growfs.errors import RemoteBusy
-from growfs.remote.digest import Digest
-from growfs.remote.protocol import Opened, Page, Part, Progress, Remote, RemoteFile
+from growfs.remote.protocol import FetchTask, Opened, Page, Remote, RemoteFile
 
 TRIES_MAX = 5
 DELAY_S_MIN = 0.2
@@ -55,14 +54,7 @@ class Retrying:
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._try(lambda: self._remote.stat(path, version))
 
-    def fetch(
-        self,
-        file: RemoteFile,
-        target: Path,
-        progress: Progress,
-        digest: Digest | None = None,
-        part: Part | None = None,
-    ) -> RemoteFile:
+    def fetch(self, task: FetchTask) -> RemoteFile:
         told = 0  # over all tries, so that progress never counts a byte twice
 
         def attempt() -> RemoteFile:
@@ -72,9 +64,9 @@ class Retrying:
                 nonlocal told, written
                 written += delta
                 news, told = max(0, written - told), max(told, written)
-                progress(news)  # 0 too: it may want to end the fetch
+                task.progress(news)  # 0 too: it may want to end the fetch
 
-            return self._remote.fetch(file, target, forward, digest, part)
+            return self._remote.fetch(replace(task, progress=forward))
 
         return self._try(attempt)
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteMissing, UsageError
@@ -24,7 +23,7 @@ from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack
 from growfs.remote.http.download import ODD_MAX, HttpError
 from growfs.remote.http.stream import OpenedFile
 from growfs.remote.http.threads import Streams
-from growfs.remote.protocol import Opened, Page, Part, Progress, RemoteFile, RemoteSpec
+from growfs.remote.protocol import FetchTask, Opened, Page, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.metadata import file_from, file_of
 from growfs.remote.stores.s3 import listing
@@ -164,12 +163,13 @@ class S3Remote(FsspecRemote):
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    def _by_library(self, file: RemoteFile, target: Path, progress: Progress, part: Part | None = None) -> RemoteFile:
+    def _by_library(self, task: FetchTask) -> RemoteFile:
         from fsspec.asyn import sync
 
+        file, part = task.file, task.byte_range
         bucket, prefix = self._bucket_and_prefix
         asked = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
-        with target.open("wb") as out:
+        with task.target.open("wb") as out:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **asked)
             body = reply["Body"]
 
@@ -184,7 +184,7 @@ class S3Remote(FsspecRemote):
                         return written
                     out.write(chunk)
                     written += len(chunk)
-                    progress(len(chunk))
+                    task.progress(len(chunk))
 
             try:
                 size = reply["ContentLength"]
