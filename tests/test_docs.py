@@ -141,4 +141,12 @@ def test_the_files_and_classes_that_a_page_names_exist(page: Path) -> None:
         for name, method in re.findall(r"`(\w+)(?:\.(\w+))?`", names):
             if f"class {name}" not in source or (method and f"def {method}(" not in source):
                 missing.append(f"{file}: {name}")
+    for diagram in re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL):
+        called = re.findall(r"(\w+/\w+\.py) (\w+)", diagram) + [
+            ("", name) for name in re.findall(r"\b(\w+)\(", diagram)
+        ]
+        for file, name in called:
+            sources = [path for path in (ROOT / "growfs").rglob("*.py") if str(path).endswith(file)]
+            if not any(f"def {name}(" in path.read_text() for path in sources):
+                missing.append(f"{file}: {name}")
     assert missing == []
