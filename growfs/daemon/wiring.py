@@ -99,7 +99,7 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
     vfs = Vfs(catalog, store, readers, virtual, fetcher.ensure if options.on_miss == "wait" else None)
     vfs.file_opened.connect(usage.count_open)
     choice = EngineChoice(options.engine, folder.partial)
-    engine = choice.engine(vfs)
+    engine = choice.create(vfs)
     for gone in (catalog_sync.removed, store.replaced):
         gone.connect(vfs.forget_names)
     vfs.name_invalidated.connect(engine.forget_name)

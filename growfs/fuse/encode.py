@@ -1,4 +1,4 @@
-"""What the vfs tells of a node, as the kernel's structures have it."""
+"""Encodes the vfs's attributes and entries as the kernel's structures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _owner = (os.getuid(), os.getgid())
 
 
 def entry_out(attributes: Attributes) -> bytes:
-    """The answer to LOOKUP, and the first part of an entry of READDIRPLUS."""
+    """The reply to LOOKUP, and the first part of an entry of READDIRPLUS."""
     name_s, name_ns = _duration(attributes.name_timeout_s)
     attr_s, attr_ns = _duration(attributes.timeout_s)
     return structs.EntryOut(attributes.id, 0, name_s, attr_s, name_ns, attr_ns).pack() + _attr(attributes)
@@ -27,7 +27,7 @@ def dirent(entry: Entry) -> bytes:
 
 
 def direntplus(entry: Entry) -> bytes:
-    """An entry of READDIRPLUS: `entry_out` and `dirent`. A file's is packed in one step, as there may be a million."""
+    """An entry of READDIRPLUS: `entry_out` and `dirent`. A file's is packed in one step: there may be a million."""
     if entry.is_dir:
         return entry_out(entry.attributes) + dirent(entry)
     id, name, _, size, mtime_ns, position = entry
@@ -44,18 +44,18 @@ def direntplus(entry: Entry) -> bytes:
 
 
 _FILE = Struct("=Q8xQQ8xQQQqqqIIIIIII4xI4xQQII")
-"""structs.EntryOut, Attr and Dirent, without what is zero for files."""
+"""structs.EntryOut, Attr and Dirent. Members that are zero for files are padding."""
 _FILE_MODE = Attributes(0, False, 0, 0, 0.0).mode
 _PADDING = [bytes(count) for count in range(protocol.DIRENT_ALIGNMENT)]
 
 
 def attr_out(attributes: Attributes) -> bytes:
-    """The answer to GETATTR."""
+    """The reply to GETATTR."""
     return structs.AttrOut(*_duration(attributes.timeout_s)).pack() + _attr(attributes)
 
 
 def statx_out(attributes: Attributes) -> bytes:
-    """The answer to STATX: as GETATTR, and without a time of birth, which no remote tells."""
+    """The reply to STATX: the same as GETATTR's. It has no birth time, because no remote has one."""
     seconds, ns = divmod(attributes.mtime_ns, 10**9)
     head = structs.StatxOut(
         *_duration(attributes.timeout_s),
@@ -75,7 +75,7 @@ def statx_out(attributes: Attributes) -> bytes:
 
 
 def statfs_out(capacity: Capacity) -> bytes:
-    """The answer to STATFS."""
+    """The reply to STATFS."""
     return structs.StatfsOut(
         blocks=capacity.blocks,
         bfree=capacity.free,

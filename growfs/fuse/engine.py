@@ -1,4 +1,4 @@
-"""Which engine carries a mount to the kernel, and why."""
+"""The choice between the two engines, passthrough and libfuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from growfs.vfs.filesystem import Vfs
 
 
 class Engine(Protocol):
-    """What carries a vfs to the kernel. requests: how many of each kind the kernel has sent, where that is known."""
+    """Connects a vfs to the kernel. requests: how many requests of each kind the kernel has sent, if that is known."""
 
     name: str
     requests: Counter[str]
@@ -23,25 +23,25 @@ class Engine(Protocol):
         """Attach to the mountpoint. Raises GrowfsError."""
 
     async def serve(self) -> None:
-        """Answer the kernel until the mount is gone."""
+        """Answer the kernel until the file system is unmounted."""
 
     def unmount(self) -> None:
-        """Detach, also while files are open; nothing happens where nothing is mounted."""
+        """Detach, even while files are open. Does nothing if nothing is mounted."""
 
     def forget_name(self, parent: int, name: str) -> None:
-        """Have the kernel look a name of that directory up again."""
+        """Make the kernel look up a name of that directory again."""
 
 
 class EngineChoice:
-    """The engine that was asked for, or for "auto" the fastest that works for files in folder.
+    """The requested engine, or with "auto" the fastest engine that works for files in folder.
 
-    reason: of the choice, for people. Raises GrowfsError where the engine that was asked for does not work.
+    reason: for people. Raises GrowfsError if the requested engine does not work.
     """
 
-    def __init__(self, wanted: str, folder: Path) -> None:
-        why_not = None if wanted == "libfuse" else why_not_passthrough(folder)
-        self.passthrough = wanted != "libfuse" and why_not is None
-        if wanted == "passthrough" and why_not:
+    def __init__(self, requested: str, folder: Path) -> None:
+        why_not = None if requested == "libfuse" else why_not_passthrough(folder)
+        self.passthrough = requested != "libfuse" and why_not is None
+        if requested == "passthrough" and why_not:
             raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
         if self.passthrough:
             self.reason = "the kernel reads the cached files itself"
@@ -50,10 +50,10 @@ class EngineChoice:
         else:
             self.reason = "asked for"
 
-    def engine(self, vfs: Vfs) -> Engine:
-        """That engine, over a vfs."""
+    def create(self, vfs: Vfs) -> Engine:
+        """Create the chosen engine for a vfs."""
         if self.passthrough:
             return PassthroughEngine(vfs)
-        from growfs.fuse.libfuse import LibfuseEngine  # and pyfuse3, only where it is needed: a mount starts sooner
+        from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
 
         return LibfuseEngine(vfs)

@@ -1,8 +1,6 @@
-"""Keeps idle cores awake while requests come one upon the other, where this process may ask for that (root).
+"""Wake-up latency of the thread that answers requests: real-time scheduling, and cores that do not sleep deeply.
 
-A reader that opens one small file after the other sleeps in each open until the daemon has answered, and its core goes
-idle. Waking it takes tens of microseconds, on a virtual machine above all: more than the answer does. The kernel lets a
-process say what it can stand (Documentation/power/pm_qos_interface.rst); that holds while a file is open.
+Both need root, and do nothing without it.
 """
 
 from __future__ import annotations
@@ -18,42 +16,72 @@ from growfs.events import Signal
 
 DEVICE = "/dev/cpu_dma_latency"
 DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
-LIGHT_SLEEP_US = 2
-"""A core of a real machine wakes from its lightest sleep (C1) in this time; only the deeper ones are ruled out."""
+C1_LATENCY_US = 2
+"""On real hardware a core wakes from its lightest sleep (C1) within this time. So only deeper sleeps are ruled out."""
 
 BUSY_REQUESTS, BUSY_S = 64, 0.2
-"""From about 300 requests in a second on: waking up twice for each, 80 us, is then 2% of a reader's time and more."""
+"""About 300 requests a second. From there on two wake-ups per request, 80 us, take 2% of a reader's time or more."""
 
 
-def tolerable_us() -> int:
-    """The wake-up time to ask for: none on a virtual machine, whose cores halt and are woken by way of the host."""
+class RealtimeBoost:
+    """Real-time scheduling (sched(7)) for a thread: it gets a core as soon as it wakes up, instead of after up to 3 ms.
+
+    A niceness 20 steps lower, or shorter slices, bring half of that or nothing. Real-time scheduling is only for work
+    that takes microseconds. Child processes and new threads do not inherit it.
+    """
+
+    def __init__(self) -> None:
+        self._enabled = False
+        self._allowed = True
+
+    def enable(self, enabled: bool) -> None:
+        """Turn it on or off, for the calling thread."""
+        if enabled == self._enabled or not self._allowed:
+            return
+        policy = os.SCHED_FIFO if enabled else os.SCHED_OTHER
+        try:
+            os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(int(enabled)))
+            self._enabled = enabled
+        except OSError:
+            self._allowed = False
+
+
+def latency_limit_us() -> int:
+    """The wake-up latency to request: 0 on a virtual machine, because waking a halted core there involves the host."""
     try:
-        return 0 if DRIVER.read_text().strip() == "haltpoll" else LIGHT_SLEEP_US
+        return 0 if DRIVER.read_text().strip() == "haltpoll" else C1_LATENCY_US
     except OSError:
-        return LIGHT_SLEEP_US
+        return C1_LATENCY_US
 
 
-class Wakefulness:
-    """Owns what is asked of the kernel: held from BUSY_REQUESTS within BUSY_S on, for as long as they come so fast."""
+class CpuLatencyRequest:
+    """A PM QoS request (Documentation/power/pm_qos_interface.rst) that keeps cores awake while requests are frequent.
+
+    A reader that opens small files one by one sleeps in each open until the daemon answers, and its core goes idle.
+    Waking the core takes tens of microseconds, above all on a virtual machine; that is longer than the answer takes.
+
+    The request is held while /dev/cpu_dma_latency is open: from BUSY_REQUESTS within BUSY_S on, until requests are less
+    frequent.
+    """
 
     def __init__(self) -> None:
         self._fd: int | None = None
         self._allowed = os.access(DEVICE, os.W_OK)
         self._held = Signal[[]]()
         self._count = 0
-        self._judged = -BUSY_S
+        self._checked_at = -BUSY_S
 
-    def note(self) -> None:
-        """A request came."""
+    def count(self) -> None:
+        """Call this for each request."""
         self._count += 1
         if self._count % BUSY_REQUESTS == 0:
             now = time.monotonic()
-            if now - self._judged < BUSY_S and self._fd is None and self._allowed:
+            if now - self._checked_at < BUSY_S and self._fd is None and self._allowed:
                 self._hold()
-            self._judged = now
+            self._checked_at = now
 
     async def run(self) -> None:
-        """Let cores sleep again when requests come slowly, and at the end; until cancelled."""
+        """Release it when requests become less frequent, and at the end. Runs until cancelled."""
         try:
             while True:
                 if self._fd is None:
@@ -68,7 +96,7 @@ class Wakefulness:
     def _hold(self) -> None:
         try:
             self._fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
-            os.write(self._fd, Struct("=i").pack(tolerable_us()))
+            os.write(self._fd, Struct("=i").pack(latency_limit_us()))
             self._held.notify()
         except OSError:
             self._allowed = False

@@ -1,8 +1,8 @@
-"""The libfuse engine: carries the vfs to the kernel through pyfuse3. Works on any kernel, for any user.
+"""The libfuse engine: connects the vfs to the kernel through pyfuse3. Works on any kernel, for any user.
 
-Reads are copied through the daemon: from the page cache straight into one buffer, without leaving trio's thread; what
-is not in the page cache is read on a thread, so that a slow disk delays no other reader. An open that waits cannot be
-interrupted here: pyfuse3 does not tell of interrupts. It ends at --miss-timeout.
+Reads are copied through the daemon. Data in the page cache is copied into one buffer on trio's thread; other data is
+read on another thread, so that a slow disk does not delay other readers. An open that waits cannot be interrupted,
+because pyfuse3 does not report interrupts. It ends at --miss-timeout.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ import trio
 
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
-from growfs.fuse.latency import Wakefulness
-from growfs.fuse.mounting import Mounted, Mounting, abandon, captured_stderr, mounted_at
+from growfs.fuse.latency import CpuLatencyRequest
+from growfs.fuse.mounting import Mounted, Mounting, captured_stderr, force_unmount, mounted_at
 from growfs.fuse.protocol import REPLY_MAX
 from growfs.vfs.attributes import Attributes
 from growfs.vfs.filesystem import NAME_MAX, Vfs
 
 log = logging.getLogger(__name__)
 
-Asked = ParamSpec("Asked")
-Answer = TypeVar("Answer")
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 TASKS_MAX = 10_000
-"""Requests in work at one time. Each waiting open takes one, and with none left the mount stands still."""
+"""Requests that are handled at one time. Each waiting open counts as one; beyond the limit the mount hangs."""
 
 
-def answered(handler: Callable[Asked, Coroutine[Any, Any, Answer]]) -> Callable[Asked, Coroutine[Any, Any, Answer]]:
-    """Answer EIO where a handler meets what it does not expect, such as a full disk: pyfuse3 would end the daemon."""
+def eio_on_error(
+    handler: Callable[Params, Coroutine[Any, Any, Result]],
+) -> Callable[Params, Coroutine[Any, Any, Result]]:
+    """Answer EIO if a handler raises an unexpected error, for example on a full disk: pyfuse3 would end the daemon."""
 
     @functools.wraps(handler)
-    async def guarded(*args: Asked.args, **kwargs: Asked.kwargs) -> Answer:
+    async def guarded(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         try:
             return await handler(*args, **kwargs)
         except pyfuse3.FUSEError:
@@ -52,7 +54,7 @@ def answered(handler: Callable[Asked, Coroutine[Any, Any, Answer]]) -> Callable[
 
 
 class LibfuseEngine(pyfuse3.Operations):
-    """Owns the session with the kernel. pyfuse3 keeps it in module globals: one for each process."""
+    """Owns the session with the kernel. pyfuse3 keeps it in module globals, so there is one per process."""
 
     name = "libfuse"
     supports_dot_lookup = False
@@ -60,43 +62,43 @@ class LibfuseEngine(pyfuse3.Operations):
 
     def __init__(self, vfs: Vfs) -> None:
         super().__init__()
-        self.requests: Counter[str] = Counter()  # pyfuse3 does not tell of all
+        self.requests: Counter[str] = Counter()  # empty: pyfuse3 does not report all requests
         self._vfs = vfs
-        self._wakefulness = Wakefulness()
+        self._cpu_latency = CpuLatencyRequest()
         self._buffer = memoryview(bytearray(REPLY_MAX))
         self._mounted: Mounted | None = None
 
     def mount(self, mounting: Mounting) -> None:
-        """Attach to the mountpoint. Raises GrowfsError with what libfuse says."""
-        with captured_stderr() as said:
+        """Attach to the mountpoint. Raises GrowfsError with libfuse's message."""
+        with captured_stderr() as stderr:
             try:
                 pyfuse3.init(self, str(mounting.mountpoint), mounting.options())
             except RuntimeError as error:
-                raise GrowfsError(f"{mounting.mountpoint}: the kernel refuses the mount: {said() or error}") from None
+                raise GrowfsError(f"{mounting.mountpoint}: the kernel refuses the mount: {stderr() or error}") from None
         self._mounted = mounted_at(mounting.mountpoint)
 
     async def serve(self) -> None:
-        """Answer the kernel until the mount is gone."""
+        """Answer the kernel until the file system is unmounted."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._wakefulness.run)
+            nursery.start_soon(self._cpu_latency.run)
             await pyfuse3.main(min_tasks=2, max_tasks=TASKS_MAX)
             nursery.cancel_scope.cancel()
 
     def unmount(self) -> None:
-        """Detach, also while files are open; nothing happens where nothing is mounted."""
+        """Detach, even while files are open. Does nothing if nothing is mounted."""
         if mounted := self._mounted:
             self._mounted = None
             pyfuse3.close(unmount=True)
-            abandon(mounted)  # libfuse does not find a mountpoint that was moved
+            force_unmount(mounted)  # libfuse does not find a mountpoint that was moved
 
     def forget_name(self, parent: int, name: str) -> None:
-        """Have the kernel look a name up again, on a thread of pyfuse3's: written here it would deadlock."""
+        """Make the kernel look up a name again. pyfuse3 does it on its own thread; on this one it would deadlock."""
         if self._mounted:
             pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), name.encode(), ignore_enoent=True)
 
-    # Requests. `ctx.pid` is the id of the thread that asks.
+    # Requests. `ctx.pid` is the id of the thread that makes the system call.
 
-    @answered
+    @eio_on_error
     async def lookup(
         self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -105,7 +107,7 @@ class LibfuseEngine(pyfuse3.Operations):
         except GrowfsError as error:
             _refuse(error)
 
-    @answered
+    @eio_on_error
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         try:
             return _entry(self._vfs.attributes(inode))
@@ -113,13 +115,13 @@ class LibfuseEngine(pyfuse3.Operations):
             _refuse(error)
 
     async def forget(self, inode_list: object) -> None:
-        """Node ids are rows of the database: there is nothing to let go of."""
+        """Node ids are rows of the database, so there is nothing to free."""
 
-    @answered
+    @eio_on_error
     async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
         return pyfuse3.FileHandleT(self._vfs.open_directory(inode, ctx.pid))
 
-    @answered
+    @eio_on_error
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         try:
             await self._vfs.begin_listing(fh, start_id)
@@ -133,13 +135,13 @@ class LibfuseEngine(pyfuse3.Operations):
             count += 1
         self._vfs.mark_delivered(fh, count)
 
-    @answered
+    @eio_on_error
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close_directory(fh)
 
-    @answered
+    @eio_on_error
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        self._wakefulness.note()
+        self._cpu_latency.count()
         try:
             handle = await self._vfs.open(inode, ctx.pid)
         except GrowfsError as error:
@@ -147,11 +149,11 @@ class LibfuseEngine(pyfuse3.Operations):
         virtual = self._vfs.is_virtual(handle)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=virtual, keep_cache=not virtual)
 
-    @answered
+    @eio_on_error
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> memoryview | bytes:
-        self._wakefulness.note()
+        self._cpu_latency.count()
         count = self._vfs.try_read(fh, off, self._buffer[:size])
         if count is not None:
             return self._buffer[:count]  # pyfuse3 copies it into the reply before anything else runs
@@ -163,7 +165,7 @@ class LibfuseEngine(pyfuse3.Operations):
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         raise pyfuse3.FUSEError(errno.ENOSYS)  # once: the kernel then asks no more at a close
 
-    @answered
+    @eio_on_error
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close(fh)
 

@@ -1,7 +1,7 @@
-"""Mountpoints: what may be mounted on, what is mounted, and how it is taken off again.
+"""Mountpoints: check them, mount, list what is mounted, and unmount.
 
-The device name of a growfs mount is its cache folder, percent-encoded. So the kernel's table of mounts is the registry
-of running mounts: it is never out of date, and tells every user where to find the control socket.
+The device name of a growfs mount is its cache folder, percent-encoded. So the kernel's mount table is the registry of
+running mounts: it is never out of date, and shows every user where the control socket is.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from growfs.errors import GrowfsError
 TYPE = "fuse.growfs"
 DEVICE = Path("/dev/fuse")
 READ_AHEAD_KIB = 4096
-"""The kernel asks for so much ahead of a sequential reader. Its default of 128 halves the throughput and more."""
+"""How far the kernel reads ahead for a sequential reader. With its default of 128 the throughput is less than half."""
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_FORCE, MNT_DETACH = 1, 2
-"""Of mount(2) and umount(2), as in sys/mount.h. Force: requests that are under way fail, and nobody waits for them."""
+"""Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that nobody waits for them."""
 CAP_SYS_ADMIN = 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Mounting:
-    """How a cache folder is mounted on a mountpoint."""
+    """What to mount where: a cache folder and a mountpoint. allow_other: for all users."""
 
     mountpoint: Path
     cache: Path
@@ -54,10 +54,10 @@ class Mounting:
         return {"default_permissions", "allow_other"} if self.allow_other else {"default_permissions"}
 
     def attach(self) -> int:
-        """Mount; returns the descriptor of /dev/fuse that speaks for it. Raises GrowfsError.
+        """Mount. Returns the descriptor of /dev/fuse for the mount. Raises GrowfsError.
 
-        Root mounts by mount(2). Others go through fusermount3, even with the capability to mount themselves: it keeps
-        the machine's rules (fuse.conf), and lets them take the mount off again.
+        Root uses mount(2). Other users go through fusermount3, even with the capability to mount: it applies the
+        machine's rules (fuse.conf), and lets them unmount again.
         """
         return self._attach_as_root() if os.geteuid() == 0 else self._attach_by_fusermount()
 
@@ -72,7 +72,7 @@ class Mounting:
         return device
 
     def _attach_by_fusermount(self) -> int:
-        ours, theirs = socket.socketpair()  # over which it hands the descriptor back (fusermount3's _FUSE_COMMFD)
+        ours, theirs = socket.socketpair()  # fusermount3 sends the descriptor back over this (_FUSE_COMMFD)
         with ours, theirs:
             done = subprocess.run(
                 ["fusermount3", "-o", ",".join(self.options()), "--", str(self.mountpoint)],
@@ -91,7 +91,7 @@ class Mounting:
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A row of the kernel's table. device: major and minor number, as in /sys/class/bdi."""
+    """A row of the kernel's mount table. device: its major and minor number, as in /sys/class/bdi."""
 
     mountpoint: Path
     cache: Path
@@ -99,7 +99,7 @@ class Mounted:
 
 
 def mounts() -> list[Mounted]:
-    """The growfs mounts of this mount namespace, the latest last (proc(5), mountinfo)."""
+    """The growfs mounts of this mount namespace, oldest first (mountinfo in proc(5))."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -114,27 +114,27 @@ def _unescape(text: str) -> str:
 
 
 def mounted_at(mountpoint: Path) -> Mounted | None:
-    """The growfs mount at that very path."""
+    """The growfs mount at exactly this path, or None."""
     mountpoint = resolved(mountpoint)
     return next((mount for mount in reversed(mounts()) if mount.mountpoint == mountpoint), None)
 
 
 def resolved(mountpoint: Path) -> Path:
-    """The absolute path, without asking the mountpoint itself, which may hang or be dead."""
+    """The absolute path. The mountpoint itself is not accessed, because it may hang or be dead."""
     return mountpoint.parent.resolve() / mountpoint.name if mountpoint.name not in ("", "..") else mountpoint.resolve()
 
 
 def is_dead(mountpoint: Path) -> bool:
-    """Whether the daemon behind a mount is gone ("Transport endpoint is not connected")."""
+    """Whether a mount's daemon is gone ("Transport endpoint is not connected")."""
     try:
-        os.statvfs(mountpoint)  # lstat(2) may be answered from what the kernel keeps
+        os.statvfs(mountpoint)  # lstat(2) may be answered from the kernel's cache
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False
 
 
 def check_mountpoint(mountpoint: Path) -> None:
-    """Raise GrowfsError unless something can be mounted there."""
+    """Raise GrowfsError if this cannot be a mountpoint."""
     try:
         stat = mountpoint.lstat()
     except FileNotFoundError:
@@ -181,9 +181,10 @@ def _read(path: str) -> str:
 
 
 def raise_read_ahead(mountpoint: Path) -> None:
-    """Have the kernel read far ahead, where this process may say so (root).
+    """Make the kernel read further ahead. Does nothing without root.
 
-    Asks the mount first, since the session's start would undo it: call it from a thread that does not serve the mount.
+    This accesses the mount first, because the start of the session would reset the setting. So call it from a thread
+    that does not serve the mount.
     """
     os.stat(mountpoint)
     mounted = mounted_at(mountpoint)
@@ -193,7 +194,7 @@ def raise_read_ahead(mountpoint: Path) -> None:
 
 
 def unmount(mountpoint: Path, lazy: bool) -> None:
-    """Take a mount off. lazy: also while it is in use. Raises GrowfsError that names who uses it."""
+    """Unmount. lazy: even while it is in use. Raises GrowfsError with the processes that use it."""
     if os.geteuid() == 0:
         if _libc.umount2(os.fsencode(mountpoint), MNT_DETACH if lazy else 0) == 0:
             return
@@ -214,7 +215,7 @@ def unmount(mountpoint: Path, lazy: bool) -> None:
 
 
 def users_of(mountpoint: Path) -> list[str]:
-    """The processes with an open file, a mapping or their working directory below a mountpoint: 'command (pid)'."""
+    """The processes with an open file, a mapping or their working directory below a mountpoint, as 'command (pid)'."""
     below = f"{mountpoint}/"
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -228,25 +229,25 @@ def users_of(mountpoint: Path) -> list[str]:
     return found
 
 
-def abandon(mounted: Mounted) -> None:
-    """Take a mount of this process off although it is in use; nothing happens where it is off already."""
-    for now in mounts():  # it may have been moved with its parent, or bound to a second place
+def force_unmount(mounted: Mounted) -> None:
+    """Unmount this process's own mount even if it is in use. Does nothing if it is unmounted already."""
+    for now in mounts():  # it may have been moved with its parent, or bind-mounted elsewhere
         if (now.device, now.cache) != (mounted.device, mounted.cache):
             continue
         if _libc.umount2(os.fsencode(now.mountpoint), MNT_FORCE | MNT_DETACH) != 0:
-            with suppress(GrowfsError):  # with no capability for it, or gone a moment ago
+            with suppress(GrowfsError):  # no capability to unmount, or it is gone by now
                 unmount(now.mountpoint, lazy=True)
 
 
 @contextmanager
 def captured_stderr() -> Iterator[Callable[[], str]]:
-    """Keep what a C library writes to descriptor 2; the function gives it as one line."""
-    said = os.memfd_create("stderr")
+    """Capture what a C library writes to descriptor 2. The function returns it as one line."""
+    captured = os.memfd_create("stderr")
     before = os.dup(2)
-    os.dup2(said, 2)
+    os.dup2(captured, 2)
     try:
-        yield lambda: " ".join(os.pread(said, 4096, 0).decode(errors="replace").split())
+        yield lambda: " ".join(os.pread(captured, 4096, 0).decode(errors="replace").split())
     finally:
         os.dup2(before, 2)
         os.close(before)
-        os.close(said)
+        os.close(captured)

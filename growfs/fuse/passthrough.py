@@ -1,7 +1,8 @@
-"""The passthrough engine: carries the vfs to the kernel by speaking its protocol, so that reads need no daemon.
+"""The passthrough engine: speaks the kernel's FUSE protocol itself, so that reads do not go through the daemon.
 
-A resident file is opened with a backing id (FOPEN_PASSTHROUGH): from then on reads, splices and maps of it go from the
-kernel straight to the cached file. What is answered from memory is answered at once; only what has to wait is a task.
+A resident file is opened with a backing id (FOPEN_PASSTHROUGH). From then on the kernel serves reads, splices and
+mappings from the cached file. Requests that can be answered from memory are answered at once; only a request that has
+to wait becomes a task.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import trio
 
 from growfs.errors import GrowfsError
 from growfs.fuse import encode, protocol, structs
-from growfs.fuse.mounting import Mounted, Mounting, abandon, mounted_at
+from growfs.fuse.mounting import Mounted, Mounting, force_unmount, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
-from growfs.fuse.protocol import HEADER, Opcode, OpenFlag, Request
+from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
 from growfs.fuse.signals import is_ending
 from growfs.vfs.filesystem import Vfs
@@ -27,11 +28,11 @@ from growfs.vfs.filesystem import Vfs
 log = logging.getLogger(__name__)
 
 SIGNALS_EVERY_S = 0.1
-"""How often the signals of an interrupted reader are looked at: the kernel tells of the first one only."""
+"""How often the signals of an interrupted reader are checked: the kernel reports the first one only."""
 OPEN_AHEAD_MAX = 16_384
-"""Files that were listed and are not opened ahead yet; of more, the first are left out."""
+"""Listed files that wait to be opened ahead. If there are more, the oldest are dropped."""
 NO_BACKING = 0
-READ_ONLY = (
+WRITE_OPCODES = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
     *(Opcode.RENAME2, Opcode.LINK, Opcode.WRITE, Opcode.CREATE, Opcode.FALLOCATE, Opcode.SETXATTR),
     *(Opcode.REMOVEXATTR, Opcode.TMPFILE),
@@ -41,8 +42,8 @@ _PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A request that is not answered yet."""
+class PendingRequest:
+    """A request that a task will answer. scope: cancelled if the request is interrupted."""
 
     tid: int
     scope: trio.CancelScope
@@ -51,7 +52,7 @@ class Waiting:
 class PassthroughEngine:
     """Owns the session with the kernel and the backing ids: one for each file whose descriptor is open.
 
-    requests: how many of each kind the kernel has sent.
+    requests: how many requests of each kind the kernel has sent.
     """
 
     name = "passthrough"
@@ -62,20 +63,20 @@ class PassthroughEngine:
         self._session: Session
         self._mounted: Mounted | None = None
         self._nursery: trio.Nursery
-        self._backings: dict[int, int] = {}
-        self._listed: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
-        self._waiting: dict[int, Waiting] = {}
+        self._backing_ids: dict[int, int] = {}
+        self._to_open_ahead: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
+        self._pending: dict[int, PendingRequest] = {}
         self._buffer = memoryview(bytearray(protocol.REPLY_MAX))
-        vfs.descriptor_closed.connect(self._drop_backing)
-        self._handlers: dict[int, tuple[str, Callable[[Request], None]]] = {
+        vfs.descriptor_closed.connect(self._drop_backing_id)
+        self._handlers: dict[int, tuple[str, Callable[[FuseRequest], None]]] = {
             opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
         }
         for opcode, handler in self._table().items():
             self._handlers[opcode] = (opcode.name, handler)
 
-    def _table(self) -> dict[Opcode, Callable[[Request], None]]:
-        """What is not in it is answered with ENOSYS."""
-        table: dict[Opcode, Callable[[Request], None]] = {
+    def _table(self) -> dict[Opcode, Callable[[FuseRequest], None]]:
+        """The handlers. A request without one is answered with ENOSYS."""
+        table: dict[Opcode, Callable[[FuseRequest], None]] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.FORGET: self._forget,
             Opcode.BATCH_FORGET: self._forget,
@@ -92,46 +93,46 @@ class PassthroughEngine:
             Opcode.INTERRUPT: self._interrupt,
             Opcode.DESTROY: self._destroy,
         }
-        return table | dict.fromkeys(READ_ONLY, self._refuse_change)
+        return table | dict.fromkeys(WRITE_OPCODES, self._refuse_write)
 
     # The engine.
 
     def mount(self, mounting: Mounting) -> None:
         """Attach to the mountpoint and begin the session. Raises GrowfsError."""
         session = Session(mounting.attach())
-        self.begin(session)
+        self.use(session)
         self._mounted = mounted_at(mounting.mountpoint)
-        session.shake_hands()
+        session.handshake()
 
-    def begin(self, session: Session) -> None:
-        """Have requests come from a session."""
+    def use(self, session: Session) -> None:
+        """Serve this session."""
         self._session = session
 
     async def serve(self) -> None:
-        """Answer the kernel until the mount is gone."""
+        """Answer the kernel until the file system is unmounted."""
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._session.wakefulness.run)
-            await self._session.serve(self._answer, self._open_ahead)
+            self._nursery.start_soon(self._session.cpu_latency.run)
+            await self._session.serve(self._handle_message, self._open_ahead)
             self._nursery.cancel_scope.cancel()
 
     def unmount(self) -> None:
-        """Detach, also while files are open; nothing happens where nothing is mounted."""
+        """Detach, even while files are open. Does nothing if nothing is mounted."""
         if self._mounted:
-            abandon(self._mounted)
+            force_unmount(self._mounted)
             self._mounted = None
             self._session.close()
 
     def forget_name(self, parent: int, name: str) -> None:
-        """Have the kernel look a name of that directory up again."""
+        """Make the kernel look up a name of that directory again."""
         if self._mounted:
             self._session.notify(protocol.inval_entry(parent, name.encode()))
 
     # Requests.
 
-    def _answer(self, message: bytes) -> int:
-        """Answer a message, whatever it is: none ends the daemon. Returns its kind."""
+    def _handle_message(self, message: bytes) -> int:
+        """Answer any message; none ends the daemon. Returns its opcode."""
         try:
-            request = protocol.request(message)
+            request = protocol.parse_request(message)
         except structs.Malformed as error:
             log.error("the kernel's request cannot be read: %s", error)
             return 0
@@ -141,7 +142,7 @@ class PassthroughEngine:
         self._handle(request, handler)
         return opcode
 
-    def _handle(self, request: Request, handler: Callable[[Request], None]) -> None:
+    def _handle(self, request: FuseRequest, handler: Callable[[FuseRequest], None]) -> None:
         try:
             handler(request)
         except GrowfsError as error:
@@ -153,20 +154,22 @@ class PassthroughEngine:
             log.exception("a bug in growfs, met by request %d", request.opcode)
             self._refuse(request, errno.EIO)
 
-    def _reply(self, request: Request, body: bytes = b"") -> bool:
+    def _reply(self, request: FuseRequest, body: bytes = b"") -> bool:
         return self._session.send(protocol.reply(request.unique, body))
 
-    def _refuse(self, request: Request, code: int) -> None:
-        self._session.send(protocol.refusal(request.unique, code))
+    def _refuse(self, request: FuseRequest, code: int) -> None:
+        self._session.send(protocol.error_reply(request.unique, code))
 
-    def _later(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
-        """Answer a request by a task, which an interrupt may end."""
-        waiting = self._waiting[request.unique] = Waiting(request.tid, trio.CancelScope())  # the next may interrupt it
-        self._nursery.start_soon(self._wait, request, waiting, work)
+    def _start_task(self, request: FuseRequest, work: Callable[[], Awaitable[None]]) -> None:
+        """Answer a request in a task, which an interrupt can cancel. The next request may be that interrupt."""
+        pending = self._pending[request.unique] = PendingRequest(request.tid, trio.CancelScope())
+        self._nursery.start_soon(self._run_task, request, pending, work)
 
-    async def _wait(self, request: Request, waiting: Waiting, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_task(
+        self, request: FuseRequest, pending: PendingRequest, work: Callable[[], Awaitable[None]]
+    ) -> None:
         try:
-            with waiting.scope:
+            with pending.scope:
                 await work()
                 return
             self._refuse(request, errno.EINTR)
@@ -176,159 +179,159 @@ class PassthroughEngine:
             log.exception("a bug in growfs, met by a request that waited")
             self._refuse(request, errno.EIO)
         finally:
-            del self._waiting[request.unique]
+            del self._pending[request.unique]
 
-    def _interrupt(self, request: Request) -> None:
+    def _interrupt(self, request: FuseRequest) -> None:
         unique = structs.InterruptIn.unpack(request.message, HEADER).unique
-        if waiting := self._waiting.get(unique):
-            self._nursery.start_soon(self._watch_signals, unique, waiting)
+        if pending := self._pending.get(unique):
+            self._nursery.start_soon(self._watch_signals, unique, pending)
 
-    async def _watch_signals(self, unique: int, waiting: Waiting) -> None:
-        """End the wait of a thread whose process is ending; one that gets SIGCHLD or the like goes on waiting."""
-        while self._waiting.get(unique) is waiting:
-            if is_ending(waiting.tid):
-                waiting.scope.cancel()
+    async def _watch_signals(self, unique: int, pending: PendingRequest) -> None:
+        """Cancel the request when its process is about to end. SIGCHLD and the like do not cancel it."""
+        while self._pending.get(unique) is pending:
+            if is_ending(pending.tid):
+                pending.scope.cancel()
                 return
             await trio.sleep(SIGNALS_EVERY_S)
 
-    def _refuse_unknown(self, request: Request) -> None:
-        """ENOSYS: the kernel does without, and for most requests asks no more (FLUSH, LSEEK, GETXATTR, ...).
+    def _refuse_unknown(self, request: FuseRequest) -> None:
+        """ENOSYS: the kernel does without it, and stops sending most of these requests (FLUSH, LSEEK, GETXATTR, ...).
 
-        ACCESS is one: with default_permissions the kernel checks permissions itself.
+        ACCESS is one of them: with default_permissions the kernel checks permissions itself.
         """
         self._refuse(request, errno.ENOSYS)
 
-    def _refuse_change(self, request: Request) -> None:
+    def _refuse_write(self, request: FuseRequest) -> None:
         self._refuse(request, errno.EROFS)
 
-    def _forget(self, request: Request) -> None:
-        """Node ids are rows of the database: there is nothing to let go of, and the kernel waits for no answer."""
+    def _forget(self, request: FuseRequest) -> None:
+        """Node ids are rows of the database, so there is nothing to free. The kernel expects no reply."""
 
-    def _destroy(self, request: Request) -> None:
+    def _destroy(self, request: FuseRequest) -> None:
         self._reply(request)
 
     # Names and attributes.
 
-    def _lookup(self, request: Request) -> None:
-        attributes = self._vfs.lookup(request.nodeid, protocol.name(request))
+    def _lookup(self, request: FuseRequest) -> None:
+        attributes = self._vfs.lookup(request.nodeid, protocol.parse_name(request))
         self._reply(request, encode.entry_out(attributes))
 
-    def _getattr(self, request: Request) -> None:
+    def _getattr(self, request: FuseRequest) -> None:
         attributes = self._vfs.attributes(request.nodeid)
         self._reply(request, encode.attr_out(attributes))
 
-    def _statx(self, request: Request) -> None:
+    def _statx(self, request: FuseRequest) -> None:
         attributes = self._vfs.attributes(request.nodeid)
         self._reply(request, encode.statx_out(attributes))
 
-    def _statfs(self, request: Request) -> None:
+    def _statfs(self, request: FuseRequest) -> None:
         self._reply(request, encode.statfs_out(self._vfs.capacity()))
 
     # Directories.
 
-    def _opendir(self, request: Request) -> None:
+    def _opendir(self, request: FuseRequest) -> None:
         handle = self._vfs.open_directory(request.nodeid, request.tid)
-        if not self._session.send(protocol.opened(request.unique, handle, 0)):
+        if not self._session.send(protocol.open_reply(request.unique, handle, 0)):
             self._vfs.close_directory(handle)
 
-    def _readdir(self, request: Request, plus: bool) -> None:
-        asked = structs.ReadIn.unpack(request.message, HEADER)
-        if not self._vfs.try_begin_listing(asked.fh, asked.offset):
-            self._later(request, partial(self._readdir_later, request, asked, plus))
+    def _readdir(self, request: FuseRequest, plus: bool) -> None:
+        read = structs.ReadIn.unpack(request.message, HEADER)
+        if not self._vfs.try_begin_listing(read.fh, read.offset):
+            self._start_task(request, partial(self._readdir_later, request, read, plus))
         else:
-            self._read_entries(request, asked, plus)
+            self._reply_entries(request, read, plus)
 
-    async def _readdir_later(self, request: Request, asked: structs.ReadIn, plus: bool) -> None:
-        await self._vfs.begin_listing(asked.fh, asked.offset)
-        self._read_entries(request, asked, plus)
+    async def _readdir_later(self, request: FuseRequest, read: structs.ReadIn, plus: bool) -> None:
+        await self._vfs.begin_listing(read.fh, read.offset)
+        self._reply_entries(request, read, plus)
 
-    def _read_entries(self, request: Request, asked: structs.ReadIn, plus: bool) -> None:
-        pack = encode.direntplus if plus else encode.dirent
-        packed = bytearray()
+    def _reply_entries(self, request: FuseRequest, read: structs.ReadIn, plus: bool) -> None:
+        encode_entry = encode.direntplus if plus else encode.dirent
+        body = bytearray()
         count = 0
-        for entry in self._vfs.entries(asked.fh, asked.offset):
-            one = pack(entry)
-            if len(packed) + len(one) > asked.size:
+        for entry in self._vfs.entries(read.fh, read.offset):
+            encoded = encode_entry(entry)
+            if len(body) + len(encoded) > read.size:
                 break
-            packed += one
+            body += encoded
             count += 1
-        self._reply(request, bytes(packed))
-        self._listed.extend([entry.id for entry in self._vfs.mark_delivered(asked.fh, count) if not entry.is_dir])
+        self._reply(request, bytes(body))
+        self._to_open_ahead.extend([entry.id for entry in self._vfs.mark_delivered(read.fh, count) if not entry.is_dir])
 
     def _open_ahead(self) -> bool:
-        """Have a file ready that was listed: who lists a directory often reads what is in it."""
-        if not self._listed:
+        """Open a listed file ahead: whoever lists a directory often reads the files in it."""
+        if not self._to_open_ahead:
             return False
-        id = self._listed.popleft()
+        id = self._to_open_ahead.popleft()
         try:
             if self._vfs.open_ahead(id):
-                self._backing(id, id)
+                self._backing_id(id, id)
                 self._vfs.close(id)
         except Exception:
             log.exception("a bug in growfs, met by opening a file ahead")
         return True
 
-    def _releasedir(self, request: Request) -> None:
+    def _releasedir(self, request: FuseRequest) -> None:
         self._vfs.close_directory(structs.ReleaseIn.unpack(request.message, HEADER).fh)
         self._reply(request)
 
     # Files.
 
-    def _open(self, request: Request) -> None:
+    def _open(self, request: FuseRequest) -> None:
         handle = self._vfs.try_open(request.nodeid, request.tid)
         if handle is None:
-            self._later(request, partial(self._open_later, request))
+            self._start_task(request, partial(self._open_later, request))
         else:
-            self._opened(request, handle)
-            self._vfs.count_open(handle)  # also where it was closed again: the count comes out the same
+            self._reply_open(request, handle)
+            self._vfs.count_open(handle)  # also if the reply failed and the handle is closed: the count is the same
 
-    async def _open_later(self, request: Request) -> None:
-        self._opened(request, await self._vfs.open(request.nodeid, request.tid))
+    async def _open_later(self, request: FuseRequest) -> None:
+        self._reply_open(request, await self._vfs.open(request.nodeid, request.tid))
 
-    def _opened(self, request: Request, handle: int) -> None:
+    def _reply_open(self, request: FuseRequest, handle: int) -> None:
         if self._vfs.is_virtual(handle):
-            answer = protocol.opened(request.unique, handle, OpenFlag.DIRECT_IO)
-        elif backing := self._backing(request.nodeid, handle):
-            answer = protocol.opened(request.unique, handle, _PASSTHROUGH, backing)
+            message = protocol.open_reply(request.unique, handle, OpenFlag.DIRECT_IO)
+        elif backing_id := self._backing_id(request.nodeid, handle):
+            message = protocol.open_reply(request.unique, handle, _PASSTHROUGH, backing_id)
         else:
-            answer = protocol.opened(request.unique, handle, OpenFlag.KEEP_CACHE)
-        if not self._session.send(answer):
+            message = protocol.open_reply(request.unique, handle, OpenFlag.KEEP_CACHE)
+        if not self._session.send(message):
             self._vfs.close(handle)
 
-    def _backing(self, id: int, handle: int) -> int:
-        """The backing id of an open file; NO_BACKING, while its descriptor is open, where the kernel refuses it."""
-        backing = self._backings.get(id)
-        if backing is None:
+    def _backing_id(self, id: int, handle: int) -> int:
+        """The backing id of an open file. NO_BACKING if the kernel refuses it, until its descriptor is closed."""
+        backing_id = self._backing_ids.get(id)
+        if backing_id is None:
             try:
-                backing = open_backing(self._session.fd, self._vfs.content(handle)[0])
+                backing_id = open_backing(self._session.fd, self._vfs.content(handle)[0])
             except OSError as error:
                 log.warning("a file is read through the daemon, because the kernel refuses passthrough: %s", error)
-                backing = NO_BACKING
-            self._backings[id] = backing
-        return backing
+                backing_id = NO_BACKING
+            self._backing_ids[id] = backing_id
+        return backing_id
 
-    def _release(self, request: Request) -> None:
-        """Nobody waits for the answer, and a reader of small files waits for its next open."""
-        self._session.defer(partial(self._handle, request, self._released))
+    def _release(self, request: FuseRequest) -> None:
+        """Deferred: nobody waits for the reply, and a reader of small files waits for its next open."""
+        self._session.defer(partial(self._handle, request, self._close))
 
-    def _released(self, request: Request) -> None:
+    def _close(self, request: FuseRequest) -> None:
         self._vfs.close(structs.ReleaseIn.unpack(request.message, HEADER).fh)
         self._reply(request)
 
-    def _drop_backing(self, id: int) -> None:
-        """Let go of an inode's backing id: its descriptor was closed."""
-        if (backing := self._backings.pop(id, NO_BACKING)) != NO_BACKING:
-            close_backing(self._session.fd, backing)
+    def _drop_backing_id(self, id: int) -> None:
+        """Called when a file's descriptor was closed."""
+        if (backing_id := self._backing_ids.pop(id, NO_BACKING)) != NO_BACKING:
+            close_backing(self._session.fd, backing_id)
 
-    def _read(self, request: Request) -> None:
-        """Of a virtual file, or one without a backing id; of any, where a reader gives advice (POSIX_FADV_WILLNEED)."""
-        asked = structs.ReadIn.unpack(request.message, HEADER)
-        buffer = self._buffer[: asked.size]
-        count = self._vfs.try_read(asked.fh, asked.offset, buffer)
+    def _read(self, request: FuseRequest) -> None:
+        """READ comes for virtual files, for files without a backing id, and for any file after POSIX_FADV_WILLNEED."""
+        read = structs.ReadIn.unpack(request.message, HEADER)
+        buffer = self._buffer[: read.size]
+        count = self._vfs.try_read(read.fh, read.offset, buffer)
         if count is None:
-            self._later(request, partial(self._read_later, request, asked))
+            self._start_task(request, partial(self._read_later, request, read))
         else:
-            self._session.send(protocol.reply_head(request.unique, count), buffer[:count])
+            self._session.send(protocol.reply_header(request.unique, count), buffer[:count])
 
-    async def _read_later(self, request: Request, asked: structs.ReadIn) -> None:
-        self._reply(request, await self._vfs.read(asked.fh, asked.offset, asked.size))
+    async def _read_later(self, request: FuseRequest, read: structs.ReadIn) -> None:
+        self._reply(request, await self._vfs.read(read.fh, read.offset, read.size))

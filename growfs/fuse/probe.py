@@ -1,7 +1,7 @@
-"""Whether this machine can do passthrough for files of a certain folder: found out by doing it.
+"""Test whether this machine can do passthrough for files in a folder, by doing it.
 
-A FUSE superblock is made with the kernel's mount API, but mounted nowhere (fsopen(2), fsconfig(2)): nobody can see it
-or wait for it, and it is gone with its descriptor.
+The test creates a FUSE superblock with the kernel's mount API (fsopen(2), fsconfig(2)) and mounts it nowhere. So nobody
+can see it or wait for it, and it goes away when its descriptor is closed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not_passthrough(folder: Path) -> str | None:
-    """What stands in the way of passthrough for files in folder; None where nothing does."""
+    """Why there is no passthrough for files in folder, or None if it works."""
     with ExitStack() as stack:
         try:
             device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
@@ -39,8 +39,8 @@ def why_not_passthrough(folder: Path) -> str | None:
             superblock = _create(device)
             stack.callback(os.close, superblock)
             session = Session(device)
-            session.shake_hands()
-        except (protocol.TooOld, GrowfsError) as error:
+            session.handshake()
+        except (protocol.KernelTooOld, GrowfsError) as error:
             return f"Linux {platform.release()} has no passthrough ({error}); it came with Linux 6.9"
         except OSError as error:
             return _reason(error, "FUSE cannot be mounted")
@@ -53,13 +53,13 @@ def why_not_passthrough(folder: Path) -> str | None:
 
 
 def open_backing(device: int, fd: int) -> int:
-    """Have the kernel know a file that it may read itself; returns its backing id. Raises OSError."""
-    # From a mutable buffer the kernel's return value comes back, from bytes a copy of them (fcntl.ioctl).
+    """Register a file that the kernel may read by itself. Returns its backing id. Raises OSError."""
+    # With a mutable buffer fcntl.ioctl returns the kernel's return value; with bytes it returns a copy of them.
     return int(fcntl.ioctl(device, protocol.BACKING_OPEN, bytearray(structs.BackingMap.layout.pack(fd, 0))))
 
 
 def close_backing(device: int, id: int) -> None:
-    """Let go of a backing id. Files that are open keep what they have."""
+    """Release a backing id. Files that are open with it stay readable."""
     fcntl.ioctl(device, protocol.BACKING_CLOSE, bytearray(id.to_bytes(4, sys.byteorder)))
 
 
@@ -72,7 +72,7 @@ def _reason(error: OSError, what: str) -> str:
 
 
 def _create(device: int) -> int:
-    """A FUSE superblock behind device; the descriptor that holds it."""
+    """Create a FUSE superblock for device. Returns the descriptor that keeps it alive."""
     context = _call(SYS_FSOPEN, b"fuse", FSOPEN_CLOEXEC)
     settings = {"source": "growfs", "fd": str(device), "rootmode": "40000", "user_id": "0", "group_id": "0"}
     try:

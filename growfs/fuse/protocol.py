@@ -1,9 +1,9 @@
-"""The kernel's FUSE protocol: its numbers, its messages, and how the two sides agree on a version. No I/O.
+"""The kernel's FUSE protocol: constants, messages, and the negotiation of a version. No I/O.
 
 Each name is that of include/uapi/linux/fuse.h in the kernel's source, without its prefix.
 
-Spoken here: 7.40 (Linux 6.9, the first with passthrough) to 7.45. A kernel with a later minor number speaks ours, as
-the header's "Version negotiation" has it; an older one is refused (`TooOld`).
+Supported versions: 7.40 (Linux 6.9, the first with passthrough) to 7.45. A kernel with a later minor version speaks
+ours, see "Version negotiation" in the header. An older kernel is refused (`KernelTooOld`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from growfs.fuse.structs import (
 MAJOR = 7
 """FUSE_KERNEL_VERSION."""
 MINOR_MIN, MINOR_MAX = 40, 45
-"""FUSE_KERNEL_MINOR_VERSION of the first kernel with FOPEN_PASSTHROUGH, and the last one looked at."""
+"""FUSE_KERNEL_MINOR_VERSION of the first kernel with FOPEN_PASSTHROUGH, and of the last one supported here."""
 MIN_READ_BUFFER = 8192
-"""FUSE_MIN_READ_BUFFER: bytes that a read(2) of /dev/fuse must have room for."""
+"""FUSE_MIN_READ_BUFFER: the smallest buffer for read(2) of /dev/fuse, in bytes."""
 PAGES_MAX = 256
 """Pages of one READ (FUSE_MAX_MAX_PAGES, fs/fuse/fuse_i.h)."""
 PAGE = 4096
 REPLY_MAX = PAGES_MAX * PAGE
-"""Bytes of the largest READ that the kernel sends."""
+"""The largest READ that the kernel sends, in bytes."""
 
 DIRENT_ALIGNMENT = 8
 """FUSE_DIRENT_ALIGN."""
@@ -97,13 +97,13 @@ class Opcode(enum.IntEnum):
 
 
 class Notify(enum.IntEnum):
-    """enum fuse_notify_code, as far as it is sent from here."""
+    """enum fuse_notify_code: those that are sent."""
 
     INVAL_ENTRY = 3
 
 
 class InitFlag(enum.IntFlag):
-    """INIT request/reply flags, as far as they are asked for; those from bit 32 on travel in flags2."""
+    """INIT request/reply flags: those that are requested. Flags from bit 32 on are in flags2."""
 
     ASYNC_READ = 1 << 0
     DO_READDIRPLUS = 1 << 13
@@ -115,7 +115,7 @@ class InitFlag(enum.IntFlag):
 
 
 class OpenFlag(enum.IntFlag):
-    """Flags returned by the OPEN request (FOPEN_)."""
+    """Flags in the reply to OPEN (FOPEN_)."""
 
     DIRECT_IO = 1 << 0
     KEEP_CACHE = 1 << 1
@@ -123,12 +123,12 @@ class OpenFlag(enum.IntFlag):
 
 
 class StatxMask(enum.IntFlag):
-    """What a statx has (linux/stat.h: STATX_)."""
+    """The fields that a statx has (STATX_ in linux/stat.h)."""
 
     BASIC_STATS = 0x7FF
 
 
-class TooOld(ValueError):
+class KernelTooOld(ValueError):
     """The kernel's protocol has no passthrough."""
 
 
@@ -142,9 +142,9 @@ def _iow(number: int, size: int) -> int:
 
 
 BACKING_OPEN = _iow(1, BackingMap.layout.size)
-"""FUSE_DEV_IOC_BACKING_OPEN; what ioctl(2) returns is the backing id."""
+"""FUSE_DEV_IOC_BACKING_OPEN. ioctl(2) returns the backing id."""
 BACKING_CLOSE = _iow(2, 4)
-"""FUSE_DEV_IOC_BACKING_CLOSE; its argument is a pointer to the backing id."""
+"""FUSE_DEV_IOC_BACKING_CLOSE. Its argument is a pointer to the backing id."""
 
 
 # Messages.
@@ -152,10 +152,10 @@ BACKING_CLOSE = _iow(2, 4)
 HEADER = InHeader.layout.size
 
 
-class Request(NamedTuple):
-    """A message of the kernel, and what of its fuse_in_header is of use. tid: of the thread that asks.
+class FuseRequest(NamedTuple):
+    """A message of the kernel, and the fields of its fuse_in_header that are used. Its body starts at HEADER.
 
-    The body begins at HEADER.
+    tid: the thread that makes the system call.
     """
 
     opcode: int
@@ -165,18 +165,18 @@ class Request(NamedTuple):
     message: bytes
 
 
-def request(message: bytes) -> Request:
-    """Take a message apart. Raises Malformed where it is not as long as it says."""
+def parse_request(message: bytes) -> FuseRequest:
+    """Parse the header. Raises Malformed if the message's length is not the one in the header."""
     if len(message) < HEADER:
         raise Malformed(f"a message of {len(message)} bytes")
     length, opcode, unique, nodeid, _, _, tid = InHeader.layout.unpack_from(message)
     if length != len(message):
         raise Malformed(f"a message of {len(message)} bytes says that it has {length}")
-    return Request(opcode, unique, nodeid, tid, message)
+    return FuseRequest(opcode, unique, nodeid, tid, message)
 
 
-def name(request: Request) -> bytes:
-    """The name that a message consists of (LOOKUP). Raises Malformed where its end is missing."""
+def parse_name(request: FuseRequest) -> bytes:
+    """The name in the body of a LOOKUP. Raises Malformed if it does not end where the message ends."""
     text, end, rest = request.message[HEADER:].partition(b"\0")
     if not end or rest:
         raise Malformed("a name does not end where its message does")
@@ -184,46 +184,46 @@ def name(request: Request) -> bytes:
 
 
 def reply(unique: int, body: bytes = b"") -> bytes:
-    """The answer to a request."""
-    return reply_head(unique, len(body)) + body
+    """The reply to a request."""
+    return reply_header(unique, len(body)) + body
 
 
-def reply_head(unique: int, size: int) -> bytes:
-    """What comes before an answer of so many bytes."""
+def reply_header(unique: int, size: int) -> bytes:
+    """The header of a reply with a body of that size."""
     return OutHeader.layout.pack(OutHeader.layout.size + size, 0, unique)
 
 
-_OPENED = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])
+_OPEN_REPLY = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])
 
 
-def opened(unique: int, fh: int, open_flags: int, backing_id: int = 0) -> bytes:
-    """As `reply` with an OpenOut, in one step: it is what a reader of small files waits for most."""
-    return _OPENED.pack(_OPENED.size, 0, unique, fh, open_flags, backing_id)
+def open_reply(unique: int, fh: int, open_flags: int, backing_id: int = 0) -> bytes:
+    """`reply` with an OpenOut, packed in one step: no reply is waited for as often by a reader of small files."""
+    return _OPEN_REPLY.pack(_OPEN_REPLY.size, 0, unique, fh, open_flags, backing_id)
 
 
-def refusal(unique: int, errno: int) -> bytes:
-    """The answer that a request gets an errno."""
+def error_reply(unique: int, errno: int) -> bytes:
+    """The reply that fails a request with an errno."""
     return OutHeader.layout.pack(OutHeader.layout.size, -errno, unique)
 
 
 def dirent(entry: Dirent, name: bytes, plus: bytes = b"") -> bytes:
-    """One entry of READDIR; of READDIRPLUS with plus, the entry's EntryOut and Attr."""
+    """One entry of READDIR. For READDIRPLUS, plus is the entry's EntryOut and Attr."""
     return plus + entry.pack() + name + bytes(-len(name) % DIRENT_ALIGNMENT)
 
 
 def inval_entry(parent: int, name: bytes) -> bytes:
-    """The notification that a name in a directory has to be looked up again."""
+    """The notification that the kernel must look up a name in a directory again."""
     body = InvalEntryOut(parent, len(name), 0).pack() + name + b"\0"
     return OutHeader(OutHeader.layout.size + len(body), Notify.INVAL_ENTRY, 0).pack() + body
 
 
 def negotiate(offer: InitIn, wanted: InitFlag, max_background: int) -> InitOut:
-    """What to answer to INIT, with those flags wanted. Raises TooOld where that kernel has no passthrough.
+    """The answer to INIT. Sets the wanted flags that the kernel offers. Raises KernelTooOld without passthrough.
 
-    max_stack_depth 2: a cache on overlayfs (a container's root) is one file system on another, and needs it.
+    max_stack_depth is 2 because a cache on overlayfs (a container's root) is a file system on top of another.
     """
     if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or not offer.all_flags & InitFlag.PASSTHROUGH:
-        raise TooOld(f"FUSE {offer.major}.{offer.minor}")
+        raise KernelTooOld(f"FUSE {offer.major}.{offer.minor}")
     flags = wanted & offer.all_flags
     return InitOut(
         major=MAJOR,

@@ -1,6 +1,6 @@
 """A session with the kernel's FUSE: the device, the handshake, the loop that reads requests, and notifications.
 
-Owns /dev/fuse and the thread that notifies. What a request means is its caller's business.
+Owns /dev/fuse and the thread that writes notifications. The caller decides what a request means.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ import trio
 
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, structs
-from growfs.fuse.latency import Wakefulness
-from growfs.workers.process import RealtimeBoost
+from growfs.fuse.latency import CpuLatencyRequest, RealtimeBoost
 
 log = logging.getLogger(__name__)
 
 SPIN_TRIES = 50
-"""How often the next request is looked for before the loop sleeps: under 0.1 ms. Waking up costs more than that."""
-WORTH_MAX, IN_VAIN = 16, 8
-"""It is looked for as long as that pays, as where cores are few, who reads may wait for the very core that looks. That
-depends on what was asked last: Python's open() asks twice at once, and what it reads then takes its time. So, for each
-kind of request, one that was found after it counts 1, of at most WORTH_MAX, and one that did not come takes IN_VAIN.
-With nothing left, as many have to come soon after the loop slept before it looks again."""
+"""How often the loop tries to read the next request before it sleeps. That takes under 0.1 ms; waking up takes longer.
+
+Where cores are few, the reader may be waiting for the very core that spins. So the loop spins only while that pays,
+which depends on the last request: Python's open() sends two requests in a row, and then the reader works on what it
+read. Each kind of request has a credit, and the loop spins after a request of that kind while the credit is positive. A
+request that comes while the loop spins adds 1, up to SPIN_CREDIT_MAX; one that does not come takes SPIN_PENALTY. At 0
+or below, each request that comes within SOON_S after the loop went to sleep adds 1.
+"""
+SPIN_CREDIT_MAX, SPIN_PENALTY = 16, 8
 SOON_S = 1e-4
-TURN_S = 0.01
-"""A reader that opens one file after the other is waited for without trio, whose way to sleep takes longer than most
-requests. Other tasks that have something to do end this nap; those that wait for a time have a turn after so long."""
-FAIR_REQUESTS = 256
-"""After so many requests in a row the other tasks of the daemon have a turn."""
+POLL_S_MAX = 0.01
+"""While a reader opens file after file, the loop sleeps in poll(2) between requests, and not in trio: to sleep and wake
+up there takes longer than most requests. A task that becomes runnable ends this sleep. Trio's timers may be this late.
+"""
+BATCH_REQUESTS_MAX = 256
+"""After this many requests in a row the other tasks of the daemon may run."""
 HANDSHAKE_S = 10.0
 NOTIFIER_POLL_S = 0.01
 BACKGROUND_MAX = 64
-"""READs ahead that the kernel sends at one time."""
+"""Read-ahead requests that the kernel may send at one time."""
 FLAGS = (
     protocol.InitFlag.ASYNC_READ
     | protocol.InitFlag.DO_READDIRPLUS
@@ -51,148 +54,151 @@ FLAGS = (
     | protocol.InitFlag.INIT_EXT
     | protocol.InitFlag.PASSTHROUGH
 )
-"""READDIRPLUS always, and not only where the kernel guesses that attributes are wanted: it stops after the first page
-of a directory, and each file of the others then costs a LOOKUP before it can be opened."""
+"""READDIRPLUS is used always, and not only when the kernel expects attributes to be needed (READDIRPLUS_AUTO). Then the
+kernel stops using it after the first page of a directory, and each file of the other pages costs a LOOKUP before it can
+be opened.
+"""
 
 
-class Others(trio.abc.Instrument):
-    """Tells whether other tasks than the one that serves have something to do, none of which comes before readers.
+class TaskMonitor(trio.abc.Instrument):
+    """Reports whether other tasks than the serving one are runnable, and turns the real-time boost off while they run.
 
-    turns: how many it has to leave to them. A task that became runnable has its step in the next one, but perhaps after
-    the one that serves. precedence: of the thread, while it sleeps and answers.
+    yields: how many checkpoints the serving task still owes the others. There are two, because a task that became
+    runnable runs in trio's next batch, but possibly after the serving task. boost: of the serving thread.
     """
 
     def __init__(self) -> None:
-        self.turns = 2
-        self.precedence = RealtimeBoost()
+        self.yields = 2
+        self.boost = RealtimeBoost()
         self._serving = trio.lowlevel.current_task()
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
         """Called by trio."""
         if task is not self._serving:
-            self.turns = 2
-            self.precedence.take(False)
+            self.yields = 2
+            self.boost.enable(False)
 
     def before_io_wait(self, timeout: float) -> None:
         """Called by trio."""
         if timeout:
-            self.precedence.take(True)
+            self.boost.enable(True)
 
     @staticmethod
     def descriptors() -> Iterator[int]:
-        """Those that become readable when something happens that a task waits for: trio's epoll is among them."""
+        """The epoll descriptors of this process. One is trio's, which is readable when trio has events to handle."""
         for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # the one that lists
+            with contextlib.suppress(OSError):  # the descriptor of this listing is closed by now
                 if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
                     yield int(name)
 
 
 class Session:
-    """Owns the device. Replies may be sent from the thread that serves only."""
+    """Owns the device. Only the serving thread may send replies."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         os.set_blocking(fd, False)
         self._deferred: deque[Callable[[], object]] = deque()
-        self.wakefulness = Wakefulness()
-        self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._notifier = threading.Thread(target=self._notify, name="notifier", daemon=True)
+        self.cpu_latency = CpuLatencyRequest()
+        self._notifications: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._notifier = threading.Thread(target=self._write_notifications, name="notifier", daemon=True)
 
-    def shake_hands(self) -> None:
-        """Answer INIT. Raises wire.TooOld or GrowfsError; call it once the file system is mounted or created."""
+    def handshake(self) -> None:
+        """Answer INIT. Call it once the file system is mounted or created. Raises KernelTooOld or GrowfsError."""
         ready = select.poll()
         ready.register(self.fd, select.POLLIN)
         if not ready.poll(HANDSHAKE_S * 1000):
             raise GrowfsError("the kernel's FUSE does not begin the session; look at its log (dmesg)")
-        request = protocol.request(os.read(self.fd, protocol.MIN_READ_BUFFER))
+        request = protocol.parse_request(os.read(self.fd, protocol.MIN_READ_BUFFER))
         if request.opcode != protocol.Opcode.INIT:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
-            answer = protocol.negotiate(structs.InitIn.unpack(request.message, protocol.HEADER), FLAGS, BACKGROUND_MAX)
-        except protocol.TooOld:
-            self.send(protocol.refusal(request.unique, errno.EPROTO))
+            init = protocol.negotiate(structs.InitIn.unpack(request.message, protocol.HEADER), FLAGS, BACKGROUND_MAX)
+        except protocol.KernelTooOld:
+            self.send(protocol.error_reply(request.unique, errno.EPROTO))
             raise
-        self.send(protocol.reply(request.unique, answer.pack()))
+        self.send(protocol.reply(request.unique, init.pack()))
 
-    async def serve(self, answer: Callable[[bytes], int], spare_time: Callable[[], bool]) -> None:
-        """Give each message to answer, which says of what kind it was, until the file system is taken off.
+    async def serve(self, handle: Callable[[bytes], int], on_idle: Callable[[], bool]) -> None:
+        """Serve until the file system is unmounted.
 
-        spare_time: called when there is nothing else to do; does a little, and says whether there was anything to do.
+        handle: handles a message and returns its opcode. on_idle: called while no request waits; does a little work and
+        returns whether there was any.
         """
         self._notifier.start()
-        others = Others()
-        trio.lowlevel.add_instrument(others)
+        monitor = TaskMonitor()
+        trio.lowlevel.add_instrument(monitor)
         try:
-            await self._loop(answer, spare_time, others)
+            await self._loop(handle, on_idle, monitor)
         finally:
-            trio.lowlevel.remove_instrument(others)
-            others.precedence.take(False)
+            trio.lowlevel.remove_instrument(monitor)
+            monitor.boost.enable(False)
 
-    async def _loop(self, answer: Callable[[bytes], int], spare_time: Callable[[], bool], others: Others) -> None:
-        fd, read, size, note = self.fd, os.read, protocol.MIN_READ_BUFFER, self.wakefulness.note
-        nap, only_fd = select.poll(), [(fd, select.POLLIN)]
-        for waited_for in (fd, *others.descriptors()):
-            nap.register(waited_for, select.POLLIN)
+    async def _loop(self, handle: Callable[[bytes], int], on_idle: Callable[[], bool], monitor: TaskMonitor) -> None:
+        fd, read, size, count = self.fd, os.read, protocol.MIN_READ_BUFFER, self.cpu_latency.count
+        poll, only_fd = select.poll(), [(fd, select.POLLIN)]
+        for descriptor in (fd, *monitor.descriptors()):
+            poll.register(descriptor, select.POLLIN)
         served = 0
-        worth: Counter[int] = Counter()
+        spin_credit: Counter[int] = Counter()
         last = 0
-        turn_at = time.monotonic()
+        yielded_at = time.monotonic()
         while True:
-            tries = most = SPIN_TRIES if worth[last] > 0 else 1
+            tries = tries_max = SPIN_TRIES if spin_credit[last] > 0 else 1
             while tries:
                 try:
                     message = read(fd, size)
                 except BlockingIOError:
                     if self._deferred:
                         self._deferred.popleft()()
-                    elif spare_time():
+                    elif on_idle():
                         served += 1
-                        if served % FAIR_REQUESTS == 0:
-                            others.precedence.take(False)
+                        if served % BATCH_REQUESTS_MAX == 0:
+                            monitor.boost.enable(False)
                             await trio.lowlevel.checkpoint()
                     else:
                         tries -= 1
                     continue
                 except OSError as error:
-                    if error.errno in (errno.ENOENT, errno.EINTR):  # that request was given up while it was read
+                    if error.errno in (errno.ENOENT, errno.EINTR):  # the request was aborted while it was read
                         continue
                     if error.errno not in (errno.ENODEV, errno.ECONNABORTED):
                         raise
                     return
-                if tries < most:
-                    worth[last] = min(worth[last] + 1, WORTH_MAX)
-                last = answer(message)
-                note()
-                tries = most = SPIN_TRIES if worth[last] > 0 else 1
+                if tries < tries_max:
+                    spin_credit[last] = min(spin_credit[last] + 1, SPIN_CREDIT_MAX)
+                last = handle(message)
+                count()
+                tries = tries_max = SPIN_TRIES if spin_credit[last] > 0 else 1
                 served += 1
-                if served % FAIR_REQUESTS == 0:
-                    while self._deferred:  # others may want to know whether a file is open
+                if served % BATCH_REQUESTS_MAX == 0:
+                    while self._deferred:  # other tasks may ask whether a file is open
                         self._deferred.popleft()()
-                    others.precedence.take(False)
+                    monitor.boost.enable(False)
                     await trio.lowlevel.checkpoint()
-            if most == SPIN_TRIES:
-                worth[last] -= IN_VAIN
+            if tries_max == SPIN_TRIES:
+                spin_credit[last] -= SPIN_PENALTY
             slept_at = time.monotonic()
-            if others.turns or slept_at - turn_at > TURN_S:
-                others.turns = max(0, others.turns - 1)
+            if monitor.yields or slept_at - yielded_at > POLL_S_MAX:
+                monitor.yields = max(0, monitor.yields - 1)
                 await trio.lowlevel.checkpoint()
-                turn_at = time.monotonic()
+                yielded_at = time.monotonic()
                 continue
-            others.precedence.take(True)
-            if nap.poll(TURN_S * 1000) == only_fd:
-                worth[last] += worth[last] <= 0 and time.monotonic() - slept_at < SOON_S
+            monitor.boost.enable(True)
+            if poll.poll(POLL_S_MAX * 1000) == only_fd:
+                spin_credit[last] += spin_credit[last] <= 0 and time.monotonic() - slept_at < SOON_S
             else:
                 await trio.lowlevel.wait_readable(fd)
-                turn_at = time.monotonic()
+                yielded_at = time.monotonic()
 
     def defer(self, work: Callable[[], object]) -> None:
-        """Have work done when no request waits, and before any other task runs."""
+        """Do this work when no request waits, and before any other task runs."""
         self._deferred.append(work)
 
     def send(self, message: bytes, content: memoryview | None = None) -> bool:
-        """Answer a request; False where nobody waits for the answer any more.
+        """Reply to a request. Returns False if nobody waits for the reply any more.
 
-        content: what follows the message, for what is too large to be copied.
+        content: data that follows the message, if it is too large to be copied.
         """
         try:
             if content is None:
@@ -206,11 +212,11 @@ class Session:
         return True
 
     def notify(self, message: bytes) -> None:
-        """Have a notification written. The kernel may hold it up until requests are answered: so not on this thread."""
-        self._notices.put(message)
+        """Send a notification from the notifier thread: the kernel may hold it until this thread answered requests."""
+        self._notifications.put(message)
 
-    def _notify(self) -> None:
-        while (message := self._notices.get()) is not None:
+    def _write_notifications(self) -> None:
+        while (message := self._notifications.get()) is not None:
             try:
                 os.write(self.fd, message)
             except OSError as error:
@@ -220,9 +226,9 @@ class Session:
                     log.warning("the kernel refuses a notification: %s", error)
 
     def close(self) -> None:
-        """Let go of the device; the file system is detached or aborted by then."""
-        self._notices.put(None)
-        while self._notifier.is_alive():  # its last notice may wait for a look-up, which waits for an answer
+        """Close the device. The file system must be detached or aborted by then."""
+        self._notifications.put(None)
+        while self._notifier.is_alive():  # its last notification may wait for a lookup, which waits for an answer
             self._refuse_all()
             self._notifier.join(NOTIFIER_POLL_S)
         os.close(self.fd)
@@ -230,7 +236,7 @@ class Session:
     def _refuse_all(self) -> None:
         try:
             while True:
-                request = protocol.request(os.read(self.fd, protocol.MIN_READ_BUFFER))
-                self.send(protocol.refusal(request.unique, errno.EIO))
-        except (OSError, structs.Malformed):  # EAGAIN: there is none; ENODEV: and there will be none
+                request = protocol.parse_request(os.read(self.fd, protocol.MIN_READ_BUFFER))
+                self.send(protocol.error_reply(request.unique, errno.EIO))
+        except (OSError, structs.Malformed):  # EAGAIN: no request waits; ENODEV: none can come
             return

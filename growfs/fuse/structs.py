@@ -1,8 +1,8 @@
-"""The C structures of the kernel's FUSE protocol as dataclasses, both ways. No I/O.
+"""The C structures of the kernel's FUSE protocol as dataclasses that pack and unpack. No I/O.
 
-A class names its struct of include/uapi/linux/fuse.h in the kernel's source; members have their names there. Byte order
-is the machine's own. What the header calls padding, unused, dummy, reserved or spare is zero when it is written, and
-skipped when it is read.
+Each class names its struct in include/uapi/linux/fuse.h of the kernel's source, and members have the names used there.
+The byte order is the machine's own. Members that the header calls padding, unused, dummy, reserved or spare are written
+as zero, and skipped when read.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import ClassVar, TypeVar
 T = TypeVar("T", bound="Structure")
 
 INIT_EXT = 1 << 30
-"""FUSE_INIT_EXT: flags2 has a meaning, too."""
+"""FUSE_INIT_EXT: flags2 is valid."""
 
 
 class Malformed(ValueError):
-    """A message is shorter than its structure, or lacks the end of a name."""
+    """A message is shorter than its structure, or a name in it has no end."""
 
 
 class Structure:
-    """A C struct. A subclass is a dataclass whose fields are the members, in order, as `layout` has them."""
+    """A C struct. A subclass is a dataclass whose fields are the members, in the order of `layout`."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
     layout: ClassVar[Struct]
 
     @classmethod
     def unpack(cls: type[T], message: bytes, offset: int = 0) -> T:
-        """Read one from a message. Raises Malformed where that ends too early."""
+        """Read one from a message. Raises Malformed if the message is too short."""
         try:
             return cls(*cls.layout.unpack_from(message, offset))
         except error:
             raise Malformed(f"{cls.__name__} wants {cls.layout.size} bytes of {len(message)} from {offset}") from None
 
     def pack(self) -> bytes:
-        """The bytes of it."""
+        """Its bytes."""
         return self.layout.pack(*[getattr(self, member) for member in self.__slots__])
 
 
@@ -45,7 +45,7 @@ class Structure:
 
 @dataclass(slots=True)
 class InHeader(Structure):
-    """fuse_in_header. pid: the id of the thread that asks, 0 in another pid namespace. Its extensions are left off."""
+    """fuse_in_header, without extensions. pid: the id of the calling thread; 0 if that is in another pid namespace."""
 
     layout = Struct("=IIQQIII4x")
     len: int
@@ -59,7 +59,7 @@ class InHeader(Structure):
 
 @dataclass(slots=True)
 class OutHeader(Structure):
-    """fuse_out_header. error: 0, or a negative errno; with unique 0 the code of a notification."""
+    """fuse_out_header. error: 0 or a negative errno. In a notification unique is 0, and error is its code."""
 
     layout = Struct("=IiQ")
     len: int
@@ -67,7 +67,7 @@ class OutHeader(Structure):
     unique: int
 
 
-# What the kernel sends after its header.
+# The bodies of requests.
 
 
 @dataclass(slots=True)
@@ -88,53 +88,8 @@ class InitIn(Structure):
 
 
 @dataclass(slots=True)
-class ForgetIn(Structure):
-    """fuse_forget_in."""
-
-    layout = Struct("=Q")
-    nlookup: int
-
-
-@dataclass(slots=True)
-class BatchForgetIn(Structure):
-    """fuse_batch_forget_in; so many fuse_forget_one follow."""
-
-    layout = Struct("=I4x")
-    count: int
-
-
-@dataclass(slots=True)
-class GetattrIn(Structure):
-    """fuse_getattr_in."""
-
-    layout = Struct("=I4xQ")
-    getattr_flags: int
-    fh: int
-
-
-@dataclass(slots=True)
-class StatxIn(Structure):
-    """fuse_statx_in."""
-
-    layout = Struct("=I4xQII")
-    getattr_flags: int
-    fh: int
-    sx_flags: int
-    sx_mask: int
-
-
-@dataclass(slots=True)
-class OpenIn(Structure):
-    """fuse_open_in."""
-
-    layout = Struct("=II")
-    flags: int
-    open_flags: int
-
-
-@dataclass(slots=True)
 class ReadIn(Structure):
-    """fuse_read_in; of READ, READDIR and READDIRPLUS."""
+    """fuse_read_in, for READ, READDIR and READDIRPLUS."""
 
     layout = Struct("=QQIIQI4x")
     fh: int
@@ -147,7 +102,7 @@ class ReadIn(Structure):
 
 @dataclass(slots=True)
 class ReleaseIn(Structure):
-    """fuse_release_in; of RELEASE and RELEASEDIR."""
+    """fuse_release_in, for RELEASE and RELEASEDIR."""
 
     layout = Struct("=QIIQ")
     fh: int
@@ -158,13 +113,13 @@ class ReleaseIn(Structure):
 
 @dataclass(slots=True)
 class InterruptIn(Structure):
-    """fuse_interrupt_in. unique: of the request that is interrupted."""
+    """fuse_interrupt_in. unique: the request that is interrupted."""
 
     layout = Struct("=Q")
     unique: int
 
 
-# What it is answered after the header.
+# The bodies of replies and notifications.
 
 
 @dataclass(slots=True)
@@ -189,7 +144,7 @@ class InitOut(Structure):
 
 @dataclass(slots=True)
 class Attr(Structure):
-    """fuse_attr. blocks: of 512 bytes, whatever blksize is. Times may be before 1970: they are signed."""
+    """fuse_attr. blocks: of 512 bytes, whatever blksize is. Times are signed, because they may be before 1970."""
 
     layout = Struct("=QQQqqqIIIIIIIIII")
     ino: int
@@ -212,7 +167,7 @@ class Attr(Structure):
 
 @dataclass(slots=True)
 class AttrOut(Structure):
-    """fuse_attr_out, before its fuse_attr."""
+    """fuse_attr_out without its fuse_attr."""
 
     layout = Struct("=QI4x")
     attr_valid: int
@@ -221,7 +176,7 @@ class AttrOut(Structure):
 
 @dataclass(slots=True)
 class EntryOut(Structure):
-    """fuse_entry_out, before its fuse_attr."""
+    """fuse_entry_out without its fuse_attr."""
 
     layout = Struct("=QQQQII")
     nodeid: int
@@ -254,7 +209,7 @@ class StatxOut(Structure):
 
 @dataclass(slots=True)
 class StatxTimes(Structure):
-    """The rest of fuse_statx: fuse_sx_time of each, and device numbers (none)."""
+    """The rest of fuse_statx: a fuse_sx_time for each time, and device numbers (zero)."""
 
     layout = Struct("=qI4xqI4xqI4xqI4x16x112x")
     atime: int
@@ -269,7 +224,7 @@ class StatxTimes(Structure):
 
 @dataclass(slots=True)
 class OpenOut(Structure):
-    """fuse_open_out; of OPEN and OPENDIR."""
+    """fuse_open_out, for OPEN and OPENDIR."""
 
     layout = Struct("=QIi")
     fh: int
@@ -279,7 +234,7 @@ class OpenOut(Structure):
 
 @dataclass(slots=True)
 class StatfsOut(Structure):
-    """fuse_statfs_out, with its fuse_kstatfs."""
+    """fuse_statfs_out with its fuse_kstatfs."""
 
     layout = Struct("=QQQQQIII4x24x")
     blocks: int
@@ -294,7 +249,7 @@ class StatfsOut(Structure):
 
 @dataclass(slots=True)
 class Dirent(Structure):
-    """fuse_dirent, before its name. type: the file type's bits of st_mode, shifted (readdir(3): d_type)."""
+    """fuse_dirent without its name. type: the file type bits of st_mode, shifted right by 12 (d_type in readdir(3))."""
 
     layout = Struct("=QQII")
     ino: int
@@ -305,12 +260,15 @@ class Dirent(Structure):
 
 @dataclass(slots=True)
 class InvalEntryOut(Structure):
-    """fuse_notify_inval_entry_out, before its name."""
+    """fuse_notify_inval_entry_out without its name."""
 
     layout = Struct("=QII")
     parent: int
     namelen: int
     flags: int
+
+
+# The argument of an ioctl.
 
 
 @dataclass(slots=True)

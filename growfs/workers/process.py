@@ -1,4 +1,4 @@
-"""Who is to come first at a core: the thread that readers wait for; and who last: processes that nobody waits for."""
+"""Process settings: the lowest CPU and disk priority for workers, and less frequent garbage collection."""
 
 from __future__ import annotations
 
@@ -11,77 +11,67 @@ import threading
 import time
 from pathlib import Path
 
-NICEST = 19
+NICENESS_MAX = 19
 IDLE_GROUP = "growfs"
-LOOK_EVERY_S = 2.0
+STARVATION_CHECK_S = 2.0
 STARVED_S = 0.05
-"""Who got less of a core than this between two looks, and waited for one in the meantime, is starved."""
-NOT_IDLE_S = 30.0
-"""For so long a process that starved is nice only."""
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2), which libc has no function for
-_WHO_PROCESS = 1
-_CLASS_IDLE = 3 << 13
-_AUTOGROUP_PAUSE_S = 0.12  # an ordinary user may change one in so long only (kernel/sched/autogroup.c: HZ / 10)
+"""A process is starved if it ran for less than this between two checks, and waited for a core during that time."""
+IDLE_PAUSE_S = 30.0
+"""A starved process leaves the idle group for this long, and is only nice meanwhile."""
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # ioprio_set(2) has no wrapper in libc
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_IDLE = 3 << 13
+_AUTOGROUP_RETRY_S = 0.12  # an ordinary user may change one every HZ / 10 only (kernel/sched/autogroup.c)
 _AUTOGROUP_TRIES = 10
 
+GC_THRESHOLD = 50_000
+"""New objects before a collection. With Python's default of 700, it took 5% of a worker's and the daemon's CPU."""
 
-class RealtimeBoost:
-    """Whether a thread takes a core from whoever computes on it as soon as it wakes up; else it may wait for 3 ms.
 
-    By real-time scheduling (sched(7)): niceness, 20 steps of it, and shorter slices do half of that or nothing. So it
-    is for what takes microseconds. Takes root; without it nothing happens. Processes and threads that it starts are
-    like any others.
+def tune_gc() -> None:
+    """Collect garbage less often, and never look at the objects that exist now (mostly modules).
+
+    So a forked process does not copy their memory pages either.
     """
-
-    def __init__(self) -> None:
-        self._taken = False
-        self._allowed = True
-
-    def take(self, taken: bool) -> None:
-        """Of the calling thread."""
-        if taken == self._taken or not self._allowed:
-            return
-        policy = os.SCHED_FIFO if taken else os.SCHED_OTHER
-        try:
-            os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(int(taken)))
-            self._taken = taken
-        except OSError:
-            self._allowed = False
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def lower_priority() -> None:
-    """Give this process the last turn at cores, and at disks whose scheduler knows turns (mq-deadline, bfq).
+    """Give this process the lowest priority for CPU, and for disks whose scheduler has priorities (mq-deadline, bfq).
 
-    It gets a session of its own: where the kernel shares cores out by session (sched(7), the autogroup feature), a
-    process's niceness counts within its session only, and so does the session's. What is refused stays as it is.
-    Threads that run already keep their niceness.
+    The process gets its own session: with the autogroup feature (sched(7)) the kernel shares cores between sessions,
+    and niceness counts within one session only. So the session's niceness is set as well. What the kernel refuses is
+    left as it is. Threads that are already running keep their niceness.
     """
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICEST)
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS_MAX)
     if number := _IOPRIO_SET.get(platform.machine()):
-        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE)
-    with contextlib.suppress(PermissionError):  # it leads its session already
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
+    with contextlib.suppress(PermissionError):  # it leads a session already
         os.setsid()
     for _ in range(_AUTOGROUP_TRIES):
         try:
-            Path("/proc/self/autogroup").write_text(str(NICEST))
+            Path("/proc/self/autogroup").write_text(str(NICENESS_MAX))
         except BlockingIOError:
-            time.sleep(_AUTOGROUP_PAUSE_S)
-        except OSError:  # a kernel without it
+            time.sleep(_AUTOGROUP_RETRY_S)
+        except OSError:  # the kernel has no autogroups
             break
         else:
             break
-    with contextlib.suppress(OSError):  # a kernel without control groups
+    with contextlib.suppress(OSError):  # the kernel has no control groups
         if group := idle_group():
             _join(group)
-            threading.Thread(target=_watch, args=(group,), daemon=True).start()
+            threading.Thread(target=_leave_when_starved, args=(group,), daemon=True).start()
 
 
 def idle_group() -> Path | None:
-    """A control group that is idle as a whole: whoever wakes takes the core from it at once, where one that is only
-    nice goes on for milliseconds (kernel/sched/fair.c, check_preempt_wakeup_fair). It stays, empty, for the next mount.
+    """Return a control group that is idle as a whole, and create it if needed. It is kept for the next mount.
 
-    None where there can be none: it takes root, Linux 5.15, and a process that is in no group yet.
+    Any task that wakes up takes the core from an idle group at once. From a task that is only nice it gets the core
+    milliseconds later (kernel/sched/fair.c, check_preempt_wakeup_fair).
+
+    None if there is no such group: it needs root, Linux 5.15, and a process that is not in another group.
     """
     own: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -94,26 +84,26 @@ def idle_group() -> Path | None:
             controller == "" or controller in options.split(",")
         ):
             with contextlib.suppress(OSError):
-                if _made_idle(group := Path(where, IDLE_GROUP)):
+                if _make_idle(group := Path(where, IDLE_GROUP)):
                     return group
     return None
 
 
-def _made_idle(group: Path) -> bool:
+def _make_idle(group: Path) -> bool:
     group.mkdir(exist_ok=True)
-    if (idle := group / "cpu.idle").exists():  # of version 2, where the root hands the controller down
+    if (idle := group / "cpu.idle").exists():  # in version 2, only if the root group delegates the cpu controller
         idle.write_text("1")
         return True
     group.rmdir()
     return False
 
 
-def _watch(group: Path) -> None:
-    """Have this process be nice only, for a while, where it gets next to nothing: on a machine that is always busy."""
+def _leave_when_starved(group: Path) -> None:
+    """Leave the group for a while when starved: an idle group gets next to nothing on a machine that is always busy."""
     while True:
-        if _starves():
+        if _is_starved():
             _join(group.parent)
-            time.sleep(NOT_IDLE_S)
+            time.sleep(IDLE_PAUSE_S)
             _join(group)
 
 
@@ -122,29 +112,19 @@ def _join(group: Path) -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def _starves() -> bool:
-    """Look for a while at what this process gets."""
-    ran_s, waited_s = _scheduled_s()
-    time.sleep(LOOK_EVERY_S)
-    now = _scheduled_s()
-    return now[0] - ran_s < STARVED_S and now[1] - waited_s > LOOK_EVERY_S / 2
+def _is_starved() -> bool:
+    """Measure for STARVATION_CHECK_S."""
+    ran_s, waited_s = _schedstat_s()
+    time.sleep(STARVATION_CHECK_S)
+    now = _schedstat_s()
+    return now[0] - ran_s < STARVED_S and now[1] - waited_s > STARVATION_CHECK_S / 2
 
 
-def _scheduled_s() -> tuple[float, float]:
-    """For how long the threads of this process ran, and waited to run (Documentation/scheduler/sched-stats.rst)."""
+def _schedstat_s() -> tuple[float, float]:
+    """How long this process's threads ran, and waited for a core (Documentation/scheduler/sched-stats.rst)."""
     ran_ns = waited_ns = 0
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it ended, or the kernel does not count
+        with contextlib.suppress(OSError):  # the thread ended, or the kernel keeps no statistics
             ran, waited, _ = (task / "schedstat").read_text().split()
             ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
     return ran_ns / 1e9, waited_ns / 1e9
-
-
-OBJECTS = 50_000
-"""New ones, until it looks: by its own default of 700, it took a worker and the daemon a twentieth of their CPU."""
-
-
-def tune_gc() -> None:
-    """Of what is there now, mostly modules, nothing is looked through again, nor copied after a fork."""
-    gc.freeze()
-    gc.set_threshold(OBJECTS)

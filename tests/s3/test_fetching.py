@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.scheduler.concurrency import STREAMS_FIRST
-from growfs.workers.process import IDLE_GROUP, NICEST, idle_group
+from growfs.workers.process import IDLE_GROUP, NICENESS_MAX, idle_group
 from tests.crash.scene import children
 from tests.harness import Growfs, until
 from tests.s3.proxy import Asked, Fault, Proxy, before
@@ -112,7 +112,7 @@ def test_workers_come_after_those_that_somebody_waits_for(growfs: Growfs, server
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         until(lambda: any(asked.is_fetch for asked in proxy.asked))
         workers = until(lambda: workers_of(growfs))
-        assert until(lambda: all(priority(worker) == (worker, NICEST) for worker in workers))
+        assert until(lambda: all(priority(worker) == (worker, NICENESS_MAX) for worker in workers))
         session, niceness = priority(growfs.pid)
         assert session not in workers
         assert niceness == os.getpriority(os.PRIO_PROCESS, 0)

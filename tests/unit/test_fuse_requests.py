@@ -21,7 +21,7 @@ from growfs.cache.schema import ROOT
 from growfs.cache.usage import UsageCounters
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, session, structs
-from growfs.fuse.passthrough import READ_ONLY, PassthroughEngine
+from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
 from growfs.fuse.protocol import Opcode
 from growfs.fuse.session import FLAGS, Session
 from growfs.rotation.registry import ReaderRegistry
@@ -30,6 +30,8 @@ from growfs.vfs.virtual import VirtualFolder
 from tests.unit.rooms import Rooms, file
 
 NO_ANSWER = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
+OPEN_IN = bytes(8)
+"""fuse_open_in: flags and open_flags, of 32 bits each."""
 WITH_BODY = [Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS, Opcode.RELEASE, Opcode.RELEASEDIR]
 
 
@@ -70,7 +72,7 @@ async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs), Session(ours.detach())
-    engine.begin(device)
+    engine.use(device)
     async with trio.open_nursery() as nursery:
         for run in (readers.run, rooms.generations.run):
             nursery.start_soon(run)
@@ -97,7 +99,7 @@ async def test_a_name(kernel: Kernel) -> None:
 async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemon(kernel: Kernel, rooms: Rooms) -> None:
     """The socket takes no ioctl, as a file system may not."""
     id = rooms.node("a/1").id
-    await kernel.send(Opcode.OPEN, structs.OpenIn(0, 0).pack(), id)
+    await kernel.send(Opcode.OPEN, OPEN_IN, id)
     header, body = await kernel.answer()
     assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
     await kernel.send(Opcode.READ, structs.ReadIn(id, 90, 4096, 0, 0, 0).pack(), id)
@@ -126,14 +128,14 @@ async def test_an_open_is_answered_and_then_counted(
     monkeypatch.setattr(Session, "send", send)
     monkeypatch.setattr(Vfs, "count_open", count)
     for _ in range(2):
-        await kernel.send(Opcode.OPEN, structs.OpenIn(0, 0).pack(), id)
+        await kernel.send(Opcode.OPEN, OPEN_IN, id)
     for _ in range(2):
         assert (await kernel.answer())[0].error == 0
     await wait_all_tasks_blocked()
     assert told == ["answered", "counted"] * 2
 
 
-@pytest.mark.parametrize("opcode", READ_ONLY, ids=lambda opcode: opcode.name)
+@pytest.mark.parametrize("opcode", WRITE_OPCODES, ids=lambda opcode: opcode.name)
 async def test_a_change_is_refused(kernel: Kernel, opcode: Opcode) -> None:
     assert await kernel.ask(opcode, bytes(64)) == errno.EROFS
 
@@ -161,9 +163,9 @@ async def test_a_message_that_cannot_be_told_apart_is_passed_over(kernel: Kernel
 
 async def test_no_task_waits_for_the_end_of_a_nap(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each listing has a generation begin, which takes several tasks and threads several turns."""
-    monkeypatch.setattr(session, "TURN_S", 60.0)
+    monkeypatch.setattr(session, "POLL_S_MAX", 60.0)
     for _ in range(20):
-        await kernel.send(Opcode.OPENDIR, structs.OpenIn(0, 0).pack())
+        await kernel.send(Opcode.OPENDIR, OPEN_IN)
         handle = structs.OpenOut.unpack((await kernel.answer())[1]).fh
         await kernel.send(Opcode.READDIR, structs.ReadIn(handle, 0, 4096, 0, 0, 0).pack())
         assert b"a" in (await kernel.answer())[1]
@@ -191,7 +193,7 @@ async def test_the_handshake() -> None:
     with ours, theirs:
         offer = structs.InitIn(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32).pack()
         theirs.send(structs.InHeader(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0).pack() + offer)
-        Session(ours.fileno()).shake_hands()
+        Session(ours.fileno()).handshake()
         assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.layout.size).major == 7
 
 
@@ -200,4 +202,4 @@ async def test_a_handshake_with_something_else() -> None:
     with ours, theirs:
         theirs.send(structs.InHeader(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0).pack())
         with pytest.raises(GrowfsError, match="begins the session with request 17"):
-            Session(ours.fileno()).shake_hands()
+            Session(ours.fileno()).handshake()
