@@ -143,13 +143,14 @@ class Store:
         self.limit_bytes = limit_bytes
         self.space_freed.notify()
 
-    async def admit(self, drafts: list[StagedFile], pass_number: int) -> set[int]:
+    async def admit(self, drafts: list[StagedFile]) -> set[int]:
         """Publish files, in this order, in one transaction; returns the ids that are resident now.
 
         Missing from it: files whose version the catalog no longer has. Raises OSError or sqlite3.Error where the
         disk refuses; then none of them is resident. Either way, what they had reserved is settled.
         """
         files: list[Renamed] = []
+        pass_number = self._catalog.pass_number
         try:
             done = await self._db.write(
                 lambda writer: self._publisher.publish(writer, drafts, pass_number, files),

@@ -27,7 +27,7 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.registry import ReaderRegistry
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.prefetch import Prefetcher
+from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 
 FETCH_PARALLEL = 32
@@ -43,7 +43,7 @@ class CommandHandlers:
     evictor: Evictor
     dispatcher: Dispatcher
     fetcher: Fetcher
-    prefetcher: Prefetcher
+    prefetch: PrefetchState
     catalog_sync: CatalogSync
     readers: ReaderRegistry
     generations: Generations
@@ -70,12 +70,12 @@ class CommandHandlers:
 
     async def pause(self) -> AsyncIterator[Any]:
         """Fetch nothing but misses."""
-        self.prefetcher.pause(True)
+        self.prefetch.pause(True)
         yield await self.snapshot()
 
     async def resume(self) -> AsyncIterator[Any]:
         """Go on filling."""
-        self.prefetcher.pause(False)
+        self.prefetch.pause(False)
         yield await self.snapshot()
 
     async def release(self) -> AsyncIterator[Any]:
@@ -134,7 +134,7 @@ class CommandHandlers:
                     f"cache-size is {format_size(limit)} now, but {format_size(self.store.used_bytes)} cannot be"
                     " evicted: open, pinned, or a directory's last files"
                 )
-            self.prefetcher.nudge()
+            self.prefetch.invalidate_order()
         elif name == "min_free":
             self.store.min_free = value
         elif name == "refresh":
@@ -149,7 +149,7 @@ class CommandHandlers:
             self.generations.share = value
         elif name == "rotation":
             self.readers.rotation = value
-            self.prefetcher.nudge()
+            self.prefetch.invalidate_order()
         elif name == "bandwidth":
             self.dispatcher.bytes_per_s = value
         elif name == "remote_budget":

@@ -26,11 +26,15 @@ from growfs.rotation.eviction import Evictor
 from growfs.rotation.generations import Generations
 from growfs.rotation.registry import ReaderRegistry
 from growfs.scheduler.dispatcher import Dispatcher
+from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.order import Groups, plan_in_worker
+from growfs.scheduler.groups import Groups
+from growfs.scheduler.in_flight import InFlightTable
+from growfs.scheduler.order import PassOrder, plan_in_worker
 from growfs.scheduler.prefetch import Prefetcher
-from growfs.scheduler.readiness import StartCondition
+from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
+from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.scheduler.startup import StartGate
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.virtual import VirtualFolder
@@ -74,23 +78,24 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
     readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, usage.recently_opened)
     evictor = Evictor(database, store, generations, readers.holds)
     catalog_sync = CatalogSync(workers, catalog, store, options.refresh, request.remote.is_endless)
-    groups = Groups(catalog, options.group)
     made = request.remote.producer is not None
-    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, made)
-    fetcher = Fetcher(
-        catalog, store, folder.partial, dispatcher, options.miss_timeout, catalog_sync.replace, evictor, groups, made
-    )
+    sizes = SizeEstimate(varies=made)
     if made and (size := store.largest_resident()) is not None:
-        fetcher.guess.learn(size)
-    ask = StartCondition(options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout)
-    asked = Pass(options.seed, 1, options.partition, options.group)
-    prefetcher = Prefetcher(
-        workers, catalog, store, generations, evictor, fetcher, catalog_sync, budget, folder.partial, asked, ask
+        sizes.learn(size)
+    downloads = InFlightTable(catalog, Groups(catalog, options.group), folder.partial, sizes)
+    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, made)
+    fetcher = Fetcher(downloads, store, evictor, dispatcher, catalog_sync.replace, options.miss_timeout)
+    condition = StartCondition(
+        options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
     )
-    renewals = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetcher.paused, prefetcher.changed)
-    start = StartGate(ask, catalog, store, fetcher, catalog_sync, prefetcher, budget, options.show_files)
+    prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files)
+    drawer = Drawer(catalog, store, fetcher, evictor, budget, prefetch)
+    order = PassOrder(workers, catalog, folder.partial, Pass(options.seed, 1, options.partition, options.group))
+    prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
+    updater = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetch.paused, prefetch.changed)
+    start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch)
     store.admitted.connect(usage.mark_changed)
-    store.returned_to_pass.connect(prefetcher.draw_again)
+    store.returned_to_pass.connect(prefetch.draw_evicted)
     dispatcher.received.connect(budget.spend)
     for more_room in (readers.released, generations.written):
         more_room.connect(store.space_freed.notify)
@@ -122,7 +127,7 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
         evictor,
         dispatcher,
         fetcher,
-        prefetcher,
+        prefetch,
         catalog_sync,
         readers,
         generations,
@@ -130,5 +135,5 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
         status.snapshot,
     )
     control = Control(folder.path, verbs.table())
-    running = (catalog_sync, readers, generations, fetcher, prefetcher, renewals, usage, control)
+    running = (catalog_sync, readers, generations, fetcher, prefetcher, updater, usage, control)
     return Components(database, catalog, store, usage, start, status, engine, running)

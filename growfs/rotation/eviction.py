@@ -50,6 +50,11 @@ class Evictor:
         self._holds = holds
         self._making_room = trio.Lock()
 
+    @property
+    def rotates(self) -> bool:
+        """Whether delisted files give way to others."""
+        return self._generations.rotates
+
     async def reserve_by_rotation(self, size: int) -> int | None:
         """As Store.reserve, deleting what is left out and not held where that is needed.
 

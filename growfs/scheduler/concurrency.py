@@ -1,6 +1,7 @@
-"""How many requests are under way at a time: more while more come through, fewer when the store asks for that.
+"""How many requests run at a time: more while that raises the rate, fewer when the store refuses requests.
 
-Additive increase and multiplicative decrease, as TCP does it (RFC 5681), but led by what comes through.
+Multiplicative steps up and down by a quarter, kept where the measured rate justifies them; half as many after a
+refusal, as TCP halves its window (RFC 5681).
 """
 
 from __future__ import annotations
@@ -9,34 +10,34 @@ STREAMS_MIN = 1
 STREAMS_FIRST = 16
 STREAMS_MAX = 128
 GAIN_MIN = 0.25
-"""Of the share by which the streams grow, so much has to come through as well, else they were enough."""
+"""More streams are kept where the rate grows by at least this fraction of their own growth."""
 LOSS_MAX = 0.03
-"""Fewer streams are enough where they cost no more of the rate than this."""
+"""Fewer streams are kept where they cost no more than this fraction of the rate."""
 STEP_SHARE = 4
-"""A step is one part in four of the streams."""
-SETTLED_PERIODS = 10
-"""Between two looks whether another number would do better."""
+"""A step changes the number of streams by one part in so many."""
+REST_PERIODS = 10
+"""Periods between two experiments with another number of streams."""
 
 
 class ConcurrencyController:
-    """Owns the number of streams. Pure: told what came through in each period, it says how many for the next."""
+    """Owns the number of streams. Pure: given what a period measured, it returns how many the next one is to have."""
 
     def __init__(self) -> None:
         self.streams = STREAMS_FIRST
-        self._before: tuple[int, float] | None = None  # streams and rate ahead of the step that is being tried
+        self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = 0
         self._up = True
 
     def update(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
-        """A period is over; how many streams from now on.
+        """End a period; returns the number of streams from now on.
 
-        was_busy: there was more to fetch than streams. was_refused: the store said that it was too much (503, 429).
+        was_busy: there was more to fetch than streams. was_refused: the store answered 503 or 429.
         """
         if was_refused:
             self.streams = max(STREAMS_MIN, self.streams // 2)
-            self._before, self._rest = None, SETTLED_PERIODS
+            self._before, self._rest = None, REST_PERIODS
         elif not was_busy or not bytes_per_s:
-            pass  # which tells nothing; a step that is being tried is judged later
+            pass  # the period shows nothing; a step that is being tried is judged later
         elif self._before:
             self._judge(bytes_per_s)
         elif self._rest:
@@ -56,8 +57,8 @@ class ConcurrencyController:
         streams, before = self._before
         self._before = None
         change = self.streams / streams - 1
-        wanted = GAIN_MIN * change if change > 0 else -LOSS_MAX
-        if change and rate >= before * (1 + wanted):
-            self._step(rate)  # and on in that direction
+        required = GAIN_MIN * change if change > 0 else -LOSS_MAX
+        if change and rate >= before * (1 + required):
+            self._step(rate)  # another step in the same direction
         else:
-            self.streams, self._rest, self._up = streams, SETTLED_PERIODS, not self._up
+            self.streams, self._rest, self._up = streams, REST_PERIODS, not self._up

@@ -1,7 +1,7 @@
-"""The workers that fetch: who gets which file, what became of it, and how many requests and bytes at a time.
+"""Gives queued downloads to workers, collects the results, and sets how many requests run at a time.
 
-A worker is always a little ahead: it has more files than it can work on, so that none of its streams waits for the
-daemon. One over which a worker died comes alone the next time, so that it cannot take others with it again.
+A worker always has more files than it can work on, so that none of its streams waits for the daemon. A file over which
+a worker died is given to a worker alone, so that it cannot take others with it again.
 """
 
 from __future__ import annotations
@@ -20,241 +20,255 @@ from growfs.events import Signal
 from growfs.remote.digest import PART_BYTES
 from growfs.remote.protocol import Fetched, RemoteFile
 from growfs.scheduler.concurrency import ConcurrencyController
-from growfs.scheduler.in_flight import LIVES, Download, DownloadState
+from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
 from growfs.workers.messages import REPORT_FILES, Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, Channel, WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
 
 AHEAD_FILES = 4 * REPORT_FILES
-"""More than a worker fetches until what it has told of is noted."""
-AHEAD_MADE = 16
-"""Of files that a worker makes one at a time, which may take minutes."""
+"""Files that a worker has at least: more than it fetches until its last report is processed."""
+AHEAD_PRODUCED = 16
+"""The same for a producer, which makes one file at a time and may take minutes for it."""
 AHEAD = 2
-"""Of the work for all its streams, a worker has so many times as much."""
+"""A worker has this many times the work that keeps all its streams busy."""
 PERIOD_S = 0.5
-"""After which it is judged whether more requests at a time are of use."""
+"""How often the number of requests is adjusted."""
 
 
 @dataclass(eq=False)
 class WorkerSlot:
-    """One worker process. bytes: of all its files; came: of those that it has not finished. hurry: which of them it is
-    to be told that a reader waits for. silence: ends the wait for its next word.
+    """One worker process. bytes: the sizes of all its files; received: bytes of them that it has reported.
+
+    prioritized: ids of its files for which a reader waits by now, to be sent to it. silence: cancelled to end the wait
+    for its next message.
     """
 
-    line: Channel
+    channel: Channel
     downloads: dict[int, Download] = field(default_factory=dict)
     bytes: int = 0
-    came: int = 0
-    hurry: list[int] = field(default_factory=list)
+    received: int = 0
+    prioritized: list[int] = field(default_factory=list)
     silence: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
     def load(self) -> tuple[int, int]:
-        """Bytes and files still to come, about."""
-        return max(0, self.bytes - self.came), len(self.downloads)
+        """Bytes and files still to be fetched, roughly."""
+        return max(0, self.bytes - self.received), len(self.downloads)
 
     @property
     def has_suspect(self) -> bool:
-        """Whether it has a file over which a worker died, which is then all that it has."""
-        return len(self.downloads) == 1 and any(download.lives < LIVES for download in self.downloads.values())
+        """Whether its only file is one over which a worker died."""
+        return len(self.downloads) == 1 and any(_is_suspect(download) for download in self.downloads.values())
 
 
 class Dispatcher:
-    """Owns the workers that fetch, at most `size` processes, and what each has to do. makes: they have a producer, so
-    how many requests there are at a time changes nothing.
+    """Owns the workers that fetch (at most `size` processes), their files, and the queues of files without a worker.
 
-    `received` tells of bytes that came, of whole files or not.
+    has_producer: workers make files one at a time, so the number of requests is fixed. received: notified of bytes that
+    were received, of complete files or not.
     """
 
-    _became: Callable[[Download, Fetched | FetchFailed], Awaitable[None]]
-    _lost: Callable[[Download], None]
+    _handle_result: Callable[[Download, Fetched | FetchFailed], Awaitable[None]]
+    _handle_worker_death: Callable[[Download], None]
 
-    def __init__(self, workers: WorkerPool, size: int, bytes_per_s: int, makes: bool = False) -> None:
+    def __init__(self, workers: WorkerPool, size: int, bytes_per_s: int, has_producer: bool = False) -> None:
         self.received = Signal[[int]]()
-        self.urgent: deque[Download] = deque()
-        self.queue: deque[Download] = deque()
+        self._urgent: deque[Download] = deque()
+        self._queue: deque[Download] = deque()
         self._workers = workers
         self._size = size
         self._bytes_per_s = bytes_per_s
-        self._makes = makes
-        self._level = ConcurrencyController()
-        self._hands: list[WorkerSlot] = []
+        self._has_producer = has_producer
+        self._concurrency = ConcurrencyController()
+        self._slots: list[WorkerSlot] = []
         self._changed = Signal[[]]()
         self._period_bytes = self._period_refusals = 0
-        self._share()
+        self._share_limits()
 
     @property
     def streams(self) -> int:
-        """Requests under way at a time, at most; what is made has one in each worker, and the next one waiting."""
-        return AHEAD * self._size if self._makes else self._level.streams
+        """The most requests at a time. A producer makes one file, and has the next one waiting."""
+        return AHEAD * self._size if self._has_producer else self._concurrency.streams
 
     @property
     def bytes_per_s(self) -> int:
-        """What all of them may fetch; 0: as much as they can."""
+        """The bandwidth of all workers together; 0: unlimited."""
         return self._bytes_per_s
 
     @bytes_per_s.setter
     def bytes_per_s(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
-        self._share()
+        self._share_limits()
 
-    def take(self, download: Download, first: bool = False) -> None:
-        """Have a file fetched, in its turn. first: before the others of its kind."""
-        line = self.urgent if download.urgent else self.queue
-        (line.appendleft if first else line.append)(download)
+    def enqueue(self, download: Download, first: bool = False) -> None:
+        """Queue a download that has its space; urgent ones go before all others. first: ahead of its own queue."""
+        queue = self._urgent if download.urgent else self._queue
+        (queue.appendleft if first else queue.append)(download)
         self._changed.notify()
 
-    def hurry(self, download: Download) -> None:
-        """A reader waits for it by now."""
-        if download in self.queue:
-            self.queue.remove(download)
-            self.urgent.append(download)
-        for hand in self._hands:
-            if download.node.id in hand.downloads:
-                hand.hurry.append(download.node.id)
+    def prioritize(self, download: Download) -> None:
+        """Have a download overtake those that no reader waits for, whether a worker has it or not."""
+        if download in self._queue:
+            self._queue.remove(download)
+            self._urgent.append(download)
+        for slot in self._slots:
+            if download.node.id in slot.downloads:
+                slot.prioritized.append(download.node.id)
         self._changed.notify()
 
     async def run(
-        self, became: Callable[[Download, Fetched | FetchFailed], Awaitable[None]], lost: Callable[[Download], None]
+        self,
+        handle_result: Callable[[Download, Fetched | FetchFailed], Awaitable[None]],
+        handle_worker_death: Callable[[Download], None],
     ) -> None:
-        """Hand out files until cancelled. became: told of each what became of it; lost: of those whose worker died."""
-        self._became, self._lost = became, lost
+        """Dispatch until cancelled. handle_worker_death: called with each file of a worker that died."""
+        self._handle_result, self._handle_worker_death = handle_result, handle_worker_death
         async with trio.open_nursery() as nursery:
-            if not self._makes:
-                nursery.start_soon(self._steer)
+            if not self._has_producer:
+                nursery.start_soon(self._adjust_concurrency)
             try:
                 while True:
-                    if not await self._hand_out(nursery):
+                    if not await self._dispatch(nursery):
                         await self._changed.wait()
             finally:
                 with trio.CancelScope(shield=True):
-                    for hand in self._hands:
-                        await hand.line.aclose()
+                    for slot in self._slots:
+                        await slot.channel.aclose()
 
-    # Who gets what.
+    # From the queues to the workers.
 
-    async def _hand_out(self, nursery: trio.Nursery) -> bool:
-        """Give out what can be given now; whether that was anything."""
-        parts: dict[WorkerSlot, list[Download]] = {}
+    async def _dispatch(self, nursery: trio.Nursery) -> bool:
+        """Send what can be sent now; whether there was anything."""
+        batches: dict[WorkerSlot, list[Download]] = {}
         while download := self._next():
             try:
-                hand = self._hand_for(download, nursery)
+                slot = self._slot_for(download, nursery)
             except GrowfsError as error:
-                (self.urgent or self.queue).popleft()
-                await self._became(download, FetchFailed(error))
+                (self._urgent or self._queue).popleft()
+                await self._handle_result(download, FetchFailed(error))
                 continue
-            if hand is None:
+            if slot is None:
                 break
-            (self.urgent or self.queue).popleft()
+            (self._urgent or self._queue).popleft()
             download.move(DownloadState.FETCHING)
-            hand.downloads[download.node.id] = download
-            hand.bytes += download.node.size or 0
-            parts.setdefault(hand, []).append(download)
-        self._share()
-        told = [hand for hand in self._hands if hand in parts or hand.hurry]
-        for hand in told:
-            if hand.silence.deadline == math.inf:
-                hand.silence.deadline = trio.current_time() + STALL_S
-            hurry, hand.hurry = hand.hurry, []
+            slot.downloads[download.node.id] = download
+            slot.bytes += download.node.size or 0
+            batches.setdefault(slot, []).append(download)
+        self._share_limits()
+        receivers = [slot for slot in self._slots if slot in batches or slot.prioritized]
+        for slot in receivers:
+            if slot.silence.deadline == math.inf:
+                slot.silence.deadline = trio.current_time() + STALL_S
+            prioritized, slot.prioritized = slot.prioritized, []
+            requests = [_request(download) for download in batches.get(slot, [])]
             try:
-                await hand.line.send(FetchFiles([_wanted(download) for download in parts.get(hand, [])], hurry))
+                await slot.channel.send(FetchFiles(requests, prioritized))
             except WorkerLost:
-                hand.silence.cancel()
-        return bool(told)
+                slot.silence.cancel()
+        return bool(receivers)
 
     def _next(self) -> Download | None:
-        for line in (self.urgent, self.queue):
-            while line and line[0].state is not DownloadState.QUEUED:  # it failed with another of its group
-                line.popleft()
-        waiting = self.urgent or self.queue
-        return waiting[0] if waiting else None
+        for queue in (self._urgent, self._queue):
+            while queue and queue[0].state is not DownloadState.QUEUED:  # it failed with another of its group
+                queue.popleft()
+        queue = self._urgent or self._queue
+        return queue[0] if queue else None
 
-    def _hand_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
-        free = [hand for hand in self._hands if self._has_room(hand, download)]
-        best = min(free, key=lambda hand: hand.load, default=None)
-        if (best is None or best.downloads) and len(self._hands) < self._size:
+    def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
+        """The least busy worker that can have one more file; a new worker rather than a busy one."""
+        free = [slot for slot in self._slots if self._can_add(slot, download)]
+        best = min(free, key=lambda slot: slot.load, default=None)
+        if (best is None or best.downloads) and len(self._slots) < self._size:
             try:
                 best = WorkerSlot(self._workers.spawn())
             except GrowfsError as error:
-                if not self._hands:
+                if not self._slots:
                     raise
-                log.warning("%s; going on with %d", error, len(self._hands))
-                self._size = len(self._hands)
+                log.warning("%s; going on with %d", error, len(self._slots))
+                self._size = len(self._slots)
             else:
-                self._hands.append(best)
-                nursery.start_soon(self._hear, best)
+                self._slots.append(best)
+                nursery.start_soon(self._receive, best)
         return best
 
-    def _has_room(self, hand: WorkerSlot, download: Download) -> bool:
-        if hand.has_suspect or (download.lives < LIVES and hand.downloads):
+    def _can_add(self, slot: WorkerSlot, download: Download) -> bool:
+        if slot.has_suspect or (_is_suspect(download) and slot.downloads):
             return False
-        bytes, files = hand.load
-        if self._makes:
-            return download.urgent or files < AHEAD_MADE
+        bytes, files = slot.load
+        if self._has_producer:
+            return download.urgent or files < AHEAD_PRODUCED
         ahead = AHEAD * self._workers.limits.streams
         return download.urgent or (files < max(AHEAD_FILES, ahead) and bytes < ahead * PART_BYTES)
 
-    # What became of it.
+    # From the workers.
 
-    async def _hear(self, hand: WorkerSlot) -> None:
+    async def _receive(self, slot: WorkerSlot) -> None:
+        """Process a worker's messages until it dies, hangs or fails."""
         failed: Failed | None = None
         with suppress(WorkerLost):
             while not failed:
-                with trio.CancelScope() as hand.silence:
-                    if hand.downloads:
-                        hand.silence.deadline = trio.current_time() + STALL_S
-                    message = await hand.line.receive()
-                if hand.silence.cancelled_caught:
+                with trio.CancelScope() as slot.silence:
+                    if slot.downloads:
+                        slot.silence.deadline = trio.current_time() + STALL_S
+                    message = await slot.channel.receive()
+                if slot.silence.cancelled_caught:
                     raise WorkerLost
                 if isinstance(message, Failed):
-                    failed = message  # it cannot fetch anything; what it has begun all the same ends with it
+                    failed = message  # it can fetch nothing; closing the channel ends what it has begun all the same
                 else:
-                    await self._note(hand, message)
-        self._hands.remove(hand)
-        await hand.line.aclose()
-        for download in reversed(hand.downloads.values()):
+                    await self._process(slot, message)
+        self._slots.remove(slot)
+        await slot.channel.aclose()
+        for download in reversed(slot.downloads.values()):
             if failed:
-                await self._became(download, FetchFailed(failed.error))
+                await self._handle_result(download, FetchFailed(failed.error))
             else:
-                self._lost(download)
+                self._handle_worker_death(download)
         self._changed.notify()
 
-    async def _note(self, hand: WorkerSlot, message: FetchProgress) -> None:
-        hand.came += message.bytes
+    async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
+        slot.received += message.bytes
         self._period_bytes += message.bytes
         self._period_refusals += message.refusals
         self.received.notify(message.bytes)
-        for id, became in message.files:
-            download = hand.downloads.pop(id)
-            hand.bytes -= download.node.size or 0
-            hand.came = max(0, hand.came - (became.size if isinstance(became, Fetched) else 0))
-            await self._became(download, became)
-        if not hand.downloads:
-            hand.came = 0
+        for id, result in message.files:
+            download = slot.downloads.pop(id)
+            slot.bytes -= download.node.size or 0
+            slot.received = max(0, slot.received - (result.size if isinstance(result, Fetched) else 0))
+            await self._handle_result(download, result)
+        if not slot.downloads:
+            slot.received = 0
         self._changed.notify()
 
-    # How many at a time.
+    # Limits.
 
-    def _share(self) -> None:
-        busy = sum(bool(hand.downloads) for hand in self._hands)
-        self._workers.limits.set(self._level.streams, busy, self._bytes_per_s)
+    def _share_limits(self) -> None:
+        """Divide streams and bandwidth among the workers that have files."""
+        busy = sum(bool(slot.downloads) for slot in self._slots)
+        self._workers.limits.set(self._concurrency.streams, busy, self._bytes_per_s)
 
-    async def _steer(self) -> None:
+    async def _adjust_concurrency(self) -> None:
         while True:
-            while not any(hand.downloads for hand in self._hands):
+            while not any(slot.downloads for slot in self._slots):
                 await self._changed.wait()
             self._period_bytes = self._period_refusals = 0
             began = trio.current_time()
             await trio.sleep(PERIOD_S)
             rate = self._period_bytes / (trio.current_time() - began)
-            before = self._level.streams
-            if self._level.update(rate, bool(self.queue), self._period_refusals > 0) < before and self._period_refusals:
-                log.info("the store asks for fewer requests: %d at a time", self._level.streams)
-            self._share()
+            before = self._concurrency.streams
+            streams = self._concurrency.update(rate, bool(self._queue), self._period_refusals > 0)
+            if streams < before and self._period_refusals:
+                log.info("the store asks for fewer requests: %d at a time", streams)
+            self._share_limits()
 
 
-def _wanted(download: Download) -> FetchRequest:
+def _is_suspect(download: Download) -> bool:
+    """Whether a worker died over the file."""
+    return download.attempts_left < ATTEMPTS_MAX
+
+
+def _request(download: Download) -> FetchRequest:
     node = download.node
     file = RemoteFile(download.path, node.size, node.mtime_ns, node.version)
     return FetchRequest(node.id, file, download.target, download.need, download.urgent)

@@ -1,106 +1,83 @@
-"""What is in flight: each file at most once, misses before all else, admitted in the order in which they were drawn.
+"""Every download from the request to its admission: each file at most once, and misses before everything else.
 
-Workers finish in any order; a window holds drawn flights back until those before them have
-landed, so the order of admission does not depend on how many workers there are. A miss does not wait for the window.
+Reserves space, gives files to the dispatcher, and admits what workers fetched in the order of the draws (`admission`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import sqlite3
 from collections import deque
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import trio
 
 from growfs import disk
-from growfs.cache.catalog import UNKNOWN_SIZE, Catalog, Node
+from growfs.cache.catalog import Node
 from growfs.cache.publish import StagedFile
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing
+from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing, TooLarge
 from growfs.events import Signal
 from growfs.remote.digest import PART_BYTES
 from growfs.remote.protocol import Fetched, RemoteFile
 from growfs.rotation.eviction import Evictor
+from growfs.scheduler.admission import AdmissionQueue
 from growfs.scheduler.dispatcher import Dispatcher
-from growfs.scheduler.in_flight import (
-    LIVES,
-    AdmissionQueue,
-    Counters,
-    Download,
-    DownloadGroup,
-    DownloadState,
-    SizeEstimate,
-    TimedOut,
-    no_room,
-    too_large,
-)
-from growfs.scheduler.order import Groups
+from growfs.scheduler.in_flight import ATTEMPTS_MAX, Counters, Download, DownloadGroup, DownloadState, InFlightTable
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
 
-MADE_SIZE = 1 << 30
-"""Bytes that the first file that is made reserves: to make it twice costs more than to keep others waiting."""
 WINDOW_FILES = 1024
-"""Drawn units in flight or waiting for an earlier one."""
+"""Drawn groups that may be in flight or wait for an earlier one."""
 WINDOW_PARTS = 4
-"""Their bytes, in parts of files for each stream; but as many units as there are streams may be larger."""
-ROOM_POLL_S = 0.5
-"""How often a miss without room looks again: others may have freed the disk meanwhile."""
+"""Their bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
+SPACE_POLL_S = 0.5
+"""How often a miss without space tries again: other programs may have freed the disk meanwhile."""
 
 
 class Fetcher:
-    """Owns the flights. `moved` pulses whenever one lands or fails.
+    """Owns the downloads in flight, and moves each through its states.
 
-    guess: of unknown sizes. sizes_vary: the size that a file had the last time
-    tells nothing for sure.
+    progressed: notified whenever a download finishes, or the window may have moved. replace: called where the remote
+    has another version of a file, or none.
     """
 
     def __init__(
         self,
-        catalog: Catalog,
+        downloads: InFlightTable,
         store: Store,
-        partial: Path,
-        dispatcher: Dispatcher,
-        miss_timeout_s: float,
-        replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
         evictor: Evictor,
-        groups: Groups,
-        sizes_vary: bool = False,
+        dispatcher: Dispatcher,
+        replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
+        miss_timeout_s: float,
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
         self.counters = Counters()
-        self.moved = Signal[[]]()
-        self._catalog = catalog
+        self.progressed = Signal[[]]()
+        self._downloads = downloads
         self._store = store
-        self._partial = partial
+        self._evictor = evictor
         self._dispatcher = dispatcher
         self._replace = replace
-        self._evictor = evictor
-        self._groups = groups
-        self._sizes_vary = sizes_vary
-        self._downloads: dict[int, Download] = {}
         self._admission_queue = AdmissionQueue()
-        self.guess = SizeEstimate(MADE_SIZE if sizes_vary else UNKNOWN_SIZE)
+        self._admission_due = trio.Event()
         self._unreserved: deque[Download] = deque()
-        self._unreserved_came = Signal[[]]()
-        self._roomless: list[Download] = []
-        self._roomless_came = Signal[[]]()
-        self._landed = trio.Event()
+        self._unreserved_added = Signal[[]]()
+        self._no_space: list[Download] = []
+        self._no_space_added = Signal[[]]()
         dispatcher.received.connect(self.counters.add_bytes)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._dispatcher.run, self._became, self._worker_lost)
-            for task in (self._admit, self._reserve_room, self._retry_roomless):
+            nursery.start_soon(self._dispatcher.run, self._handle_result, self._handle_worker_death)
+            for task in (self._admit, self._reserve_in_order, self._retry_no_space):
                 nursery.start_soon(task)
 
-    # What others ask for.
+    # Requests.
 
     @property
     def window_full(self) -> bool:
@@ -113,7 +90,7 @@ class Fetcher:
 
     @property
     def in_flight(self) -> int:
-        """Files on their way."""
+        """Number of files in flight."""
         return len(self._downloads)
 
     def figures(self) -> dict[str, float | None]:
@@ -129,30 +106,23 @@ class Fetcher:
 
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
-        if node.size is None or self._sizes_vary:
-            return min(max(self.guess.bytes, node.size or 0), self._store.max_file_bytes)
-        return node.size
+        return self._downloads.sizes.need(node, self._store.max_file_bytes)
 
     def download(self, id: int) -> Download | None:
-        """The file's flight, if it is on its way."""
+        """The file's download, if it is in flight."""
         return self._downloads.get(id)
 
-    def draw(self, nodes: dict[Node, int], ids: tuple[int, ...], settled: Callable[[Download], None]) -> None:
-        """Fetch what is drawn as one, in its turn. nodes: each with the bytes that are reserved for it.
+    def draw(self, nodes: dict[Node, int], ids: tuple[int, ...], on_finished: Callable[[Download], None]) -> None:
+        """Fetch a drawn group; it is admitted after those drawn before. nodes: each with the bytes reserved for it.
 
-        ids: as Unit has them. settled is told of each that landed or failed.
+        ids, on_finished: as in DownloadGroup.
         """
-        unit = DownloadGroup(drawn=True, ids=ids)
-        self._admission_queue.expect(unit)
+        group = DownloadGroup(drawn=True, ids=ids, on_finished=on_finished)
+        self._admission_queue.append(group)
         for node, reserved in nodes.items():
-            self._push(self._depart(node, unit, reserved=reserved, tell=settled))
-
-    def _depart(self, node: Node, unit: DownloadGroup, **state: Any) -> Download:
-        target = self._partial / str(node.id)
-        need = self.need(node)
-        need = min(need, state.get("reserved", need))  # what is guessed may have grown since
-        download = self._downloads[node.id] = Download(node, self._catalog.path(node), target, need, unit, **state)
-        return download
+            download = self._downloads.start(node, group, min(self.need(node), reserved))  # the estimate may have grown
+            download.reserved = reserved
+            self._dispatcher.enqueue(download)
 
     async def renew(self, node: Node) -> None:
         """Fetch a newer version of a resident file, which then takes its place; returns when it has, or failed.
@@ -160,13 +130,14 @@ class Fetcher:
         node: the resident file's, with the new version's size, time and version.
         """
         while earlier := self._downloads.get(node.id):
-            await earlier.settled.wait()
-        download = self._depart(node, DownloadGroup(), renews=True)
-        self._push(download)
-        await download.settled.wait()
+            await earlier.finished.wait()
+        download = self._downloads.start(node, DownloadGroup(), self.need(node))
+        download.renews = True
+        self._request_space(download)
+        await download.finished.wait()
 
     async def ensure(self, node: Node, path: str) -> None:
-        """Return when the file is resident, fetching it before all that nobody waits for.
+        """Return when the file is resident, fetching it before everything that no reader waits for.
 
         Raises GrowfsError with the errno that a reader should get, after miss_timeout_s at the latest.
         """
@@ -174,176 +145,188 @@ class Fetcher:
             raise too_large(path)
         download = self._downloads.get(node.id)
         if download is None:
-            download = self._miss(node)
+            for started in self._downloads.start_miss(node, self._store.max_file_bytes):
+                self._request_space(started)
+                if started.node.id == node.id:
+                    download = started
+            assert download
         elif not download.urgent:
-            self._hurry(download.unit)
+            self._prioritize(download.group)
         with trio.move_on_after(self.miss_timeout_s):
-            await download.settled.wait()
-        if not download.settled.is_set():
-            if download.roomless_at is not None:
+            await download.finished.wait()
+        if not download.finished.is_set():
+            if download.no_space_since is not None:
                 raise no_room(path, download.need)
             raise TimedOut(f"{path}: not here after {self.miss_timeout_s:g} s; raise --miss-timeout")
         if download.error:
             raise download.error
 
-    def _miss(self, node: Node) -> Download:
-        members = self._groups.members(node, self._store.max_file_bytes)
-        unit = DownloadGroup(ids=tuple(member.id for member in members) if len(members) > 1 else ())
-        for member in members:
-            if member.seq is None and member.id not in self._downloads:
-                self._push(self._depart(member, unit, urgent=True))
-        return self._downloads[node.id]
-
-    def _hurry(self, unit: DownloadGroup) -> None:
-        for download in unit.downloads:
+    def _prioritize(self, group: DownloadGroup) -> None:
+        for download in group.downloads:
             download.urgent = True
-            self._dispatcher.hurry(download)
-        self._land(unit)
+            self._dispatcher.prioritize(download)
+        self._queue_for_admission(group)
 
-    # Room, and what became of it.
+    # Space.
 
-    def _push(self, download: Download) -> None:
-        if download.reserved is None:
-            self._unreserved.append(download)
-            self._unreserved_came.notify()
-        else:
-            self._dispatcher.take(download)
+    def _request_space(self, download: Download) -> None:
+        self._unreserved.append(download)
+        self._unreserved_added.notify()
 
-    async def _reserve_room(self) -> None:
+    async def _reserve_in_order(self) -> None:
         while True:
             while not self._unreserved:
-                await self._unreserved_came.wait()
+                await self._unreserved_added.wait()
             download = self._unreserved.popleft()
             if download.state is DownloadState.QUEUED and await self._reserve(download):
-                self._dispatcher.take(download)
+                self._dispatcher.enqueue(download)
 
     async def _reserve(self, download: Download) -> bool:
-        """Have room for a flight; one that gets none now waits for it, and keeps no other waiting."""
+        """Reserve space for a download; one that gets none now waits for it, without making others wait."""
         download.reserved = await self._evictor.reserve_by_eviction(download.need)
         if download.state is not DownloadState.QUEUED:  # it failed with another of its group meanwhile
             self._unreserve(download)
             return False
         if download.reserved is not None:
-            download.roomless_at = None
+            download.no_space_since = None
             return True
-        download.roomless_at = download.roomless_at or trio.current_time()
-        if trio.current_time() - download.roomless_at >= self.miss_timeout_s:
+        download.no_space_since = download.no_space_since or trio.current_time()
+        if trio.current_time() - download.no_space_since >= self.miss_timeout_s:
             self._fail(download, no_room(download.path, download.need))
         else:
-            self._roomless.append(download)
-            self._roomless_came.notify()
+            self._no_space.append(download)
+            self._no_space_added.notify()
         return False
 
-    async def _retry_roomless(self) -> None:
+    async def _retry_no_space(self) -> None:
         while True:
-            while not self._roomless:
-                await self._roomless_came.wait()
-            with trio.move_on_after(ROOM_POLL_S):
+            while not self._no_space:
+                await self._no_space_added.wait()
+            with trio.move_on_after(SPACE_POLL_S):
                 await self._store.space_freed.wait()
-            roomless, self._roomless = self._roomless, []
-            for download in roomless:
+            waiting, self._no_space = self._no_space, []
+            for download in waiting:
                 if download.state is DownloadState.QUEUED:
-                    self._push(download)
-
-    async def _became(self, download: Download, became: Fetched | FetchFailed) -> None:
-        if isinstance(became, FetchFailed):
-            await self._not_fetched(download, became)
-            return
-        assert download.reserved is not None
-        self.guess.learn(became.size)
-        download.reserved = self._store.adjust_reservation(download.reserved, became.size)
-        download.draft = StagedFile(
-            download.node, download.path, download.target, became, download.reserved, download.renews, download.unit.ids
-        )
-        download.move(DownloadState.FETCHED)
-        if error := download.unit.error:
-            self._fail(download, error)
-        else:
-            self._land(download.unit)
-
-    async def _not_fetched(self, download: Download, lost: FetchFailed) -> None:
-        error = lost.error
-        if isinstance(error, SizeExceeded) and download.need < self._store.max_file_bytes:
-            self._unreserve(download)
-            download.need = self.guess.was_too_little(download.need, self._store.max_file_bytes)
-            download.move(DownloadState.QUEUED)
-            self._push(download)
-            return
-        if lost.found or isinstance(error, RemoteMissing):
-            await self._replace(download.node, lost.found)
-        self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
+                    self._request_space(download)
 
     def _unreserve(self, download: Download) -> None:
         if download.reserved is not None:
             self._store.unreserve(download.reserved)
             download.reserved = None
 
-    # Landing.
+    # Results of the workers.
 
-    def _land(self, unit: DownloadGroup) -> None:
-        self._admission_queue.hurry(unit)
-        self._landed.set()
+    async def _handle_result(self, download: Download, result: Fetched | FetchFailed) -> None:
+        if isinstance(result, FetchFailed):
+            await self._handle_failure(download, result)
+            return
+        assert download.reserved is not None
+        self._downloads.sizes.learn(result.size)
+        download.reserved = self._store.adjust_reservation(download.reserved, result.size)
+        download.staged = StagedFile(
+            download.node, download.path, download.target, result, download.reserved, download.renews,
+            download.group.ids,
+        )  # fmt: skip
+        download.move(DownloadState.FETCHED)
+        if error := download.group.error:
+            self._fail(download, error)
+        else:
+            self._queue_for_admission(download.group)
 
-    async def _admit(self) -> None:
-        while True:
-            await self._landed.wait()
-            batch = self._admission_queue.ready()
-            self.moved.notify()
-            if not batch:
-                self._landed = trio.Event()
-                continue
-            failure: GrowfsError | None = None
-            try:
-                admitted = await self._store.admit(
-                    [download.draft for download in batch if download.draft], self._catalog.pass_number
-                )
-            except (OSError, sqlite3.Error) as error:
-                failure = NoRoom(f"the cache directory refuses to be written ({error}); look at its disk")
-                admitted = set()
-            for download in batch:
-                download.reserved = None  # the store has settled that
-                if download.node.id in admitted:
-                    download.move(DownloadState.ADMITTED)
-                    self.counters.files += 1
-                    self._settle(download)
-            for download in batch:
-                if download.state is DownloadState.FETCHED:  # else another of its group failed, and it with that
-                    self._fail(
-                        download, failure or RemoteError(f"{download.path}: the remote has another version by now")
-                    )
+    async def _handle_failure(self, download: Download, failure: FetchFailed) -> None:
+        error = failure.error
+        if isinstance(error, SizeExceeded) and download.need < self._store.max_file_bytes:
+            self._unreserve(download)
+            download.need = self._downloads.sizes.exceeded(download.need, self._store.max_file_bytes)
+            download.move(DownloadState.QUEUED)
+            self._request_space(download)
+            return
+        if failure.found or isinstance(error, RemoteMissing):
+            await self._replace(download.node, failure.found)
+        self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
 
-    def _worker_lost(self, download: Download) -> None:
-        with contextlib.suppress(OSError):  # the next one writes over it
+    def _handle_worker_death(self, download: Download) -> None:
+        with contextlib.suppress(OSError):  # the next worker writes over it
             disk.unlink("DRAFT_LOST", download.target)
-        download.lives -= 1
-        if download.lives == 0:
+        download.attempts_left -= 1
+        if download.attempts_left == 0:
             self._fail(
-                download, RemoteBusy(f"{download.path}: {LIVES} worker processes died or hung over it; see the log")
+                download,
+                RemoteBusy(f"{download.path}: {ATTEMPTS_MAX} worker processes died or hung over it; see the log"),
             )
             return
         log.warning("%s: its worker died or hung; another takes over", download.path)
         download.move(DownloadState.QUEUED)
-        self._dispatcher.take(download, first=True)
+        self._dispatcher.enqueue(download, first=True)
+
+    # Admission.
+
+    def _queue_for_admission(self, group: DownloadGroup) -> None:
+        self._admission_queue.prioritize(group)
+        self._admission_due.set()
+
+    async def _admit(self) -> None:
+        while True:
+            await self._admission_due.wait()
+            batch = self._admission_queue.next_batch()
+            self.progressed.notify()
+            if not batch:
+                self._admission_due = trio.Event()
+                continue
+            failure: GrowfsError | None = None
+            try:
+                admitted = await self._store.admit([download.staged for download in batch if download.staged])
+            except (OSError, sqlite3.Error) as error:
+                failure = NoRoom(f"the cache directory refuses to be written ({error}); look at its disk")
+                admitted = set()
+            for download in batch:
+                download.reserved = None  # `admit` gave it back
+                if download.node.id in admitted:
+                    download.move(DownloadState.ADMITTED)
+                    self.counters.files += 1
+                    self._finish(download)
+            for download in batch:
+                if download.state is DownloadState.FETCHED:  # else it failed with another of its group
+                    self._fail(
+                        download, failure or RemoteError(f"{download.path}: the remote has another version by now")
+                    )
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
+        """Fail a download, and with it all of its group that no worker has."""
         self._unreserve(download)
-        if download.draft:
+        if download.staged:
             with contextlib.suppress(OSError):
-                disk.unlink("DRAFT_FAILED", download.draft.file)
+                disk.unlink("DRAFT_FAILED", download.staged.file)
         download.error = error
         download.move(DownloadState.FAILED)
         self.counters.failed += 1
         self.counters.last_error = str(error)
         log.warning("not fetched: %s", error)
-        self._settle(download)
-        for other in download.unit.downloads:
+        self._finish(download)
+        for other in download.group.downloads:
             if other.state in (DownloadState.QUEUED, DownloadState.FETCHED):
                 self._fail(other, error)
-        self._landed.set()
+        self._admission_due.set()
 
-    def _settle(self, download: Download) -> None:
-        del self._downloads[download.node.id]
-        download.settled.set()
-        if download.tell:
-            download.tell(download)
-        self.moved.notify()
+    def _finish(self, download: Download) -> None:
+        self._downloads.remove(download)
+        self.progressed.notify()
+
+
+def too_large(path: str) -> TooLarge:
+    """The error for a file that would not fit even into an empty cache."""
+    return TooLarge(f"{path}: larger than the whole cache may be; raise --cache-size")
+
+
+def no_room(path: str, size: int) -> NoRoom:
+    """The error for a file for which nothing may be evicted."""
+    return NoRoom(
+        f"{path}: no room for {size} bytes; all that is cached is open, pinned or its directory's last file;"
+        " raise --cache-size"
+    )
+
+
+class TimedOut(GrowfsError):
+    """A miss waited as long as --miss-timeout allows."""
+
+    errno = errno.ETIMEDOUT

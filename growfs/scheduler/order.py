@@ -1,13 +1,14 @@
-"""What is sorted by a worker, so that it costs the daemon no time: the order of a pass, and what a generation lists.
+"""What a worker computes, so that it costs the daemon no time: the order of a pass, and what a generation lists.
 
-The order comes in a file that is mapped: it costs no memory, either.
+The order is returned in a file that is mapped, so it costs no memory either.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -15,8 +16,7 @@ import trio
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.errors import GrowfsError
-from growfs.remote.names import extension
-from growfs.rotation.draw_order import Order, group_of
+from growfs.rotation.draw_order import Order, Pass, draw_key
 from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
 from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool
@@ -24,59 +24,60 @@ from growfs.workers.pool import WorkerLost, WorkerPool
 log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
+"""Pause before another worker is asked for an order."""
 
 
-async def plan_in_worker(workers: WorkerPool, catalog: Path, number: int, asked: TurnoverInput) -> GenerationPlan:
-    """What generation `number` lists. Where no worker can say it, a thread does: a reader waits for it."""
-    try:
-        line = workers.spawn()
-        try:
-            next: GenerationPlan = await line.ask(PlanTurnover(catalog, number, asked))
-            return next
-        finally:
-            await line.aclose()
-    except (WorkerLost, GrowfsError) as error:
-        log.warning("no worker could say what generation %d lists: %s", number, error)
-        return await trio.to_thread.run_sync(plan_generation, catalog, number, asked)
+class PassOrder:
+    """Computes the order of each pass. first: the first pass (seed, share, group); later ones differ in the number.
 
+    staging: the folder in which a worker writes the order.
+    """
 
-async def order_in_worker(workers: WorkerPool, request: MakeOrder) -> Order:
-    """What is still to be drawn, in order."""
-    while True:
-        try:
-            line = workers.spawn()
-            try:
-                made: OrderReady = await line.ask(request)
-                break
-            finally:
-                await line.aclose()
-        except (WorkerLost, GrowfsError) as error:
-            log.warning("the order of the pass could not be computed (%s); trying again", error)
-            await trio.sleep(RETRY_S)
-    with request.target.open("rb") as file:
-        empty = request.target.stat().st_size == 0
-        ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
-    disk.unlink("ORDER_MAPPED", request.target)
-    seeds = made.frozen + made.seeds
-    return Order(ids[: made.frozen], ids[made.frozen : seeds], ids[seeds:], made.files, made.bytes)
-
-
-class Groups:
-    """Finds what belongs together. template: None where each file is alone; its fields are those of `group_of`."""
-
-    def __init__(self, catalog: Catalog, template: str | None) -> None:
+    def __init__(self, workers: WorkerPool, catalog: Catalog, staging: Path, first: Pass) -> None:
+        self.first = first
+        self._workers = workers
         self._catalog = catalog
-        self._template = template
+        self._target = staging / "order"
 
-    def members(self, node: Node, bytes_max: int) -> list[Node]:
-        """The files of the group that a file is in, itself among them; it alone where all have more bytes than that."""
-        if self._template is None:
-            return [node]
-        group = group_of(self._template, self._catalog.path(node))
-        bare = node.name.removesuffix(f".{extension(node.name)}")
-        within_folder = "{stem}" in self._template or "{parent}" in self._template
-        by_name = "{stem}" in self._template or "{name}" in self._template
-        found = self._catalog.files_with_prefix(bare if by_name else "", node.parent if within_folder else None)
-        group_members = [other for other in found if group_of(self._template, self._catalog.path(other)) == group]
-        fits = sum(disk.allocation(member.size or 0) for member in group_members) <= bytes_max
-        return group_members if fits else [node]
+    async def remaining(self, size_max: int) -> Order:
+        """What the current pass has still to draw, in order. size_max: bytes; larger files cannot be drawn."""
+        current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
+        ready = await self._compute(MakeOrder(self._catalog.file, current, self._target))
+        with self._target.open("rb") as file:
+            empty = self._target.stat().st_size == 0
+            ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
+        disk.unlink("ORDER_MAPPED", self._target)
+        seeds = ready.frozen + ready.seeds
+        return Order(ids[: ready.frozen], ids[ready.frozen : seeds], ids[seeds:], ready.files, ready.bytes)
+
+    def sort(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those files that are of this node's share, in the order of the first pass; for a catalog without groups."""
+        shared = [node for node in nodes if self.first.has(self._catalog.path(node))]
+        return sorted(shared, key=lambda node: draw_key(self.first.seed, 1, self._catalog.path(node)))
+
+    async def _compute(self, request: MakeOrder) -> OrderReady:
+        while True:
+            try:
+                channel = self._workers.spawn()
+                try:
+                    ready: OrderReady = await channel.ask(request)
+                    return ready
+                finally:
+                    await channel.aclose()
+            except (WorkerLost, GrowfsError) as error:
+                log.warning("the order of the pass could not be computed (%s); trying again", error)
+                await trio.sleep(RETRY_S)
+
+
+async def plan_in_worker(workers: WorkerPool, catalog: Path, number: int, input: TurnoverInput) -> GenerationPlan:
+    """What generation `number` lists. Where no worker can compute it, a thread does: a reader waits for it."""
+    try:
+        channel = workers.spawn()
+        try:
+            plan: GenerationPlan = await channel.ask(PlanTurnover(catalog, number, input))
+            return plan
+        finally:
+            await channel.aclose()
+    except (WorkerLost, GrowfsError) as error:
+        log.warning("no worker could compute what generation %d lists: %s", number, error)
+        return await trio.to_thread.run_sync(plan_generation, catalog, number, input)

@@ -1,16 +1,18 @@
-"""The words for what a mount is doing, and for what it was asked to wait."""
+"""How far a mount is: what the prefetcher is doing, and which of the files that the start waits for are missing."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from growfs.errors import GrowfsError
+from growfs.events import Signal
 from growfs.rotation.draw_order import SEED_DIRECTORIES_MAX, Order
 
 
 class MountState(enum.Enum):
-    """What population is doing; the words of `status`."""
+    """What the prefetcher is doing; the words of `status`."""
 
     LISTING = "listing"
     SEEDING = "seeding"
@@ -24,12 +26,17 @@ class MountState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartCondition:
-    """What a mount waits for before it returns. Nothing given: every directory, and a tenth of the cache."""
+    """What a mount waits for before it returns. By default: a file of each directory, and a tenth of the cache.
+
+    files, bytes: this many cached instead. nothing: only the first page of the listing. show_files: so many files have
+    to be cached in any case.
+    """
 
     files: int | None = None
     bytes: int | None = None
     nothing: bool = False
     list_timeout_s: float = 60.0
+    show_files: int = 0
 
     @property
     def explicit(self) -> bool:
@@ -38,62 +45,129 @@ class StartCondition:
 
 
 class SeedTracker:
-    """Owns which of these files have not come yet, and why not all of them will."""
+    """Owns which seeds (a first file of each directory) and frozen files are missing, and why some seeds never come."""
 
-    def __init__(self, ask: StartCondition) -> None:
-        self._ask = ask
-        self._broken: str | None = None
+    def __init__(self, condition: StartCondition) -> None:
+        self._condition = condition
+        self._given_up: str | None = None
         self._seeds: set[int] | None = None
         self._frozen: set[int] | None = None
 
     def begin(self, order: Order, seed_bytes: int, limit_bytes: int) -> None:
-        """Take over what is still to come. limit_bytes: of the cache."""
+        """Begin a pass: its order says what is missing. limit_bytes: of the cache."""
         self._frozen = {abs(id) for id in order.frozen}
         self._seeds = {abs(id) for id in order.seeds}
-        self._broken = None
+        self._given_up = None
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
-            self._broken = f"{len(order.seeds)} directories are too many to fetch a file of each first"
+            self._given_up = f"{len(order.seeds)} directories are too many to fetch a file of each first"
         elif seed_bytes > limit_bytes // 2:
-            self._broken = "a file of each directory would take more than half of the cache"
+            self._given_up = "a file of each directory would take more than half of the cache"
 
-    def nothing_is_missing(self, freezes: bool) -> None:
-        """Every directory has a file: known before the order of a large catalog is. freezes: some may be frozen."""
+    def complete_seeds(self, has_frozen: bool) -> None:
+        """Note that every directory has a file: known before the order of a large catalog is.
+
+        has_frozen: some files may be frozen.
+        """
         self._seeds = set()
-        if not freezes:
+        if not has_frozen:
             self._frozen = set()
 
-    def settle(self, *ids: int) -> None:
-        """Nothing more comes of those among these that are still to come."""
-        for coming in (self._seeds, self._frozen):
-            if coming is not None:
-                coming.difference_update(ids)
+    def finish(self, *ids: int) -> None:
+        """Stop waiting for these files: they are cached, or failed."""
+        for missing in (self._seeds, self._frozen):
+            if missing is not None:
+                missing.difference_update(ids)
 
     def fail(self, id: int, error: GrowfsError) -> None:
-        """A file could not be fetched."""
+        """Note that a file could not be fetched."""
         if self._seeds and id in self._seeds:
-            self._broken = f"the first file of a directory failed: {error}"
+            self._given_up = f"the first file of a directory failed: {error}"
 
     def give_up(self, reason: str) -> None:
-        """Wait no longer for a file of each directory."""
-        self._broken = reason
+        """Stop waiting for a file of each directory."""
+        self._given_up = reason
 
     @property
-    def broken(self) -> str | None:
-        """Why not every directory has a file yet, where that is not about to change; None where all have."""
-        if self._broken is None and self._seeds != set() and (self._ask.explicit or self._ask.nothing):
+    def given_up(self) -> str | None:
+        """Why some directories have no file yet, where that is not about to change; None where all have one."""
+        if self._given_up is None and self._seeds != set() and (self._condition.explicit or self._condition.nothing):
             return "the mount did not wait for that"
-        return self._broken
+        return self._given_up
 
     @property
-    def seeds_came(self) -> bool:
+    def seeds_complete(self) -> bool:
         """Whether every directory has its first file, or failed to get it."""
         return self._seeds == set()
 
     def is_frozen(self, id: int) -> bool:
-        """Whether a file is still to come because --freeze names it."""
+        """Whether a file is missing that --freeze names."""
         return self._frozen is not None and id in self._frozen
 
     @property
-    def frozen_came(self) -> bool:
-        """Whether all files that --freeze names are here, or failed."""
+    def frozen_complete(self) -> bool:
+        """Whether all files that --freeze names are cached, or failed."""
         return self._frozen == set()
+
+
+class PrefetchState:
+    """Owns what the prefetcher is doing, whether it is paused, and whether it has to look at the catalog again.
+
+    changed: notified when it is paused or resumed, or has to look again. phase: as set by the prefetcher; `mount_state`
+    is what users see. is_stale: the order of the pass is out of date. has_evicted: files were evicted that the pass may
+    draw again. check_whole: whether all that this node is to have is cached.
+    """
+
+    def __init__(self, condition: StartCondition, check_whole: Callable[[], bool]) -> None:
+        self.condition = condition
+        self.seeds = SeedTracker(condition)
+        self.changed = Signal[[]]()
+        self.paused = False
+        self.phase = MountState.LISTING
+        self.is_stale = False
+        self.has_evicted = False
+        self._check_whole = check_whole
+
+    @property
+    def mount_state(self) -> MountState:
+        """What the mount is doing. What is held may have become complete since, or the other way round."""
+        if self.paused:
+            return MountState.PAUSED
+        if self.phase in (MountState.HELD, MountState.COMPLETE):
+            return self.resting_state()
+        return self.phase
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that this node is to have is cached."""
+        return self._check_whole()
+
+    def pause(self, paused: bool) -> None:
+        """Stop or resume drawing. Misses are served all the same."""
+        self.paused = paused
+        self.changed.notify()
+
+    def invalidate_order(self) -> None:
+        """Compute the order anew: there may be more to draw, or more space."""
+        self.is_stale = True
+        if self.phase is MountState.HELD:  # until the new order says more
+            self.phase = MountState.FILLING
+        self.changed.notify()
+
+    def draw_evicted(self) -> None:
+        """Draw evicted files once the pass is through: its order has gone past them."""
+        self.has_evicted = True
+        self.changed.notify()
+
+    def begin_order(self) -> None:
+        """Note that the order is about to be computed from the catalog as it is now."""
+        self.is_stale = self.has_evicted = False
+
+    def resting_state(self) -> MountState:
+        """The state when nothing is left to draw."""
+        return MountState.COMPLETE if self.is_whole else MountState.HELD
+
+    def finish(self, *ids: int) -> None:
+        """Note that these files are cached, failed or cannot be drawn."""
+        self.seeds.finish(*ids)
+        if self.phase is MountState.SEEDING and self.seeds.seeds_complete:
+            self.phase = MountState.FILLING

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
-from growfs.scheduler.prefetch import BREATH_S
+from growfs.scheduler.drawer import SPACE_PAUSE_S
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotating import (
@@ -34,7 +34,7 @@ from tests.harness import GROWFS, Growfs, make_tree, until
 FILES = 40
 TURNOVER = ROOM // 2
 """Files that a generation leaves out, with HALF."""
-PACE_S = BREATH_S / 2 + 0.003
+PACE_S = SPACE_PAUSE_S / 2 + 0.003
 """Two of it end while a generation begins that began so long before, less the milliseconds that beginning takes."""
 EPOCHS_MAX = 120
 

@@ -101,14 +101,14 @@ class Rooms:
     async def admit(self, *paths: str, content: bytes = b"x" * 100) -> None:
         """Have files be resident."""
         for path in paths:
-            assert await self.store.admit([self.draft(path, content)], self.catalog.pass_number)
+            assert await self.store.admit([self.draft(path, content)])
 
     async def renew(self, path: str, content: bytes, version: str = "v2") -> None:
         """Have a newer version take the place of a resident file."""
         draft = self.draft(path, content)
         fetched = replace(draft.fetched, file=replace(draft.fetched.file, version=version))
         draft = replace(draft, node=replace(draft.node, version=version), fetched=fetched, renews=True)
-        assert await self.store.admit([draft], self.catalog.pass_number)
+        assert await self.store.admit([draft])
 
     async def begin(self, once: Holds | None = None, opened: frozenset[int] = frozenset()) -> Generation | None:
         """Have a generation begin, and its decisions be written down; returns the current one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from growfs.rotation.draw_order import group_of
-from growfs.scheduler.order import Groups
+from growfs.scheduler.groups import Groups
 from tests.unit.rooms import Rooms, file
 
 PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]

@@ -15,7 +15,9 @@ from growfs.remote.protocol import Fetched
 from growfs.rotation.rules import Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.order import Groups
+from growfs.scheduler.groups import Groups
+from growfs.scheduler.in_flight import InFlightTable
+from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.rooms import Rooms, file, open_rooms
 
@@ -123,8 +125,9 @@ async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
 
     monkeypatch.setattr(rooms.evictor, "reserve_by_eviction", slow)
     groups = Groups(rooms.catalog, "{stem}")
+    downloads = InFlightTable(rooms.catalog, groups, tmp_path / "partial", SizeEstimate())
     dispatcher = Dispatcher(workers, 1, 0)  # type: ignore[arg-type]
-    fetcher = Fetcher(rooms.catalog, rooms.store, tmp_path / "partial", dispatcher, 5.0, replace, rooms.evictor, groups)
+    fetcher = Fetcher(downloads, rooms.store, rooms.evictor, dispatcher, replace, 5.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         with pytest.raises(RemoteError):

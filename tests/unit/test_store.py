@@ -143,7 +143,7 @@ async def test_a_draft_of_a_version_that_is_gone_is_not_admitted(rooms: Rooms) -
     await listed(rooms, "a/1", "a/2")
     drafts = [rooms.draft("a/1", b"x"), rooms.draft("a/2", b"x")]
     await rooms.list([file("a/1", version="v2"), file("a/2")])
-    assert await rooms.store.admit(drafts, 1) == {rooms.node("a/2").id}
+    assert await rooms.store.admit(drafts) == {rooms.node("a/2").id}
     assert rooms.resident() == set(rooms.cached()) == {"a/2"}
     assert rooms.store.reserved_bytes == 0
     assert list((rooms.folder / "partial").iterdir()) == []
@@ -154,7 +154,7 @@ async def test_where_one_file_of_several_cannot_be_published_none_is(rooms: Room
     drafts = [rooms.draft("a/1", b"x"), rooms.draft("a/2", b"x")]
     drafts[1].file.unlink()
     with pytest.raises(FileNotFoundError):
-        await rooms.store.admit(drafts, 1)
+        await rooms.store.admit(drafts)
     assert rooms.resident() == set(rooms.cached()) == set()
     assert rooms.store.used_bytes == 0
     await rooms.admit("a/1", "a/2")
@@ -169,7 +169,7 @@ async def test_where_a_new_version_cannot_be_published_the_old_one_stays(rooms: 
     lost = rooms.draft("a/2", b"x")
     lost.file.unlink()
     with pytest.raises(FileNotFoundError):
-        await rooms.store.admit([draft, lost], 1)
+        await rooms.store.admit([draft, lost])
     assert rooms.resident() == {"a/1"}
     assert rooms.cached() == {"a/1": b"old"}
 
@@ -178,7 +178,7 @@ async def test_a_file_that_is_resident_is_not_lost_to_a_second_draft(rooms: Room
     await listed(rooms, "a/1", "a/2")
     await rooms.admit("a/1", content=b"whole")
     drafts = [rooms.draft("a/2", b"x"), rooms.draft("a/1", b"whole")]
-    assert await rooms.store.admit(drafts, 1) == {rooms.node("a/2").id}
+    assert await rooms.store.admit(drafts) == {rooms.node("a/2").id}
     assert rooms.cached() == {"a/1": b"whole", "a/2": b"x"}
     assert rooms.resident() == {"a/1", "a/2"}
     assert rooms.store.used_bytes == 2 * BLOCK
@@ -188,7 +188,7 @@ async def test_a_file_that_is_resident_is_not_lost_to_a_second_draft(rooms: Room
 async def test_the_order_of_admission_is_kept(rooms: Rooms) -> None:
     paths = [f"a/{number}" for number in (3, 1, 2)]
     await listed(rooms, *paths)
-    await rooms.store.admit([rooms.draft(path, b"x") for path in paths], 1)
+    await rooms.store.admit([rooms.draft(path, b"x") for path in paths])
     everything = Generation(1, 1 << 40, 0.0)
     assert [node.name for node in rooms.entries(rooms.node("a").id, everything, 10)] == ["3", "1", "2"]
 
@@ -367,7 +367,7 @@ async def test_a_new_version_in_an_old_place_is_durable_after_the_next_sync_alon
     await rooms.admit("a/2")
     await rooms.store.make_durable()
     draft = rooms.draft("a/1", b"y" * 100)
-    await rooms.store.admit([replace(draft, node=replace(draft.node, version="v2"), renews=True)], 1)
+    await rooms.store.admit([replace(draft, node=replace(draft.node, version="v2"), renews=True)])
     query = "SELECT n.name FROM resident r JOIN node n USING (id) WHERE r.durable = 0"
     assert rooms.database.rows(query) == [("1",)]
     await rooms.store.make_durable()

@@ -49,13 +49,13 @@ class Scene:
         self.store.limit_bytes += len(names) * BLOCK
         drafts = [self.rooms.draft(path(name), b"x" * BLOCK) for name in names]
         group = tuple(map(self.id, names))
-        assert await self.store.admit([replace(draft, group=group) for draft in drafts], 1) == set(group)
+        assert await self.store.admit([replace(draft, group=group) for draft in drafts]) == set(group)
 
     async def admit_again(self, name: str, *group: str) -> None:
         """Have a file be resident that leaves as one with the group."""
         self.store.limit_bytes += BLOCK
         draft = self.rooms.draft(path(name), b"x" * BLOCK)
-        assert await self.store.admit([replace(draft, group=tuple(map(self.id, group)))], 1)
+        assert await self.store.admit([replace(draft, group=tuple(map(self.id, group)))])
 
     async def begin(self, leave_out: int = 0, once: Holds | None = None, opened: str | None = None) -> Generation:
         """Have a generation begin that leaves out so many blocks (two at least, once it leaves anything out).

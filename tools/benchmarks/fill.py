@@ -36,7 +36,7 @@ async def fill(folder: Path, size: int) -> None:
     store.limit_bytes = sys.maxsize
     drafts = _drafts(folder, catalog, store, bytes(size))
     while some := list(itertools.islice(drafts, AT_ONCE)):
-        await store.admit(some, catalog.pass_number)
+        await store.admit(some)
     store.stop()
     database.close()
 

@@ -10,21 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.cache.catalog import Node
-from growfs.scheduler.in_flight import BATCH_MAX, AdmissionQueue, Download, DownloadGroup, DownloadState
+from growfs.scheduler.admission import BATCH_MAX, AdmissionQueue
+from growfs.scheduler.in_flight import Download, DownloadGroup, DownloadState
 
 
-def download(id: int, unit: DownloadGroup, urgent: bool = False, renews: bool = False) -> Download:
+def download(id: int, group: DownloadGroup, urgent: bool = False, renews: bool = False) -> Download:
     node = Node(id, 1, f"{id}", False, 10, None, "v1", 0, 0, None)
-    return Download(node, f"{id}", Path(f"{id}"), 10, unit, urgent=urgent, renews=renews)
+    return Download(node, f"{id}", Path(f"{id}"), 10, group, urgent=urgent, renews=renews)
 
 
 def drawn(admission_queue: AdmissionQueue, *ids: int) -> DownloadGroup:
-    """A unit that is drawn now."""
-    unit = DownloadGroup(drawn=True, ids=ids if len(ids) > 1 else ())
-    admission_queue.expect(unit)
+    """A group that is drawn now."""
+    group = DownloadGroup(drawn=True, ids=ids if len(ids) > 1 else ())
+    admission_queue.append(group)
     for id in ids:
-        download(id, unit)
-    return unit
+        download(id, group)
+    return group
 
 
 def fetched(admission_queue: AdmissionQueue, *downloads: Download) -> None:
@@ -32,12 +33,12 @@ def fetched(admission_queue: AdmissionQueue, *downloads: Download) -> None:
     for download in downloads:
         download.move(DownloadState.FETCHING)
         download.move(DownloadState.FETCHED)
-        admission_queue.hurry(download.unit)
+        admission_queue.prioritize(download.group)
 
 
 def admitted(admission_queue: AdmissionQueue) -> list[int]:
     """Admit what is ready."""
-    batch = admission_queue.ready()
+    batch = admission_queue.next_batch()
     for download in batch:
         download.move(DownloadState.ADMITTED)
     return [download.node.id for download in batch]
@@ -47,8 +48,8 @@ def admitted(admission_queue: AdmissionQueue) -> list[int]:
 @given(st.lists(st.integers(1, 3), max_size=8), st.randoms())
 def test_the_order_of_admission_is_that_of_the_draws(sizes: list[int], order: random.Random) -> None:
     admission_queue, ids = AdmissionQueue(), iter(range(1, 100))
-    units = [drawn(admission_queue, *(next(ids) for _ in range(size))) for size in sizes]
-    downloads = [download for unit in units for download in unit.downloads]
+    groups = [drawn(admission_queue, *(next(ids) for _ in range(size))) for size in sizes]
+    downloads = [download for group in groups for download in group.downloads]
     expected = [download.node.id for download in downloads]
     landed = []
     order.shuffle(downloads)
@@ -74,7 +75,7 @@ def test_what_somebody_waits_for_does_not_wait_for_its_turn() -> None:
     fetched(admission_queue, *second.downloads)
     assert admitted(admission_queue) == []
     second.downloads[0].urgent = True
-    admission_queue.hurry(second)
+    admission_queue.prioritize(second)
     assert admitted(admission_queue) == [2]
     assert len(admission_queue) == 1
     fetched(admission_queue, *first.downloads)
@@ -84,8 +85,8 @@ def test_what_somebody_waits_for_does_not_wait_for_its_turn() -> None:
 def test_a_miss_of_a_group_waits_for_the_whole_group() -> None:
     admission_queue = AdmissionQueue()
     drawn(admission_queue, 9)
-    unit = DownloadGroup(ids=(1, 2))
-    miss = [download(1, unit, urgent=True), download(2, unit, urgent=True)]
+    group = DownloadGroup(ids=(1, 2))
+    miss = [download(1, group, urgent=True), download(2, group, urgent=True)]
     fetched(admission_queue, miss[0])
     assert admitted(admission_queue) == []
     fetched(admission_queue, miss[1])
@@ -111,18 +112,18 @@ def test_what_fails_holds_nobody_up() -> None:
 
 def test_what_landed_in_its_turn_does_not_land_again() -> None:
     admission_queue = AdmissionQueue()
-    unit = drawn(admission_queue, 1)
-    fetched(admission_queue, *unit.downloads)
-    unit.downloads[0].urgent = True
-    admission_queue.hurry(unit)
+    group = drawn(admission_queue, 1)
+    fetched(admission_queue, *group.downloads)
+    group.downloads[0].urgent = True
+    admission_queue.prioritize(group)
     assert admitted(admission_queue) == [1]
     assert admitted(admission_queue) == []
 
 
 def test_no_more_at_a_time_than_a_commit_may_take() -> None:
     admission_queue = AdmissionQueue()
-    units = [drawn(admission_queue, id) for id in range(1, BATCH_MAX + 11)]
-    for unit in units:
-        fetched(admission_queue, *unit.downloads)
+    groups = [drawn(admission_queue, id) for id in range(1, BATCH_MAX + 11)]
+    for group in groups:
+        fetched(admission_queue, *group.downloads)
     assert len(admitted(admission_queue)) == BATCH_MAX
     assert len(admitted(admission_queue)) == 10

@@ -19,7 +19,7 @@ from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Fetched
 from growfs.scheduler.concurrency import STREAMS_FIRST
 from growfs.scheduler.dispatcher import AHEAD, AHEAD_FILES, PERIOD_S, Dispatcher
-from growfs.scheduler.in_flight import LIVES, Download, DownloadGroup, DownloadState
+from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState
 from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
 
@@ -107,7 +107,7 @@ class Scene:
     def take(self, *paths: str, **more: Any) -> list[Download]:
         downloads = [self.download(path, **more) for path in paths]
         for download in downloads:
-            self.dispatcher.take(download)
+            self.dispatcher.enqueue(download)
         return downloads
 
     async def became(self, download: Download, became: Fetched | FetchFailed) -> None:
@@ -119,13 +119,13 @@ class Scene:
             self.fetched.append(download.path)
 
     def lost(self, download: Download) -> None:
-        download.lives -= 1
-        if not download.lives:
+        download.attempts_left -= 1
+        if not download.attempts_left:
             download.move(DownloadState.FAILED)
             self.errors[download.path] = "its worker died"
             return
         download.move(DownloadState.QUEUED)
-        self.dispatcher.take(download, first=True)
+        self.dispatcher.enqueue(download, first=True)
 
     async def finish(self, poison: str = "") -> None:
         """Have the workers do what there is until nothing is left; one dies of what is poison."""
@@ -213,7 +213,7 @@ async def test_what_is_urgent_overtakes_and_heeds_no_limit() -> None:
         at.take("u", urgent=True)
         await quiet()
         last.urgent = True
-        at.dispatcher.hurry(last)
+        at.dispatcher.prioritize(last)
         await quiet()
         assert worker.had[1:] == [["u"], [last.path]]
         assert all(worker.wanted[path].urgent for path in ("u", last.path))
@@ -249,7 +249,7 @@ async def test_a_file_that_kills_takes_no_other_along(size: int) -> None:
         await at.finish(poison="0013")
         assert at.errors == {"0013": "its worker died"}
         assert sorted(at.fetched) == [name for name in names(60) if name != "0013"]
-        assert len([worker for worker in at.office.all if worker.closed]) == LIVES
+        assert len([worker for worker in at.office.all if worker.closed]) == ATTEMPTS_MAX
 
 
 async def test_a_worker_that_falls_silent_is_given_up(clock: trio.testing.MockClock) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from growfs.scheduler.concurrency import SETTLED_PERIODS, STREAMS_FIRST, STREAMS_MAX, STREAMS_MIN, ConcurrencyController
+from growfs.scheduler.concurrency import REST_PERIODS, STREAMS_FIRST, STREAMS_MAX, STREAMS_MIN, ConcurrencyController
 
 PERIODS = 60
 NOISE = 0.03
@@ -22,16 +22,16 @@ class Link:
     def rate(self, streams: int) -> float:
         return min(self.link, streams * self.each) * self.noise.gauss(1, NOISE)
 
-    def drive(self, level: ConcurrencyController, periods: int) -> list[int]:
+    def drive(self, controller: ConcurrencyController, periods: int) -> list[int]:
         """The streams after each period."""
-        return [level.update(self.rate(level.streams), True, False) for _ in range(periods)]
+        return [controller.update(self.rate(controller.streams), True, False) for _ in range(periods)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("link", "each"), [(100, 1), (100, 2), (100, 5), (30, 1), (1000, 8), (10, 5), (20, 20)])
 def test_it_comes_to_use_the_link(link: float, each: float, seed: int) -> None:
-    level = ConcurrencyController()
-    streams = Link(link, each, seed).drive(level, 2 * PERIODS)[PERIODS:]
+    controller = ConcurrencyController()
+    streams = Link(link, each, seed).drive(controller, 2 * PERIODS)[PERIODS:]
     used = sum(min(link, count * each) for count in streams) / len(streams)
     assert used >= 0.9 * min(link, STREAMS_MAX * each), streams
 
@@ -43,55 +43,55 @@ def test_it_does_not_run_away_where_more_brings_nothing(seed: int) -> None:
 
 
 def test_it_takes_back_what_is_not_needed_any_more() -> None:
-    level = ConcurrencyController()
-    Link(100, 1).drive(level, PERIODS)
-    assert level.streams > 64
-    assert Link(100, 10).drive(level, 3 * PERIODS)[-1] < 40
+    controller = ConcurrencyController()
+    Link(100, 1).drive(controller, PERIODS)
+    assert controller.streams > 64
+    assert Link(100, 10).drive(controller, 3 * PERIODS)[-1] < 40
 
 
 def test_it_halves_where_the_store_refuses_and_recovers() -> None:
-    level = ConcurrencyController()
+    controller = ConcurrencyController()
     link = Link(100, 1)
-    before = link.drive(level, PERIODS)[-1]
-    assert [level.update(10, True, True) for _ in range(3)] == [before // 2, before // 4, before // 8]
-    assert link.drive(level, SETTLED_PERIODS) == [before // 8] * SETTLED_PERIODS, "it is in no hurry"
-    assert link.drive(level, PERIODS)[-1] >= 90
+    before = link.drive(controller, PERIODS)[-1]
+    assert [controller.update(10, True, True) for _ in range(3)] == [before // 2, before // 4, before // 8]
+    assert link.drive(controller, REST_PERIODS) == [before // 8] * REST_PERIODS, "it is in no hurry"
+    assert link.drive(controller, PERIODS)[-1] >= 90
     for _ in range(10):
-        level.update(0, False, True)
-    assert level.streams == STREAMS_MIN
-    assert link.drive(level, 2 * PERIODS)[-1] >= 90
+        controller.update(0, False, True)
+    assert controller.streams == STREAMS_MIN
+    assert link.drive(controller, 2 * PERIODS)[-1] >= 90
 
 
 def test_a_refusal_is_no_judgement_of_the_step_before() -> None:
-    level = ConcurrencyController()
-    level.update(100, True, False)
-    assert level.update(500, True, True) == level.streams
-    assert level.streams < STREAMS_FIRST
-    assert level.update(500, True, False) == level.streams
+    controller = ConcurrencyController()
+    controller.update(100, True, False)
+    assert controller.update(500, True, True) == controller.streams
+    assert controller.streams < STREAMS_FIRST
+    assert controller.update(500, True, False) == controller.streams
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 def test_a_period_that_tells_nothing_changes_nothing(idle: tuple[float, bool]) -> None:
-    level = ConcurrencyController()
-    assert [level.update(*idle, False) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
+    controller = ConcurrencyController()
+    assert [controller.update(*idle, False) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 @pytest.mark.parametrize("enough", [STREAMS_FIRST, STREAMS_MAX])
 def test_no_step_is_taken_for_good_that_nothing_judged(idle: tuple[float, bool], enough: int) -> None:
     """With a pause after each period that tells something, it comes to where it would come without."""
-    level, steady = ConcurrencyController(), ConcurrencyController()
+    controller, steady = ConcurrencyController(), ConcurrencyController()
     link, same = Link(100, 100 / enough), Link(100, 100 / enough)
     for _ in range(3 * PERIODS):
-        streams = level.update(link.rate(level.streams), True, False)
-        assert level.update(*idle, False) == streams
+        streams = controller.update(link.rate(controller.streams), True, False)
+        assert controller.update(*idle, False) == streams
         assert streams == steady.update(same.rate(steady.streams), True, False)
 
 
 @pytest.mark.parametrize("each", [0.0, 1.0, 1e12])
 def test_it_stays_within_its_bounds(each: float) -> None:
-    level = ConcurrencyController()
+    controller = ConcurrencyController()
     chance = random.Random(7)
     for _ in range(2000):
-        rate = level.streams * each * chance.random()
-        assert STREAMS_MIN <= level.update(rate, chance.random() < 0.9, chance.random() < 0.05) <= STREAMS_MAX
+        rate = controller.streams * each * chance.random()
+        assert STREAMS_MIN <= controller.update(rate, chance.random() < 0.9, chance.random() < 0.05) <= STREAMS_MAX

@@ -1,0 +1,207 @@
+"""Puts drawn files in flight one group after another, in the order of the pass, each as soon as there is space.
+
+A file that is cached when it is drawn is deferred: drawn once more late in the pass, as it may be evicted by then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from growfs import disk
+from growfs.cache.budget import Budget
+from growfs.cache.catalog import Catalog, Node
+from growfs.cache.store import Store
+from growfs.errors import NoRoom, NotMade
+from growfs.rotation.eviction import Evictor
+from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.in_flight import Download
+from growfs.scheduler.readiness import MountState, PrefetchState
+
+SPACE_POLL_S = 5.0
+"""How often a draw without space tries again; other programs may have freed disk space."""
+SPACE_PAUSE_S = 0.2
+"""Pause before space is looked for again: holds end by the hundred while a reader lists its folders, and each look
+costs."""
+DEFERRED_MAX = 256
+"""Deferred files that are written in one transaction."""
+
+
+class Drawer:
+    """Draws groups of files. A smaller group does not overtake one that waits for space.
+
+    oversized, not_made: files of this pass that are too large, or that the producer failed on. failed: the groups of
+    this pass that could not be fetched. defers: cached files are deferred; else they were deferred once before.
+    has_deferred: some were. counters: what was downloaded, drawn or not.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: Store,
+        fetcher: Fetcher,
+        evictor: Evictor,
+        budget: Budget,
+        state: PrefetchState,
+    ) -> None:
+        self.oversized: set[int] = set()
+        self.not_made: set[int] = set()
+        self.failed: dict[Sequence[int], None] = {}
+        self.defers = True
+        self.has_deferred = False
+        self.counters = fetcher.counters
+        self._catalog = catalog
+        self._store = store
+        self._fetcher = fetcher
+        self._evictor = evictor
+        self._budget = budget
+        self._state = state
+        self._deferred: list[int] = []
+        self._blocked_until = -math.inf
+
+    @property
+    def rotates(self) -> bool:
+        """Whether files may be evicted for drawn ones."""
+        return self._evictor.rotates
+
+    async def draw_all(self, groups: Iterable[Sequence[int]]) -> bool:
+        """Draw groups in order; False when the order is out of date."""
+        for ids in groups:
+            if self.not_made.issuperset(ids):
+                self._state.finish(*ids)
+            elif not await self.draw(ids):
+                return False
+        return not self._state.is_stale
+
+    async def draw(self, ids: Sequence[int]) -> bool:
+        """Draw a group as soon as there is space; False when the order is out of date."""
+        state = self._state
+        while (self._fetcher.window_full or self._is_start_in_flight()) and not state.is_stale:
+            await self._fetcher.progressed.wait()
+        before = state.phase
+        while not state.is_stale:
+            if state.paused:
+                await state.changed.wait()
+                continue
+            nodes = self.nodes(ids)
+            missing = self._missing(nodes)
+            if not missing:
+                await self._defer(ids)
+            elif self.is_too_large(nodes):
+                self.oversized.update(node.id for node in missing)
+                state.finish(*ids)
+            elif not await self._start(missing, ids):
+                await self._wait_for_space(missing)
+                continue
+            if state.phase is MountState.HELD:
+                state.phase = before
+            return True
+        return False
+
+    def skipped(self) -> list[tuple[str, int, str]]:
+        """(reason, number of files, one of them) for the files that this pass cannot fetch."""
+        reasons = {"larger than the whole cache": self.oversized, "the producer failed on it": self.not_made}
+        return [(reason, len(ids), self._path(min(ids))) for reason, ids in reasons.items() if ids]
+
+    def _path(self, id: int) -> str:
+        node = self._catalog.node(id)
+        return self._catalog.path(node) if node else ""
+
+    async def wait_until_finished(self) -> bool:
+        """Wait for all downloads in flight; False when the order is out of date."""
+        await self._write_deferred()
+        while self._fetcher.in_flight and not self._state.is_stale:
+            await self._fetcher.progressed.wait()
+        return not self._state.is_stale
+
+    def nodes(self, ids: Iterable[int]) -> list[Node]:
+        """Those of these files that the catalog still has."""
+        return [node for id in ids if (node := self._catalog.node(id))]
+
+    def is_in_flight(self, id: int) -> bool:
+        """Whether a file is being downloaded."""
+        return self._fetcher.download(id) is not None
+
+    def is_too_large(self, nodes: Sequence[Node]) -> bool:
+        """Whether a group can never be cached completely."""
+        return sum(self._needs(nodes)) > self._store.max_file_bytes
+
+    def _needs(self, nodes: Sequence[Node]) -> list[int]:
+        """Bytes on the disk, for each."""
+        return [disk.allocation(self._fetcher.need(node)) for node in nodes]
+
+    def _missing(self, nodes: Sequence[Node]) -> list[Node]:
+        """Those that are neither cached nor in flight."""
+        return [node for node in nodes if node.seq is None and not self.is_in_flight(node.id)]
+
+    def _is_start_in_flight(self) -> bool:
+        """Whether the numbers that the start waits for are in flight: more beside them would only slow them down."""
+        store, condition = self._store, self._state.condition
+        files, bytes = condition.files or 0, condition.bytes or 0
+        if store.resident_files >= files and store.resident_content_bytes >= bytes:
+            return False
+        enough_files = store.resident_files + self._fetcher.in_flight >= files
+        return enough_files and store.resident_content_bytes + store.reserved_bytes >= bytes
+
+    async def _start(self, nodes: list[Node], ids: Sequence[int]) -> bool:
+        """Put the missing files of a group in flight, if there is space for them."""
+        if trio.current_time() < self._blocked_until or not self._budget.covers(self._store.reserved_bytes):
+            return False
+        needs = self._needs(nodes)
+        reserved = self._store.reserve(sum(needs))
+        if reserved is None:
+            reserved = await self._evict_and_reserve(sum(needs), ids[0])
+            if reserved is not None and self._missing(self.nodes(ids)) != nodes:  # a miss fetches some of them by now
+                self._store.unreserve(reserved)
+                return False
+        if reserved is None:
+            return False
+        self._store.wanted_bytes = 0
+        group_ids = tuple(ids) if len(ids) > 1 else ()
+        self._fetcher.draw(dict(zip(nodes, needs, strict=True)), group_ids, self._handle_finished)
+        return True
+
+    async def _evict_and_reserve(self, need: int, id: int) -> int | None:
+        if self._state.seeds.is_frozen(id):
+            return await self._evictor.reserve_by_eviction(need)
+        reserved = await self._evictor.reserve_by_rotation(need)
+        if reserved is not None:
+            self._state.phase = MountState.ROTATING
+        return reserved
+
+    async def _wait_for_space(self, nodes: list[Node]) -> None:
+        await self._write_deferred()
+        if self._fetcher.in_flight:
+            await self._fetcher.progressed.wait()
+            return
+        self._store.wanted_bytes = sum(self._needs(nodes))
+        self._state.phase = MountState.HELD
+        with trio.move_on_after(SPACE_POLL_S):
+            await self._store.space_freed.wait()
+            await trio.sleep(SPACE_PAUSE_S)
+
+    async def _defer(self, ids: Sequence[int]) -> None:
+        self._state.finish(*ids)
+        if self.defers:
+            self.has_deferred = True
+            self._deferred.extend(ids)
+            if len(self._deferred) >= DEFERRED_MAX:
+                await self._write_deferred()
+
+    async def _write_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        if deferred:
+            await self._catalog.defer(deferred, self._catalog.pass_number)
+
+    def _handle_finished(self, download: Download) -> None:
+        id, error = download.node.id, download.error
+        if isinstance(error, NotMade):  # the producer has tried as often as it may
+            self.not_made.add(id)
+        elif error:
+            self.failed[download.group.ids or (id,)] = None
+            self._state.seeds.fail(id, error)
+        if isinstance(error, NoRoom):
+            self._blocked_until = trio.current_time() + SPACE_POLL_S
+        self._state.finish(id)
