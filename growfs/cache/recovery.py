@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import NamedTuple
 
 from growfs import disk
 from growfs.cache.database import Database
@@ -23,24 +24,32 @@ from growfs.remote import digest
 log = logging.getLogger(__name__)
 
 
-def identity(path: Path, expected: str) -> tuple[int, int] | None:
-    """(inode number, change time in ns) of a file with that digest; None where there is no such file.
+class Identity(NamedTuple):
+    """What tells the file that was admitted from any other: inode number, change time, and digest of the content."""
 
-    Raises TooManyOpen, which says nothing of the file.
+    ino: int
+    ctime_ns: int
+    digest: str
+
+
+def verify_content(path: Path, expected: str) -> Identity | None:
+    """The identity that a file has now, if it has the content that `expected` is the digest of; else None.
+
+    Raises TooManyOpen, which is no statement about the file.
     """
     try:
         stat = path.lstat()
-        whole = S_ISREG(stat.st_mode) and digest.of(path, expected) == expected
+        found = digest.verify(path, expected) if S_ISREG(stat.st_mode) else None
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None
         return None
-    return (stat.st_ino, stat.st_ctime_ns) if whole else None
+    return Identity(stat.st_ino, stat.st_ctime_ns, found) if found else None
 
 
-def set_identity(writer: sqlite3.Connection, id: int, ino: int, ctime_ns: int) -> None:
-    """Note which file on the disk is the resident one."""
-    writer.execute("UPDATE resident SET ino = ?, ctime_ns = ? WHERE id = ?", (ino, ctime_ns, id))
+def set_identity(writer: sqlite3.Connection, id: int, identity: Identity) -> None:
+    """Record which file on the disk is the resident one."""
+    writer.execute("UPDATE resident SET ino = ?, ctime_ns = ?, digest = ? WHERE id = ?", (*identity, id))
 
 
 def boot_id() -> str:
@@ -101,8 +110,8 @@ def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> I
         if (durable_only and not durable) or (stat.st_ino, stat.st_size) != (ino, size):
             yield id
         elif stat.st_ctime_ns != ctime_ns:
-            if now := identity(path, expected):
-                set_identity(writer, id, *now)
+            if identity := verify_content(path, expected):
+                set_identity(writer, id, identity)
             else:
                 yield id
 

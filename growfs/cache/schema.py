@@ -74,7 +74,7 @@ CREATE TABLE resident (
     bytes INTEGER NOT NULL,                -- allocated on the disk
     ino INTEGER NOT NULL,                  -- of the cached file, as ctime_ns: another file in its place has others
     ctime_ns INTEGER NOT NULL,
-    digest TEXT NOT NULL,                  -- XXH3 (64 bits) of the content
+    digest TEXT NOT NULL,                  -- of the content; growfs.remote.digest has its forms
     durable INTEGER NOT NULL DEFAULT 0     -- was on the medium when a syncfs succeeded
 );
 CREATE INDEX resident_by_parent ON resident (parent, seq);

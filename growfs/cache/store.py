@@ -18,7 +18,7 @@ from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
 from growfs.cache.database import Database
 from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Publisher, Renamed, StagedFile, mark_durable
-from growfs.cache.recovery import identity, set_identity
+from growfs.cache.recovery import set_identity, verify_content
 from growfs.cache.schema import set_last_known, set_meta
 from growfs.events import Signal
 
@@ -269,9 +269,9 @@ class Store:
         if row is None or id in self._open:
             return
         path = self._files / self._catalog.path(Node(*row[:-1]))
-        now = await trio.to_thread.run_sync(identity, path, row[-1])
-        if now:
-            await self._db.write(lambda writer: set_identity(writer, id, *now))
+        identity = await trio.to_thread.run_sync(verify_content, path, row[-1])
+        if identity:
+            await self._db.write(lambda writer: set_identity(writer, id, identity))
         else:
             log.warning("%s: the cached file is not the one that was admitted; it is fetched again", path)
             await self.evict([id])

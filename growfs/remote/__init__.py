@@ -69,6 +69,8 @@ def preload(spec: RemoteSpec) -> None:
 
     Makes no filesystem, thread or event loop. Raises UsageError where a package is missing.
     """
+    import awscrt.checksums  # noqa: F401 - of each file a digest is computed
+
     import growfs.remote.filter
     import growfs.remote.manifests.inventory
     import growfs.remote.manifests.manifest

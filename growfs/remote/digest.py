@@ -1,83 +1,141 @@
-"""growfs's own digest of a local file: XXH3 (64 bits), of which the parts may come in any order.
+"""growfs's own digest of a local file: CRC-64/NVME of the content, which parts in any order can be combined to.
 
-A file of at most PART_BYTES has the XXH3 of its content. A larger one has the XXH3 of its parts' XXH3s, one after the
-other, and their number behind a hyphen, as S3 writes the ETag of a multipart upload: so a digest's text tells how it
-was made, and the plain ones of large files in older caches can still be compared.
+A digest is a text that begins with the name of its algorithm. Caches that older versions wrote have XXH3 (64 bits)
+without a name: of the content, or, for a file larger than 16 MiB, of the XXH3 of each 16 MiB, followed by a hyphen and
+the number of these parts. Such a digest is verified once more, and then replaced.
+
+Every process of growfs imports this module, and few of them compute a digest. So awscrt, which takes 40 ms to import,
+is imported on first use.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import xxhash
-
 PART_BYTES = 16 << 20
-BUFFER_BYTES = 1 << 20  # 4 MiB no longer lie in a core's cache, and take a fifth longer
+XXH3_PART_BYTES = 16 << 20
+BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, and take a fifth longer
+ALGORITHM = "crc64nvme:"
 
 
 class Digest:
-    """The digest of a file on its way through memory, of which several threads may feed a part each."""
+    """The digest of a file that passes through memory. Several threads may each feed a part."""
 
     def __init__(self) -> None:
+        from awscrt import checksums
+
+        self._extend, self._combine = checksums.crc64nvme, checksums.combine_crc64nvme
         self._parts: dict[int, _Part] = {}
 
-    def part(self, start: int) -> Stretch:
-        """Takes the bytes from start on, a multiple of PART_BYTES; what came for that part before counts no more."""
-        number, into = divmod(start, PART_BYTES)
-        if into:
+    def part(self, start: int) -> Stream:
+        """Takes the bytes from start on, a multiple of PART_BYTES; they replace what came for that part before."""
+        number, rest = divmod(start, PART_BYTES)
+        if rest:
             raise ValueError(f"no part begins at {start}")
-        return Stretch(self._parts, number)
+        return Stream(self._extend, self._parts, number)
 
     @property
     def bytes(self) -> int:
-        """How many came."""
-        return sum(PART_BYTES - part.left for part in self._parts.values())
+        """How many bytes came."""
+        return sum(part.bytes for part in self._parts.values())
 
-    def hexdigest(self) -> str:
+    def text(self) -> str:
         """The digest, once all bytes are in. Raises ValueError where it can be seen that some are missing."""
         parts = [part for _, part in sorted(self._parts.items())]
-        if max(self._parts, default=-1) != len(parts) - 1 or any(part.left for part in parts[:-1]):
+        if max(self._parts, default=-1) != len(parts) - 1 or any(part.bytes < PART_BYTES for part in parts[:-1]):
             raise ValueError("a part is missing, or not whole")
-        if len(parts) > 1:
-            return f"{xxhash.xxh3_64_hexdigest(b''.join(part.state.digest() for part in parts))}-{len(parts)}"
-        return parts[0].state.hexdigest() if parts else xxhash.xxh3_64_hexdigest(b"")
+        crc = 0
+        for part in parts:
+            crc = self._combine(crc, part.crc, part.bytes)
+        return f"{ALGORITHM}{crc:016x}"
 
 
-class Stretch:
-    """Takes bytes that follow each other, of a part and of those behind it."""
+class Stream:
+    """Takes consecutive bytes, from the beginning of a part on and into those that follow it."""
 
-    def __init__(self, parts: dict[int, _Part], number: int) -> None:
-        self._parts, self._number = parts, number
+    def __init__(self, extend: Callable[[memoryview, int], int], parts: dict[int, _Part], number: int) -> None:
+        self._extend, self._parts, self._number = extend, parts, number
         self._part = parts[number] = _Part()
 
     def update(self, piece: memoryview) -> None:
-        """Take the bytes that come next."""
+        """Take the bytes that come next; nothing of piece is kept."""
         while piece:
-            if not self._part.left:
+            if self._part.bytes == PART_BYTES:
                 self._number += 1
                 self._part = self._parts[self._number] = _Part()
-            now, piece = piece[: self._part.left], piece[self._part.left :]
-            self._part.state.update(now)
-            self._part.left -= len(now)
+            part = self._part
+            fits, piece = piece[: PART_BYTES - part.bytes], piece[PART_BYTES - part.bytes :]
+            part.crc = self._extend(fits, part.crc)
+            part.bytes += len(fits)
 
 
 class _Part:
-    __slots__ = ("left", "state")
+    __slots__ = ("bytes", "crc")
 
     def __init__(self) -> None:
-        self.left = PART_BYTES
-        self.state = xxhash.xxh3_64()
+        self.crc = self.bytes = 0
 
 
-def of(path: Path, like: str = "") -> str:
-    """The digest of a file on the disk; made in the way that `like` was, where that is given. Raises OSError."""
-    digest, plain = Digest(), xxhash.xxh3_64()
-    is_plain = like and "-" not in like
-    update = plain.update if is_plain else digest.part(0).update
+def of(path: Path) -> str:
+    """The digest of a file on the disk. Raises OSError."""
+    digest = Digest()
+    stream = digest.part(0)
+    for piece in _pieces(path):
+        stream.update(piece)
+    return digest.text()
+
+
+def verify(path: Path, expected: str) -> str | None:
+    """The digest of a file on the disk; None where its content is not the one that `expected` was made of.
+
+    It differs from `expected` where that is an XXH3. Raises OSError.
+    """
+    digest = Digest()
+    stream = digest.part(0)
+    old = None if expected.startswith(ALGORITHM) else _Xxh3(in_parts="-" in expected)
+    for piece in _pieces(path):
+        stream.update(piece)
+        if old:
+            old.update(piece)
+    text = digest.text()
+    return text if (old.text() if old else text) == expected else None
+
+
+class _Xxh3:
+    """The digest that older versions computed."""
+
+    def __init__(self, in_parts: bool) -> None:
+        from awscrt.checksums import XXHash
+
+        self._new = XXHash.new_xxhash3_64
+        self._part_bytes = self._left = XXH3_PART_BYTES if in_parts else sys.maxsize
+        self._parts = [self._new()]
+
+    def update(self, piece: memoryview) -> None:
+        while piece:
+            if not self._left:
+                self._parts.append(self._new())
+                self._left = self._part_bytes
+            fits, piece = piece[: self._left], piece[self._left :]
+            self._parts[-1].update(bytes(fits))
+            self._left -= len(fits)
+
+    def text(self) -> str:
+        digests = [part.finalize() for part in self._parts]
+        if len(digests) == 1:
+            return str(digests[0].hex())
+        whole = self._new()
+        whole.update(b"".join(digests))
+        return f"{whole.finalize().hex()}-{len(digests)}"
+
+
+def _pieces(path: Path) -> Iterator[memoryview]:
+    """The content of a file, in one buffer that is used again and again."""
     with path.open("rb", buffering=0) as file:  # mapped it is twice as fast, but a disk's error would end the process
         size = os.fstat(file.fileno()).st_size  # a buffer is zeroed, which took longer than the rest for a small file
         buffer = memoryview(bytearray(min(size, BUFFER_BYTES) or 1))
         while count := file.readinto(buffer):
-            update(buffer[:count])
-    return plain.hexdigest() if is_plain else digest.hexdigest()
+            yield buffer[:count]

@@ -92,7 +92,7 @@ class Downloader:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
         if passed.bytes == found.size:
-            return Fetched(found, found.size, passed.hexdigest())
+            return Fetched(found, found.size, passed.text())
         return Fetched(found, target.stat().st_size, digest.of(target))
 
     def _lost(self, wanted: FetchRequest, error: GrowfsError) -> FetchFailed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,8 +52,17 @@ CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;
 """
 """As the daemons wrote it that knew of no rotation."""
-NAMES = ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "README"]
+XXH3 = {
+    "0.jpg": "cc64f372aabd92ef",
+    "1.jpg": "d8265ef3a2f22018",
+    "2.jpg": "ca5ac87b14344bbe",
+    "3.jpg": "4dcb6b5948720bf9",
+    "README": "d212f98affbe1333",
+}
+"""The digests of the files, as those daemons computed them."""
+NAMES = list(XXH3)
 FOLDER_ID = 1025
+DIGESTS = "SELECT n.name, r.digest FROM resident r JOIN node n USING (id)"
 PINNED = "1.jpg"
 
 
@@ -78,7 +88,7 @@ def old_cache(tmp_path: Path) -> Path:
             connection.execute("UPDATE node SET size = ? WHERE id = ?", (stat.st_size, id))
             connection.execute(
                 "INSERT INTO resident VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
-                (id, FOLDER_ID, id, allocated(stat), stat.st_ino, stat.st_ctime_ns, digest.of(file)),
+                (id, FOLDER_ID, id, allocated(stat), stat.st_ino, stat.st_ctime_ns, XXH3[name]),
             )
     facts = {"clean": 0, "boot_id": boot_id(), "generation": 7, "listing": 1, "pass": 1}
     connection.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
@@ -125,6 +135,31 @@ def test_an_old_one_keeps_what_is_resident(rooms: Rooms) -> None:
     assert rooms.node("a/1.jpg").pinned == 1
     rows = rooms.database.rows("SELECT suffix, turn = seq, left_out, opened FROM resident ORDER BY seq")
     assert rows == [(None, 1, None, 0)] + [("jpg", 1, None, 0)] * 4 + [("", 1, None, 0)]
+
+
+def test_older_digests_are_verified_where_they_decide(old_cache: Path) -> None:
+    folder = old_cache / "files/a"
+    for name in ("0.jpg", "1.jpg"):  # another change time
+        (folder / name).chmod(0o600)
+    (folder / "1.jpg").write_bytes(b"other" * 20)
+    rooms = open_rooms(old_cache)
+    assert rooms.resident() == {f"a/{name}" for name in NAMES if name != "1.jpg"}
+    assert rooms.cached().keys() == rooms.resident()
+    digests = {name: text for name, text in rooms.database.rows(DIGESTS) if text}
+    assert digests.pop("0.jpg") == digest.of(folder / "0.jpg")
+    assert digests == {name: XXH3[name] for name in ("2.jpg", "3.jpg", "README")}
+    rooms.close()
+
+
+async def test_a_file_with_an_older_digest_is_opened(rooms: Rooms) -> None:
+    ids = [rooms.node(f"a/{name}").id for name in NAMES]
+    (rooms.folder / "files/a/0.jpg").chmod(0o600)
+    assert [rooms.store.open(id) is not None for id in ids] == [False, True, True, True, True]
+    await rooms.store.recheck(ids[0])
+    opened = rooms.store.open(ids[0])
+    assert opened
+    assert os.pread(opened.fd, 100, 0) == b"0.jpg" * 20
+    assert dict(rooms.database.rows(DIGESTS))["0.jpg"] == digest.of(rooms.folder / "files/a/0.jpg")
 
 
 async def test_turnover_works_on_an_old_one(rooms: Rooms) -> None:

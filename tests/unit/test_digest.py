@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
-import xxhash
+from awscrt import checksums
 
-from growfs.cache.recovery import identity
+from growfs.cache.recovery import verify_content
 from growfs.remote import digest
 from growfs.remote.digest import Digest, of
 
@@ -41,10 +41,9 @@ def feed(taken: Digest, start: int, end: int, data: bytes = DATA, piece: int = 7
 
 
 def test_what_it_is(path: Path) -> None:
-    parts = [xxhash.xxh3_64_digest(DATA[at : at + PART]) for at in range(0, len(DATA), PART)]
-    assert of(path) == xxhash.xxh3_64_hexdigest(b"".join(parts)) + "-5"
-    path.write_bytes(DATA[:PART])
-    assert of(path) == xxhash.xxh3_64_hexdigest(DATA[:PART])
+    assert of(path) == f"crc64nvme:{checksums.crc64nvme(DATA):016x}"
+    path.write_bytes(b"123456789")
+    assert of(path) == "crc64nvme:ae8b14860a799888"  # CRC-64/NVME's check value (reveng.sourceforge.io/crc-catalogue)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -55,7 +54,7 @@ def test_the_order_of_parts_is_of_no_account(path: Path, size: int) -> None:
         taken = Digest()
         for start in random.Random(seed).sample(starts, len(starts)):
             feed(taken, start, min(start + PART, size), DATA[:size])
-        assert taken.hexdigest() == of(path)
+        assert taken.text() == of(path)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -64,7 +63,7 @@ def test_a_stretch_may_go_over_several_parts(path: Path, size: int, piece: int) 
     path.write_bytes(DATA[:size])
     taken = Digest()
     feed(taken, 0, size, DATA[:size], piece)
-    assert taken.hexdigest() == of(path)
+    assert taken.text() == of(path)
 
 
 def test_what_is_fetched_again_counts(path: Path) -> None:
@@ -72,7 +71,7 @@ def test_what_is_fetched_again_counts(path: Path) -> None:
     feed(taken, 0, 2 * PART + 100, bytes(len(DATA)))
     feed(taken, PART, len(DATA))
     feed(taken, 0, PART)
-    assert taken.hexdigest() == of(path)
+    assert taken.text() == of(path)
 
 
 def test_parts_side_by_side(path: Path) -> None:
@@ -82,26 +81,55 @@ def test_parts_side_by_side(path: Path) -> None:
         thread.start()
     for thread in ends:
         thread.join()
-    assert taken.hexdigest() == of(path)
+    assert taken.text() == of(path)
 
 
 def test_what_is_missing_shows() -> None:
     taken = Digest()
     feed(taken, PART, 2 * PART)
     with pytest.raises(ValueError, match="missing"):
-        taken.hexdigest()
+        taken.text()
     feed(taken, 0, PART - 1)
     with pytest.raises(ValueError, match="missing"):
-        taken.hexdigest()
+        taken.text()
     with pytest.raises(ValueError, match="no part begins"):
         taken.part(PART // 2)
 
 
-def test_a_digest_of_an_older_cache_still_counts(path: Path) -> None:
-    stat = path.stat()
-    for text in (xxhash.xxh3_64_hexdigest(DATA), of(path)):
-        assert of(path, text) == text
-        assert identity(path, text) == (stat.st_ino, stat.st_ctime_ns)
+def test_a_file_has_the_content_of_its_digest_or_not(path: Path) -> None:
+    stat, text = path.stat(), of(path)
+    assert verify_content(path, text) == (stat.st_ino, stat.st_ctime_ns, text)
     path.write_bytes(DATA[:-1] + b"!")
-    for text in (xxhash.xxh3_64_hexdigest(DATA), of(path)[:-1] + "4"):
-        assert identity(path, text) is None
+    assert verify_content(path, text) is None
+    path.unlink()
+    assert verify_content(path, text) is None
+
+
+# As versions 1 and 2 of the cache directory have it: XXH3 of the content, or of that of each 16 MiB, and their number.
+XXH3 = [
+    (0, "2d06800538d394c2"),
+    (1000, "33ef703fb2b20ed1"),
+    (16 << 20, "658eb3c8c8b637b8"),
+    ((16 << 20) + 1, "b9d52126f3ee9cb0-2"),
+    ((16 << 20) + 1, "20d6cbcde98aedec"),
+    ((32 << 20) + 300, "b9b37a6f47bd2606-3"),
+    ((32 << 20) + 300, "c858a64edea6dd52"),
+]
+
+
+@pytest.mark.parametrize(("size", "old"), XXH3)
+def test_an_older_digest_is_verified_once_and_replaced(
+    path: Path, monkeypatch: pytest.MonkeyPatch, size: int, old: str
+) -> None:
+    monkeypatch.setattr(digest, "PART_BYTES", 16 << 20)
+    monkeypatch.setattr(digest, "BUFFER_BYTES", 10_000_000)
+    path.write_bytes((bytes(range(251)) * (size // 251 + 1))[:size])
+    stat = path.stat()
+    assert verify_content(path, old) == (stat.st_ino, stat.st_ctime_ns, of(path))
+    for other in ("0" + old[1:], old[:16] + "-4", "", "unknown:1234"):
+        assert verify_content(path, other) is None
+    if size:
+        with path.open("r+b") as file:
+            file.seek(size - 1)
+            file.write(b"\xff")
+        assert verify_content(path, old) is None

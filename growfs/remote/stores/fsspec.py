@@ -41,9 +41,8 @@ EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
 _ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
-_LATER = {  # what a store's library, or what verifies its answers, would import at the first file
-    "s3": ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions", "awscrt.checksums"),
-    "gs": ("awscrt.checksums",),
+_LATER = {  # what a store's library would import at the first file
+    "s3": ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions"),
 }
 
 
