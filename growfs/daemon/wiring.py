@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
@@ -15,9 +15,10 @@ from growfs.cache.directory import CacheFolder
 from growfs.cache.recovery import recover
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
-from growfs.daemon.commands import CommandHandlers, limit_bytes
+from growfs.daemon.commands import FileCommands, MountCommands, Setter, limit_bytes, set_cache_size
 from growfs.daemon.control import Control
 from growfs.daemon.options import Request
+from growfs.daemon.parsers import CacheSize
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.fuse.engine import Engine, EngineChoice
@@ -120,20 +121,46 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
         "requests": engine.requests.copy,
     }
     status = Status(mount, database, generations, readers, usage, figures)
-    verbs = CommandHandlers(
-        database,
-        catalog,
-        store,
-        evictor,
-        dispatcher,
-        fetcher,
-        prefetch,
-        catalog_sync,
-        readers,
-        generations,
-        budget,
-        status.snapshot,
-    )
-    control = Control(folder.path, verbs.table())
+
+    async def cache_size(size: CacheSize) -> None:
+        await set_cache_size(store, evictor, size)
+        prefetch.invalidate_order()
+
+    async def refresh(interval_s: float) -> None:
+        catalog_sync.set_interval(interval_s)
+
+    async def rotation(when: str) -> None:
+        readers.rotation = when
+        prefetch.invalidate_order()
+
+    async def remote_budget(limit: int | None) -> None:
+        budget.limit = limit
+        store.space_freed.notify()
+
+    setters: dict[str, Setter] = {
+        "cache_size": cache_size,
+        "min_free": _attribute(store, "min_free"),
+        "rotation": rotation,
+        "turnover": _attribute(generations, "share"),
+        "hold_idle": _attribute(readers, "hold_idle_s"),
+        "remote_budget": remote_budget,
+        "bandwidth": _attribute(dispatcher, "bytes_per_s"),
+        "refresh": refresh,
+        "miss_timeout": _attribute(fetcher, "miss_timeout_s"),
+        "settle": _attribute(readers, "settle_s"),
+    }
+    commands = MountCommands(status.snapshot, prefetch.pause, readers.release, setters).table()
+    commands |= FileCommands(database, catalog, store, evictor, fetcher.ensure).table()
+    control = Control(folder.path, commands)
     running = (catalog_sync, readers, generations, fetcher, prefetcher, updater, usage, control)
     return Components(database, catalog, store, usage, start, status, engine, running)
+
+
+def _attribute(component: object, name: str) -> Setter:
+    """A setter that assigns to an attribute."""
+    assert hasattr(component, name), f"{component} has no {name}"
+
+    async def assign(value: Any) -> None:
+        setattr(component, name, value)
+
+    return assign
