@@ -24,7 +24,7 @@ from growfs.cache.schema import (
     set_meta,
 )
 from growfs.remote.filter import PathFilter
-from growfs.remote.names import FILE_AND_DIRECTORY, TWICE, extension
+from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY, extension
 from growfs.remote.protocol import RemoteFile, Skipped
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Catalog:
             changes.added += 1
             changes.added_bytes += file.size or 0
         elif (version := writer.execute(VERSION, (parent, name)).fetchone()[0]) != file.version:
-            skipped.append(Skipped(FILE_AND_DIRECTORY if version is None else TWICE, file.path))
+            skipped.append(Skipped(FILE_AND_DIRECTORY if version is None else DUPLICATE_NAME, file.path))
 
     def _directory(self, writer: sqlite3.Connection, path: str, changes: Changes, skipped: list[Skipped]) -> int:
         """The id of the directory at path, made where it is missing; a file of that name gives way."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from growfs.cache.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT
-from growfs.remote.names import TWICE
+from growfs.remote.names import DUPLICATE_NAME
 from growfs.remote.protocol import RemoteFile, Skipped
 
 
@@ -49,7 +49,7 @@ class Comparison:
                 self.late.append(file)
                 continue
             if self._seen[id]:
-                self.twice.append(Skipped(TWICE, file.path))
+                self.twice.append(Skipped(DUPLICATE_NAME, file.path))
                 continue
             self._seen[id] = 1
             if _differs((size, mtime_ns, version), file):

@@ -12,7 +12,7 @@ from typing import Any
 
 from growfs.errors import UsageError
 from growfs.remote.functions import Function
-from growfs.remote.names import parts_of
+from growfs.remote.names import template_fields
 from growfs.rotation.draw_order import GROUP_FIELDS
 from growfs.units import size
 
@@ -82,11 +82,11 @@ def rename(text: str) -> str:
     """A template of the names of files that a producer makes."""
     try:
         fields = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
-        text.format(index=0, **parts_of("x/y.z"))
+        text.format(index=0, **template_fields("x/y.z"))
     except (ValueError, KeyError, IndexError, AttributeError):
         fields = set()
     if not fields:
-        known = ", ".join(f"{{{name}}}" for name in parts_of("x"))
+        known = ", ".join(f"{{{name}}}" for name in template_fields("x"))
         raise UsageError(f"{text!r} makes no names; write it with {known} or {{index}}, such as '{{stem}}.tfrecord'")
     return text
 

@@ -10,7 +10,7 @@ from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 
 if TYPE_CHECKING:
-    from growfs.remote.http.threads import Streams
+    from growfs.remote.http.threads import TransferThreads
     from growfs.remote.manifests.manifest import Source
     from growfs.remote.stores.fsspec import FsspecRemote
 
@@ -19,8 +19,8 @@ __all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", 
 
 def open_remote(
     spec: RemoteSpec,
-    streams: Streams | None = None,
-    busy: Callable[[], None] = lambda: None,
+    threads: TransferThreads | None = None,
+    on_busy: Callable[[], None] = lambda: None,
     limits: SharedLimits | None = None,
 ) -> Remote:
     """The remote that spec describes, with all that wraps it. Touches no network and starts no thread.
@@ -29,39 +29,39 @@ def open_remote(
     asked again. pace: how fast a producer may read.
     Raises UsageError where the URL, its options or a pattern make no sense, or a package is missing.
     """
-    from growfs.remote.filter import Filtered, PathFilter
+    from growfs.remote.filter import FilteredRemote, PathFilter
 
-    remote = _open_source(spec, streams, busy, limits)
+    remote = _open_source(spec, threads, on_busy, limits)
     if spec.include or spec.exclude:
-        remote = Filtered(remote, PathFilter(spec.include, spec.exclude))
+        remote = FilteredRemote(remote, PathFilter(spec.include, spec.exclude))
     if spec.producer and spec.producer.seed is None:
-        from growfs.remote.wrappers.producer import Produced
+        from growfs.remote.wrappers.producer import ProducedRemote
 
-        remote = Produced(remote, spec, spec.producer, limits)
+        remote = ProducedRemote(remote, spec, spec.producer, limits)
     return remote
 
 
 def _open_source(
-    spec: RemoteSpec, streams: Streams | None, busy: Callable[[], None], limits: SharedLimits | None
+    spec: RemoteSpec, threads: TransferThreads | None, on_busy: Callable[[], None], limits: SharedLimits | None
 ) -> Remote:
     from growfs.remote.manifests.manifest import ManifestRemote
     from growfs.remote.manifests.tables import SUFFIXES, suffix_of
-    from growfs.remote.wrappers.archives import Members
-    from growfs.remote.wrappers.retry import Retrying
+    from growfs.remote.wrappers.archives import ArchiveRemote
+    from growfs.remote.wrappers.retry import RetryingRemote
 
     if spec.producer and spec.producer.seed is not None:
-        from growfs.remote.wrappers.producer import Sampled
+        from growfs.remote.wrappers.producer import SampledRemote
 
-        return Sampled(spec, spec.producer, limits)
+        return SampledRemote(spec, spec.producer, limits)
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
-    remote: Remote = _open_store(spec, streams)
+    remote: Remote = _open_store(spec, threads)
     if spec.manifest:
         remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote)
     if spec.members:
         assert spec.cache
-        remote = Members(remote, spec.members, spec.cache)
-    return Retrying(remote, busy)
+        remote = ArchiveRemote(remote, spec.members, spec.cache)
+    return RetryingRemote(remote, on_busy)
 
 
 def preload(spec: RemoteSpec) -> None:
@@ -88,30 +88,30 @@ def preload(spec: RemoteSpec) -> None:
         store.preload()
 
 
-def _open_store(spec: RemoteSpec, streams: Streams | None = None) -> FsspecRemote:
+def _open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> FsspecRemote:
     from growfs.remote.stores.fsspec import FsspecRemote, import_store, store_of
 
     store = store_of(spec.url)
     if store == "file":
         from growfs.remote.stores.local import LocalRemote
 
-        return LocalRemote(spec, streams)
+        return LocalRemote(spec, threads)
     import_store(spec.url)
     if store == "s3":
         from growfs.remote.stores.s3.store import S3Remote
 
-        return S3Remote(spec, streams)
+        return S3Remote(spec, threads)
     if store == "http":
         from growfs.remote.stores.web import HttpRemote
 
-        return HttpRemote(spec, streams)
-    return FsspecRemote(spec, streams)
+        return HttpRemote(spec, threads)
+    return FsspecRemote(spec, threads)
 
 
 def _open_manifest(spec: RemoteSpec, url: str) -> Source:
     """A manifest in the same kind of store is read with the same options; in another, with none."""
     from growfs.remote.manifests.inventory import Inventory
-    from growfs.remote.manifests.manifest import Paths
+    from growfs.remote.manifests.manifest import PathTable
     from growfs.remote.manifests.tables import open_table, suffix_of
     from growfs.remote.stores.fsspec import FsspecRemote, import_store, store_of
 
@@ -120,4 +120,4 @@ def _open_manifest(spec: RemoteSpec, url: str) -> Source:
     manifest = FsspecRemote(replace(spec, url=url) if same else RemoteSpec(url))
     if suffix_of(url) == ".json" or url.endswith("/"):
         return Inventory(manifest, spec)
-    return Paths(open_table(manifest), spec.url)
+    return PathTable(open_table(manifest), spec.url)

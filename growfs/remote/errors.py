@@ -92,7 +92,7 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
         return RemoteMissing(f"{where}: no such file or folder; check the URL")
     if status == 412:
         return RemoteChanged(f"{where}: is no longer the version that was listed; list again")
-    if "Damaged" in names:
+    if "ChecksumMismatch" in names:
         return RemoteBusy(f"{where}: damaged on the way: {detail}; try again, and look at the network and the disk")
     if names & _BUSY:
         return RemoteBusy(f"{where}: cannot reach the server ({detail}); check the network and --endpoint-url")

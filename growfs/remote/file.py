@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged
-from growfs.remote.protocol import Opened, Remote, RemoteFile
+from growfs.remote.protocol import Remote, RemoteFile, RemoteStream
 
 BUFFER_BYTES = 1 << 17  # as for producers.compressed.COPY_BYTES: so much is read in one go, and nothing is copied twice
 SKIP_BYTES_MAX = 1 << 20
@@ -20,12 +20,12 @@ BREAKS_MAX = 5
 """Connections in a row that may break before a byte came."""
 
 
-def reading(remote: Remote, file: RemoteFile) -> io.BufferedReader[Seekable]:
+def open_seekable(remote: Remote, file: RemoteFile) -> io.BufferedReader[SeekableStream]:
     """Open a file of remote. Raises a RemoteError, also from what is read later."""
-    return io.BufferedReader(Seekable(remote, file), BUFFER_BYTES)
+    return io.BufferedReader(SeekableStream(remote, file), BUFFER_BYTES)
 
 
-class Seekable(io.RawIOBase):
+class SeekableStream(io.RawIOBase):
     """Owns the request under way and the place in the file. Every answer is of the version of the first one."""
 
     def __init__(self, remote: Remote, file: RemoteFile) -> None:
@@ -33,7 +33,7 @@ class Seekable(io.RawIOBase):
         self.name = file.path
         self._remote = remote
         self._at = self._opened_at = 0
-        self._opened: Opened | None = remote.open(file)
+        self._opened: RemoteStream | None = remote.open(file)
         self.file = self._opened.file
 
     def readable(self) -> bool:
@@ -80,7 +80,7 @@ class Seekable(io.RawIOBase):
                     raise
         raise AssertionError
 
-    def _here(self) -> Opened:
+    def _here(self) -> RemoteStream:
         """What is open, at the place to read from."""
         way = self._at - self._opened_at
         if self._opened and not 0 <= way <= SKIP_BYTES_MAX:

@@ -24,7 +24,7 @@ class PathFilter:
         return self._exclude is None or not self._exclude.match_file(path)
 
 
-class Filtered(Listing):
+class FilteredRemote(Listing):
     """A remote of which only the matching files are listed."""
 
     def __init__(self, remote: Remote, paths: PathFilter) -> None:

@@ -7,7 +7,7 @@ import re
 COMPONENT_BYTES_MAX = 255  # NAME_MAX of every Linux filesystem
 PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, and the cache folder comes in front
 FILE_AND_DIRECTORY = "is a file and a directory"
-TWICE = "name comes twice"
+DUPLICATE_NAME = "name comes twice"
 RESERVED = ".growfs"  # the mount's own folder
 
 _USERINFO = re.compile(r"(?<!abfs)(?<!abfss)(?<!az)://[^/?#\s]*@", re.IGNORECASE)  # abfs://CONTAINER@account is a name
@@ -54,7 +54,7 @@ def extension(path: str) -> str:
     return name.rpartition(".")[2] if "." in name else ""
 
 
-def parts_of(path: str) -> dict[str, str]:
+def template_fields(path: str) -> dict[str, str]:
     """What a template may take of a path: the fields of `group_of`, and {suffix}, the extension without its dot."""
     parent, _, name = path.rpartition("/")
     suffix = extension(path)

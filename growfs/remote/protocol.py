@@ -61,7 +61,7 @@ class RemoteSpec:
         return self.producer is not None and self.producer.seed is not None and self.producer.count is None
 
 
-class Packed:
+class FastPickle:
     """A dataclass with slots of which many travel between processes: as its constructor's arguments it is pickled in a
     fifth of the time.
     """
@@ -73,7 +73,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFile(Packed):
+class RemoteFile(FastPickle):
     """One file of the remote.
 
     path: relative to the remote's root, '/' between components, safe to use below a local folder
@@ -119,7 +119,7 @@ class FetchTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched(Packed):
+class Fetched(FastPickle):
     """A file that was written to the local disk. size: bytes. digest: growfs.remote.digest's."""
 
     file: RemoteFile
@@ -151,7 +151,7 @@ class Page:
     cursor: Any
 
 
-class Opened(Protocol):
+class RemoteStream(Protocol):
     """What follows a place in a file of a remote, read in order. file: as the remote has it, its size known."""
 
     file: RemoteFile
@@ -189,7 +189,7 @@ class Remote(Protocol):
         """
         ...
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         """The content of file from byte `start` on, which is not behind its end, to be read as it is needed.
 
         Raises RemoteChanged as `fetch` does. `seekable.reading` makes a file of it that can be read from anywhere.
@@ -209,5 +209,5 @@ class Listing:
     def fetch(self, task: FetchTask) -> RemoteFile:
         return self._remote.fetch(task)
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         return self._remote.open(file, start)

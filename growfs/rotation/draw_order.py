@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from growfs.remote.names import extension, parts_of
+from growfs.remote.names import extension, template_fields
 
 SEED_DIRECTORIES_MAX = 10_000
 """More directories than this are not seeded before a mount returns."""
@@ -99,7 +99,7 @@ def group_of(template: str | None, path: str) -> str:
 
     Fields of a template: {stem}, the path without its extension; {name}, that without its folder; {parent}, the folder.
     """
-    return path if template is None else template.format(**parts_of(path))
+    return path if template is None else template.format(**template_fields(path))
 
 
 def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:

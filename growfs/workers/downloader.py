@@ -12,7 +12,7 @@ from functools import partial
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
-from growfs.remote.http.threads import Streams
+from growfs.remote.http.threads import TransferThreads
 from growfs.remote.limits import SharedLimits, TokenBucket
 from growfs.remote.protocol import Fetched, FetchTask
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
@@ -28,7 +28,7 @@ class Downloader:
 
     def __init__(self, spec: RemoteSpec, limits: SharedLimits, say: Callable[[FetchProgress], None]) -> None:
         one_at_a_time = spec.producer is not None  # each worker has a process that makes files
-        self._streams = Streams(lambda: 1 if one_at_a_time else limits.streams, TokenBucket(limits).spend)
+        self._streams = TransferThreads(lambda: 1 if one_at_a_time else limits.streams, TokenBucket(limits).spend)
         self._remote = open_remote(spec, self._streams, self._refused, limits)
         self._say = say
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import Fetched, Packed, RemoteFile
+from growfs.remote.protocol import FastPickle, Fetched, RemoteFile
 from growfs.rotation.draw_order import Pass
 from growfs.rotation.turnover import TurnoverInput
 
@@ -110,7 +110,7 @@ class PlanTurnover:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRequest(Packed):
+class FetchRequest(FastPickle):
     """A file to be written to target, whole, checked, and with the remote's mtime.
 
     size_max: bytes; more than that is TooMuch. urgent: a reader waits for it.

@@ -23,11 +23,18 @@ from pathlib import Path
 
 from growfs.errors import GrowfsError, NoRoom, UsageError
 from growfs.remote import open_remote
-from growfs.remote.file import Seekable, reading
-from growfs.remote.http.threads import Streams
+from growfs.remote.file import SeekableStream, open_seekable
+from growfs.remote.http.threads import TransferThreads
 from growfs.remote.limits import SharedLimits, TokenBucket
 from growfs.remote.protocol import Remote
-from growfs.remote.wrappers.producer_pool import OUT, Made, Make, MakerFailed, Ready, Start
+from growfs.remote.wrappers.producer_pool import (
+    OUTPUT_NAME,
+    FileProduced,
+    ProduceFile,
+    ProducerFailed,
+    ProducerReady,
+    StartProducer,
+)
 from growfs.workers import sandbox
 from growfs.workers.process import lower_priority
 
@@ -41,7 +48,7 @@ def main() -> None:
     """Serve the worker at the other end of the descriptor given."""
     line = Connection(int(sys.argv[1]))
     os.set_inheritable(line.fileno(), False)
-    start: Start = line.recv()
+    start: StartProducer = line.recv()
     if start.limits is not None:
         os.set_inheritable(start.limits, False)
     lower_priority()
@@ -53,17 +60,17 @@ def main() -> None:
         line.send(error)
         return
     except OSError as error:
-        line.send(MakerFailed(str(error)))
+        line.send(ProducerFailed(str(error)))
         return
-    wanted: queue.SimpleQueue[Make] = queue.SimpleQueue()
+    wanted: queue.SimpleQueue[ProduceFile] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(line, wanted), daemon=True).start()
-    line.send(Ready(confined))
+    line.send(ProducerReady(confined))
     bench = _Bench(start, make)
     while True:
         line.send(bench.made(wanted.get()))
 
 
-def _listen(line: Connection, wanted: queue.SimpleQueue[Make]) -> None:
+def _listen(line: Connection, wanted: queue.SimpleQueue[ProduceFile]) -> None:
     """Hand on what is wanted; end with the worker, also in the middle of a file."""
     try:
         while True:
@@ -88,14 +95,14 @@ def generator(seed: int, index: int) -> random.Random:
 class _Bench:
     """Owns the remote, once it is needed, and runs the function."""
 
-    def __init__(self, start: Start, make: Callable[..., object]) -> None:
+    def __init__(self, start: StartProducer, make: Callable[..., object]) -> None:
         self._start, self._make = start, make
         self._remote: Remote | None = None
-        self._out = str(Path.cwd() / OUT)
+        self._out = str(Path.cwd() / OUTPUT_NAME)
 
-    def made(self, wanted: Make) -> Made | GrowfsError | MakerFailed:
+    def made(self, wanted: ProduceFile) -> FileProduced | GrowfsError | ProducerFailed:
         """Make one file in the working folder; what became of it."""
-        source: Seekable | None = None
+        source: SeekableStream | None = None
         timeout_s = self._start.producer.timeout_s
         if timeout_s:  # a thread that needs no interpreter: it says in the log where that hangs, and ends the process
             faulthandler.dump_traceback_later(timeout_s, exit=True, file=2)
@@ -103,11 +110,11 @@ class _Bench:
             with open(self._out, "w+b") as out:
                 if isinstance(wanted.source, int):
                     self._make(wanted.source, generator(self._start.producer.seed or 0, wanted.source), out)
-                    return Made()
-                with reading(self._opened(), wanted.source) as file:
+                    return FileProduced()
+                with open_seekable(self._opened(), wanted.source) as file:
                     source = file.raw
                     self._make(file, out)
-                return Made(source.file.mtime_ns)
+                return FileProduced(source.file.mtime_ns)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the user's, and is told
             return _failure(error, source)
         finally:
@@ -117,12 +124,12 @@ class _Bench:
     def _opened(self) -> Remote:
         if self._remote is None:
             limits = self._start.limits
-            streams = Streams(spend=TokenBucket(SharedLimits(limits)).spend) if limits is not None else None
+            streams = TransferThreads(throttle=TokenBucket(SharedLimits(limits)).spend) if limits is not None else None
             self._remote = open_remote(self._start.spec, streams)
         return self._remote
 
 
-def _failure(error: BaseException, source: Seekable | None) -> GrowfsError | MakerFailed:
+def _failure(error: BaseException, source: SeekableStream | None) -> GrowfsError | ProducerFailed:
     """What is told of an error: the remote's own where that is the cause, else the last line."""
     if source and source.error:
         return source.error
@@ -131,7 +138,7 @@ def _failure(error: BaseException, source: Seekable | None) -> GrowfsError | Mak
     traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoRoom(f"the disk of the cache is full ({error.strerror}); see --min-free")
-    return MakerFailed(_last_line(error))
+    return ProducerFailed(_last_line(error))
 
 
 def _last_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import FetchTask, Opened, Page, RemoteFile, Skipped
+from growfs.remote.protocol import FetchTask, Page, RemoteFile, RemoteStream, Skipped
 
 
 @dataclass
@@ -79,7 +79,7 @@ class FakeRemote:
             raise RemoteBusy(f"fake://{file.path}: cut short")
         return now
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         self._called("open", file.path)
         now = self._file(file.path, asked=True)
         if file.version and now.version and file.version != now.version:

@@ -14,7 +14,7 @@ import pytest
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import digest, open_remote, preload
 from growfs.remote.digest import Digest
-from growfs.remote.file import reading
+from growfs.remote.file import open_seekable
 from growfs.remote.protocol import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteSpec
 from tests.remote.fake import FakeRemote
 
@@ -64,7 +64,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     kind, _, library = request.param.partition(" ")
     name = uuid.uuid4().hex
     if library:
-        monkeypatch.setattr("growfs.remote.http.download.Ranged.fetch", lambda *_: None)
+        monkeypatch.setattr("growfs.remote.http.download.RangeDownloader.fetch", lambda *_: None)
     monkeypatch.setattr("growfs.remote.digest.PART_BYTES", 50_000)
     monkeypatch.setattr(
         "growfs.remote.http.download._tells_versions", lambda _: True
@@ -254,7 +254,7 @@ def test_preload_starts_nothing(url: str) -> None:
 def test_open_reads_each_file_from_anywhere(filled: Place) -> None:
     for path, file in listed(list(filled.remote.pages())).items():
         content = FILES[path]
-        with reading(filled.remote, file) as source:
+        with open_seekable(filled.remote, file) as source:
             assert source.raw.file == filled.remote.stat(path)
             assert source.read() == content, path
             assert source.read(1) == b""
@@ -269,14 +269,14 @@ def test_open_is_of_the_version_that_was_listed(filled: Place) -> None:
     file = filled.remote.stat("train/cat/1.jpg")
     filled.put("train/cat/1.jpg", b"quite another cat")
     with pytest.raises(RemoteChanged):
-        reading(filled.remote, file)
+        open_seekable(filled.remote, file)
     filled.delete("train/cat/1.jpg")
     with pytest.raises(RemoteMissing):
-        reading(filled.remote, file)
+        open_seekable(filled.remote, file)
 
 
 def test_what_changes_while_it_is_read_is_noticed(filled: Place) -> None:
-    with reading(filled.remote, filled.remote.stat("a.bin")) as source:
+    with open_seekable(filled.remote, filled.remote.stat("a.bin")) as source:
         source.read(10)
         filled.put("a.bin", os.urandom(400_000))
         source.raw.seek(0)

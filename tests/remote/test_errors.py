@@ -28,7 +28,7 @@ from growfs.remote.http.download import BUSY
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
-from growfs.remote.wrappers.retry import TRIES_MAX, Retrying
+from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote
 from tests.remote.fake import FakeRemote
 from tests.servers import S3Server, free_port, serving
 
@@ -201,7 +201,7 @@ def test_retrying_until_it_works(faulty: RemoteSpec, caplog: pytest.LogCaptureFi
     Faulty.answers[:] = [(503, xml("SlowDown")), (429, xml("TooManyRequests"))]
     delays: list[float] = []
     with caplog.at_level(logging.WARNING):
-        assert list(Retrying(S3Remote(faulty), sleep=delays.append).pages()) == []
+        assert list(RetryingRemote(S3Remote(faulty), sleep=delays.append).pages()) == []
     assert len(delays) == len(caplog.records) == 2
     assert 0.2 <= delays[0] <= 0.4 <= delays[1] <= 0.6
     assert SECRET not in caplog.text
@@ -225,7 +225,7 @@ def test_cut_short(faulty: RemoteSpec, tmp_path: Path) -> None:
 def test_retrying_gives_up_and_lets_other_errors_pass(tmp_path: Path) -> None:
     fake = FakeRemote()
     fake.put("a", b"x")
-    remote = Retrying(fake, sleep=lambda _: None)
+    remote = RetryingRemote(fake, sleep=lambda _: None)
     fake.fail("stat", *[RemoteBusy("busy")] * TRIES_MAX)
     with pytest.raises(RemoteBusy):
         remote.stat("a")
@@ -241,7 +241,7 @@ def test_a_listing_goes_on_where_it_was(tmp_path: Path) -> None:
         fake.put(name, b"x")
     busy = [RemoteBusy("busy")] * (TRIES_MAX - 1)
     fake.fail("pages", *busy, None, *busy, None, *busy)
-    pages = list(Retrying(fake, sleep=lambda _: None).pages())
+    pages = list(RetryingRemote(fake, sleep=lambda _: None).pages())
     assert [file.path for page in pages for file in page.files] == ["a", "b", "c"]
 
 
@@ -250,7 +250,7 @@ def test_progress_counts_no_byte_twice(tmp_path: Path) -> None:
     fake.put("a", bytes(95))
     fake.fail("chunk", None, None, None, RemoteBusy("cut"), None, RemoteBusy("cut"))
     told: list[int] = []
-    Retrying(fake, sleep=lambda _: None).fetch(FetchTask(fake.stat("a"), tmp_path / "target", told.append))
+    RetryingRemote(fake, sleep=lambda _: None).fetch(FetchTask(fake.stat("a"), tmp_path / "target", told.append))
     assert sum(told) == 95
     assert (tmp_path / "target").stat().st_size == 95
 

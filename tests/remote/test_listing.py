@@ -16,10 +16,10 @@ from xml.sax.saxutils import escape
 import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied, RemoteMissing
-from growfs.remote.http.download import ODD_MAX
+from growfs.remote.http.download import FALLBACKS_MAX
 from growfs.remote.protocol import Page, Remote, RemoteFile
 from growfs.remote.stores.s3.store import S3Remote
-from growfs.remote.wrappers.retry import Retrying
+from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.store import s3
 from tests.s3.proxy import before
 from tests.servers import S3Server, serving
@@ -183,20 +183,20 @@ def test_a_busy_server_is_asked_by_fewer_and_loses_nothing(shown: Shown, status:
     remote = shown(bucket := Bucket(NAMES, delay_s=0.01))
     bucket.fault = lambda _: status if bucket.under_way >= 3 else None
     delays: list[float] = []
-    assert sorted(paths(Retrying(remote, sleep=delays.append).pages())) == NAMES
+    assert sorted(paths(RetryingRemote(remote, sleep=delays.append).pages())) == NAMES
     assert remote._width.limit < 8
 
 
 def test_errors_in_between_lose_nothing(shown: Shown) -> None:
     chance = random.Random(3)
     remote = shown(Bucket(NAMES, fault=lambda _: 503 if chance.random() < 0.3 else None))
-    told = paths(Retrying(remote, sleep=lambda _: None).pages())
+    told = paths(RetryingRemote(remote, sleep=lambda _: None).pages())
     assert sorted(told) == NAMES
 
 
 def test_what_was_under_way_is_told_before_an_error(shown: Shown) -> None:
     remote = shown(bucket := Bucket(NAMES, delay_s=0.01, fault=lambda number: 403 if number >= 40 else None))
-    remote._odd_pages = ODD_MAX  # the library does not ask again
+    remote._odd_pages = FALLBACKS_MAX  # the library does not ask again
     seen: list[Page] = []
     with pytest.raises(RemoteDenied):
         seen.extend(remote.pages())
@@ -238,9 +238,9 @@ def test_names_that_xml_cannot_carry(moto_s3: S3Server, by_library: bool) -> Non
     for name in ODD_NAMES:
         moto_s3.put(f"{prefix}/{name}", b"x")
     remote = S3Remote(moto_s3.spec(prefix))
-    remote._odd_pages = ODD_MAX if by_library else 0
+    remote._odd_pages = FALLBACKS_MAX if by_library else 0
     assert sorted(paths(remote.pages())) == sorted(ODD_NAMES)
-    assert remote._odd_pages == (ODD_MAX if by_library else 0)
+    assert remote._odd_pages == (FALLBACKS_MAX if by_library else 0)
 
 
 @pytest.mark.parametrize("kind", ["rclone", "moto"])
@@ -254,7 +254,7 @@ def test_the_library_tells_the_same(request: pytest.FixtureRequest, kind: str) -
         return sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
 
     plain, other = S3Remote(server.spec(prefix)), S3Remote(server.spec(prefix))
-    other._odd_pages = ODD_MAX
+    other._odd_pages = FALLBACKS_MAX
     assert listed(plain) == listed(other)
     assert plain._odd_pages == 0
 
@@ -265,7 +265,7 @@ def test_what_is_no_listing_is_left_to_the_library(shown: Shown, monkeypatch: py
     real = bucket.answer
     monkeypatch.setattr(bucket, "answer", lambda query: (200, body) if "X-Amz-Signature" in query else real(query))
     assert sorted(paths(remote.pages())) == NAMES
-    assert remote._odd_pages == ODD_MAX
+    assert remote._odd_pages == FALLBACKS_MAX
 
 
 def test_a_process_that_may_start_no_more_threads(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:

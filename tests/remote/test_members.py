@@ -15,9 +15,9 @@ from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, 
 from growfs.remote import open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.functions import Function
-from growfs.remote.protocol import ByteRange, FetchTask, Opened, RemoteFile, RemoteSpec
-from growfs.remote.wrappers.archives import Members, Place, path_of
-from growfs.remote.wrappers.retry import Retrying
+from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
+from growfs.remote.wrappers.archives import ArchiveRemote, MemberLocation, path_of
+from growfs.remote.wrappers.retry import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of
 from tests.remote.fake import FakeRemote
 from tests.servers import S3Server, WebFolder
@@ -38,15 +38,15 @@ class Shards(FakeRemote):
         for path, data in content.items():
             self.put(path, data)
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         if not start:
             self.read.append(file.path)
         while file.path in self.held:
             time.sleep(0.001)
         return super().open(file, start)
 
-    def members(self, function: Function = TAR) -> Members:
-        return Members(self, function, self.cache)
+    def members(self, function: Function = TAR) -> ArchiveRemote:
+        return ArchiveRemote(self, function, self.cache)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_what_did_not_change_is_not_read_again(shards: Shards) -> None:
 
 def test_a_listing_that_fails_midway_goes_on_and_keeps_what_was_read(shards: Shards) -> None:
     shards.fail("open", None, RemoteBusy("busy"), None, RemoteBusy("busy"))
-    assert listed(Retrying(shards.members(), sleep=lambda _: None)).keys() == NAMES.keys()
+    assert listed(RetryingRemote(shards.members(), sleep=lambda _: None)).keys() == NAMES.keys()
     assert len(shards.read) == len(SHARDS) + 2
     assert len(list((shards.cache / "members").iterdir())) == len(SHARDS)
 
@@ -141,7 +141,7 @@ def test_what_is_being_read_when_a_listing_fails_is_not_read_twice(shards: Shard
         again.append(seconds)
         Timer(0.2, shards.held.clear).start()
 
-    assert listed(Retrying(shards.members(), sleep=second_try)).keys() == NAMES.keys()
+    assert listed(RetryingRemote(shards.members(), sleep=second_try)).keys() == NAMES.keys()
     assert len(again) == 1
     assert sorted(shards.read) == sorted([*SHARDS, "shards/0.tar"])
 
@@ -170,7 +170,7 @@ def test_an_archive_that_changes_while_it_is_read_is_read_anew(tmp_path: Path, t
     new = {"new": b"1", "large": bytes(3000)}
 
     class Changing(Shards):
-        def open(self, file: RemoteFile, start: int = 0) -> Opened:
+        def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
             opened = super().open(file, start)
             if file.path == "shards/1.tar" and self.read.count(file.path) <= times:
                 self.put(file.path, tar_of(new))
@@ -209,7 +209,7 @@ def test_names_that_cannot_be_files_are_skipped(tmp_path: Path) -> None:
     assert listed(remote).keys() == {"s/ok", "s/.growfs/x"}
 
 
-def found(monkeypatch: pytest.MonkeyPatch, cache: Path, *told: Any) -> Members:
+def found(monkeypatch: pytest.MonkeyPatch, cache: Path, *told: Any) -> ArchiveRemote:
     """A file of 100 bytes, in which a function finds this."""
     monkeypatch.setattr(Function, "load", lambda _: lambda source: iter(told))
     return Shards(cache, {"dir/x.bin": bytes(100)}).members()
@@ -249,8 +249,8 @@ def test_the_folder_of_an_archive(archive: str, path: str) -> None:
 @pytest.mark.parametrize("path", ["a b/c", "ä%20\n", "\udcff", "a"])
 @pytest.mark.parametrize("version", ["", "v 1 2", "abc-3"])
 def test_a_version_tells_the_place(path: str, version: str) -> None:
-    place = Place(ByteRange(3, 4), path, version)
-    assert Place.of(str(place)) == place
+    place = MemberLocation(ByteRange(3, 4), path, version)
+    assert MemberLocation.of(str(place)) == place
 
 
 def test_a_member_of_another_version_is_looked_up_anew(shards: Shards, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_members_in_every_store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, by_library: bool
 ) -> None:
     if by_library:
-        monkeypatch.setattr("growfs.remote.http.download.Ranged.fetch", lambda *_: None)
+        monkeypatch.setattr("growfs.remote.http.download.RangeDownloader.fetch", lambda *_: None)
     archive = tar_of(samples(1) | {"large.bin": bytes(6 << 20), "z": b"behind"})
     if kind.endswith("_s3"):
         server: S3Server = request.getfixturevalue(kind)

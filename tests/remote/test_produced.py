@@ -17,7 +17,7 @@ from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.functions import Function
 from growfs.remote.protocol import FetchTask, Producer, Remote, RemoteFile, RemoteSpec
-from growfs.remote.wrappers.producer import Produced
+from growfs.remote.wrappers.producer import ProducedRemote
 from growfs.remote.wrappers.producer_pool import check
 from tests.fuse import makers
 
@@ -153,6 +153,6 @@ def test_ready_made_ones_resize() -> None:
 
 
 def test_produced_is_behind_the_one_interface(folder: Path) -> None:
-    assert isinstance(open_remote(spec(folder)), Produced)
+    assert isinstance(open_remote(spec(folder)), ProducedRemote)
     with pytest.raises(Exception, match="only be fetched"):
         open_remote(spec(folder)).open(RemoteFile("zero", None, None, ""))

@@ -17,13 +17,13 @@ from awscrt import checksums
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
 from growfs.remote import digest
 from growfs.remote.digest import Digest
-from growfs.remote.http.download import HEADS_IN_VAIN_MAX
-from growfs.remote.http.threads import STREAMS
+from growfs.remote.http.download import USELESS_HEADS_MAX
+from growfs.remote.http.threads import THREADS_DEFAULT
 from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from growfs.remote.wrappers.retry import Retrying
+from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.store import DATA, FILE, PART, SMALL, Asked, Show, Store, fetched, s3
 from tests.servers import S3Server
 
@@ -39,7 +39,7 @@ def test_parts_are_asked_for_once_each_of_one_version(show: Show, tmp_path: Path
     assert sorted(asked.start or 0 for asked in store.gets) == list(range(0, len(DATA), PART))
     assert {asked.headers["If-Match"] for asked in store.gets if asked.start} == {'"v1"'}
     assert fetched(remote, tmp_path) == DATA
-    assert len({asked.port for asked in store.gets}) <= STREAMS + 1
+    assert len({asked.port for asked in store.gets}) <= THREADS_DEFAULT + 1
     assert ({asked.method for asked in store.asked}, library) == ({"GET", "HEAD"}, [])
 
 
@@ -152,7 +152,7 @@ def test_a_range_that_is_ignored_midway(show: Show, tmp_path: Path, library: lis
     store = Store(DATA, ranges="first")
     with pytest.raises(RemoteBusy, match="makes no sense"):
         s3(url := show(store)).fetch(FetchTask(FILE, tmp_path / "target"))
-    assert fetched(Retrying(s3(url), sleep=lambda _: None), tmp_path) == DATA
+    assert fetched(RetryingRemote(s3(url), sleep=lambda _: None), tmp_path) == DATA
     assert library == ["x"]
 
 
@@ -163,7 +163,7 @@ def test_a_part_that_is_cut_short(show: Show, tmp_path: Path, library: list[str]
         store.body = "cut" if len(store.gets) == 5 else "plain"
 
     store.before = before
-    assert fetched(Retrying(s3(show(store)), sleep=lambda _: None), tmp_path) == DATA
+    assert fetched(RetryingRemote(s3(show(store)), sleep=lambda _: None), tmp_path) == DATA
     assert library == []
     store.before = lambda _: setattr(store, "body", "cut")
     with pytest.raises(RemoteBusy, match="cut short"):
@@ -236,9 +236,9 @@ def test_the_checksum_of_a_file_that_comes_in_parts(
 def test_a_store_that_tells_no_checksums_is_not_asked_for_ever(show: Show, tmp_path: Path) -> None:
     store = Store(DATA)
     remote = s3(show(store))
-    for _ in range(HEADS_IN_VAIN_MAX + 3):
+    for _ in range(USELESS_HEADS_MAX + 3):
         fetched(remote, tmp_path)
-    assert sum(asked.method == "HEAD" for asked in store.asked) == HEADS_IN_VAIN_MAX
+    assert sum(asked.method == "HEAD" for asked in store.asked) == USELESS_HEADS_MAX
 
 
 def test_the_digest_is_that_of_the_file(show: Show, tmp_path: Path) -> None:

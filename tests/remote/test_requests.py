@@ -11,7 +11,7 @@ import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied
 from growfs.remote.errors import translate
-from growfs.remote.http.connection import ConnectionFailed, Request
+from growfs.remote.http.connection import ConnectionFailed, HttpRequest
 from growfs.remote.http.download import HttpError
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.store import S3Remote
@@ -28,12 +28,12 @@ def test_a_signature_that_expires_is_made_anew(
     signed: list[str] = []
     real = S3Remote._request
 
-    def request(self: S3Remote, path: str, method: str = "GET") -> Request:
+    def request(self: S3Remote, path: str, method: str = "GET") -> HttpRequest:
         found = real(self, path, method)
         if method == "HEAD":
             return found
         signed.append(found.url + f"&number={len(signed)}")  # within a second, signatures are alike
-        return Request(signed[-1], found.headers)
+        return HttpRequest(signed[-1], found.headers)
 
     monkeypatch.setattr(S3Remote, "_request", request)
     store.status = lambda asked: 403 if len(store.gets) > 5 and asked.target.endswith("number=0") else None
@@ -46,10 +46,12 @@ def test_a_signature_that_expires_is_made_anew(
 def test_signed_urls_are_secret(
     show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: list[str]
 ) -> None:
-    assert "secret" not in repr(Request("https://h/x?X-Amz-Signature=secret", {"Authorization": "secret"}))
+    assert "secret" not in repr(HttpRequest("https://h/x?X-Amz-Signature=secret", {"Authorization": "secret"}))
     remote = s3(show(Store(DATA)), token="the-token")
     url = remote._request("x").url
-    monkeypatch.setattr(S3Remote, "_request", lambda *_: Request(url + " \n"))  # http.client quotes it when it refuses
+    monkeypatch.setattr(
+        S3Remote, "_request", lambda *_: HttpRequest(url + " \n")
+    )  # http.client quotes it when it refuses
     assert fetched(remote, tmp_path) == DATA
     assert library == ["x"]
     for error in (ConnectionFailed(f"GET {url}"), HttpError(403, f"GET {url}")):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from growfs.remote.http import threads as module
-from growfs.remote.http.threads import Streams
+from growfs.remote.http.threads import TransferThreads
 from tests.harness import until
 
 WAIT_S = 20
@@ -66,17 +66,17 @@ class Parts:
         return True
 
 
-def settle(streams: Streams) -> None:
+def settle(threads: TransferThreads) -> None:
     """Give threads the time to do what they should not."""
     time.sleep(3 * module.LOOK_EVERY_S)
 
 
 def test_the_limit_is_heeded() -> None:
-    desk, streams = Desk(), Streams(lambda: 5)
+    desk, threads = Desk(), TransferThreads(lambda: 5)
     for _ in range(50):
-        streams.begin(desk.job())
+        threads.begin(desk.job())
     desk.until(lambda desk: desk.most == 5)
-    settle(streams)
+    settle(threads)
     assert len(desk.order) == 5
     desk.let_go()
     desk.until(lambda desk: desk.done == 50)
@@ -85,23 +85,23 @@ def test_the_limit_is_heeded() -> None:
 
 def test_all_that_come_at_once_are_begun_at_once() -> None:
     """Also where a single thread is there that waits for them."""
-    desk, streams = Desk(), Streams(lambda: 20)
+    desk, threads = Desk(), TransferThreads(lambda: 20)
     first = threading.Event()
-    streams.begin(first.set)
+    threads.begin(first.set)
     assert first.wait(WAIT_S)
     for _ in range(20):
-        streams.begin(desk.job())
+        threads.begin(desk.job())
     desk.until(lambda desk: desk.most == 20)
     desk.let_go()
 
 
 def test_what_is_urgent_does_not_wait() -> None:
-    desk, streams = Desk(), Streams(lambda: 2)
+    desk, threads = Desk(), TransferThreads(lambda: 2)
     for _ in range(4):
-        streams.begin(desk.job("file"))
+        threads.begin(desk.job("file"))
     desk.until(lambda desk: desk.most == 2)
     for _ in range(3):
-        streams.begin(desk.job("urgent"), urgent=True)
+        threads.begin(desk.job("urgent"), urgent=True)
     desk.until(lambda desk: desk.most == 5)
     assert desk.order == ["file"] * 2 + ["urgent"] * 3
     desk.let_go()
@@ -109,11 +109,11 @@ def test_what_is_urgent_does_not_wait() -> None:
 
 
 def test_what_is_urgent_finds_a_thread_where_all_streams_are_at_work() -> None:
-    desk, streams = Desk(), Streams(lambda: 128)
+    desk, threads = Desk(), TransferThreads(lambda: 128)
     for _ in range(200):
-        streams.begin(desk.job("file"))
+        threads.begin(desk.job("file"))
     desk.until(lambda desk: desk.most == 128)
-    streams.begin(desk.job("urgent"), urgent=True)
+    threads.begin(desk.job("urgent"), urgent=True)
     desk.until(lambda desk: "urgent" in desk.order)
     desk.let_go()
     desk.until(lambda desk: desk.done == 201)
@@ -122,29 +122,29 @@ def test_what_is_urgent_finds_a_thread_where_all_streams_are_at_work() -> None:
 def test_parts_of_the_earliest_file_come_first_and_files_in_their_order() -> None:
     desk, gate = Desk(), Desk()
     desk.let_go()
-    streams = Streams(lambda: 1)
-    streams.begin(gate.job())
+    threads = TransferThreads(lambda: 1)
+    threads.begin(gate.job())
     gate.until(lambda gate: gate.most == 1)
     early, late = Parts("early", 3, desk), Parts("late", 3, desk)
     for name in ("next", "last"):
-        streams.begin(desk.job(name))
-    with streams.shared(early.work), streams.shared(late.work):
+        threads.begin(desk.job(name))
+    with threads.shared(early.work), threads.shared(late.work):
         gate.let_go()
         desk.until(lambda desk: desk.done == 8)
     assert desk.order == ["early"] * 3 + ["late"] * 3 + ["next", "last"]
 
 
 def test_a_shared_block_ends_when_its_helpers_have_left() -> None:
-    desk, streams = Desk(), Streams(lambda: 4)
+    desk, threads = Desk(), TransferThreads(lambda: 4)
     parts = Parts("part", 3, desk)
     ended = threading.Event()
 
     def own() -> None:
-        with streams.shared(parts.work):
+        with threads.shared(parts.work):
             desk.until(lambda desk: desk.most == 3)
         ended.set()
 
-    streams.begin(own)
+    threads.begin(own)
     desk.until(lambda desk: desk.most == 3)
     assert not ended.wait(3 * module.LOOK_EVERY_S)
     desk.let_go()
@@ -153,11 +153,11 @@ def test_a_shared_block_ends_when_its_helpers_have_left() -> None:
 
 
 def test_a_block_that_fails_takes_its_helpers_along() -> None:
-    desk, streams = Desk(), Streams(lambda: 4)
+    desk, threads = Desk(), TransferThreads(lambda: 4)
     parts = Parts("part", 1000, desk)
 
     def fail() -> None:
-        with streams.shared(parts.work):
+        with threads.shared(parts.work):
             desk.until(lambda desk: desk.most == 4)
             threading.Timer(0.1, desk.let_go).start()
             raise InterruptedError
@@ -166,7 +166,7 @@ def test_a_block_that_fails_takes_its_helpers_along() -> None:
         fail()
     done = desk.done
     assert done >= 4
-    settle(streams)
+    settle(threads)
     assert desk.done == done
 
 
@@ -174,17 +174,17 @@ def test_a_block_that_fails_takes_its_helpers_along() -> None:
 def test_a_limit_that_is_raised_is_noticed(shared: bool) -> None:
     """Though nothing comes that would wake a thread, and all are in the middle of something."""
     limit = 2
-    desk, streams = Desk(), Streams(lambda: limit)
+    desk, threads = Desk(), TransferThreads(lambda: limit)
     if shared:
         parts = Parts("part", 30, desk)
-        with streams.shared(parts.work):
+        with threads.shared(parts.work):
             desk.until(lambda desk: desk.most == 2)
             limit = 10
             desk.until(lambda desk: desk.most == 10)
             desk.let_go()
     else:
         for _ in range(30):
-            streams.begin(desk.job())
+            threads.begin(desk.job())
         desk.until(lambda desk: desk.most == 2)
         limit = 10
         desk.until(lambda desk: desk.most == 10)
@@ -196,20 +196,20 @@ def test_a_limit_that_is_raised_is_noticed(shared: bool) -> None:
 def test_no_thread_is_woken_for_what_may_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would cost a small file a tenth of its CPU: where many wait, each that ends is followed by the next one."""
     desk = Desk()
-    streams = Streams(lambda: 1)
-    streams.begin(desk.job())
-    streams.begin(desk.job())
-    until(lambda: streams._looks)
-    woken, notify = 0, streams._comes.notify
+    threads = TransferThreads(lambda: 1)
+    threads.begin(desk.job())
+    threads.begin(desk.job())
+    until(lambda: threads._looks)
+    woken, notify = 0, threads._comes.notify
 
     def wake() -> None:
         nonlocal woken
         woken += 1
         notify()
 
-    monkeypatch.setattr(streams._comes, "notify", wake)
+    monkeypatch.setattr(threads._comes, "notify", wake)
     for _ in range(100):
-        streams.begin(desk.job())
+        threads.begin(desk.job())
     assert not woken
     desk.let_go()
     desk.until(lambda desk: desk.done == 102)
@@ -221,7 +221,7 @@ def test_a_limit_that_is_lowered_counts_from_the_next_part_on() -> None:
     limit, most_at_end, now = 8, 0, 0
     lock = threading.Lock()
     done = threading.Semaphore(0)
-    streams = Streams(lambda: limit)
+    threads = TransferThreads(lambda: limit)
 
     def work() -> bool:
         nonlocal now, most_at_end
@@ -238,7 +238,7 @@ def test_a_limit_that_is_lowered_counts_from_the_next_part_on() -> None:
         for _ in range(count):
             assert done.acquire(timeout=WAIT_S)
 
-    with streams.shared(work):
+    with threads.shared(work):
         several(50)
         limit = 2
         several(20)
@@ -250,11 +250,11 @@ def test_a_limit_that_is_lowered_counts_from_the_next_part_on() -> None:
 
 def test_what_is_urgent_comes_between_the_parts_of_a_file() -> None:
     desk = Desk()
-    streams = Streams(lambda: 1)
+    threads = TransferThreads(lambda: 1)
     desk.let_go()
-    with streams.shared(Parts("part", 10_000, desk).work):
+    with threads.shared(Parts("part", 10_000, desk).work):
         desk.until(lambda desk: desk.done > 10)
-        streams.begin(desk.job("urgent"), urgent=True)
+        threads.begin(desk.job("urgent"), urgent=True)
         desk.until(lambda desk: "urgent" in desk.order)
 
 
@@ -262,7 +262,7 @@ def test_nothing_is_forgotten() -> None:
     """Thousands of tiny jobs and shared files from several threads, with limits that come and go."""
     limit, done, count = 3, 0, 3000
     lock, all_done = threading.Lock(), threading.Event()
-    streams = Streams(lambda: limit)
+    threads = TransferThreads(lambda: limit)
 
     def job() -> None:
         nonlocal done
@@ -278,7 +278,7 @@ def test_nothing_is_forgotten() -> None:
             with lock:
                 return next(parts, None) is not None
 
-        with streams.shared(work):
+        with threads.shared(work):
             while work():
                 pass
         job()
@@ -286,21 +286,21 @@ def test_nothing_is_forgotten() -> None:
     def source(seed: int) -> None:
         nonlocal limit
         for number in range(count):
-            streams.begin(file if number % 10 == seed else job, urgent=number % 7 == seed)
+            threads.begin(file if number % 10 == seed else job, urgent=number % 7 == seed)
             limit = 1 + (number + seed) % 9
             if number % 500 == 0:
                 time.sleep(0.01)  # so that threads fall idle
 
-    threads = [threading.Thread(target=source, args=[seed]) for seed in range(4)]
-    for thread in threads:
+    sources = [threading.Thread(target=source, args=[seed]) for seed in range(4)]
+    for thread in sources:
         thread.start()
-    for thread in threads:
+    for thread in sources:
         thread.join()
-    assert all_done.wait(WAIT_S), (done, streams._working, streams._idle)
+    assert all_done.wait(WAIT_S), (done, threads._working, threads._idle)
 
 
 def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, streams = Desk(), Streams(lambda: 10)
+    desk, threads = Desk(), TransferThreads(lambda: 10)
     start = threading.Thread.start
     started = 0
 
@@ -314,7 +314,7 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         for _ in range(10):
-            streams.begin(desk.job())
+            threads.begin(desk.job())
         desk.until(lambda desk: desk.most == 2)
     desk.let_go()
     desk.until(lambda desk: desk.done == 10)
@@ -326,16 +326,16 @@ def test_where_no_thread_can_be_had_at_all_it_is_told(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError):
-        Streams().begin(lambda: None)
+        TransferThreads().begin(lambda: None)
 
 
 def test_what_waits_can_be_hurried() -> None:
-    streams, gate, ran = Streams(lambda: 1), threading.Event(), threading.Event()
+    threads, gate, ran = TransferThreads(lambda: 1), threading.Event(), threading.Event()
     jobs: list[Callable[[], Any]] = [lambda: gate.wait(WAIT_S), lambda: None, ran.set]
     for job in jobs:
-        streams.begin(job)
+        threads.begin(job)
     assert not ran.wait(0.3)
-    streams.hurry(jobs[2])
-    streams.hurry(jobs[2])  # it may have begun meanwhile
+    threads.hurry(jobs[2])
+    threads.hurry(jobs[2])  # it may have begun meanwhile
     assert ran.wait(WAIT_S)
     gate.set()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.cache.catalog import Listed
-from growfs.remote.names import FILE_AND_DIRECTORY, TWICE
+from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
 from growfs.remote.protocol import RemoteFile, Skipped
 from tests.unit.rooms import Rooms, file, open_rooms
 
@@ -109,7 +109,7 @@ async def test_of_a_name_that_comes_twice_the_first_counts(rooms: Rooms, page: i
     for _ in range(2):
         await rooms.list([file("a", version="v1"), file("b"), file("a", version="v2")], page)
         assert rooms.known() == {file("a", version="v1"), file("b")}
-        assert rooms.catalog.skipped(rooms.database.rows) == [(TWICE, 1, "a")]
+        assert rooms.catalog.skipped(rooms.database.rows) == [(DUPLICATE_NAME, 1, "a")]
     await rooms.list([file("new", version="v9"), file("a", version="v2"), file("new", version="v8")], page)
     assert rooms.known() == {file("a", version="v2"), file("new", version="v9")}
 

@@ -35,7 +35,7 @@ _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """Of the whole of a file, by GET or HEAD; url and headers may hold a signature or a password."""
 
     url: str = field(repr=False)
@@ -50,7 +50,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """The head of an answer. length: bytes of the body, None where it is not told."""
 
     status: int
@@ -58,7 +58,7 @@ class Response:
     headers: Headers
     length: int | None
     is_chunked: bool
-    keeps: bool
+    keep_alive: bool
 
 
 class ConnectionFailed(Exception):
@@ -89,7 +89,7 @@ class Connection:
         self._buffer = memoryview(self._bytes)
         self._body = (0, 0)  # what is in the buffer of it
 
-    def ask(self, request: Request, headers: Headers) -> Response:
+    def ask(self, request: HttpRequest, headers: Headers) -> HttpResponse:
         """The head of the answer; `copy` reads the rest. A kept connection that the server has closed is opened anew.
 
         Raises Unreached, and Odd where the store's library may do better: it may trust another certificate.
@@ -105,7 +105,7 @@ class Connection:
             self._socket, self._origin = _connected(request, self._tls), request.origin
             return self._ask(self._socket, request, head)
 
-    def _ask(self, line: socket.socket, request: Request, head: bytes) -> Response:
+    def _ask(self, line: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
         self._keeps = False
         line.sendall(head)
         end = got = 0
@@ -118,10 +118,10 @@ class Connection:
             got += count
         self._body = end + 4, got
         response = _parsed(bytes(self._buffer[:end]).decode("latin-1"))
-        self._keeps = request.method == "HEAD" and got == end + 4 and response.keeps
+        self._keeps = request.method == "HEAD" and got == end + 4 and response.keep_alive
         return response
 
-    def copy(self, response: Response, fd: int, at: int, told: Callable[[memoryview], None]) -> None:
+    def copy(self, response: HttpResponse, fd: int, at: int, told: Callable[[memoryview], None]) -> None:
         """Write the body to fd from offset `at` on; told gets each piece that was written.
 
         Raises Unreached, and OSError of the local disk.
@@ -145,9 +145,9 @@ class Connection:
             left -= end - start
             told(self._buffer[start:end])
             start = end = 0
-        self._keeps = whole and response.keeps
+        self._keeps = whole and response.keep_alive
 
-    def read_on(self, response: Response, buffer: memoryview, left: int) -> int:
+    def read_on(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
         """Read what comes next of the body, of which so many bytes are left. Raises Unreached."""
         assert self._socket is not None
         start, end = self._body
@@ -161,10 +161,10 @@ class Connection:
                 count = self._socket.recv_into(buffer)
             if not count:
                 raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")
-        self._keeps = count == left and start + count >= end and response.keeps
+        self._keeps = count == left and start + count >= end and response.keep_alive
         return count
 
-    def read(self, response: Response) -> bytes:
+    def read(self, response: HttpResponse) -> bytes:
         """The whole of a body that is a text. Raises Unreached, and Odd where it has no end or none that is near."""
         got = bytearray(self._buffer[slice(*self._body)])
         if response.is_chunked:
@@ -173,10 +173,10 @@ class Connection:
             raise FallBack("no length")
         while len(got) < response.length:
             self._read_more(got)
-        self._keeps = response.keeps and len(got) == response.length
+        self._keeps = response.keep_alive and len(got) == response.length
         return bytes(got[: response.length])
 
-    def _read_chunks(self, response: Response, got: bytearray) -> bytes:
+    def _read_chunks(self, response: HttpResponse, got: bytearray) -> bytes:
         """RFC 9112, 7.1: each with its size before it; one of no size, and maybe more headers, at the end."""
         body, at, size = bytearray(), 0, 1
         while size:
@@ -193,7 +193,7 @@ class Connection:
                 _, at = self._read_line(got, at)
         while line:
             line, at = self._read_line(got, at)
-        self._keeps = response.keeps and len(got) == at
+        self._keeps = response.keep_alive and len(got) == at
         return bytes(body)
 
     def _read_line(self, got: bytearray, at: int) -> tuple[bytes, int]:
@@ -224,7 +224,7 @@ class Connection:
             line.close()
 
 
-def drop_all(connections: Iterable[Connection]) -> None:
+def close_all(connections: Iterable[Connection]) -> None:
     """Close them all."""
     for connection in connections:
         connection.drop()
@@ -237,7 +237,7 @@ def _has_more(line: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _head_of(request: Request, more: Headers) -> bytes:
+def _head_of(request: HttpRequest, more: Headers) -> bytes:
     scheme, host = request.origin
     target = request.url[len(scheme) + 3 + len(host) :].partition("#")[0] or "/"
     if not target.startswith("/"):
@@ -250,7 +250,7 @@ def _head_of(request: Request, more: Headers) -> bytes:
     return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
 
-def _parsed(head: str) -> Response:
+def _parsed(head: str) -> HttpResponse:
     first, *lines = head.split("\r\n")
     version, _, status = first.partition(" ")
     code, _, reason = status.partition(" ")
@@ -266,11 +266,11 @@ def _parsed(head: str) -> Response:
     length = headers.get("content-length", "")
     encoding = headers.get("transfer-encoding", "").lower()
     known = re.fullmatch("[0-9]{1,19}", length) is not None and not encoding
-    keeps = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
-    return Response(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keeps)
+    keep_alive = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
+    return HttpResponse(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keep_alive)
 
 
-def _connected(request: Request, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
+def _connected(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
     """A socket to the server, by any of its addresses: stores give many, and work is to be spread over them."""
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"

@@ -24,19 +24,27 @@ from urllib.request import getproxies, proxy_bypass
 from growfs.remote import digest as digests
 from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import Expected, expected
-from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, Request, Response, drop_all
-from growfs.remote.http.threads import Streams
+from growfs.remote.http.connection import (
+    Connection,
+    ConnectionFailed,
+    FallBack,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    close_all,
+)
+from growfs.remote.http.threads import TransferThreads
 from growfs.remote.protocol import FetchTask
 
-HEADS_IN_VAIN_MAX = 8
-ODD_MAX = 3  # files in a row that had to be left to the library, until no more are tried
+USELESS_HEADS_MAX = 8
+FALLBACKS_MAX = 3  # files in a row that had to be left to the library, until no more are tried
 GOOD = (200, 206)
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 REFUSED = (400, 401, 403)  # what stores answer to a signature that has expired
 NOT_THERE = (404, 410, 416)  # 416: of a file without a byte
 
 T = TypeVar("T")
-Sign = Callable[..., Request]
+Sign = Callable[..., HttpRequest]
 """A request for the file, signed anew: by GET, or by the method that is given. May raise Odd."""
 Check = Callable[[int, Headers], T]
 """Given a file's bytes and the headers of its GET before the body is read; may raise Odd, and what is to be raised."""
@@ -50,23 +58,23 @@ class HttpError(Exception):
         self.status = status
 
 
-class Damaged(Exception):
+class ChecksumMismatch(Exception):
     """What came is not what the store says that it has."""
 
 
-class Ranged:
+class RangeDownloader:
     """Fetches files, in any thread. `usable` is False once that has proved to be of no use with this server."""
 
-    def __init__(self, streams: Streams, tls: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, threads: TransferThreads, tls: Callable[[], ssl.SSLContext]) -> None:
         self.usable = True
-        self.streams = streams
+        self.threads = threads
         self._tls = tls
-        self.head_tells = True  # more than a GET of a part does
+        self.heads_useful = True  # more than a GET of a part does
         self.is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
         self._odd = self._heads_in_vain = 0
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
-        weakref.finalize(self, drop_all, self._connections)
+        weakref.finalize(self, close_all, self._connections)
 
     def fetch(self, task: FetchTask, sign: Sign, check: Check[T]) -> tuple[int, T] | None:
         """Write the file, or the range of it, to task.target. Returns (bytes written, what check returned).
@@ -77,21 +85,21 @@ class Ranged:
         Raises HttpError, Damaged, ConnectionFailed, what check and progress raise, and OSError of the local disk.
         """
         with task.target.open("wb", buffering=0) as out:
-            fetch = _Fetch(self, task, out.fileno(), sign, check)
+            fetch = _FileTransfer(self, task, out.fileno(), sign, check)
             try:
                 with self.connection() as connection:
                     response = fetch.begin(connection)
                     fetch.run(connection, response)
             except FallBack as odd:
                 self._odd += odd.counts
-                self.usable = self._odd < ODD_MAX
+                self.usable = self._odd < FALLBACKS_MAX
                 if fetch.told:
                     raise ConnectionFailed(f"an answer that makes no sense: {odd}") from odd
                 return None
         self._odd = 0
         return fetch.total, fetch.checked
 
-    def begin(self, connection: Connection, request: Request, headers: Headers) -> Response:
+    def begin(self, connection: Connection, request: HttpRequest, headers: Headers) -> HttpResponse:
         """The head of a file's first answer. Raises Answered, Unreached, and Odd where the library may do better."""
         scheme, host = request.origin
         if scheme not in ("http", "https") or self.is_proxied(scheme, host):
@@ -103,10 +111,10 @@ class Ranged:
             raise FallBack(f"status {response.status}", counts=response.status not in NOT_THERE)
         return response
 
-    def note_head(self, told: bool) -> None:
+    def record_head(self, told: bool) -> None:
         """Whether a HEAD told what was asked for; a store whose answers never do is not asked for ever."""
         self._heads_in_vain = 0 if told else self._heads_in_vain + 1
-        self.head_tells = self._heads_in_vain < HEADS_IN_VAIN_MAX
+        self.heads_useful = self._heads_in_vain < USELESS_HEADS_MAX
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -125,7 +133,7 @@ class Ranged:
             self._idle.append(connection)
 
 
-class _Fetch(Generic[T]):
+class _FileTransfer(Generic[T]):
     """One file, or part of one, on its way. begin() sets `total` (bytes that are asked for), `_file_bytes` (of all of
     it) and `checked`, which stay; the threads share the rest.
 
@@ -136,7 +144,7 @@ class _Fetch(Generic[T]):
     checked: T
     _file_bytes: int
 
-    def __init__(self, owner: Ranged, task: FetchTask, fd: int, sign: Sign, check: Check[T]) -> None:
+    def __init__(self, owner: RangeDownloader, task: FetchTask, fd: int, sign: Sign, check: Check[T]) -> None:
         self.told = False
         self._first = task.byte_range.offset if task.byte_range else 0
         self._owner, self._task, self._fd, self._sign, self._check = owner, task, fd, sign, check
@@ -148,7 +156,7 @@ class _Fetch(Generic[T]):
         self._expected: Expected | None = None
         self._connections: list[Connection] = []
 
-    def begin(self, connection: Connection) -> Response:
+    def begin(self, connection: Connection) -> HttpResponse:
         """Ask for the file or, if it is large or of unknown size, for its first part; the answer's head is checked."""
         self._request = self._sign()
         part, first, size = self._task.byte_range, self._first, self._task.file.size
@@ -178,7 +186,7 @@ class _Fetch(Generic[T]):
         if part:
             return response  # what is told of content is told of the whole
         self._expected = expected(response.headers)
-        if length < self.total and not self._expected and self._owner.head_tells:
+        if length < self.total and not self._expected and self._owner.heads_useful:
             self._expected = self._told_of_the_whole()
         return response
 
@@ -189,13 +197,13 @@ class _Fetch(Generic[T]):
             response = connection.ask(self._sign("HEAD"), {})
             if response.status in GOOD and response.headers.get("etag") == self._pins["etag"]:
                 told = expected(response.headers)
-        self._owner.note_head(told is not None)
+        self._owner.record_head(told is not None)
         return told
 
-    def run(self, connection: Connection, response: Response) -> None:
+    def run(self, connection: Connection, response: HttpResponse) -> None:
         """Read response, which begins the file, and all other parts, with what streams are free."""
         in_parts = self.total > (response.length or 0)
-        helped = self._owner.streams.shared(self._help) if in_parts else nullcontext()
+        helped = self._owner.threads.shared(self._help) if in_parts else nullcontext()
         with helped, self._used(connection):
             self._copy(connection, response, self._first)
             while (start := self._next()) is not None:
@@ -203,7 +211,7 @@ class _Fetch(Generic[T]):
         if self._error:
             raise self._error
         if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
-            raise Damaged(mismatch)
+            raise ChecksumMismatch(mismatch)
 
     def _help(self) -> bool:
         """Read one part; False where there is none left."""
@@ -230,7 +238,7 @@ class _Fetch(Generic[T]):
             with self._sharing:
                 self._connections.remove(connection)
 
-    def _copy(self, connection: Connection, response: Response, start: int) -> None:
+    def _copy(self, connection: Connection, response: HttpResponse, start: int) -> None:
         at = start - self._first
         digest = self._digest.part(at)
         expected = self._expected and self._expected.part(at)
@@ -241,7 +249,7 @@ class _Fetch(Generic[T]):
             digest.update(piece)
             if expected:
                 expected.update(piece)
-            self._owner.streams.spend(len(piece))
+            self._owner.threads.throttle(len(piece))
             with self._sharing:
                 self.told = True
                 self._task.progress(len(piece))
@@ -256,7 +264,7 @@ class _Fetch(Generic[T]):
         with self._sharing:
             return next(self._starts, None)
 
-    def _part(self, connection: Connection, start: int, end: int) -> Response:
+    def _part(self, connection: Connection, start: int, end: int) -> HttpResponse:
         """The answer to one part. The signature was good for the first one: if it is refused now, it has expired."""
         etag = self._pins["etag"]
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
@@ -275,7 +283,7 @@ class _Fetch(Generic[T]):
             raise FallBack("another range than was asked for")
         return response
 
-    def _sign_anew(self, refused: Request) -> Request:
+    def _sign_anew(self, refused: HttpRequest) -> HttpRequest:
         with self._sharing:
             if self._request is refused:
                 self._request = self._sign()
@@ -286,7 +294,7 @@ def _range(start: int, end: int) -> dict[str, str]:
     return {"Range": f"bytes={start}-{end}"}
 
 
-def extent_of(response: Response) -> tuple[int, tuple[int, int] | None]:
+def extent_of(response: HttpResponse) -> tuple[int, tuple[int, int] | None]:
     """(bytes of the body, (where it begins in the file, bytes of the file)); None where the body is the whole file.
 
     By Content-Range and not by the status: `rclone serve s3` sends a range with 200.

@@ -8,7 +8,7 @@ from typing import Any
 
 from growfs.errors import RemoteChanged
 from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers
-from growfs.remote.http.download import HttpError, Ranged, Sign, extent_of
+from growfs.remote.http.download import HttpError, RangeDownloader, Sign, extent_of
 from growfs.remote.protocol import RemoteFile
 
 SKIP_BYTES = 1 << 20
@@ -16,18 +16,18 @@ Told = Callable[[BaseException], Exception]
 """The error that says what a client's error means."""
 
 
-class OpenedByGet:
+class HttpStream:
     """Owns a connection until it is closed."""
 
     def __init__(
-        self, ranged: Ranged, sign: Sign, start: int, check: Callable[[int, Headers], RemoteFile], told: Told
+        self, ranged: RangeDownloader, sign: Sign, start: int, check: Callable[[int, Headers], RemoteFile], told: Told
     ) -> None:
         """check: given the file's size and the headers, says which file it is, or raises.
 
         Raises Odd where that is left to the library, and what told makes of other errors.
         """
         self._told = told
-        self._spend = ranged.streams.spend
+        self._spend = ranged.threads.throttle
         with ExitStack() as stack:
             self._connection = stack.enter_context(ranged.connection())
             try:
@@ -36,7 +36,9 @@ class OpenedByGet:
                 raise told(error) from None
             self._stack = stack.pop_all()
 
-    def _begin(self, ranged: Ranged, sign: Sign, start: int, check: Callable[[int, Headers], RemoteFile]) -> int:
+    def _begin(
+        self, ranged: RangeDownloader, sign: Sign, start: int, check: Callable[[int, Headers], RemoteFile]
+    ) -> int:
         asked = {"Range": f"bytes={start}-"} if start else {}
         response = self._response = ranged.begin(self._connection, sign(), asked)
         length, extent = extent_of(response)
@@ -66,7 +68,7 @@ class OpenedByGet:
         self._stack.close()
 
 
-class OpenedFile:
+class FileStream:
     """A file of a library, or of this machine; whether it is still the same one is looked at as it ends."""
 
     def __init__(
@@ -75,12 +77,12 @@ class OpenedFile:
         file: RemoteFile,
         start: int,
         now: Callable[[], RemoteFile],
-        spend: Callable[[int], None],
+        throttle: Callable[[int], None],
         told: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """source: has readinto and close. told: in its block a client's errors become growfs's own."""
         self.file = file
-        self._source, self._now, self._spend, self._told = source, now, spend, told
+        self._source, self._now, self._spend, self._told = source, now, throttle, told
         with told():
             if source.seekable():
                 source.seek(start)

@@ -16,7 +16,7 @@ THREADS_MAX = 192
 """More than there are streams, so that what is urgent finds one."""
 LOOK_EVERY_S = 0.1
 """How soon a thread sees that there may be more streams."""
-STREAMS = 4
+THREADS_DEFAULT = 4
 """Of a process that nobody tells how many."""
 
 
@@ -29,7 +29,7 @@ class Shared:
         self.left = threading.Condition(lock)
 
 
-class Streams:
+class TransferThreads:
     """Owns the threads, which come to life as they are needed.
 
     limit: how many may be at work; asked again and again. spend: called by each for the bytes that it has read, and
@@ -37,9 +37,9 @@ class Streams:
     """
 
     def __init__(
-        self, limit: Callable[[], int] = lambda: STREAMS, spend: Callable[[int], None] = lambda count: None
+        self, limit: Callable[[], int] = lambda: THREADS_DEFAULT, throttle: Callable[[int], None] = lambda count: None
     ) -> None:
-        self.spend = spend
+        self.throttle = throttle
         self._limit = limit
         self._lock = threading.Lock()
         self._comes = threading.Condition(self._lock)

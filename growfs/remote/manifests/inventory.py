@@ -38,7 +38,7 @@ class Inventory:
         no bucket.
         """
         if store_of(spec.url) != "s3":
-            raise UsageError(f"{manifest.shown()}: is an inventory of a bucket; mount that, as s3://bucket/prefix")
+            raise UsageError(f"{manifest.safe_url()}: is an inventory of a bucket; mount that, as s3://bucket/prefix")
         self._manifest = manifest
         self._spec = spec
         self._bucket, _, prefix = spec.url.partition("://")[2].rstrip("/").partition("/")
@@ -54,7 +54,9 @@ class Inventory:
                     found = True
                     yield (where, index, row), file
         if self._prefix and not found:
-            raise RemoteMissing(f"{self._manifest.shown(where)}: has nothing below {self._spec.url}; check the prefix")
+            raise RemoteMissing(
+                f"{self._manifest.safe_url(where)}: has nothing below {self._spec.url}; check the prefix"
+            )
 
     def _newest(self) -> str:
         if not self._manifest.spec.url.endswith("/"):
@@ -65,12 +67,12 @@ class Inventory:
                 if self._manifest.fs.exists(f"{self._manifest.root}/{name}/manifest.json"):
                     return f"{name}/manifest.json"
         raise RemoteMissing(
-            f"{self._manifest.shown()}: has no folder such as 2026-01-31T01-00Z with a manifest.json;"
+            f"{self._manifest.safe_url()}: has no folder such as 2026-01-31T01-00Z with a manifest.json;"
             " give that of an inventory's configuration, or a manifest.json"
         )
 
     def _tables(self, where: str) -> Iterator[Table]:
-        shown = self._manifest.shown(where)
+        safe_url = self._manifest.safe_url(where)
         with self._manifest.told(where), self._manifest.as_file(where) as stream:
             content = stream.read(MANIFEST_BYTES_MAX)
         try:
@@ -80,11 +82,13 @@ class Inventory:
             files = [(str(file["key"]), str(file.get("MD5checksum", ""))) for file in told["files"]]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise RemoteError(f"{shown}: is no manifest.json of an S3 Inventory ({what})") from None
+            raise RemoteError(f"{safe_url}: is no manifest.json of an S3 Inventory ({what})") from None
         if source != self._bucket:
-            raise RemoteError(f"{shown}: is the inventory of s3://{source}, not of {self._spec.url}; mount that")
+            raise RemoteError(f"{safe_url}: is the inventory of s3://{source}, not of {self._spec.url}; mount that")
         if kind not in ("CSV", "Parquet"):
-            raise RemoteError(f"{shown}: its files are {kind}; let the inventory's configuration write CSV or Parquet")
+            raise RemoteError(
+                f"{safe_url}: its files are {kind}; let the inventory's configuration write CSV or Parquet"
+            )
         url = f"s3://{target.rpartition(':')[2]}"
         data = self._data.setdefault(url, FsspecRemote(replace(self._spec, url=url)))
         for key, md5 in files:  # a Parquet file is never read whole, so its MD5 stays unknown

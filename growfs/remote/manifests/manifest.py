@@ -47,7 +47,7 @@ class ManifestRemote(Listing):
             yield page
 
 
-class Paths:
+class PathTable:
     """The rows of a table with a column of paths. A cursor: the number of a row."""
 
     def __init__(self, table: Table, root: str) -> None:

@@ -72,7 +72,7 @@ class Table:
         return mtime_ns
 
     def wrong(self, number: int, what: str) -> RemoteError:
-        return RemoteError(f"{self.store.shown(self.path)}: {self.unit} {number} {what}")
+        return RemoteError(f"{self.store.safe_url(self.path)}: {self.unit} {number} {what}")
 
 
 class Text(Table):
@@ -87,7 +87,7 @@ class Text(Table):
 
     def _lines(self) -> Iterator[str]:
         with self.store.told(self.path), self.store.as_file(self.path, block_size=READ_BYTES) as stream:
-            summed = _Summed(stream)
+            summed = _Md5Stream(stream)
             raw = io.BufferedReader(summed, READ_BYTES)
             packed = raw.peek(2).startswith(b"\x1f\x8b")  # not by the name: some web servers unpack what they send
             binary = gzip.GzipFile(fileobj=raw) if packed else raw
@@ -102,10 +102,10 @@ class Text(Table):
                     yield line
             except (EOFError, zlib.error, gzip.BadGzipFile):
                 raise RemoteError(
-                    f"{self.store.shown(self.path)}: is cut short or damaged after line {number}; write it again"
+                    f"{self.store.safe_url(self.path)}: is cut short or damaged after line {number}; write it again"
                 ) from None
             if self._md5 and summed.md5.hexdigest() != self._md5:
-                raise RemoteError(f"{self.store.shown(self.path)}: is not the file that was meant (its MD5 differs)")
+                raise RemoteError(f"{self.store.safe_url(self.path)}: is not the file that was meant (its MD5 differs)")
 
 
 class Csv(Text):
@@ -150,8 +150,8 @@ class Parquet(Table):
         """Raises UsageError where the package is missing."""
         super().__init__(store, path)
         if find_spec("pyarrow") is None:
-            shown = store.shown(path)
-            raise UsageError(f"{shown}: Parquet needs a package that is not installed: pip install pyarrow")
+            safe_url = store.safe_url(path)
+            raise UsageError(f"{safe_url}: Parquet needs a package that is not installed: pip install pyarrow")
 
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
         from pyarrow import ArrowInvalid
@@ -161,10 +161,10 @@ class Parquet(Table):
             try:
                 file = ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)  # else a row group at once
             except ArrowInvalid as error:
-                raise RemoteError(f"{self.store.shown(self.path)}: is no whole Parquet file: {error}") from None
+                raise RemoteError(f"{self.store.safe_url(self.path)}: is no whole Parquet file: {error}") from None
             names = {simple(name): name for name in reversed(file.schema_arrow.names)}
             if columns[0] not in names:
-                raise RemoteError(f"{self.store.shown(self.path)}: has no column {columns[0]!r}")
+                raise RemoteError(f"{self.store.safe_url(self.path)}: has no column {columns[0]!r}")
             present = [names[name] for name in columns if name in names]
             groups = list(range(file.num_row_groups))
             number = 0
@@ -213,7 +213,7 @@ def _values(column: Any) -> list[Any]:
     return values
 
 
-class _Summed(io.RawIOBase):
+class _Md5Stream(io.RawIOBase):
     """A stream, and the MD5 of what was read of it."""
 
     def __init__(self, stream: Any) -> None:

@@ -24,24 +24,24 @@ from growfs.remote.http.connection import (
     ConnectionFailed,
     FallBack,
     Headers,
-    Request,
+    HttpRequest,
 )
-from growfs.remote.http.download import Damaged, HttpError, Ranged
-from growfs.remote.http.stream import OpenedByGet, OpenedFile
-from growfs.remote.http.threads import Streams
+from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownloader
+from growfs.remote.http.stream import FileStream, HttpStream
+from growfs.remote.http.threads import TransferThreads
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import ByteRange, FetchTask, Opened, Page, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.protocol import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.stores import walk
-from growfs.remote.stores.metadata import file_from
+from growfs.remote.stores.metadata import file_from_info
 from growfs.remote.stores.walk import Entry
 
-FOLDERS_SIDE_BY_SIDE, CHUNK_BYTES, SIGNED_S = 16, 16 << 20, 3600  # chunks: of a part that the library reads
+FOLDERS_PARALLEL_MAX, CHUNK_BYTES, SIGNED_S = 16, 16 << 20, 3600  # chunks: of a part that the library reads
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
 _ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
-_LATER = {  # what a store's library would import at the first file
+_LAZY_IMPORTS = {  # what a store's library imports only at its first file
     "s3": ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions"),
 }
 
@@ -52,19 +52,19 @@ class FsspecRemote:
     `store` is the store's name ('s3' for s3a:// too). `fs` and `root` are made at first use; nothing else has state.
     """
 
-    _in_order: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}  # how its library is to open what is read in order
+    _sequential_options: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}  # for files that are read in order
 
-    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
+    def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         """Raises UsageError where the URL or the options make no sense. Touches no network."""
         self.spec = spec
-        self._streams = streams or Streams()
-        self._one_at_a_time = threading.RLock()
+        self._threads = threads or TransferThreads()
+        self._library_lock = threading.RLock()
         self.store = store_of(spec.url)
         self._secrets = {*secrets_in(spec.storage_options), *secrets_in(userinfo(spec.url))}
         self._options = self._store_options()
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        side_by_side = FOLDERS_SIDE_BY_SIDE if self._is_for_threads else 1
+        side_by_side = FOLDERS_PARALLEL_MAX if self._is_thread_safe else 1
         return walk.pages(self._read_folder, side_by_side, cursor)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
@@ -72,86 +72,86 @@ class FsspecRemote:
             self.fs.invalidate_cache()
             info = self.fs.info(self._key(path))
             if info["type"] == "directory":
-                raise RemoteMissing(f"{self.shown(path)}: is a folder now; list again")
-            return file_from(path, info)
+                raise RemoteMissing(f"{self.safe_url(path)}: is a folder now; list again")
+            return file_from_info(path, info)
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        if found := self._by_ranges(task):
+        if found := self._fetch_by_get(task):
             return found
         if task.byte_range:  # of which the library's answers may not tell the version
-            self._checked(task.file, self.stat(task.file.path))
+            self._verified(task.file, self.stat(task.file.path))
 
-        def spend(count: int) -> None:
-            self._streams.spend(count)
+        def throttle(count: int) -> None:
+            self._threads.throttle(count)
             task.progress(count)
 
-        return self._by_library(replace(task, progress=spend))
+        return self._by_library(replace(task, progress=throttle))
 
     def as_file(self, path: str = "", **how: Any) -> Any:
         """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
         return self.fs.open(self._key(path), "rb", **how)
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
-            return self._checked(file, self._file_of(file.path, size, headers) or self.stat(file.path))
+            return self._verified(file, self._file_from_headers(file.path, size, headers) or self.stat(file.path))
 
-        if self._ranged.usable:
-            told = partial(translate, where=self._where(file.path), store=self.store, secrets=self._secrets)
+        if self._downloader.usable:
+            told = partial(translate, where=self._url(file.path), store=self.store, secrets=self._secrets)
             with suppress(FallBack):
-                return OpenedByGet(self._ranged, partial(self._sign, file.path), start, check, told)
+                return HttpStream(self._downloader, partial(self._sign, file.path), start, check, told)
         return self._open_by_library(file, start)
 
-    def _open_by_library(self, file: RemoteFile, start: int) -> Opened:
-        now = self._checked(file, self.stat(file.path))
+    def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
+        now = self._verified(file, self.stat(file.path))
         told = partial(self.told, file.path)
         with told():
-            source = self.as_file(file.path, **self._in_order)
-        return OpenedFile(source, now, start, partial(self.stat, file.path), self._streams.spend, told)
+            source = self.as_file(file.path, **self._sequential_options)
+        return FileStream(source, now, start, partial(self.stat, file.path), self._threads.throttle, told)
 
     @property
-    def _is_for_threads(self) -> bool:
+    def _is_thread_safe(self) -> bool:
         """Only of libraries that have an event loop it is known that any thread may use them."""
         return bool(self.fs.async_impl)
 
-    def _by_ranges(self, task: FetchTask) -> RemoteFile | None:
+    def _fetch_by_get(self, task: FetchTask) -> RemoteFile | None:
         """Fetch by plain GETs; None where that is left to the library."""
         file = task.file
-        if not self._ranged.usable:
+        if not self._downloader.usable:
             return None
 
         def check(size: int, headers: Headers) -> RemoteFile | None:
-            now = self._file_of(file.path, size, headers)
-            return now and self._checked(file, now)
+            now = self._file_from_headers(file.path, size, headers)
+            return now and self._verified(file, now)
 
         try:
-            found = self._ranged.fetch(task, partial(self._sign, file.path), check)
-        except (HttpError, Damaged, ConnectionFailed) as error:
-            raise translate(error, self._where(file.path), self.store, self._secrets) from None
-        return found and self._checked(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
+            found = self._downloader.fetch(task, partial(self._sign, file.path), check)
+        except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
+            raise translate(error, self._url(file.path), self.store, self._secrets) from None
+        return found and self._verified(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
 
-    def _sign(self, path: str, method: str = "GET") -> Request:
+    def _sign(self, path: str, method: str = "GET") -> HttpRequest:
         try:
             return self._request(path, method)
         except Exception as error:
             raise FallBack("cannot be signed") from error
 
-    def _request(self, path: str, method: str = "GET") -> Request:
+    def _request(self, path: str, method: str = "GET") -> HttpRequest:
         """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
         is none.
         """
         if method != "GET":
             raise FallBack("only what is told with the content", counts=False)
-        return Request(self.fs.sign(self._key(path), expiration=SIGNED_S))
+        return HttpRequest(self.fs.sign(self._key(path), expiration=SIGNED_S))
 
-    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         """The file that the headers of a GET describe; None where they do not tell what a listing does."""
         if headers.get("content-encoding", "identity") != "identity":
             raise FallBack("encoded")
         return None
 
     @cached_property
-    def _ranged(self) -> Ranged:
-        return Ranged(self._streams, lambda: self._tls)
+    def _downloader(self) -> RangeDownloader:
+        return RangeDownloader(self._threads, lambda: self._tls)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -167,7 +167,7 @@ class FsspecRemote:
         file, target, progress = task.file, task.target, task.progress
         target.open("wb").close()  # a file of no bytes calls nothing back, and a bad target is no remote error
         if task.byte_range:
-            return self._range_by_library(task, task.byte_range)
+            return self._fetch_range_by_library(task, task.byte_range)
         told = 0
         raised: Exception | None = None
 
@@ -185,25 +185,25 @@ class FsspecRemote:
         now = self.stat(file.path)
         written = target.stat().st_size
         progress(written - told)
-        return self._checked(file, now, written)
+        return self._verified(file, now, written)
 
-    def _range_by_library(self, task: FetchTask, part: ByteRange) -> RemoteFile:
+    def _fetch_range_by_library(self, task: FetchTask, part: ByteRange) -> RemoteFile:
         file = task.file
         with task.target.open("wb") as out:
             for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
                 wanted = ByteRange(start, min(CHUNK_BYTES, part.offset + part.size - start))
                 with self.told(file.path):
                     chunk = self.fs.cat_file(self._key(file.path), start, start + wanted.size)
-                self._whole_part(file.path, wanted, len(chunk))
+                self._check_length(file.path, wanted, len(chunk))
                 out.write(chunk)
                 task.progress(len(chunk))
-        return self._checked(file, self.stat(file.path))
+        return self._verified(file, self.stat(file.path))
 
-    def _whole_part(self, path: str, part: ByteRange, got: int) -> None:
+    def _check_length(self, path: str, part: ByteRange, got: int) -> None:
         if got > part.size:
-            raise RemoteError(f"{self.shown(path)}: its server sends whole files only; use one that has ranges")
+            raise RemoteError(f"{self.safe_url(path)}: its server sends whole files only; use one that has ranges")
         if got < part.size:
-            raise RemoteBusy(f"{self.shown(path)}: cut short at {got} of {part.size} bytes; try again")
+            raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {part.size} bytes; try again")
 
     @cached_property
     def fs(self) -> Any:
@@ -257,27 +257,27 @@ class FsspecRemote:
     def _key(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
 
-    def _where(self, path: str = "") -> str:
+    def _url(self, path: str = "") -> str:
         return f"{self.spec.url.rstrip('/')}/{path}" if path else self.spec.url
 
     @contextmanager
     def told(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
         """Client errors leave as growfs's own; what progress raised and a full local disk leave as they are."""
         try:
-            with nullcontext() if self._is_for_threads else self._one_at_a_time:
+            with nullcontext() if self._is_thread_safe else self._library_lock:
                 yield
         except Exception as error:
             if (ours := raised()) is not None:
                 raise ours from None
             if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
                 raise
-            raise translate(error, self._where(path), self.store, self._secrets) from None
+            raise translate(error, self._url(path), self.store, self._secrets) from None
 
     def _read_folder(self, folder: str) -> list[Entry]:
         """What _folder finds, by names that can be local ones. A folder that went away since it was seen is empty."""
         try:
             with self.told(folder):
-                found = self._folder(folder)
+                found = self._list_folder(folder)
         except RemoteMissing:
             if folder:
                 return []
@@ -289,7 +289,7 @@ class FsspecRemote:
             entries.append(Skipped(reason, path) if reason else entry)
         return entries
 
-    def _folder(self, folder: str) -> list[Entry]:
+    def _list_folder(self, folder: str) -> list[Entry]:
         """The files and, as texts, the folders in folder: each with its path from the root."""
         found: list[Entry] = []
         key = self._key(folder)
@@ -298,7 +298,7 @@ class FsspecRemote:
             path = name[len(self.root) + 1 :]
             if name.rstrip("/") == key.rstrip("/"):
                 if kind == "file" and not folder and not name.endswith("/"):
-                    raise RemoteError(f"{self.shown()}: is a file; give the URL of its folder")
+                    raise RemoteError(f"{self.safe_url()}: is a file; give the URL of its folder")
             elif not name.startswith(self.root + "/"):
                 found.append(Skipped("name outside the remote", name))
             elif kind == "directory":
@@ -306,23 +306,23 @@ class FsspecRemote:
             elif kind != "file":
                 found.append(Skipped("not a regular file", path))
             elif info.get("size") or not path.endswith("/"):  # else a marker that stands for a folder
-                found.append(file_from(path, info))
+                found.append(file_from_info(path, info))
         return found
 
-    def _checked(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
+    def _verified(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
         """now, unless it is not what was asked for, or only `written` bytes of it arrived."""
         if (file.version and now.version and file.version != now.version) or (
             file.size is not None and now.size is not None and file.size != now.size
         ):
-            raise RemoteChanged(f"{self.shown(file.path)}: is no longer the version that was listed; list again")
+            raise RemoteChanged(f"{self.safe_url(file.path)}: is no longer the version that was listed; list again")
         size = file.size if now.size is None else now.size
         if written is not None and size is not None and written != size:
-            raise RemoteBusy(f"{self.shown(file.path)}: cut short at {written} of {size} bytes; try again")
+            raise RemoteBusy(f"{self.safe_url(file.path)}: cut short at {written} of {size} bytes; try again")
         return RemoteFile(file.path, size if written is None else written, now.mtime_ns, now.version or file.version)
 
-    def shown(self, path: str = "") -> str:
+    def safe_url(self, path: str = "") -> str:
         """The URL of path, fit for a message."""
-        return clean(self._where(path), self._secrets)
+        return clean(self._url(path), self._secrets)
 
 
 def store_of(url: str) -> str:
@@ -338,7 +338,7 @@ def import_store(url: str) -> None:
     store = store_of(url)
     try:
         get_filesystem_class(store)
-        for name in _LATER.get(store, ()):
+        for name in _LAZY_IMPORTS.get(store, ()):
             importlib.import_module(name)
     except ImportError as error:
         if package := _PACKAGES.get(store):

@@ -12,9 +12,9 @@ import sys
 from functools import partial
 
 from growfs.errors import RemoteError, RemoteMissing
-from growfs.remote.http.stream import OpenedFile
-from growfs.remote.http.threads import Streams
-from growfs.remote.protocol import FetchTask, Opened, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.http.stream import FileStream
+from growfs.remote.http.threads import TransferThreads
+from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.walk import Entry
 
@@ -24,12 +24,12 @@ CHUNK_BYTES = 1 << 20
 class LocalRemote(FsspecRemote):
     """The files below a folder. `base` is the folder's path, without links in it."""
 
-    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
-        super().__init__(spec, streams)
+    def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
+        super().__init__(spec, threads)
         self.base = os.path.realpath(os.path.expanduser(spec.url.partition("://")[2] or spec.url))
 
     @property
-    def _is_for_threads(self) -> bool:
+    def _is_thread_safe(self) -> bool:
         return True
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
@@ -46,7 +46,7 @@ class LocalRemote(FsspecRemote):
                 source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo would block
             try:
                 with self.told(path):
-                    now = self._checked(file, _file(path, os.fstat(source)))
+                    now = self._verified(file, _file(path, os.fstat(source)))
                     os.lseek(source, part.offset if part else 0, os.SEEK_SET)
                 while True:
                     with self.told(path):
@@ -58,17 +58,17 @@ class LocalRemote(FsspecRemote):
                     written += len(chunk)
                     if passing:
                         passing(memoryview(chunk))
-                    self._streams.spend(len(chunk))
+                    self._threads.throttle(len(chunk))
                     task.progress(len(chunk))
                 with self.told(path):
                     found = _file(path, os.fstat(source))
                     if part:
-                        self._whole_part(path, part, written)
-                    return self._checked(now, found, None if part else written)
+                        self._check_length(path, part, written)
+                    return self._verified(now, found, None if part else written)
             finally:
                 os.close(source)
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         path = file.path
         with self.told(path):
             source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,13 +79,13 @@ class LocalRemote(FsspecRemote):
                 return _file(path, os.fstat(source))
 
         try:
-            now = self._checked(file, still())
+            now = self._verified(file, still())
         except BaseException:
             stream.close()
             raise
-        return OpenedFile(stream, now, start, still, self._streams.spend, partial(self.told, path))
+        return FileStream(stream, now, start, still, self._threads.throttle, partial(self.told, path))
 
-    def _folder(self, folder: str) -> list[Entry]:
+    def _list_folder(self, folder: str) -> list[Entry]:
         here = os.path.join(self.base, folder)
         try:
             entries = list(os.scandir(here))
@@ -94,7 +94,7 @@ class LocalRemote(FsspecRemote):
                 return [Skipped("permission denied", folder)]
             raise
         except NotADirectoryError:
-            raise RemoteError(f"{self.shown(folder)}: is a file; give the URL of its folder") from None
+            raise RemoteError(f"{self.safe_url(folder)}: is a file; give the URL of its folder") from None
         found: list[Entry] = []
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
@@ -126,7 +126,7 @@ class LocalRemote(FsspecRemote):
     def _resolved(self, path: str) -> str:
         real = os.path.realpath(os.path.join(self.base, path))
         if not self._is_below(real):
-            raise RemoteMissing(f"{self.shown(path)}: leads outside the remote")
+            raise RemoteMissing(f"{self.safe_url(path)}: leads outside the remote")
         return real
 
 

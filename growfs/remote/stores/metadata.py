@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def file_from(path: str, info: dict[str, Any]) -> RemoteFile:
+def file_from_info(path: str, info: dict[str, Any]) -> RemoteFile:
     """The RemoteFile that a store's own answer describes."""
     size = info.get("size")
     mtime_ns = next((ns for key in _MTIME_KEYS if (ns := to_ns(info.get(key))) is not None), None)
@@ -28,12 +28,12 @@ def file_from(path: str, info: dict[str, Any]) -> RemoteFile:
     return RemoteFile(path, None if size is None else int(size), mtime_ns, version)
 
 
-def file_of(path: str, size: int, headers: Headers) -> RemoteFile:
+def file_from_headers(path: str, size: int, headers: Headers) -> RemoteFile:
     """The RemoteFile that the headers of a GET describe."""
-    return file_with(path, size, headers.get("etag", ""), to_ns(headers.get("last-modified")))
+    return file_from_fields(path, size, headers.get("etag", ""), to_ns(headers.get("last-modified")))
 
 
-def file_with(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
+def file_from_fields(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
     """The RemoteFile of which a store tells this much; its version is the ETag, else the time and the size."""
     version = etag.strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
     return RemoteFile(path, size, mtime_ns, version)

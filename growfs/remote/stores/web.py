@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
-from growfs.remote.http.connection import FallBack, Headers, Request
-from growfs.remote.http.threads import Streams
+from growfs.remote.http.connection import FallBack, Headers, HttpRequest
+from growfs.remote.http.threads import TransferThreads
 from growfs.remote.protocol import RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.metadata import file_of
+from growfs.remote.stores.metadata import file_from_headers
 from growfs.remote.stores.walk import Entry
 
 LISTING_BYTES_MAX = 64 << 20
@@ -21,19 +21,19 @@ LISTING_BYTES_MAX = 64 << 20
 class HttpRemote(FsspecRemote):
     """The files that a page links to below itself, and the pages of folders below it."""
 
-    _in_order: ClassVar[dict[str, Any]] = {"block_size": 0}
+    _sequential_options: ClassVar[dict[str, Any]] = {"block_size": 0}
 
-    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
-        super().__init__(spec, streams)
+    def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
+        super().__init__(spec, threads)
         if "?" in spec.url or "#" in spec.url:
-            raise UsageError(f"{self.shown()}: give a folder's URL, without ? and #")
+            raise UsageError(f"{self.safe_url()}: give a folder's URL, without ? and #")
         headers = {"Accept-Encoding": "identity", **self._options.get("headers", {})}  # else sizes are those of a gzip
         self._options["headers"] = headers
 
     def _key(self, path: str) -> str:
         return f"{self.root}/{quote(path)}"
 
-    def _request(self, path: str, method: str = "GET") -> Request:
+    def _request(self, path: str, method: str = "GET") -> HttpRequest:
         if method != "GET" or self._options.keys() - {"headers"}:
             raise FallBack("an option that only the library knows")
         url = self.fs.encode_url(self._key(path))
@@ -41,17 +41,17 @@ class HttpRemote(FsspecRemote):
         if url.user is not None:
             password = f"{url.user}:{url.password or ''}".encode("latin-1")  # as aiohttp does
             headers["Authorization"] = f"Basic {b64encode(password).decode()}"
-        return Request(str(url.with_user(None)), headers)
+        return HttpRequest(str(url.with_user(None)), headers)
 
-    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_of(path, size, headers)
+    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_from_headers(path, size, headers)
         if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
             return None  # a part has its own
-        return file_of(path, size, headers)
+        return file_from_headers(path, size, headers)
 
-    def _folder(self, folder: str) -> list[Entry]:
+    def _list_folder(self, folder: str) -> list[Entry]:
         page = self._key(folder and f"{folder}/")
-        links = _Links()
+        links = _LinkParser()
         links.feed(self._text(page))
         home = urlsplit(page)
         host, start = home.netloc.rpartition("@")[2], unquote(home.path)
@@ -76,11 +76,11 @@ class HttpRemote(FsspecRemote):
             while part := stream.read(1 << 20):
                 parts.append(part)
                 if sum(map(len, parts)) > LISTING_BYTES_MAX or b"\0" in part:
-                    raise RemoteError(f"{self.shown()}: is no page of links; give a folder's URL, or a .txt or .csv")
+                    raise RemoteError(f"{self.safe_url()}: is no page of links; give a folder's URL, or a .txt or .csv")
         return b"".join(parts).decode(errors="replace")
 
 
-class _Links(HTMLParser):
+class _LinkParser(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []

@@ -25,10 +25,10 @@ from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
 from growfs.producers.archives import Member
-from growfs.remote.file import reading
+from growfs.remote.file import open_seekable
 from growfs.remote.functions import Function
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import ByteRange, FetchTask, Opened, Page, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteStream, Skipped
 
 PAGE_FILES_MAX = 5000
 AT_ONCE = 8
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemberLocation:
     """Where a member's bytes are: in which version of which file."""
 
     part: ByteRange
@@ -53,7 +53,7 @@ class Place:
     version: str
 
     @classmethod
-    def of(cls, version: str) -> Place:
+    def of(cls, version: str) -> MemberLocation:
         """The place that a member's version tells."""
         offset, size, path, source = version.split(" ", 3)
         return cls(ByteRange(int(offset), int(size)), unquote(path, errors="surrogateescape"), source)
@@ -63,7 +63,7 @@ class Place:
         return f"{self.part.offset} {self.part.size} {path} {self.version}"
 
 
-class Members:
+class ArchiveRemote:
     """Lists the members of each file of a remote. Where a name comes twice the catalog takes the first.
 
     A cursor: that of the remote after its page, the archives of that page which are left, and how many members of the
@@ -99,18 +99,18 @@ class Members:
         if not version:
             raise RemoteError(f"{path}: is a member of an archive, and it is not known of which; list again")
         with self._one_at_a_time:  # else each of its members that was on its way would have all of the archive read
-            archive, book = self._read_through(RemoteFile(Place.of(version).path, None, None, ""))
+            archive, book = self._read_through(RemoteFile(MemberLocation.of(version).path, None, None, ""))
         try:
             for member in self._books.read(book):
                 if path_of(archive.path, member.name) == path:
                     return _file(archive, member)
-        except Unfit as reason:
+        except UnreadableArchive as reason:
             raise RemoteMissing(f"{path}: its archive, {archive.path}, is {reason}") from None
         raise RemoteMissing(f"{path}: its archive, {archive.path}, has no such member any more")
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         file, part = task.file, task.byte_range
-        place = Place.of(file.version)
+        place = MemberLocation.of(file.version)
         if not place.part.size:
             task.target.open("wb").close()
             return file
@@ -119,7 +119,7 @@ class Members:
         now = self._remote.fetch(replace(task, file=archive, byte_range=wanted))
         return RemoteFile(file.path, place.part.size, now.mtime_ns, file.version)
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         raise RemoteError(f"{file.path}: is a member of an archive, and can only be fetched")
 
     def _pages_of(self, pool: Executor, after: Any, archives: Sequence[RemoteFile], done: int) -> Iterator[Page]:
@@ -139,7 +139,7 @@ class Members:
                 while batch := list(islice(members, PAGE_FILES_MAX)):
                     done += len(batch)
                     yield _page(now, batch, (after, left, done))
-            except Unfit as reason:
+            except UnreadableArchive as reason:
                 log.warning("%s: %s", archive.path, reason)
                 yield Page([], [Skipped(str(reason), archive.path, unread=True)], (after, left[1:], 0))
             except RemoteBusy:
@@ -152,10 +152,10 @@ class Members:
 
     def _begun(self, pool: Executor, archive: RemoteFile) -> Future[tuple[RemoteFile, Path]]:
         """The reading through of an archive: a new one, or what a listing that failed has left under way."""
-        reading = self._reading.get(archive)
-        if reading is None or reading.done():
-            reading = self._reading[archive] = pool.submit(self._read_through, archive)
-        return reading
+        open_seekable = self._reading.get(archive)
+        if open_seekable is None or open_seekable.done():
+            open_seekable = self._reading[archive] = pool.submit(self._read_through, archive)
+        return open_seekable
 
     def _read_through(self, archive: RemoteFile) -> tuple[RemoteFile, Path]:
         """The archive as it is now, and its book."""
@@ -175,7 +175,7 @@ class Members:
         """What the function finds. Raises Unfit where that fails, and RemoteErrors where reading does."""
         with self._loading:
             function = self._find
-        with reading(self._remote, archive) as source:
+        with open_seekable(self._remote, archive) as source:
             try:
                 for member in map(_checked, function(source)):
                     if archive.size is not None and member.offset + member.size > archive.size:
@@ -187,7 +187,7 @@ class Members:
                 if failure := source.raw.error:
                     raise failure from None  # the remote's, which the function told in other words
                 told = " ".join(str(error).split()) or type(error).__name__
-                raise Unfit(f"not readable by {self._function}: {told[:REASON_CHARS_MAX]}") from None
+                raise UnreadableArchive(f"not readable by {self._function}: {told[:REASON_CHARS_MAX]}") from None
         if self._remote.stat(archive.path).version != archive.version:
             raise RemoteChanged(f"{archive.path}: changed while it was read")
 
@@ -208,7 +208,7 @@ def path_of(archive: str, name: str) -> str:
 
 
 def _file(archive: RemoteFile, member: Member) -> RemoteFile:
-    place = Place(ByteRange(member.offset, member.size), archive.path, archive.version)
+    place = MemberLocation(ByteRange(member.offset, member.size), archive.path, archive.version)
     return RemoteFile(path_of(archive.path, member.name), member.size, archive.mtime_ns, str(place))
 
 
@@ -235,7 +235,7 @@ FORMAT = 1
 """Of a book, and of what growfs's own functions find."""
 
 
-class Unfit(Exception):
+class UnreadableArchive(Exception):
     """A file of which no members can be shown; the text is a reason that can be counted."""
 
 
@@ -261,7 +261,7 @@ class IndexCache:
                 try:
                     for member in members:
                         draft.write(json.dumps(member) + "\n")
-                except Unfit as reason:
+                except UnreadableArchive as reason:
                     draft.seek(0)
                     draft.truncate()
                     draft.write(json.dumps(str(reason)) + "\n")
@@ -278,7 +278,7 @@ class IndexCache:
             for line in islice(lines, after, None):
                 told = json.loads(line)
                 if isinstance(told, str):
-                    raise Unfit(told)
+                    raise UnreadableArchive(told)
                 yield Member(*told)
 
     def keep(self, names: set[str]) -> None:

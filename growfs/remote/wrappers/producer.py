@@ -15,9 +15,9 @@ from typing import Any
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.remote.limits import SharedLimits
-from growfs.remote.names import parts_of, reason_to_skip
-from growfs.remote.protocol import FetchTask, Opened, Page, Producer, Remote, RemoteFile, RemoteSpec, Skipped
-from growfs.remote.wrappers.producer_pool import Make, Makers
+from growfs.remote.names import reason_to_skip, template_fields
+from growfs.remote.protocol import FetchTask, Page, Producer, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.wrappers.producer_pool import ProduceFile, ProducerPool
 
 PAGE_FILES_MAX = 1000
 LARGE_NUMBER = 1_234_567_890
@@ -25,10 +25,10 @@ SAMPLE_NAME = "{index:08d}"
 SAME_NAME = "another file has that name, by --rename"
 
 
-class _Made(ABC):
+class _ProducerRemote(ABC):
     """What both have in common: a file is made as a whole when it is fetched."""
 
-    _makers: Makers
+    _pool: ProducerPool
 
     @abstractmethod
     def _source(self, file: RemoteFile) -> RemoteFile | int:
@@ -38,14 +38,14 @@ class _Made(ABC):
         file = task.file
         if task.byte_range:
             raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
-        made = self._makers.make(Make(file.path, self._source(file)), task.target, task.progress)
+        made = self._pool.make(ProduceFile(file.path, self._source(file)), task.target, task.progress)
         return RemoteFile(file.path, task.target.stat().st_size, made.mtime_ns or file.mtime_ns, file.version)
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")
 
 
-class Produced(_Made):
+class ProducedRemote(_ProducerRemote):
     """The files of a remote under their new names, of sizes that nobody knows before they are made.
 
     A file's version says which of the remote's it is made of, so that any process can make it.
@@ -56,7 +56,7 @@ class Produced(_Made):
     ) -> None:
         self._remote = remote
         self._rename = producer.rename
-        self._makers = Makers(spec, producer, limits)
+        self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         """The first file of a name has it, where the template gives one to several."""
@@ -87,7 +87,7 @@ class Produced(_Made):
     def _made_of(self, source: RemoteFile) -> RemoteFile:
         path = source.path
         if self._rename:
-            path = self._rename.format(**parts_of(path)).lstrip("/")
+            path = self._rename.format(**template_fields(path)).lstrip("/")
         size = "" if source.size is None else source.size
         version = "\n".join([source.version, str(size), "" if path == source.path else source.path])
         return RemoteFile(path, None, source.mtime_ns, version)
@@ -102,7 +102,7 @@ def _key(path: str) -> int:
     return int.from_bytes(blake2b(path.encode(errors="surrogateescape"), digest_size=8).digest(), "big")
 
 
-class Sampled(_Made):
+class SampledRemote(_ProducerRemote):
     """The files of numbers from 0 on. The cursor of a page is the number that comes next."""
 
     def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
@@ -115,7 +115,7 @@ class Sampled(_Made):
             raise UsageError(
                 f"--rename {self._template}: makes no names: {reason or 'no number can be told from them'}"
             )
-        self._makers = Makers(spec, producer, limits)
+        self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         """Of a remote without end, none: its spec has to say how far to list."""

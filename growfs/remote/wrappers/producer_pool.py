@@ -35,18 +35,18 @@ START_S_MAX = 120.0
 """Imports of the user's may take long, on a busy machine."""
 GRACE_S = 2.0
 """After its time is up a maker ends by itself, having told the log where it was; after so much more it is killed."""
-URGENT_MAX = 4
+URGENT_PROCESSES_MAX = 4
 """Makers beside the one for what nobody waits for."""
 RETIRED_SHARE = 0.75
 """Of the memory that it may take; one that has more after a file is let go, before it has to be killed over one."""
-OUT = "out"
+OUTPUT_NAME = "out"
 """The file that a maker writes, in its folder."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartProducer:
     """What a maker is told first. spec: of the remote that it reads from. pace: a descriptor, or None."""
 
     spec: RemoteSpec
@@ -55,7 +55,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Make:
+class ProduceFile:
     """Make a file: of source, or of a number."""
 
     path: str
@@ -63,34 +63,34 @@ class Make:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FileProduced:
     """It is whole. mtime_ns: of what it was made of."""
 
     mtime_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ProducerReady:
     """The function is imported. confined: the kernel refuses what it writes elsewhere."""
 
     confined: bool
 
 
-class MakerFailed(Exception):
+class ProducerFailed(Exception):
     """The user's function did not make the file; the text says why. Another try may help."""
 
 
-class Makers:
+class ProducerPool:
     """Owns the makers of a process. May be used by several threads."""
 
     def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
-        self._start = Start(replace(spec, producer=None), producer, limits.fd if limits else None)
-        self._idle: list[Maker] = []
-        self._few = threading.BoundedSemaphore(1 + URGENT_MAX)
+        self._start = StartProducer(replace(spec, producer=None), producer, limits.fd if limits else None)
+        self._idle: list[ProducerProcess] = []
+        self._few = threading.BoundedSemaphore(1 + URGENT_PROCESSES_MAX)
         self._lock = threading.Lock()
         weakref.finalize(self, _end_all, self._idle)
 
-    def make(self, wanted: Make, target: Path, progress: Progress) -> Made:
+    def make(self, wanted: ProduceFile, target: Path, progress: Progress) -> FileProduced:
         """Have a file made at target, trying again where the function fails.
 
         progress: told, again and again, how many bytes more there are; 0 where that is all that can be said.
@@ -100,44 +100,44 @@ class Makers:
         tries = producer.retries + 1
         for number in range(1, tries + 1):
             try:
-                with self._few, self._maker(target.parent, progress) as maker:
-                    made = maker.make(wanted, progress)
-                    maker.deliver(target)
+                with self._few, self._maker(target.parent, progress) as process:
+                    made = process.make(wanted, progress)
+                    process.deliver(target)
                     return made
-            except MakerFailed as error:
+            except ProducerFailed as error:
                 failure = error
                 log.warning("%s: %s: %s (try %d of %d)", wanted.path, producer.function, error, number, tries)
         raise NotMade(f"{wanted.path}: {producer.function}: {failure}; skipped after {tries} tries, see the log")
 
     @contextmanager
-    def _maker(self, partial: Path, progress: Progress) -> Iterator[Maker]:
+    def _maker(self, partial: Path, progress: Progress) -> Iterator[ProducerProcess]:
         """A maker for the time of the block; any error there ends it."""
         with self._lock:
-            maker = self._idle.pop() if self._idle else None
-        maker = maker or Maker(self._start, partial, progress)
+            process = self._idle.pop() if self._idle else None
+        process = process or ProducerProcess(self._start, partial, progress)
         try:
-            yield maker
+            yield process
         except BaseException:
-            maker.end()
+            process.end()
             raise
         with self._lock:
-            keep = not (self._idle or maker.is_bloated)
+            keep = not (self._idle or process.is_bloated)
             if keep:
-                self._idle.append(maker)
+                self._idle.append(process)
         if not keep:
-            maker.end()
+            process.end()
 
     def check(self) -> bool:
         """Raises UsageError where the function cannot be imported. Whether the kernel confines what it writes."""
-        maker = Maker(self._start, Path(tempfile.gettempdir()), lambda _: None)
-        maker.end()
-        return maker.is_confined
+        process = ProducerProcess(self._start, Path(tempfile.gettempdir()), lambda _: None)
+        process.end()
+        return process.is_confined
 
 
-class Maker:
+class ProducerProcess:
     """Owns a process, and its folder. Raises MakerFailed where it does not start, UsageError where it never will."""
 
-    def __init__(self, start: Start, partial: Path, progress: Progress) -> None:
+    def __init__(self, start: StartProducer, partial: Path, progress: Progress) -> None:
         self._producer = start.producer
         self._folder = folder = Path(tempfile.mkdtemp(prefix="maker-", dir=partial))
         self._line, theirs = Pipe()
@@ -157,25 +157,25 @@ class Maker:
         except BaseException:
             self.end()
             raise
-        self.is_confined = isinstance(answer, Ready) and answer.confined
+        self.is_confined = isinstance(answer, ProducerReady) and answer.confined
 
-    def make(self, wanted: Make, progress: Progress) -> Made:
+    def make(self, wanted: ProduceFile, progress: Progress) -> FileProduced:
         """Have it make one file. Raises MakerFailed, the GrowfsError of the source, and what progress raises."""
         timeout_s = self._producer.timeout_s
         try:
             self._line.send(wanted)
         except OSError:
-            raise MakerFailed(f"its process ended: {self._ending()}") from None
+            raise ProducerFailed(f"its process ended: {self._ending()}") from None
         answer = self._answer(timeout_s + GRACE_S if timeout_s else None, progress)
-        assert isinstance(answer, Made)
+        assert isinstance(answer, FileProduced)
         return answer
 
     def deliver(self, target: Path) -> None:
         """Put what it made at target, and clear its folder for the next file. Raises MakerFailed."""
-        out = self._folder / OUT
+        out = self._folder / OUTPUT_NAME
         found = out.lstat() if os.path.lexists(out) else None
         if not found or not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise MakerFailed("it left something else in the place of its file; let it write to out, or to out.name")
+            raise ProducerFailed("it left something else in the place of its file; let it write to out, or to out.name")
         os.rename(out, target)
         for entry in list(os.scandir(self._folder)):
             if entry.is_dir(follow_symlinks=False):
@@ -202,22 +202,22 @@ class Maker:
         began, told = time.monotonic(), 0
         while not self._line.poll(LOOK_EVERY_S):
             if self._process.poll() is not None and not self._line.poll():  # what it forked may hold the line
-                raise MakerFailed(f"its process ended: {self._ending()}")
+                raise ProducerFailed(f"its process ended: {self._ending()}")
             written = _bytes_in(self._folder)
             progress(max(0, written - told))
             told = max(told, written)
             if self._memory() > self._producer.memory_bytes:
                 most = format_size(self._producer.memory_bytes, binary=True)
-                raise MakerFailed(f"took more memory than {most} and was killed; see --producer-memory")
+                raise ProducerFailed(f"took more memory than {most} and was killed; see --producer-memory")
             if timeout_s and time.monotonic() - began > timeout_s:
-                raise MakerFailed(self._too_late(timeout_s - GRACE_S))
+                raise ProducerFailed(self._too_late(timeout_s - GRACE_S))
         try:
             answer: object = self._line.recv()
         except (EOFError, OSError):
             if timeout_s and time.monotonic() - began > timeout_s - GRACE_S:
-                raise MakerFailed(self._too_late(timeout_s - GRACE_S)) from None
-            raise MakerFailed(f"its process ended: {self._ending()}") from None
-        if isinstance(answer, (GrowfsError, MakerFailed)):
+                raise ProducerFailed(self._too_late(timeout_s - GRACE_S)) from None
+            raise ProducerFailed(f"its process ended: {self._ending()}") from None
+        if isinstance(answer, (GrowfsError, ProducerFailed)):
             raise answer
         written = _bytes_in(self._folder)
         progress(max(0, written - told))
@@ -240,9 +240,9 @@ class Maker:
         return pages * os.sysconf("SC_PAGESIZE")
 
 
-def _end_all(makers: list[Maker]) -> None:
-    for maker in makers:
-        maker.end()
+def _end_all(processes: list[ProducerProcess]) -> None:
+    for process in processes:
+        process.end()
 
 
 def _bytes_in(folder: Path) -> int:
@@ -263,6 +263,6 @@ def check(spec: RemoteSpec) -> bool | None:
     if spec.producer is None:
         return None
     try:
-        return Makers(spec, spec.producer).check()
-    except MakerFailed as error:
+        return ProducerPool(spec, spec.producer).check()
+    except ProducerFailed as error:
         raise UsageError(f"{spec.producer.function}: cannot be run: {error}") from None

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from growfs.errors import RemoteBusy
-from growfs.remote.protocol import FetchTask, Opened, Page, Remote, RemoteFile
+from growfs.remote.protocol import FetchTask, Page, Remote, RemoteFile, RemoteStream
 
 TRIES_MAX = 5
 DELAY_S_MIN = 0.2
@@ -22,18 +22,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Retrying:
+class RetryingRemote:
     """Wraps a remote: what raises RemoteBusy is tried again, after a growing delay; other errors pass at once.
 
     A listing goes on after the last page that arrived, and its tries are counted afresh from there.
     """
 
     def __init__(
-        self, remote: Remote, busy: Callable[[], None] = lambda: None, sleep: Callable[[float], None] = time.sleep
+        self, remote: Remote, on_busy: Callable[[], None] = lambda: None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """busy: called before each further try."""
         self._remote = remote
-        self._busy = busy
+        self._on_busy = on_busy
         self._sleep = sleep
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
@@ -70,7 +70,7 @@ class Retrying:
 
         return self._try(attempt)
 
-    def open(self, file: RemoteFile, start: int = 0) -> Opened:
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         return self._try(lambda: self._remote.open(file, start))
 
     def _try(self, call: Callable[[], T]) -> T:
@@ -99,4 +99,4 @@ class Retrying:
         error = state.outcome.exception() if state.outcome else None
         delay_s = state.next_action.sleep if state.next_action else 0.0
         log.warning("%s (try %d of %d, next in %.1f s)", error, state.attempt_number, TRIES_MAX, delay_s)
-        self._busy()
+        self._on_busy()

@@ -14,7 +14,7 @@ from typing import Any
 from growfs.errors import GrowfsError, RemoteBusy
 from growfs.remote.http.connection import Connection
 from growfs.remote.protocol import Page, RemoteFile, Skipped
-from growfs.remote.stores.s3.keyspace import Interval, Keyspace, Span, Unordered
+from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges, UnorderedListing
 
 REQUESTS_MAX = 32  # under way
 REQUESTS_FEW = 4  # not fewer because answers take longer
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KeyPage:
     """A part of a listing: names in the server's order, what the server tells of each, how to go on, and whether to."""
 
     names: Sequence[str]
-    facts: Sequence[Any]
+    metadata: Sequence[Any]
     token: str | None
     more: bool
 
@@ -65,7 +65,7 @@ class ConcurrencyLimit:
         return fewer
 
 
-class Walkers:
+class ParallelLister:
     """Reads a keyspace to its end. Each thread keeps a connection, and has one interval at a time.
 
     ask: the names of a span, as many as come at once. make: the files and the names to skip, of some facts.
@@ -74,15 +74,15 @@ class Walkers:
 
     def __init__(
         self,
-        keyspace: Keyspace,
+        ranges: KeyRanges,
         width: ConcurrencyLimit,
         connect: Callable[[], Connection],
-        ask: Callable[[Connection, Span], Answer],
+        ask: Callable[[Connection, KeyRange], KeyPage],
         make: Callable[[Sequence[Any]], tuple[list[RemoteFile], list[Skipped]]],
     ) -> None:
-        self._keyspace, self._width, self._connect, self._ask, self._make = keyspace, width, connect, ask, make
+        self._ranges, self._width, self._connect, self._ask, self._make = ranges, width, connect, ask, make
         self._changed = threading.Condition()
-        self._ready: deque[tuple[Span, list[RemoteFile], list[Skipped]]] = deque()
+        self._ready: deque[tuple[KeyRange, list[RemoteFile], list[Skipped]]] = deque()
         self._connections: list[Connection] = []  # of each thread
         self._asking = 0
         self._failed: BaseException | None = None
@@ -99,7 +99,7 @@ class Walkers:
                     if not self._ready:
                         break
                     _, files, skipped = self._ready.popleft()
-                    cursor = self._keyspace.cursor(span for span, *_ in self._ready)
+                    cursor = self._ranges.cursor(span for span, *_ in self._ready)
                     self._changed.notify_all()
                 yield Page(files, skipped, cursor)
             if self._failed:
@@ -113,7 +113,7 @@ class Walkers:
 
     @property
     def _over(self) -> bool:
-        return self._ended or self._failed is not None or self._keyspace.done
+        return self._ended or self._failed is not None or self._ranges.done
 
     def _spawn(self) -> None:
         """Threads for what may be asked and nobody is free to ask."""
@@ -123,20 +123,20 @@ class Walkers:
                 threading.Thread(target=self._walk, args=(connection, interval), daemon=True).start()
             except RuntimeError:  # there may be no more of them
                 self._asking -= 1
-                self._keyspace.give_back(interval)
+                self._ranges.release(interval)
                 if not self._connections:
                     raise
                 return
             self._connections.append(connection)
 
-    def _take(self) -> Interval | None:
+    def _take(self) -> ActiveRange | None:
         if self._over or self._asking >= self._width.limit or self._asking + len(self._ready) >= PAGES_MAX:
             return None
-        interval = self._keyspace.take()
+        interval = self._ranges.take()
         self._asking += interval is not None
         return interval
 
-    def _walk(self, connection: Connection, interval: Interval | None) -> None:
+    def _walk(self, connection: Connection, interval: ActiveRange | None) -> None:
         try:
             while interval is not None:
                 began = time.monotonic()
@@ -161,10 +161,10 @@ class Walkers:
                 self._connections.remove(connection)
                 self._changed.notify_all()
 
-    def _back_off(self, interval: Interval, error: RemoteBusy) -> None:
+    def _back_off(self, interval: ActiveRange, error: RemoteBusy) -> None:
         with self._changed:
             self._asking -= 1
-            self._keyspace.give_back(interval)
+            self._ranges.release(interval)
             if not self._width.refused():
                 self._failed = self._failed or error
             self._changed.notify_all()
@@ -172,31 +172,31 @@ class Walkers:
     def _refused(self) -> None:
         """A server may not like a name to begin after that was guessed; other errors come again without one."""
         with self._changed:
-            self._follow_the_server()
+            self._switch_to_serial()
             self._asking -= 1
             self._changed.notify_all()
 
-    def _follow_the_server(self) -> None:
+    def _switch_to_serial(self) -> None:
         log.info("the server cannot be asked for names in order from any one on: its pages are read one by one")
-        self._keyspace.follow_the_server(span for span, *_ in self._ready)
+        self._ranges.switch_to_serial(span for span, *_ in self._ready)
         self._ready.clear()
 
-    def _take_in(self, interval: Interval, answer: Answer, took_s: float) -> None:
+    def _take_in(self, interval: ActiveRange, answer: KeyPage, took_s: float) -> None:
         with self._changed:
             span = None
             try:
-                span = self._keyspace.found(interval, answer.names, answer.token, answer.more)
-            except Unordered:
-                self._follow_the_server()
+                span = self._ranges.found(interval, answer.names, answer.token, answer.more)
+            except UnorderedListing:
+                self._switch_to_serial()
             if answer.more:
                 self._width.answered(took_s)
             if span is not None:
                 count = len(answer.names) if span.until is None else bisect_right(answer.names, span.until)
-                self._ready.append((span, *self._make(answer.facts[:count])))
+                self._ready.append((span, *self._make(answer.metadata[:count])))
             self._asking -= 1
             self._changed.notify_all()
 
-    def _next(self) -> Interval | None:
+    def _next(self) -> ActiveRange | None:
         with self._changed:
             while not self._over:
                 if interval := self._take():

@@ -13,18 +13,18 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError
-from growfs.remote.http.connection import Connection, FallBack, Request
+from growfs.remote.http.connection import Connection, FallBack, HttpRequest
 from growfs.remote.http.download import BUSY, HttpError
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import RemoteFile, Skipped
-from growfs.remote.stores.metadata import file_with, to_ns
-from growfs.remote.stores.s3.lister import Answer
+from growfs.remote.stores.metadata import file_from_fields, to_ns
+from growfs.remote.stores.s3.lister import KeyPage
 
 ROOT = "ListBucketResult"
-Fact = tuple[str, int, str, int | None]  # name, bytes, ETag, nanoseconds since the epoch
+KeyMetadata = tuple[str, int, str, int | None]  # name, bytes, ETag, nanoseconds since the epoch
 
 
-def get(connection: Connection, request: Request, prefix: str) -> Answer:
+def get(connection: Connection, request: HttpRequest, prefix: str) -> KeyPage:
     """The page that request asks for. Raises Odd, Answered and Unreached."""
     with _dropped_if_broken(connection):
         response = connection.ask(request, {})
@@ -39,49 +39,49 @@ def get(connection: Connection, request: Request, prefix: str) -> Answer:
             raise FallBack(f"no listing: {type(error).__name__}") from None
 
 
-def _parsed(body: bytes, prefix: str) -> Answer:
+def _parsed(body: bytes, prefix: str) -> KeyPage:
     root = ET.fromstring(body)
     if not root.tag.endswith(ROOT):
         raise FallBack(f"no listing: {root.tag}")
     space = root.tag[: -len(ROOT)]
     key, size, etag, time, begin = *(space + name for name in ("Key", "Size", "ETag", "LastModified")), len(prefix)
     encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server does not know of it
-    facts: list[Fact] = []
+    metadata: list[KeyMetadata] = []
     for item in root.iterfind(f"{space}Contents"):
         told = {each.tag: each.text or "" for each in item}
         name = unquote_plus(told[key]) if encoded else told[key]
-        facts.append((name[begin:], int(told[size]), told.get(etag, ""), seconds_ns(told.get(time))))
+        metadata.append((name[begin:], int(told[size]), told.get(etag, ""), seconds_ns(told.get(time))))
     more = root.findtext(f"{space}IsTruncated") == "true"
-    return answer(facts, root.findtext(f"{space}NextContinuationToken"), more)
+    return answer(metadata, root.findtext(f"{space}NextContinuationToken"), more)
 
 
-def by_library(reply: dict[str, Any], prefix: str) -> Answer:
+def from_library(reply: dict[str, Any], prefix: str) -> KeyPage:
     """The same of the library's reply."""
-    facts: list[Fact] = []
+    metadata: list[KeyMetadata] = []
     for item in reply.get("Contents", []):
         when = seconds_ns(item.get("LastModified"))
-        facts.append((item["Key"][len(prefix) :], item["Size"], item.get("ETag", ""), when))
-    return answer(facts, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
+        metadata.append((item["Key"][len(prefix) :], item["Size"], item.get("ETag", ""), when))
+    return answer(metadata, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
 
 
-def answer(facts: list[Fact], token: str | None, more: bool) -> Answer:
+def answer(metadata: list[KeyMetadata], token: str | None, more: bool) -> KeyPage:
     """Raises RemoteError where the server does not say how to go on."""
     if more and not token:
         raise RemoteError("the server says that there are more names, and not how to get them; it is not S3's ListV2")
-    return Answer([fact[0] for fact in facts], facts, token, more)
+    return KeyPage([fact[0] for fact in metadata], metadata, token, more)
 
 
-def files(facts: Sequence[Fact]) -> tuple[list[RemoteFile], list[Skipped]]:
+def files(metadata: Sequence[KeyMetadata]) -> tuple[list[RemoteFile], list[Skipped]]:
     """What a page of them tells."""
     found: list[RemoteFile] = []
     skipped: list[Skipped] = []
-    for path, size, etag, mtime_ns in facts:
+    for path, size, etag, mtime_ns in metadata:
         if not size and (path.endswith("/") or not path):
             continue  # a marker that stands for a folder
         if reason := reason_to_skip(path):
             skipped.append(Skipped(reason, path))
         else:
-            found.append(file_with(path, size, etag, mtime_ns))
+            found.append(file_from_fields(path, size, etag, mtime_ns))
     return found, skipped
 
 

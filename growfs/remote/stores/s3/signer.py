@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from growfs.remote.http.connection import Request
+from growfs.remote.http.connection import HttpRequest
 from growfs.remote.stores.fsspec import SIGNED_S
 
 FRESH_S = 60  # then the library is asked anew: it changes credentials ten minutes before they end
@@ -39,11 +39,11 @@ class Signer:
         url = self._by_library(_SAMPLE, "GET")
         path, _, query = url.partition("?")
         self._base, self._query = path.removesuffix(_SAMPLE), query.partition(_SIGNATURE)[0]
-        self._signing: _Signing | None = None
+        self._signing: _SigningKey | None = None
         if query:
             with suppress(AttributeError, KeyError):  # it is botocore's own business how it comes by its secret
                 auth = self._sync(client._request_signer.get_auth_instance, "s3", "", "s3v4-query")
-                self._signing = _Signing(auth.credentials.secret_key, self._base, self._query, self._headers)
+                self._signing = _SigningKey(auth.credentials.secret_key, self._base, self._query, self._headers)
         self._is_plain = bool(self._signing or not query) and self._sign(_SAMPLE, "GET") == url
 
     @property
@@ -51,13 +51,13 @@ class Signer:
         """Whether its credentials are those that the library would take now."""
         return time.monotonic() - self._made_s < FRESH_S
 
-    def request(self, key: str, method: str = "GET") -> Request:
+    def request(self, key: str, method: str = "GET") -> HttpRequest:
         """One for an object, to be sent by that method, GET or HEAD. Not from the loop's own thread.
 
         Raises what the library does.
         """
         url = self._sign(key, method) if self._is_plain else self._by_library(key, method)
-        return Request(url, self._headers, method)
+        return HttpRequest(url, self._headers, method)
 
     def _sign(self, key: str, method: str) -> str:
         quoted = quote(key)
@@ -75,7 +75,7 @@ class Signer:
         return sync(self._loop, call, *args, **more)
 
 
-class _Signing:
+class _SigningKey:
     """What all signatures of one moment have in common."""
 
     def __init__(self, secret: str, base: str, query: str, headers: dict[str, str]) -> None:

@@ -19,16 +19,16 @@ from typing import Any
 
 from growfs.errors import RemoteMissing, UsageError
 from growfs.remote.errors import translate
-from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, Request
-from growfs.remote.http.download import ODD_MAX, HttpError
-from growfs.remote.http.stream import OpenedFile
-from growfs.remote.http.threads import Streams
-from growfs.remote.protocol import FetchTask, Opened, Page, RemoteFile, RemoteSpec
+from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
+from growfs.remote.http.download import FALLBACKS_MAX, HttpError
+from growfs.remote.http.stream import FileStream
+from growfs.remote.http.threads import TransferThreads
+from growfs.remote.protocol import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
-from growfs.remote.stores.metadata import file_from, file_of
+from growfs.remote.stores.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.s3 import listing
-from growfs.remote.stores.s3.keyspace import Keyspace, Span
-from growfs.remote.stores.s3.lister import Answer, ConcurrencyLimit, Walkers
+from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
+from growfs.remote.stores.s3.lister import ConcurrencyLimit, KeyPage, ParallelLister
 from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.stores.walk import PAGE_FILES_MAX
 
@@ -56,10 +56,10 @@ def preload() -> None:
 class S3Remote(FsspecRemote):
     """A bucket, or the keys below a prefix of it. The cursor of a page is the intervals of names that are left."""
 
-    def __init__(self, spec: RemoteSpec, streams: Streams | None = None) -> None:
-        super().__init__(spec, streams)
+    def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
+        super().__init__(spec, threads)
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
-            raise UsageError(f"{self.shown()}: names no bucket; write it as s3://bucket/prefix")
+            raise UsageError(f"{self.safe_url()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
         self._width = ConcurrencyLimit()  # of the last listing, where that has to go on
         self._odd_pages = 0
@@ -68,17 +68,17 @@ class S3Remote(FsspecRemote):
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
-        keyspace = Keyspace(cursor, serial=bucket.endswith(UNORDERED))
+        ranges = KeyRanges(cursor, serial=bucket.endswith(UNORDERED))
         if cursor is None:
             self._width = ConcurrencyLimit()
-        yield from Walkers(keyspace, self._width, self._connection, self._names, listing.files).pages()
-        if prefix and cursor is None and not keyspace.pages:
-            raise RemoteMissing(f"{self.shown()}: nothing is stored below it; check the prefix")
+        yield from ParallelLister(ranges, self._width, self._connection, self._names, listing.files).pages()
+        if prefix and cursor is None and not ranges.pages:
+            raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
 
     def _connection(self) -> Connection:
         return Connection(lambda: self._tls)
 
-    def _names(self, connection: Connection, span: Span) -> Answer:
+    def _names(self, connection: Connection, span: KeyRange) -> KeyPage:
         """A page of the names after the beginning of span."""
         bucket, prefix = self._bucket_and_prefix
         asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX}
@@ -86,24 +86,24 @@ class S3Remote(FsspecRemote):
             asked["ContinuationToken"] = span.token
         elif span.after:
             asked["StartAfter"] = prefix + span.after
-        if self._odd_pages < ODD_MAX:
+        if self._odd_pages < FALLBACKS_MAX:
             try:
                 return listing.get(connection, self._page_request(asked), prefix)
             except (HttpError, ConnectionFailed) as error:
-                raise translate(error, self._where(), self.store, self._secrets) from None
+                raise translate(error, self._url(), self.store, self._secrets) from None
             except FallBack:
                 self._odd_pages += 1
         reply = self._call("", "list_objects_v2", **asked)
         # From the next page on: dateutil, which reads botocore's times, is half of what a page costs.
         self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
-        return listing.by_library(reply, prefix)
+        return listing.from_library(reply, prefix)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         bucket, prefix = self._bucket_and_prefix
         reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
         return _file(path, reply["ContentLength"], reply)
 
-    def _request(self, path: str, method: str = "GET") -> Request:
+    def _request(self, path: str, method: str = "GET") -> HttpRequest:
         bucket, prefix = self._bucket_and_prefix
         if self._signer is None or not self._signer.is_fresh:
             self._signer = self._new_signer(bucket)
@@ -115,7 +115,7 @@ class S3Remote(FsspecRemote):
         more = {"ChecksumMode": "ENABLED"} if asks else {}
         return Signer(client, self.fs.loop, self._wanted(client.get_object, {"Bucket": bucket, "Key": "", **more}))
 
-    def _page_request(self, asked: dict[str, Any]) -> Request:
+    def _page_request(self, asked: dict[str, Any]) -> HttpRequest:
         """A GET that needs nothing else. Raises Odd where there is none."""
         from fsspec.asyn import sync
 
@@ -125,8 +125,8 @@ class S3Remote(FsspecRemote):
             url = sync(self.fs.loop, client.generate_presigned_url, "list_objects_v2", wanted, SIGNED_S)
         except Exception as error:
             raise FallBack("cannot be signed") from error
-        request = Request(url, {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {})
-        if self._ranged.is_proxied(*request.origin):
+        request = HttpRequest(url, {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {})
+        if self._downloader.is_proxied(*request.origin):
             raise FallBack("behind a proxy")
         return request
 
@@ -146,8 +146,8 @@ class S3Remote(FsspecRemote):
             raise FallBack("an option that only the library knows")
         return wanted
 
-    def _file_of(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        return file_of(path, size, headers)
+    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        return file_from_headers(path, size, headers)
 
     def _trusted(self) -> ssl.SSLContext:
         """As botocore has it: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else all."""
@@ -179,7 +179,7 @@ class S3Remote(FsspecRemote):
                     try:
                         chunk = await body.read(CHUNK_BYTES)
                     except Exception as error:  # noqa: BLE001 only read's own are told as the remote's
-                        raise translate(error, self._where(file.path), self.store, self._secrets) from None
+                        raise translate(error, self._url(file.path), self.store, self._secrets) from None
                     if not chunk:
                         return written
                     out.write(chunk)
@@ -189,27 +189,27 @@ class S3Remote(FsspecRemote):
             try:
                 size = reply["ContentLength"]
                 if part:
-                    self._whole_part(file.path, part, size)
+                    self._check_length(file.path, part, size)
                     size = int(reply["ContentRange"].rpartition("/")[2])
                 now = _file(file.path, size, reply)
-                self._checked(file, now)
+                self._verified(file, now)
                 written = sync(self.fs.loop, copy)
             finally:
                 body.close()
         if part:
-            self._whole_part(file.path, part, written)
-        return self._checked(file, now, None if part else written)
+            self._check_length(file.path, part, written)
+        return self._verified(file, now, None if part else written)
 
-    def _open_by_library(self, file: RemoteFile, start: int) -> Opened:
+    def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
         bucket, prefix = self._bucket_and_prefix
-        now = self._checked(file, self.stat(file.path))
+        now = self._verified(file, self.stat(file.path))
         if now.size == start:  # of which no range can be asked for
             source: Any = io.BytesIO()
         else:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, Range=f"bytes={start}-")
             source = _Body(reply["Body"], self.fs.loop)
         still, told = partial(self.stat, file.path), partial(self.told, file.path)
-        return OpenedFile(source, now, 0, still, self._streams.spend, told)
+        return FileStream(source, now, 0, still, self._threads.throttle, told)
 
     @cached_property
     def _bucket_and_prefix(self) -> tuple[str, str]:
@@ -254,4 +254,6 @@ def _time(value: Any) -> datetime:
 def _file(path: str, size: int, reply: dict[str, Any]) -> RemoteFile:
     """A listing tells milliseconds where HEAD and GET tell seconds (rclone, MinIO): seconds are what they agree on."""
     when = reply.get("LastModified")
-    return file_from(path, {"size": size, "ETag": reply.get("ETag"), "mtime": when and when.replace(microsecond=0)})
+    return file_from_info(
+        path, {"size": size, "ETag": reply.get("ETag"), "mtime": when and when.replace(microsecond=0)}
+    )

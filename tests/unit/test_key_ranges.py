@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growfs.remote.stores.s3.keyspace import LAST, PAGES_ALONE, Cursor, Interval, Keyspace, Span, Unordered
+from growfs.remote.stores.s3.key_ranges import (
+    LAST,
+    PAGES_ALONE,
+    ActiveRange,
+    Cursor,
+    KeyRange,
+    KeyRanges,
+    UnorderedListing,
+)
 
 PAGE = 4
 
@@ -23,9 +31,9 @@ class Listing:
     def __init__(self, names: set[str], page: int = PAGE) -> None:
         self.names = sorted(names, key=str.encode)
         self.page = page
-        self.keyspace = Keyspace()
+        self.ranges = KeyRanges()
         self.told: list[str] = []
-        self.ready: deque[tuple[Span, list[str]]] = deque()
+        self.ready: deque[tuple[KeyRange, list[str]]] = deque()
         self.cursor: Cursor | None = None
         self.requests = 0
 
@@ -34,30 +42,30 @@ class Listing:
         start = bisect_right(self.names, after.encode(), key=str.encode) if after else 0
         return self.names[start : start + self.page], start + self.page < len(self.names)
 
-    def answer(self, interval: Interval, after: str) -> None:
+    def answer(self, interval: ActiveRange, after: str) -> None:
         """What was asked for with `after` arrives."""
         names, more = self.ask(after)
-        span = self.keyspace.found(interval, names, f"after {names[-1]}" if more else None, more)
+        span = self.ranges.found(interval, names, f"after {names[-1]}" if more else None, more)
         if span is not None:
             self.ready.append((span, [name for name in names if span.until is None or name <= span.until]))
 
     def tell(self) -> None:
         _, names = self.ready.popleft()
         self.told += names
-        self.cursor = self.keyspace.cursor(span for span, _ in self.ready)
+        self.cursor = self.ranges.cursor(span for span, _ in self.ready)
 
     def begin_anew(self) -> None:
         """As after an error: what was not told is lost, and the cursor of the last page is all there is."""
         self.ready.clear()
-        self.keyspace = Keyspace(self.cursor)
+        self.ranges = KeyRanges(self.cursor)
 
 
 def read(listing: Listing, readers: int) -> int:
     """Read it with so many requests at once; returns how often one had to wait for answers."""
     rounds = 0
-    while not listing.keyspace.done:
-        under_way: list[Interval] = []
-        while len(under_way) < readers and (interval := listing.keyspace.take()):
+    while not listing.ranges.done:
+        under_way: list[ActiveRange] = []
+        while len(under_way) < readers and (interval := listing.ranges.take()):
             under_way.append(interval)
         for interval in under_way:
             listing.answer(interval, interval.after)
@@ -74,17 +82,17 @@ texts = st.text(st.sampled_from("ab01/.é日\U0010ffff\x01 %"), max_size=6)
 @given(st.sets(texts, max_size=150), st.data())
 def test_each_name_comes_once(names: set[str], data: st.DataObject) -> None:
     listing = Listing(names, page=data.draw(st.integers(1, 5)))
-    under_way: list[tuple[Interval, str]] = []
+    under_way: list[tuple[ActiveRange, str]] = []
     steps = 0
-    while not listing.keyspace.done or under_way or listing.ready:
+    while not listing.ranges.done or under_way or listing.ready:
         steps += 1
         todo = data.draw(st.sampled_from(["take", "answer", "tell", "refuse", "anew"] if steps < 200 else ["finish"]))
-        if todo in ("take", "finish") and (interval := listing.keyspace.take()):
+        if todo in ("take", "finish") and (interval := listing.ranges.take()):
             under_way.append((interval, interval.after))
         if todo in ("answer", "finish") and under_way:
             listing.answer(*under_way.pop(data.draw(st.integers(0, len(under_way) - 1))))
         if todo == "refuse" and under_way:
-            listing.keyspace.give_back(under_way.pop()[0])
+            listing.ranges.release(under_way.pop()[0])
         if todo in ("tell", "finish") and listing.ready:
             listing.tell()
         if todo == "anew":
@@ -138,14 +146,14 @@ def test_points_are_fit_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what names themselves begin with, they have no character that XML cannot carry."""
     names = {f"a\x01b\x7f{n}/\ufffe{n}" for n in range(2000)}
     points: list[str] = []
-    split = Keyspace._split
+    split = KeyRanges._split
 
-    def noted(self: Keyspace) -> Interval | None:
+    def noted(self: KeyRanges) -> ActiveRange | None:
         if (upper := split(self)) is not None:
             points.append(upper.after)
         return upper
 
-    monkeypatch.setattr(Keyspace, "_split", noted)
+    monkeypatch.setattr(KeyRanges, "_split", noted)
     read(Listing(names), 8)
     assert len(points) > 20
     for point in points:
@@ -156,67 +164,67 @@ def test_points_are_fit_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("names", [["b", "a"], ["a", "a"], ["B", "a", "C"]])
 def test_another_order_is_noticed(names: list[str]) -> None:
-    keyspace = Keyspace()
-    interval = keyspace.take()
+    ranges = KeyRanges()
+    interval = ranges.take()
     assert interval
-    with pytest.raises(Unordered):
-        keyspace.found(interval, names, "token", True)
-    keyspace.follow_the_server()
-    again = keyspace.take()
+    with pytest.raises(UnorderedListing):
+        ranges.found(interval, names, "token", True)
+    ranges.switch_to_serial()
+    again = ranges.take()
     assert again
-    assert again.span == Span("", None)
-    assert keyspace.found(again, names, "token", True)
-    assert keyspace.take() is again
-    assert keyspace.take() is None
-    assert keyspace.found(again, ["0"], None, False)
-    assert keyspace.done
+    assert again.span == KeyRange("", None)
+    assert ranges.found(again, names, "token", True)
+    assert ranges.take() is again
+    assert ranges.take() is None
+    assert ranges.found(again, ["0"], None, False)
+    assert ranges.done
 
 
 def test_one_page_may_have_any_order() -> None:
-    keyspace = Keyspace()
-    interval = keyspace.take()
+    ranges = KeyRanges()
+    interval = ranges.take()
     assert interval
-    assert keyspace.found(interval, ["b", "a"], None, False) == Span("", None)
-    assert keyspace.done
+    assert ranges.found(interval, ["b", "a"], None, False) == KeyRange("", None)
+    assert ranges.done
 
 
 def test_a_server_that_begins_elsewhere_loses_nothing_and_tells_nothing_twice() -> None:
     """It answers every request that has no token with its first page."""
     listing = Listing({f"{n:03}" for n in range(100)})
-    keyspace, told = listing.keyspace, []
-    while not keyspace.done:
-        for interval in list(iter(keyspace.take, None)):
+    ranges, told = listing.ranges, []
+    while not ranges.done:
+        for interval in list(iter(ranges.take, None)):
             names, more = listing.ask(interval.after if interval.token else "")
             try:
-                span = keyspace.found(interval, names, "token" if more else None, more)
-            except Unordered:
-                keyspace.follow_the_server()
+                span = ranges.found(interval, names, "token" if more else None, more)
+            except UnorderedListing:
+                ranges.switch_to_serial()
                 continue
             if span:
                 told += [name for name in names if span.until is None or name <= span.until]
-    assert keyspace.serial
+    assert ranges.serial
     assert told == listing.names
 
 
 def test_a_cursor_goes_on_in_the_servers_order() -> None:
-    keyspace = Keyspace(serial=True)
-    interval = keyspace.take()
+    ranges = KeyRanges(serial=True)
+    interval = ranges.take()
     assert interval
-    keyspace.found(interval, ["b", "a"], "token", True)
-    again = Keyspace(keyspace.cursor()).take()
+    ranges.found(interval, ["b", "a"], "token", True)
+    again = KeyRanges(ranges.cursor()).take()
     assert again
-    assert again.span == Span("a", None, "token")
-    assert keyspace.cursor([Span("", None)]).left == (Span("", None),)
+    assert again.span == KeyRange("a", None, "token")
+    assert ranges.cursor([KeyRange("", None)]).left == (KeyRange("", None),)
 
 
 def test_what_nobody_was_told_of_is_found_again_in_the_servers_order() -> None:
     listing = Listing({f"{n:03}" for n in range(100)})
     while len(listing.ready) < 6:
         listing.tell() if len(listing.ready) == 5 else None
-        for interval in list(iter(listing.keyspace.take, None)):
+        for interval in list(iter(listing.ranges.take, None)):
             listing.answer(interval, interval.after)
     told = listing.told
-    listing.keyspace.follow_the_server(span for span, _ in listing.ready)
+    listing.ranges.switch_to_serial(span for span, _ in listing.ready)
     listing.ready.clear()
     read(listing, 4)
     assert set(told) == set(listing.names)

@@ -25,11 +25,11 @@ FOREIGN = [each for each in map(chr, range(0x80, 0x10000, 0x20)) if each.isprint
 SAMPLE_EVERY = 50
 
 
-class Unordered(Exception):
+class UnorderedListing(Exception):
     """The server gives names in another order than that of their bytes, or from another one on than was asked for."""
 
 
-class Span(NamedTuple):
+class KeyRange(NamedTuple):
     """The names after `after` up to `until`, included; None: to the end. token: the server's own word for `after`."""
 
     after: str
@@ -40,13 +40,13 @@ class Span(NamedTuple):
 class Cursor(NamedTuple):
     """What a listing has still to read. serial: where the server's own order is followed from."""
 
-    left: tuple[Span, ...]
-    origin: Span
+    left: tuple[KeyRange, ...]
+    origin: KeyRange
     serial: bool
 
 
 @dataclass(slots=True, eq=False)
-class Interval:
+class ActiveRange:
     """A Span that is walked by at most one reader. first: a name seen before `after`; pages: how many since."""
 
     after: str
@@ -59,11 +59,11 @@ class Interval:
     below: str | None = None
 
     @property
-    def span(self) -> Span:
-        return Span(self.after, self.until, self.token)
+    def span(self) -> KeyRange:
+        return KeyRange(self.after, self.until, self.token)
 
 
-class Keyspace:
+class KeyRanges:
     """Owns the intervals, which are disjoint; what they do not cover was handed out by `found`.
 
     In serial order there is one interval without an end, its reader goes from token to token, and no order is checked.
@@ -71,11 +71,11 @@ class Keyspace:
     """
 
     def __init__(self, cursor: Cursor | None = None, serial: bool = False) -> None:
-        whole = Span("", None)
+        whole = KeyRange("", None)
         left, origin, serial = cursor or Cursor((whole,), whole, serial)
-        self._intervals = [Interval(*span) for span in left]
+        self._intervals = [ActiveRange(*span) for span in left]
         at_origin = (each for each in self._intervals if each.after == origin.after)
-        self._begins = next(at_origin, Interval(*origin))  # stays as it was last asked for when it is read
+        self._begins = next(at_origin, ActiveRange(*origin))  # stays as it was last asked for when it is read
         self._alphabet: list[str] = []  # what guesses are made of
         self._foreign = False
         self._no_split = False  # before the next page
@@ -87,13 +87,13 @@ class Keyspace:
     def done(self) -> bool:
         return not self._intervals
 
-    def cursor(self, unsaid: Iterable[Span] = ()) -> Cursor:
+    def cursor(self, undelivered: Iterable[KeyRange] = ()) -> Cursor:
         """What is left, and with it the spans that were found and that nobody has been told of yet."""
-        left: list[Span] = []
+        left: list[KeyRange] = []
         if self.serial:
-            left = [*unsaid, *(each.span for each in self._intervals)][:1]
+            left = [*undelivered, *(each.span for each in self._intervals)][:1]
             return Cursor(tuple(left), self._begins.span, True)
-        for span in sorted([*unsaid, *(each.span for each in self._intervals)], key=lambda span: span.after):
+        for span in sorted([*undelivered, *(each.span for each in self._intervals)], key=lambda span: span.after):
             if left and left[-1].until == span.after:
                 left[-1] = left[-1]._replace(until=span.until)
             else:
@@ -101,7 +101,7 @@ class Keyspace:
         origin = min([self._begins.span, *left[:1]], key=lambda span: span.after)
         return Cursor(tuple(left), origin, False)
 
-    def take(self) -> Interval | None:
+    def take(self) -> ActiveRange | None:
         """The next interval to ask about: one that waits, else half of the largest; None if there is none now."""
         for each in self._intervals:
             if not each.taken:
@@ -109,11 +109,11 @@ class Keyspace:
                 return each
         return self._split()
 
-    def give_back(self, interval: Interval) -> None:
+    def release(self, interval: ActiveRange) -> None:
         """Nobody walks it any more."""
         interval.taken = False
 
-    def found(self, interval: Interval, names: Sequence[str], token: str | None, more: bool) -> Span | None:
+    def found(self, interval: ActiveRange, names: Sequence[str], token: str | None, more: bool) -> KeyRange | None:
         """Take in a page of names that was asked for with interval's span.
 
         Returns which of them to hand out (those that lie in the span), None for none; the interval then begins after
@@ -122,9 +122,9 @@ class Keyspace:
         if interval not in self._intervals:  # the order is another one now
             return None
         asked = interval.span
-        any_order = self.serial or (asked == Span("", None) and not more)  # in one page is all there is
+        any_order = self.serial or (asked == KeyRange("", None) and not more)  # in one page is all there is
         if names and not any_order and not self._follow(asked.after, names):
-            raise Unordered
+            raise UnorderedListing
         self._learn(interval, names)
         interval.halved = False
         inside = len(names) if asked.until is None else bisect_right(names, asked.until)
@@ -137,18 +137,18 @@ class Keyspace:
         interval.pages += 1
         return asked if self.serial or interval not in self._intervals else asked._replace(until=interval.after)
 
-    def follow_the_server(self, unsaid: Iterable[Span] = ()) -> None:
+    def switch_to_serial(self, undelivered: Iterable[KeyRange] = ()) -> None:
         """Go on page by page in the server's own order, from where the reader is that began at the beginning.
 
         The spans in unsaid are found again. What was told of later intervals is told twice; where a server begins
         elsewhere than asked, that is none.
         """
-        origin = self.cursor(unsaid).origin
+        origin = self.cursor(undelivered).origin
         self.serial = True
-        self._begins = Interval(origin.after, None, origin.token)
+        self._begins = ActiveRange(origin.after, None, origin.token)
         self._intervals = [self._begins]
 
-    def _go_on(self, interval: Interval, after: str, token: str | None, more: bool) -> None:
+    def _go_on(self, interval: ActiveRange, after: str, token: str | None, more: bool) -> None:
         if more:
             interval.after, interval.token = after, token
             interval.taken = False
@@ -159,7 +159,7 @@ class Keyspace:
     def _follow(after: str, names: Sequence[str]) -> bool:
         return (not after or after < names[0]) and all(map(operator.lt, names, names[1:]))
 
-    def _learn(self, interval: Interval, names: Sequence[str]) -> None:
+    def _learn(self, interval: ActiveRange, names: Sequence[str]) -> None:
         self._no_split = False
         if not names or self.serial:
             return
@@ -172,7 +172,7 @@ class Keyspace:
         if added:
             self._alphabet = sorted([*self._alphabet, *added])
 
-    def _split(self) -> Interval | None:
+    def _split(self) -> ActiveRange | None:
         if self.serial or self._no_split or self.pages < PAGES_ALONE or self.wasted > WASTE_SHARE * self.pages:
             return None
         best, size, point = None, float(REST_PAGES_MIN), ""
@@ -184,12 +184,12 @@ class Keyspace:
             self._no_split = True
             return None
         below = (best.below or best.first) if best.until is None else best.after
-        upper = Interval(point, best.until, taken=True, below=below)
+        upper = ActiveRange(point, best.until, taken=True, below=below)
         best.until, best.halved = point, True
         self._intervals.append(upper)
         return upper
 
-    def _guess(self, interval: Interval) -> tuple[float, str | None]:
+    def _guess(self, interval: ActiveRange) -> tuple[float, str | None]:
         """(pages that may be left in the interval, where to split it); None where there is no name in between.
 
         As long as all names that were seen have a beginning in common that is longer than what those to come are

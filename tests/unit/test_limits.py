@@ -26,14 +26,14 @@ class Clock:
         self.now = 1000.0
         self._wakes: list[tuple[float, int]] = []
         self._changed = threading.Condition()
-        self._busy = self._count = 0
+        self._on_busy = self._count = 0
 
     def monotonic(self) -> float:
         return self.now
 
     def sleep(self, delay_s: float) -> None:
         with self._changed:
-            self._busy -= 1
+            self._on_busy -= 1
             self._wait(delay_s)
 
     def _wait(self, delay_s: float) -> None:
@@ -41,9 +41,9 @@ class Clock:
         mine = self.now + max(delay_s, TICK_S), self._count
         self._wakes.append(mine)
         self._changed.notify_all()
-        self._changed.wait_for(lambda: not self._busy and min(self._wakes) == mine)
+        self._changed.wait_for(lambda: not self._on_busy and min(self._wakes) == mine)
         self._wakes.remove(mine)
-        self._busy += 1
+        self._on_busy += 1
         self.now = max(self.now, mine[0])
 
     def run(self, *tasks: Callable[[], None]) -> None:
@@ -56,16 +56,16 @@ class Clock:
                 task()
             finally:
                 with self._changed:
-                    self._busy -= 1
+                    self._on_busy -= 1
                     self._changed.notify_all()
 
         threads = [threading.Thread(target=one, args=[task], daemon=True) for task in tasks]
-        self._busy = 1  # none begins before all are there
+        self._on_busy = 1  # none begins before all are there
         for thread in threads:
             thread.start()
         with self._changed:
             self._changed.wait_for(lambda: len(self._wakes) == len(threads))
-            self._busy = 0
+            self._on_busy = 0
             self._changed.notify_all()
         for thread in threads:
             thread.join(30)
