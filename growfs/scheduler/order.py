@@ -60,7 +60,7 @@ class PassOrder:
             try:
                 channel = self._workers.spawn()
                 try:
-                    ready: OrderReady = await channel.ask(request)
+                    ready: OrderReady = await channel.call(request)
                     return ready
                 finally:
                     await channel.aclose()
@@ -74,7 +74,7 @@ async def plan_in_worker(workers: WorkerPool, catalog: Path, number: int, input:
     try:
         channel = workers.spawn()
         try:
-            plan: GenerationPlan = await channel.ask(PlanTurnover(catalog, number, input))
+            plan: GenerationPlan = await channel.call(PlanTurnover(catalog, number, input))
             return plan
         finally:
             await channel.aclose()

@@ -129,7 +129,7 @@ class CatalogSync:
         channel = self._workers.spawn()
         self.listing_now = True
         try:
-            files = await channel.ask(ListRemote(self._catalog.file, listing, self._extent()), apply)
+            files = await channel.call(ListRemote(self._catalog.file, listing, self._extent()), apply)
         except WorkerLost:
             raise GrowfsError("the process that lists the remote died; see the log") from None
         finally:

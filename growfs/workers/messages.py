@@ -1,6 +1,7 @@
-"""What the daemon and its workers say to each other, and how: a length and a pickle, over a socket pair.
+"""The messages between the daemon and its workers, and their framing: a length and a pickle, over a socket pair.
 
-Both ends are growfs, of one version and one user: a worker is the daemon's child, and nobody else has the socket.
+Both ends run the same version of growfs as the same user: a worker is the daemon's child, and nobody else has the
+socket. So unpickling is safe here.
 """
 
 from __future__ import annotations
@@ -18,54 +19,50 @@ from growfs.rotation.draw_order import Pass
 from growfs.rotation.turnover import TurnoverInput
 
 REPORT_FILES = 64
-"""As soon as a worker has fetched so many, it tells of them."""
+"""A worker reports as soon as it has this many files to report."""
 
-length = struct.Struct(">I")
-"""Of a message, in bytes: unsigned, 32 bits, most significant byte first."""
-
-
-class Closed(Exception):
-    """The other side is gone."""
+LENGTH = struct.Struct(">I")
+"""The length of a message in bytes: unsigned, 32 bits, big-endian."""
 
 
 def pack(message: Any) -> bytes:
-    """A message as bytes for the stream."""
+    """The bytes of a message, with its length in front."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return length.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def unpack(body: bytes) -> Any:
-    """The message that follows the length."""
+    """The message, from the bytes after the length."""
     return pickle.loads(body)
 
 
-def send(to: socket.socket, message: Any) -> None:
-    """Raises OSError when the other side is gone."""
-    to.sendall(pack(message))
+def send(connection: socket.socket, message: Any) -> None:
+    """Raises OSError if the other end is closed."""
+    connection.sendall(pack(message))
 
 
-def receive(source: socket.socket) -> Any:
-    """Wait for a message; raises Closed when the other side is gone."""
-    (count,) = length.unpack(_exactly(source, length.size))
-    return unpack(_exactly(source, count))
+def receive(connection: socket.socket) -> Any:
+    """Wait for a message. Raises EOFError or OSError if the other end is closed."""
+    (count,) = LENGTH.unpack(_receive_exactly(connection, LENGTH.size))
+    return unpack(_receive_exactly(connection, count))
 
 
-def _exactly(source: socket.socket, count: int) -> bytes:
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
     buffer = bytearray(count)
-    view, got = memoryview(buffer), 0
-    while got < count:
-        received = source.recv_into(view[got:])
-        if received == 0:
-            raise Closed
-        got += received
+    view, received = memoryview(buffer), 0
+    while received < count:
+        more = connection.recv_into(view[received:])
+        if more == 0:
+            raise EOFError
+        received += more
     return bytes(buffer)
 
 
 @dataclass(frozen=True, slots=True)
 class ListRemote:
-    """List the remote, and say what differs from the catalog. Answers: Listed ..., then Done(files listed).
+    """List the remote and compare it with the catalog. The answers are Listed ..., then Done(number of files).
 
-    extent: how many files, of a remote that has no end.
+    extent: how many files to list, if the remote has no end.
     """
 
     catalog: Path
@@ -75,24 +72,24 @@ class ListRemote:
 
 @dataclass(frozen=True, slots=True)
 class MakeOrder:
-    """Write the ids of the files that a pass has still to draw, as 64-bit integers.
+    """Write the ids of the files that a pass has still to draw to target, as 64-bit integers in draw order.
 
-    Answers: AtWork ..., then Done(Made).
+    The answers are StillWorking ..., then Done(OrderReady).
     """
 
     catalog: Path
-    asked: Pass
+    pass_: Pass
     target: Path
 
 
 @dataclass(frozen=True, slots=True)
 class StillWorking:
-    """What takes long goes on."""
+    """A heartbeat during a long request."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderReady:
-    """An order in a file: how many ids of frozen files are in it, and then of seeds. files, bytes: of the share."""
+    """The file holds this many ids of frozen files, then this many of seeds. files, bytes: all files of the share."""
 
     frozen: int
     seeds: int
@@ -102,18 +99,18 @@ class OrderReady:
 
 @dataclass(frozen=True, slots=True)
 class PlanTurnover:
-    """Say what generation `number` lists. Answers: Done(Next)."""
+    """Plan what generation `number` lists. The answer is Done(GenerationPlan)."""
 
     catalog: Path
     number: int
-    asked: TurnoverInput
+    input: TurnoverInput
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest(FastPickle):
-    """A file to be written to target, whole, checked, and with the remote's mtime.
+    """Write a file to target, checked, complete, and with the remote's mtime.
 
-    size_max: bytes; more than that is TooMuch. urgent: a reader waits for it.
+    size_max: in bytes; a larger file fails with SizeExceeded. urgent: a reader waits for it.
     """
 
     id: int
@@ -125,9 +122,9 @@ class FetchRequest(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class FetchFiles:
-    """Fetch these files, beside those that were asked for before. Answers: Came, as things come about.
+    """Fetch these files, in addition to those requested before. The answers are FetchProgress messages.
 
-    hurry: the ids of those of before for which a reader waits by now.
+    hurry: ids of files requested before that have become urgent.
     """
 
     files: list[FetchRequest]
@@ -136,7 +133,7 @@ class FetchFiles:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """A file that does not come. found: what the remote has in its place; RemoteMissing says that there is nothing."""
+    """A file could not be fetched. found: what the remote has in its place. RemoteMissing: the remote has nothing."""
 
     error: GrowfsError
     found: RemoteFile | None = None
@@ -144,9 +141,9 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """What a worker that fetches has to tell since the last time: what became of files, by id.
+    """What a fetching worker did since its last report. files: the files that are finished, by id.
 
-    bytes: written, of files that are through and of those that are not. refusals: how often the store was busy.
+    bytes: written, for finished and unfinished files. refusals: how often the store answered that it is busy.
     """
 
     bytes: int
@@ -156,17 +153,17 @@ class FetchProgress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The request's result."""
+    """The result of a request."""
 
     result: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why there is no result."""
+    """A request failed with this error."""
 
     error: GrowfsError
 
 
 class SizeExceeded(GrowfsError):
-    """A file of unknown size is larger than the room that was reserved for it."""
+    """A file of unknown size is larger than the space that was reserved for it."""

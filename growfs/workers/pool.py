@@ -1,4 +1,4 @@
-"""The daemon's side of the worker processes: one nursery, and a line to each worker that it forks."""
+"""The daemon's side of the worker processes: the fork server that forks them, and a channel to each worker."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from growfs.workers.messages import Done, Failed
 log = logging.getLogger(__name__)
 
 STALL_S = 120.0
-"""A worker that says nothing for so long is given up. The clients' own timeouts are shorter."""
+"""A worker that sends nothing for this long is given up. The timeouts of the client libraries are shorter."""
 
 
 class WorkerPool:
-    """Owns the nursery process. A nursery that died is started again when the next worker is wanted.
+    """Owns the fork server process. If it died, it is started again when the next worker is needed.
 
-    pace: how fast its workers may be. The spec goes through the socket, because it may hold secrets and a process list
-    is public.
+    limits: shared with the workers. The spec is sent over the socket, because it may hold secrets and command lines
+    are public.
     """
 
     def __init__(self, spec: RemoteSpec, limits: SharedLimits) -> None:
         self.url = redact(spec.url)
         self._spec = spec
         self.limits = limits
-        self._start()
+        self._start_fork_server()
 
-    def _start(self) -> None:
+    def _start_fork_server(self) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
             fds = theirs.fileno(), self.limits.fd
@@ -46,7 +46,7 @@ class WorkerPool:
         messages.send(self._control, self._spec)
 
     def spawn(self) -> Channel:
-        """A new worker; closing its line dismisses it. Raises GrowfsError where there can be none."""
+        """Start a worker. It ends when its channel is closed. Raises GrowfsError if no process can be started."""
         try:
             return self._spawn()
         except OSError as error:
@@ -58,15 +58,15 @@ class WorkerPool:
             try:
                 socket.send_fds(self._control, [b"w"], [theirs.fileno()])
             except OSError:
-                log.warning("the worker nursery died; starting another")
+                log.warning("the fork server of the workers died; starting another")
                 self._control.close()
                 self._process.wait()
-                self._start()
+                self._start_fork_server()
                 socket.send_fds(self._control, [b"w"], [theirs.fileno()])
         return Channel(ours)
 
     def stop(self) -> None:
-        """Dismiss the nursery; its workers end as their lines are closed."""
+        """End the fork server. Each worker ends when its channel is closed."""
         self._control.close()
         self._process.wait()
 
@@ -79,16 +79,16 @@ class WorkerLost(Exception):
 
 
 class Channel:
-    """The daemon's end of the line to one worker."""
+    """The daemon's end of the connection to one worker."""
 
     def __init__(self, end: socket.socket) -> None:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(end))
-        self._got = bytearray()
+        self._received = bytearray()
 
-    async def ask(self, request: Any, hear: Callable[[Any], Awaitable[None]] | None = None) -> Any:
-        """A request's result. One at a time. hear: given what the worker says before it is done.
+    async def call(self, request: Any, on_message: Callable[[Any], Awaitable[None]] | None = None) -> Any:
+        """Send a request and return its result. One call at a time.
 
-        Raises the GrowfsError that the worker met, and WorkerLost.
+        on_message: called with each message before the result. Raises the worker's GrowfsError, or WorkerLost.
         """
         await self.send(request)
         while True:
@@ -101,34 +101,34 @@ class Channel:
                 return message.result
             if isinstance(message, Failed):
                 raise message.error
-            if hear:
-                await hear(message)
+            if on_message:
+                await on_message(message)
 
     async def send(self, message: Any) -> None:
-        """Say something; raises WorkerLost."""
+        """Send a message. Raises WorkerLost."""
         try:
             await self._stream.send_all(messages.pack(message))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise WorkerLost from error
 
     async def receive(self) -> Any:
-        """What the worker says next; raises WorkerLost."""
+        """Wait for the worker's next message. Raises WorkerLost."""
         try:
-            (count,) = messages.length.unpack(await self._exactly(messages.length.size))
-            return messages.unpack(await self._exactly(count))
+            (count,) = messages.LENGTH.unpack(await self._receive_exactly(messages.LENGTH.size))
+            return messages.unpack(await self._receive_exactly(count))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise WorkerLost from error
 
-    async def _exactly(self, count: int) -> bytes:
-        while len(self._got) < count:
+    async def _receive_exactly(self, count: int) -> bytes:
+        while len(self._received) < count:
             more = await self._stream.receive_some(1 << 20)
             if not more:
                 raise trio.BrokenResourceError("the worker hung up")
-            self._got += more
-        taken = bytes(self._got[:count])
-        del self._got[:count]
+            self._received += more
+        taken = bytes(self._received[:count])
+        del self._received[:count]
         return taken
 
     async def aclose(self) -> None:
-        """Hang up: the worker ends."""
+        """Close the connection. The worker ends."""
         await self._stream.aclose()

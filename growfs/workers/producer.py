@@ -1,7 +1,8 @@
-"""The producer process, `python -m growfs.workers.producer FD`: makes local files by the user's function, one by one.
+"""The producer process, `python -m growfs.workers.producer FD`: calls the user's function, for one file at a time.
 
-Its working folder is for scratch, and where the kernel has Landlock it can write nowhere else. What the function prints
-goes to the daemon's log. It ends with the worker that started it, and so does all that the function started.
+Its working folder is a scratch folder; if the kernel has Landlock, it can write nowhere else. Whatever the function
+prints goes to the daemon's log. The process ends with the worker that started it, and so does everything that the
+function started.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from growfs.workers.process import lower_priority
 REASON_CHARS_MAX = 300
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_GLOBS = ("nvidia*", "dri/*", "kfd")
-"""What reads data fast may be a GPU, which is opened for writing."""
+"""Decoders may use a GPU, whose device is opened for writing."""
 
 
 def main() -> None:
-    """Serve the worker at the other end of the descriptor given."""
-    line = Connection(int(sys.argv[1]))
-    os.set_inheritable(line.fileno(), False)
-    start: StartProducer = line.recv()
+    """Serve the worker at the other end of the given descriptor."""
+    connection = Connection(int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)
+    start: StartProducer = connection.recv()
     if start.limits is not None:
         os.set_inheritable(start.limits, False)
     lower_priority()
@@ -57,24 +58,24 @@ def main() -> None:
         make = start.producer.function.load()
     except UsageError as error:
         traceback.print_exception(error)
-        line.send(error)
+        connection.send(error)
         return
     except OSError as error:
-        line.send(ProducerFailed(str(error)))
+        connection.send(ProducerFailed(str(error)))
         return
-    wanted: queue.SimpleQueue[ProduceFile] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(line, wanted), daemon=True).start()
-    line.send(ProducerReady(confined))
-    bench = _Bench(start, make)
+    requests: queue.SimpleQueue[ProduceFile] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
+    connection.send(ProducerReady(confined))
+    runner = _FunctionRunner(start, make)
     while True:
-        line.send(bench.made(wanted.get()))
+        connection.send(runner.run(requests.get()))
 
 
-def _listen(line: Connection, wanted: queue.SimpleQueue[ProduceFile]) -> None:
-    """Hand on what is wanted; end with the worker, also in the middle of a file."""
+def _receive(connection: Connection, requests: queue.SimpleQueue[ProduceFile]) -> None:
+    """Put requests in the queue. Kill this process group when the worker is gone, even in the middle of a file."""
     try:
         while True:
-            wanted.put(line.recv())
+            requests.put(connection.recv())
     except (EOFError, OSError):
         os.killpg(0, signal.SIGKILL)
 
@@ -83,54 +84,54 @@ def _confine(scratch: Path) -> bool:
     devices = [Path("/dev", name) for name in _DEVICES]
     for pattern in _DEVICE_GLOBS:
         devices += [path for path in Path("/dev").glob(pattern) if not path.is_dir()]
-    return sandbox.allow_writes([scratch, Path("/dev/shm")], devices)  # multiprocessing keeps its locks there
+    return sandbox.allow_writes([scratch, Path("/dev/shm")], devices)  # multiprocessing has its locks there
 
 
-def generator(seed: int, index: int) -> random.Random:
-    """Of the sample with that number: the same in every process, whatever was made before."""
+def sample_rng(seed: int, index: int) -> random.Random:
+    """The random generator for a sample: the same in every process, whatever samples were made before."""
     digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=16).digest()
     return random.Random(int.from_bytes(digest, "big"))
 
 
-class _Bench:
-    """Owns the remote, once it is needed, and runs the function."""
+class _FunctionRunner:
+    """Runs the function. Owns the remote, which is opened when it is first needed."""
 
     def __init__(self, start: StartProducer, make: Callable[..., object]) -> None:
         self._start, self._make = start, make
         self._remote: Remote | None = None
         self._out = str(Path.cwd() / OUTPUT_NAME)
 
-    def made(self, wanted: ProduceFile) -> FileProduced | GrowfsError | ProducerFailed:
-        """Make one file in the working folder; what became of it."""
+    def run(self, request: ProduceFile) -> FileProduced | GrowfsError | ProducerFailed:
+        """ProduceFile one file in the working folder. Returns the result or the error."""
         source: SeekableStream | None = None
         timeout_s = self._start.producer.timeout_s
-        if timeout_s:  # a thread that needs no interpreter: it says in the log where that hangs, and ends the process
+        if timeout_s:  # on a thread without the GIL: it logs where the function hangs, and ends the process
             faulthandler.dump_traceback_later(timeout_s, exit=True, file=2)
         try:
             with open(self._out, "w+b") as out:
-                if isinstance(wanted.source, int):
-                    self._make(wanted.source, generator(self._start.producer.seed or 0, wanted.source), out)
+                if isinstance(request.source, int):
+                    self._make(request.source, sample_rng(self._start.producer.seed or 0, request.source), out)
                     return FileProduced()
-                with open_seekable(self._opened(), wanted.source) as file:
+                with open_seekable(self._open_remote(), request.source) as file:
                     source = file.raw
                     self._make(file, out)
                 return FileProduced(source.file.mtime_ns)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the user's, and is told
+        except BaseException as error:  # noqa: BLE001 - any error of the user's function is reported
             return _failure(error, source)
         finally:
             faulthandler.cancel_dump_traceback_later()
             sys.stdout.flush()
 
-    def _opened(self) -> Remote:
+    def _open_remote(self) -> Remote:
         if self._remote is None:
             limits = self._start.limits
-            streams = TransferThreads(throttle=TokenBucket(SharedLimits(limits)).spend) if limits is not None else None
-            self._remote = open_remote(self._start.spec, streams)
+            threads = TransferThreads(throttle=TokenBucket(SharedLimits(limits)).spend) if limits is not None else None
+            self._remote = open_remote(self._start.spec, threads)
         return self._remote
 
 
 def _failure(error: BaseException, source: SeekableStream | None) -> GrowfsError | ProducerFailed:
-    """What is told of an error: the remote's own where that is the cause, else the last line."""
+    """The error to report: the remote's own if that is the cause, else the last line of the traceback."""
     if source and source.error:
         return source.error
     if isinstance(error, GrowfsError):

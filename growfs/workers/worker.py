@@ -1,9 +1,13 @@
-"""The worker processes: all that lists, fetches and sorts, so that neither the GIL nor a crash of it reaches a reader.
+"""The fork server and the workers that it forks. Workers list, fetch and sort, so that the daemon does not have to.
 
-`python -m growfs.workers.worker FD PACE` is the nursery: it imports what the remote needs once, and forks a worker for
-each socket that the daemon sends it. It never opens a remote itself: a fork would break its threads and connections.
-A worker answers one request at a time, but for files to fetch, of which it takes all that come; it writes to partial/
-only, and ends when the daemon hangs up.
+So neither the GIL nor a crash in a client library affects a reader.
+
+`python -m growfs.workers.worker SOCKET LIMITS` is the fork server: it imports what the remote needs once, and forks a
+worker for each socket that the daemon sends to it. It never opens a remote, because threads and connections do not
+survive a fork.
+
+A worker handles one request after the other; only requests to fetch files overlap. It writes to partial/ only, and ends
+when the daemon closes the connection.
 """
 
 from __future__ import annotations
@@ -43,21 +47,21 @@ from growfs.workers.messages import (
 )
 from growfs.workers.process import lower_priority
 
-GONE_PER_PART = 1000
-TELL_EVERY_FILES = 100_000
-"""Of those that an order is made of; some seconds, where the machine is busy."""
+GONE_PER_MESSAGE = 1000
+HEARTBEAT_FILES = 100_000
+"""While a worker computes an order, it sends a heartbeat after this many files: every few seconds on a busy machine."""
 
 
-Answer = Callable[[Any], None]
+Send = Callable[[Any], None]
 
 
 def main() -> None:
-    """Fork a worker for each socket that comes over the first descriptor given; the second is the page of Pace."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one who mounts
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    """Run the fork server. Arguments: the descriptors of the control socket and of the SharedLimits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the daemon
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     control, limits = socket.socket(fileno=int(sys.argv[1])), SharedLimits(int(sys.argv[2]))
     spec: RemoteSpec = messages.receive(control)
-    with contextlib.suppress(GrowfsError):  # each worker tells it to the one who asks
+    with contextlib.suppress(GrowfsError):  # a worker reports it when it opens the remote
         preload(spec)
     process.tune_gc()
     while True:
@@ -71,95 +75,95 @@ def main() -> None:
         os.close(descriptors[0])
 
 
-def serve(spec: RemoteSpec, limits: SharedLimits, line: socket.socket) -> None:
-    """Answer requests until the daemon hangs up."""
+def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> None:
+    """Handle requests until the daemon closes the connection."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    requests = _Requests(line)
-    sending = threading.Lock()
+    requests = _RequestQueue(connection)
+    lock = threading.Lock()
 
-    def answer(message: Any) -> None:
+    def send(message: Any) -> None:
         try:
-            with sending:
-                messages.send(line, message)
+            with lock:
+                messages.send(connection, message)
         except OSError:
             os._exit(0)
 
     downloader: Downloader | None = None
     while True:
-        request = requests.next()
+        request = requests.get()
         try:
             if isinstance(request, FetchFiles):
-                downloader = downloader or _downloader(spec, limits, answer)
-                downloader.take(request)
+                downloader = downloader or _downloader(spec, limits, send)
+                downloader.submit(request)
             else:
-                answer(Done(_perform(spec, request, answer)))
+                send(Done(_handle(spec, request, send)))
         except GrowfsError as error:
-            answer(Failed(error))
+            send(Failed(error))
         except OSError as error:
-            answer(Failed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}")))
-        except Exception as error:  # noqa: BLE001 - a bug of a client library must not read as a crash
-            answer(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
+            send(Failed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}")))
+        except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
+            send(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
 
 
-def _downloader(spec: RemoteSpec, limits: SharedLimits, answer: Answer) -> Downloader:
+def _downloader(spec: RemoteSpec, limits: SharedLimits, send: Send) -> Downloader:
     lower_priority()
-    return Downloader(spec, limits, answer)
+    return Downloader(spec, limits, send)
 
 
-class _Requests:
-    """Reads requests on a thread of its own, so that a worker in the middle of a fetch ends with the daemon too."""
+class _RequestQueue:
+    """Receives requests on its own thread, so that a worker ends with the daemon even in the middle of a request."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._ready = threading.Semaphore(0)
-        self._pending: list[Any] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self._requests: list[Any] = []
+        threading.Thread(target=self._receive, daemon=True).start()
 
-    def _read(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
-                self._pending.append(messages.receive(self._line))
-            except (messages.Closed, OSError):
+                self._requests.append(messages.receive(self._connection))
+            except (EOFError, OSError):
                 os._exit(0)
             self._ready.release()
 
-    def next(self) -> Any:
+    def get(self) -> Any:
         self._ready.acquire()
-        return self._pending.pop(0)
+        return self._requests.pop(0)
 
 
-def _perform(spec: RemoteSpec, request: Any, answer: Answer) -> Any:
+def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
     if isinstance(request, ListRemote):
         if request.extent is not None and spec.producer:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
-        return _list(open_remote(spec), request, answer)
+        return _list(open_remote(spec), request, send)
     if isinstance(request, MakeOrder):
-        return _order(request, answer)
+        return _make_order(request, send)
     assert isinstance(request, PlanTurnover)
-    return plan_generation(request.catalog, request.number, request.asked)
+    return plan_generation(request.catalog, request.number, request.input)
 
 
-def _list(remote: Remote, request: ListRemote, answer: Answer) -> int:
+def _list(remote: Remote, request: ListRemote, send: Send) -> int:
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
     for page in remote.pages():
         new, changed = comparison.compare(page.files)
         files += len(page.files)
-        answer(Listed(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.twice))
+        send(Listed(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.twice))
     if files:
         gone = list(comparison.gone())
-        for start in range(0, len(gone), GONE_PER_PART):
-            answer(Listed(request.listing, gone=gone[start : start + GONE_PER_PART]))
+        for start in range(0, len(gone), GONE_PER_MESSAGE):
+            send(Listed(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
         if comparison.late:
-            answer(Listed(request.listing, new=comparison.late))
+            send(Listed(request.listing, new=comparison.late))
     connection.close()
     return files
 
 
-def _order(request: MakeOrder, answer: Answer) -> OrderReady:
+def _make_order(request: MakeOrder, send: Send) -> OrderReady:
     connection = read_only(request.catalog)
-    order = draw_order(_told(candidates(connection, request.asked), answer), request.asked)
+    order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
     connection.close()
     with request.target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):
@@ -167,10 +171,10 @@ def _order(request: MakeOrder, answer: Answer) -> OrderReady:
     return OrderReady(len(order.frozen), len(order.seeds), order.files, order.bytes)
 
 
-def candidates(connection: sqlite3.Connection, asked: Pass) -> Iterator[Candidate]:
-    """Every file of the catalog, as a pass sees it. One of unknown size counts as those that are known, on average."""
+def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidate]:
+    """Every file of the catalog, for a pass. A file of unknown size counts with the mean of the known sizes."""
     (mean,) = connection.execute("SELECT avg(size) FROM node WHERE is_dir = 0").fetchone()
-    unknown = min(UNKNOWN_SIZE if mean is None else int(mean), asked.size_max or UNKNOWN_SIZE)
+    unknown = min(UNKNOWN_SIZE if mean is None else int(mean), pass_.size_max or UNKNOWN_SIZE)
     known = {ROOT: ""}
     row_of = row_of_connection(connection)
     for id, parent, name, size, drawn, pinned, resident in connection.execute(
@@ -179,15 +183,15 @@ def candidates(connection: sqlite3.Connection, asked: Pass) -> Iterator[Candidat
     ):
         path = join(directory_path(row_of, parent, known), name)
         bytes = unknown if size is None else size
-        frozen, done, late = bool(pinned & FROZEN), drawn >= asked.number, drawn == -asked.number
+        frozen, done, late = bool(pinned & FROZEN), drawn >= pass_.number, drawn == -pass_.number
         yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
 
 
-def _told(files: Iterable[Candidate], answer: Answer) -> Iterator[Candidate]:
-    """Say now and then that the work goes on: ten million files take minutes, and who is silent is given up."""
+def _with_heartbeats(files: Iterable[Candidate], send: Send) -> Iterator[Candidate]:
+    """Send heartbeats along the way: ten million files take minutes, and the daemon gives up a silent worker."""
     for number, file in enumerate(files):
-        if number % TELL_EVERY_FILES == 0:
-            answer(StillWorking())
+        if number % HEARTBEAT_FILES == 0:
+            send(StillWorking())
         yield file
 
 

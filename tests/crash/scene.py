@@ -108,8 +108,8 @@ def children(pid: int) -> list[int]:
 
 
 def kill_workers(daemon: int) -> int:
-    """SIGKILL every worker of a daemon, but not the nursery that forks them; returns how many."""
-    workers = [worker for nursery in children(daemon) for worker in children(nursery)]
+    """SIGKILL every worker of a daemon, but not the fork server; returns how many."""
+    workers = [worker for fork_server in children(daemon) for worker in children(fork_server)]
     for worker in workers:
         with contextlib.suppress(ProcessLookupError):  # the kernel reaps them, at any moment
             os.kill(worker, signal.SIGKILL)

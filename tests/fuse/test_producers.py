@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.workers import sandbox
-from growfs.workers.producer import generator
+from growfs.workers.producer import sample_rng
 from tests.fuse import makers
 from tests.harness import Growfs, until
 from tests.servers import S3Server
@@ -42,9 +42,9 @@ def complete(growfs: Growfs) -> dict[str, bytes]:
 
 @pytest.mark.promise(39)
 def test_files_are_made_of_those_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path) -> None:
-    generator = random.Random(1)
+    sample_rng = random.Random(1)
     prefix = uuid4().hex
-    tree = {"a/one.bin": generator.randbytes(5000), "a/two.x.bin": b"", "large": generator.randbytes(9_000_000)}
+    tree = {"a/one.bin": sample_rng.randbytes(5000), "a/two.x.bin": b"", "large": sample_rng.randbytes(9_000_000)}
     for path, data in tree.items():
         rclone_s3.put(f"{prefix}/{path}", data)
     growfs.env.update(rclone_s3.env)
@@ -125,7 +125,7 @@ def test_samples_are_made_of_nothing_but_seed_and_number(growfs: Growfs, tmp_pat
 
     first = mounted("--workers", 1)
     assert sorted(first) == [f"s/{index:03d}.bin" for index in range(7)]
-    assert first["s/005.bin"] == b"5:" + generator(0, 5).randbytes(1000)
+    assert first["s/005.bin"] == b"5:" + sample_rng(0, 5).randbytes(1000)
     other = mounted("--seed", 1)
     assert sorted(other) == sorted(first)
     assert not set(other.values()) & set(first.values())
@@ -156,7 +156,8 @@ def test_samples_without_end(growfs: Growfs, tmp_path: Path) -> None:
     assert len(fetches) > 450
     assert set(fetches) == {"1"}  # none was made twice
     (gone, *_) = sorted(seen - growfs.names())
-    assert (growfs.mountpoint / gone).read_bytes() == f"{int(gone)}:".encode() + generator(0, int(gone)).randbytes(1000)
+    number = int(gone)
+    assert (growfs.mountpoint / gone).read_bytes() == f"{number}:".encode() + sample_rng(0, number).randbytes(1000)
     with pytest.raises(FileNotFoundError):
         (growfs.mountpoint / "99999999").read_bytes()
     known = growfs.status()["remote"]["files"]

@@ -38,7 +38,7 @@ def put(server: S3Server, files: int, size: int = 0) -> tuple[str, dict[str, byt
 
 
 def workers_of(growfs: Growfs) -> list[int]:
-    return [worker for nursery in children(growfs.pid) for worker in children(nursery)]
+    return [worker for fork_server in children(growfs.pid) for worker in children(fork_server)]
 
 
 def hold_after(proxy: Proxy, files: int) -> None:

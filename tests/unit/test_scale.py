@@ -151,12 +151,14 @@ def test_an_order_takes_few_bytes_for_each_file() -> None:
     assert peak < 60 * files  # a list of (key, id) takes 150 and more
 
 
-async def test_a_worker_that_makes_an_order_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_sends_heartbeats_while_it_computes_an_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rooms = open_rooms(tmp_path)
     await rooms.list([file(f"a/{number}") for number in range(FILES)])
-    monkeypatch.setattr(worker, "TELL_EVERY_FILES", 10)
-    said: list[object] = []
-    made = worker._order(MakeOrder(rooms.database.path, Pass(0, 1), tmp_path / "order"), said.append)
+    monkeypatch.setattr(worker, "HEARTBEAT_FILES", 10)
+    sent: list[object] = []
+    made = worker._make_order(MakeOrder(rooms.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
     assert made.files == FILES
-    assert said == [StillWorking()] * (FILES // 10)
+    assert sent == [StillWorking()] * (FILES // 10)
     rooms.close()

@@ -1,4 +1,4 @@
-"""What the daemon and its workers say arrives as it was said."""
+"""Messages between the daemon and its workers arrive unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
 from growfs.rotation.draw_order import Pass
 from growfs.workers import messages
 from growfs.workers.messages import (
-    Closed,
     Done,
     Failed,
     FetchFiles,
@@ -58,14 +57,14 @@ def test_each_message_arrives(message: Any) -> None:
     "kind",
     [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)] + [SizeExceeded],
 )
-def test_each_error_arrives_as_what_it_is(kind: type[errors.GrowfsError]) -> None:
+def test_each_error_keeps_its_class(kind: type[errors.GrowfsError]) -> None:
     packed = messages.pack(Failed(kind("what, to what, what to do")))
-    error = messages.unpack(packed[messages.length.size :]).error
+    error = messages.unpack(packed[messages.LENGTH.size :]).error
     assert (type(error), str(error), error.errno) == (kind, "what, to what, what to do", kind.errno)
 
 
 @given(st.lists(st.binary(max_size=100_000), max_size=4))
-def test_messages_keep_their_order_and_bounds(sent: list[bytes]) -> None:
+def test_messages_keep_their_order_and_boundaries(sent: list[bytes]) -> None:
     a, b = socket.socketpair()
     with a, b:
         sender = threading.Thread(target=a.sendall, args=(b"".join(map(messages.pack, sent)),))
@@ -80,33 +79,33 @@ def test_the_length_is_as_documented() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 2, 10])
-def test_a_message_that_is_cut_short_is_none(cut: int) -> None:
+def test_a_truncated_message_is_the_end_of_the_stream(cut: int) -> None:
     a, b = socket.socketpair()
     with b:
         with a:
             a.sendall(messages.pack("a whole message")[:cut])
-        with pytest.raises(Closed):
+        with pytest.raises(EOFError):
             messages.receive(b)
 
 
-async def test_a_line_hears_progress_and_the_result() -> None:
+async def test_a_call_passes_progress_to_the_callback_and_returns_the_result() -> None:
     ours, theirs = socket.socketpair()
-    line, heard = Channel(ours), []
+    channel, received = Channel(ours), []
     for message in (Listed(1), Listed(2), Done("result"), Failed(errors.RemoteMissing("none")), Listed(3)):
         messages.send(theirs, message)
 
-    async def hear(message: Listed) -> None:
-        heard.append(message.listing)
+    async def on_message(message: Listed) -> None:
+        received.append(message.listing)
 
-    assert await line.ask(ListRemote(Path("/a"), 1), hear) == "result"
+    assert await channel.call(ListRemote(Path("/a"), 1), on_message) == "result"
     with pytest.raises(errors.RemoteMissing, match="none"):
-        await line.ask(ListRemote(Path("/b"), 1))
+        await channel.call(ListRemote(Path("/b"), 1))
     assert [messages.receive(theirs), messages.receive(theirs)] == [
         ListRemote(Path("/a"), 1),
         ListRemote(Path("/b"), 1),
     ]
     theirs.close()
     with pytest.raises(WorkerLost):
-        await line.ask(ListRemote(Path("/c"), 1), hear)
-    await line.aclose()
-    assert heard[:2] == [1, 2]
+        await channel.call(ListRemote(Path("/c"), 1), on_message)
+    await channel.aclose()
+    assert received[:2] == [1, 2]

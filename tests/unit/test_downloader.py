@@ -1,0 +1,132 @@
+"""A worker reports each file that it was asked to fetch exactly once, whatever happens to it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
+from growfs.remote import digest
+from growfs.remote.limits import SharedLimits
+from growfs.remote.protocol import Fetched, FetchTask, RemoteFile, RemoteSpec
+from growfs.workers import downloader as module
+from growfs.workers.downloader import Downloader
+from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def reports() -> queue.Queue[FetchProgress]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def downloader(tmp_path: Path, reports: queue.Queue[FetchProgress]) -> Downloader:
+    for name, size in (("small", 10), ("large", 100_000)):
+        (tmp_path / "remote" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "remote" / name).write_bytes(bytes(size))
+    return Downloader(RemoteSpec(str(tmp_path / "remote")), SharedLimits(), reports.put)
+
+
+def fetch_request(folder: Path, id: int, path: str, size_max: int = 1 << 30) -> FetchRequest:
+    return FetchRequest(id, RemoteFile(path, None, None, ""), folder / str(id), size_max, False)
+
+
+def results(reports: queue.Queue[FetchProgress], files: int) -> tuple[dict[int, Fetched | FetchFailed], int]:
+    """The results of this many files, and the bytes that were written."""
+    found: list[tuple[int, Fetched | FetchFailed]] = []
+    bytes = 0
+    while len(found) < files:
+        report = reports.get(timeout=WAIT_S)
+        found += report.files
+        bytes += report.bytes
+    assert len(dict(found)) == len(found) == files
+    return dict(found), bytes
+
+
+def test_each_file_has_a_result(tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress]) -> None:
+    (tmp_path / "3").mkdir()  # in the place of a file
+    downloader.submit(
+        FetchFiles(
+            [
+                fetch_request(tmp_path, 1, "small"),
+                fetch_request(tmp_path, 2, "gone"),
+                fetch_request(tmp_path, 3, "small"),
+            ],
+            [],
+        )
+    )
+    downloader.submit(FetchFiles([fetch_request(tmp_path, 4, "large", 99_999)], []))
+    found, bytes = results(reports, 4)
+    small = found[1]
+    assert isinstance(small, Fetched)
+    assert (small.size, small.digest) == (10, digest.of(tmp_path / "1"))
+    assert [type(failed.error) for _, failed in sorted(found.items()) if isinstance(failed, FetchFailed)] == [
+        RemoteMissing,
+        NoRoom,
+        SizeExceeded,
+    ]
+    assert bytes <= 10 + 100_000
+    assert not (tmp_path / "4").exists()
+
+
+def test_a_disk_that_refuses_to_delete(
+    tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "gone") for id in range(300)], []))
+    found, _ = results(reports, 300)
+    assert all(isinstance(failed, FetchFailed) and isinstance(failed.error, RemoteMissing) for failed in found.values())
+
+
+def test_a_bug_in_a_library_is_reported(
+    tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloader._remote, "fetch", lambda *_: 1 / 0)
+    downloader.submit(FetchFiles([fetch_request(tmp_path, 1, "small")], []))
+    found, _ = results(reports, 1)
+    failed = found[1]
+    assert isinstance(failed, FetchFailed)
+    assert isinstance(failed.error, RemoteBusy)
+    assert "unexpected ZeroDivisionError" in str(failed.error)
+
+
+def test_many_files_are_reported_in_one_message(
+    tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message and a transaction for each would cost more than the files."""
+    monkeypatch.setattr(module, "REPORT_EVERY_S", 10 * WAIT_S)
+    files = 5 * REPORT_FILES + 1
+    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "small") for id in range(files)], []))
+    counts: list[int] = []
+    while sum(counts) < files:
+        counts.append(len(reports.get(timeout=WAIT_S).files))
+    assert min(counts[:-1]) >= REPORT_FILES, "the last ones are reported as soon as all are finished"
+
+
+def test_an_urgent_file_is_reported_at_once(
+    tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPORT_EVERY_S", 10 * WAIT_S)
+    fetch, resume = downloader._remote.fetch, threading.Event()
+
+    def held_up(task: FetchTask) -> RemoteFile:
+        assert task.file.path == "small" or resume.wait(WAIT_S)
+        return fetch(task)
+
+    monkeypatch.setattr(downloader._remote, "fetch", held_up)
+    downloader.submit(
+        FetchFiles([fetch_request(tmp_path, 1, "large"), replace(fetch_request(tmp_path, 2, "small"), urgent=True)], [])
+    )
+    assert results(reports, 1)[0].keys() == {2}
+    resume.set()
+    assert results(reports, 1)[0].keys() == {1}
