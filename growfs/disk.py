@@ -1,8 +1,8 @@
-"""Every file operation that matters goes through here, under a label.
+"""Every operation on the local disk that must survive a crash, each under a label.
 
-A label names the step, so that a test can stop the process or fail the operation exactly there:
+A label names a step, so that a test can kill the process or fail the operation exactly there:
 `GROWFS_FAULT=PUBLISH:kill` or `GROWFS_FAULT=PUBLISH:ENOSPC`, read once at start.
-Nothing else in growfs renames, unlinks or makes folders.
+Nothing else in growfs renames, unlinks or creates folders.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BLOCK = 4096
-"""Bytes that a file system hands out at a time; ext4's and XFS's default."""
+"""The unit in which a file system allocates, in bytes; the default of ext4 and XFS."""
 
 _fault_label, _, _fault_kind = os.environ.get("GROWFS_FAULT", "").partition(":")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def at(label: str) -> None:
-    """The point in the program that a test names by label."""
+def fault_point(label: str) -> None:
+    """Fail here if GROWFS_FAULT names this label."""
     if label != _fault_label:
         return
     if _fault_kind == "kill":
@@ -33,8 +33,8 @@ def at(label: str) -> None:
 
 
 def rename(label: str, source: Path, target: Path) -> None:
-    """Put source in target's place, making the folders that target needs."""
-    at(label)
+    """Rename source to target, which it replaces; creates the folders that target needs."""
+    fault_point(label)
     try:
         os.rename(source, target)
     except FileNotFoundError:
@@ -42,25 +42,25 @@ def rename(label: str, source: Path, target: Path) -> None:
         os.rename(source, target)
 
 
-def keep(label: str, path: Path, aside: Path) -> bool:
-    """Give a file a second name, so that it outlives what takes its place; False where there is no such file."""
-    at(label)
+def link(label: str, path: Path, other: Path) -> bool:
+    """Give a file a second name, so that it outlives its replacement; False if there is no such file."""
+    fault_point(label)
     try:
-        os.link(path, aside)
+        os.link(path, other)
     except FileNotFoundError:
         return False
     return True
 
 
 def unlink(label: str, path: Path) -> None:
-    """Remove a file; one that is not there is as good as removed."""
-    at(label)
+    """Remove a file, if it exists."""
+    fault_point(label)
     path.unlink(missing_ok=True)
 
 
 def prune_folders(label: str, folder: Path, top: Path) -> None:
-    """Remove folder and the parents that this leaves empty, up to top, which stays."""
-    at(label)
+    """Remove a folder and those of its parents that are then empty, but not top."""
+    fault_point(label)
     while folder != top:
         try:
             folder.rmdir()
@@ -70,30 +70,30 @@ def prune_folders(label: str, folder: Path, top: Path) -> None:
 
 
 def fresh_folder(label: str, folder: Path) -> None:
-    """Make folder, empty."""
-    at(label)
+    """Create an empty folder, in place of an existing one."""
+    fault_point(label)
     remove_tree(label, folder)
     folder.mkdir(parents=True, mode=0o700)
 
 
 def remove_tree(label: str, folder: Path) -> None:
-    """Remove folder and all in it; one that is not there is as good as removed."""
-    at(label)
+    """Remove a folder with all its content, if it exists."""
+    fault_point(label)
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def write_text(label: str, path: Path, text: str) -> None:
-    """Replace path's content as a whole: a reader sees the old or the new."""
-    at(label)
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text)
-    os.rename(draft, path)
+    """Replace the content of a file atomically: a reader sees the old or the new."""
+    fault_point(label)
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    os.rename(new, path)
 
 
 def syncfs(label: str, folder: Path) -> None:
-    """Return when all that was written to folder's file system is on the medium (syncfs(2)); raises OSError."""
-    at(label)
+    """Return when all that was written to the folder's file system is on the medium (syncfs(2)); raises OSError."""
+    fault_point(label)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if _libc.syncfs(fd) != 0:
@@ -104,7 +104,7 @@ def syncfs(label: str, folder: Path) -> None:
 
 
 def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file below folder, in no order."""
+    """Every file below a folder, in no order."""
     for root, _folders, names in os.walk(folder):
         for name in names:
             path = Path(root, name)
@@ -112,7 +112,7 @@ def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def allocated(stat: os.stat_result) -> int:
-    """Bytes that a file takes on the disk (st_blocks counts 512 bytes, whatever the file system's block: stat(2))."""
+    """Bytes that a file takes on the disk (st_blocks counts 512 bytes on every file system: stat(2))."""
     return stat.st_blocks * 512
 
 
@@ -122,6 +122,6 @@ def allocation(size: int) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that an ordinary user may still write to folder's file system."""
+    """Bytes that an ordinary user may still write to the folder's file system."""
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize

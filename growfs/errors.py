@@ -1,7 +1,7 @@
-"""Every error that growfs tells a person or a reader: one line, an errno, an exit code.
+"""Every error that growfs reports to a user or to a reading process: one line, an errno, an exit code.
 
-The message says what happened, to what, and what to do next. Only a bug prints a traceback.
-Instances are pickled on their way from a worker process, so each takes its message alone.
+The message says what happened, to what, and what to do next. Only a bug prints a traceback. Errors are pickled on
+their way from a worker process, so each takes its message as the only argument.
 """
 
 from __future__ import annotations
@@ -10,55 +10,55 @@ import errno
 
 
 class GrowfsError(Exception):
-    """Something that a person can act on; `str(error)` is the whole line."""
+    """An error that a user can act on; `str(error)` is the whole line."""
 
     exit_code = 1
     errno = errno.EIO
 
 
 class UsageError(GrowfsError):
-    """The command line asks for something that does not exist or contradicts itself."""
+    """The command line names something that does not exist, or contradicts itself."""
 
     exit_code = 2
     errno = errno.EINVAL
 
 
 class NoRoom(GrowfsError):
-    """Everything in the cache is open, pinned or a directory's last file."""
+    """The cache is full, and everything in it is open, pinned or the last file of its directory."""
 
     errno = errno.ENOSPC
 
 
 class TooManyOpen(GrowfsError):
-    """The daemon may not have more descriptors (RLIMIT_NOFILE)."""
+    """The daemon has as many open descriptors as it may have (RLIMIT_NOFILE)."""
 
     errno = errno.ENFILE
 
 
 class TooLarge(GrowfsError):
-    """One file alone is larger than the whole cache may be."""
+    """A single file is larger than the whole cache may be."""
 
     errno = errno.EFBIG
 
 
 class RemoteError(GrowfsError):
-    """The remote did not do what was asked, and asking again will not change that."""
+    """The remote refused a request, and would refuse it again."""
 
 
 class RemoteMissing(RemoteError):
-    """No such bucket, prefix or object (S3 NoSuchBucket, NoSuchKey; HTTP 404)."""
+    """There is no such bucket, prefix or object (S3 NoSuchBucket, NoSuchKey; HTTP 404)."""
 
 
 class RemoteDenied(RemoteError):
-    """No credentials, wrong ones, or not allowed (HTTP 401 and 403)."""
+    """The credentials are missing, wrong or not sufficient (HTTP 401 and 403)."""
 
 
 class RemoteChanged(RemoteError):
-    """The object is no longer the version that was asked for."""
+    """The object is no longer the version that was requested."""
 
 
 class RemoteBusy(RemoteError):
-    """Worth another try: unreachable, timed out, throttled (429, 503 SlowDown), 5xx, cut short."""
+    """The request can be retried: unreachable, timed out, throttled (429, 503 SlowDown), 5xx, or cut short."""
 
 
 class NotMade(RemoteError):
@@ -66,30 +66,30 @@ class NotMade(RemoteError):
 
 
 class NoSuchName(GrowfsError):
-    """Neither in the catalog nor virtual."""
+    """The name is neither in the catalog nor that of a virtual file."""
 
     errno = errno.ENOENT
 
 
 class NameTooLong(GrowfsError):
-    """No file system of this machine has such names."""
+    """The name is longer than Linux file systems allow."""
 
     errno = errno.ENAMETOOLONG
 
 
 class Stale(GrowfsError):
-    """The node has a newer version, or is gone; the kernel looks the name up again (open(2), ESTALE)."""
+    """The node was replaced by a newer version or removed. The kernel looks the name up again (open(2), ESTALE)."""
 
     errno = errno.ESTALE
 
 
 class Unreadable(GrowfsError):
-    """The cache's disk does not give back what was written to it."""
+    """The disk of the cache fails to read what was written to it."""
 
     errno = errno.EIO
 
 
 class NotHere(GrowfsError):
-    """The file is not resident, and the mount was told not to wait."""
+    """The file is not cached, and the mount was started with --on-miss error."""
 
     errno = errno.ENOENT

@@ -1,4 +1,4 @@
-"""How a room says that something of its own has changed, without knowing who cares."""
+"""Signals: how a component announces that something happened, without knowing who is interested."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from typing import Generic, ParamSpec
 
 import trio
 
-What = ParamSpec("What")
+P = ParamSpec("P")
 
 
-class Signal(Generic[What]):
-    """Wakes every task that waits at that moment, and calls every listener, each time."""
+class Signal(Generic[P]):
+    """An event that happens again and again. Tasks wait for the next time; callbacks are called each time."""
 
     def __init__(self) -> None:
         self._event: trio.Event | None = None
-        self._listeners: list[Callable[What, None]] = []
+        self._callbacks: list[Callable[P, None]] = []
 
-    def notify(self, *args: What.args, **kwargs: What.kwargs) -> None:
+    def notify(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Wake all tasks that wait now, and call all callbacks."""
         if self._event is not None:
             self._event.set()
             self._event = None
-        for listener in self._listeners:
-            listener(*args, **kwargs)
+        for callback in self._callbacks:
+            callback(*args, **kwargs)
 
-    def connect(self, listener: Callable[What, None]) -> None:
-        """Have listener called from now on. It must not wait."""
-        self._listeners.append(listener)
+    def connect(self, callback: Callable[P, None]) -> None:
+        """Have a callback called from now on. It must not wait."""
+        self._callbacks.append(callback)
 
     async def wait(self) -> None:
-        """Return at the next pulse."""
+        """Return at the next `notify`."""
         if self._event is None:
             self._event = trio.Event()
         await self._event.wait()

@@ -1,9 +1,9 @@
-"""The one database of a cache: its file, and who may write.
+"""The one database of a cache: its connections, and who may write.
 
-Two rooms share it: the catalog (what exists) and the store (what is resident). The daemon has one connection that
-reads, on the thread that answers the kernel, and one that writes, used by one thread at a time, so that a slow commit
-delays no reader. Workers read with connections of their own (SQLite's write-ahead log lets readers go on beside a
-writer).
+The catalog (what exists) and the store (what is resident) share it. The daemon has one connection that reads, on the
+thread that answers the kernel, and one that writes, used by one thread at a time, so that a slow commit delays no
+reader. Workers read with connections of their own: in SQLite's write-ahead log mode, readers and a writer do not block
+each other.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 5.0
-"""Pause where the disk refuses a write that can wait."""
+"""Pause before a write is retried that the disk refused."""
 
 
 class Database:
     """Owns both connections of the daemon.
 
-    `rows` and `row` read what is committed, at once. `write` runs a function in a transaction on the writing thread;
-    writes never overlap, and one that raises leaves no trace.
+    `rows` and `row` read what is committed, without waiting. `write` runs a function in a transaction on the writing
+    thread. Writes never overlap, and one that raises is rolled back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +46,7 @@ class Database:
             for statement in script.split(";\n"):
                 self._writer.execute(statement)
         self._reader = read_only(path)
-        self._turn = trio.CapacityLimiter(1)
+        self._writing_thread = trio.CapacityLimiter(1)
 
     def rows(self, query: str, *values: object) -> list[Any]:
         """All rows of a query over what is committed."""
@@ -57,34 +57,34 @@ class Database:
         return self._reader.execute(query, values).fetchone()
 
     async def query_in_thread(self, function: Callable[[Query], T]) -> T:
-        """Have function ask on a thread, by a connection of its own: for what takes longer than a reader can wait."""
+        """Run a function that queries, on a thread with a connection of its own: for what would delay readers."""
 
-        def look() -> T:
+        def query() -> T:
             connection = read_only(self.path)
             try:
-                connection.execute("BEGIN")  # all of it is of one moment
+                connection.execute("BEGIN")  # all queries see one snapshot
                 return function(lambda query, *values: connection.execute(query, values).fetchall())
             finally:
                 connection.close()
 
-        return await trio.to_thread.run_sync(look)
+        return await trio.to_thread.run_sync(query)
 
     async def write(self, function: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None) -> T:
-        """Run function in a transaction, in turn; its result comes once that is committed.
+        """Run a function in a transaction; returns its result after the commit.
 
-        then: given the result after the commit and before the next write; for what must follow on the disk.
+        then: called with the result after the commit and before the next write, for what must follow on the disk.
         """
 
-        def turn() -> T:
+        def commit() -> T:
             result = self.write_now(function)
             if then:
                 then(result)
             return result
 
-        return await trio.to_thread.run_sync(turn, limiter=self._turn)
+        return await trio.to_thread.run_sync(commit, limiter=self._writing_thread)
 
     async def write_with_retry(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """As `write`, again and again while the disk refuses: what needs no answer must not end the daemon."""
+        """As `write`, and retry while the disk refuses: for writes whose failure must not end the daemon."""
         while True:
             try:
                 return await self.write(function)
@@ -93,16 +93,16 @@ class Database:
                 await trio.sleep(RETRY_S)
 
     async def run_in_writer(self, function: Callable[[], T]) -> T:
-        """Run function, outside of any transaction, in the writing thread's turn: what must not overtake a write."""
-        return await trio.to_thread.run_sync(function, limiter=self._turn)
+        """Run a function on the writing thread, outside of any transaction: for what must not overtake a write."""
+        return await trio.to_thread.run_sync(function, limiter=self._writing_thread)
 
     def write_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """As `write`, on this thread: for start and stop, when nobody else writes."""
+        """As `write`, on this thread: at start and stop, when nothing else writes."""
         with transaction(self._writer):
             return function(self._writer)
 
     def write_durably(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """As `write_now`, and return when the medium has it: what a power loss must not undo."""
+        """As `write_now`, and return when it is on the medium: for what a power loss must not undo."""
         self._writer.execute("PRAGMA synchronous = FULL")
         try:
             return self.write_now(function)
@@ -110,14 +110,14 @@ class Database:
             self._writer.execute("PRAGMA synchronous = NORMAL")
 
     def meta(self, key: str, default: Any = None) -> Any:
-        """A small fact about the whole cache."""
+        """A value of the table `meta`."""
         row = self.row("SELECT value FROM meta WHERE key = ?", key)
         return default if row is None else row[0]
 
     def last_known(self, key: str) -> Any:
-        """What the last daemon knew as it ended, as `set_last_known` wrote it down; None where it did not, or crashed.
+        """A value that the last daemon left with `set_last_known` when it stopped; None if it crashed.
 
-        It is told once: the next daemon must not hear it, if this one crashes.
+        Reading it deletes it, because it will be out of date if this daemon crashes.
         """
         if (value := self.meta(key)) is None:
             return None
@@ -125,7 +125,7 @@ class Database:
         return json.loads(value)
 
     def close(self) -> None:
-        """Fold the write-ahead log into the file and let go of it."""
+        """Close both connections; SQLite then folds the write-ahead log into the file."""
         self._reader.close()
         self._writer.close()
 

@@ -1,7 +1,7 @@
-"""The cached files that readers hold open or opened lately, and what those of them cost that are no longer resident.
+"""Descriptors of the cached files that are open, or were a short time ago.
 
-A file that was evicted or replaced stays on the disk until its last close: it is an orphan, and its bytes count. One
-that is resident still stays open for its next reader: a reader of many small files comes back to each in every epoch.
+A file that was evicted or replaced stays on the disk until its last close: it is an orphan, and its bytes count. A
+resident file stays open after its last close, because a reader of many small files opens each again in every epoch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from growfs.events import Signal
 
 IDLE_MAX = 16_384
 """Files that are kept open for the next reader; each pins 1 to 2 KB of kernel memory."""
-LOOKED_AT = 16
-"""Idle files that are looked at for one to close."""
-RESERVED = 256
-"""Descriptors that the rest of the daemon may need: workers, the database, the files of .growfs/ that are open."""
+IDLE_CANDIDATES = 16
+"""Idle files among which one is chosen to be closed."""
+RESERVED_DESCRIPTORS = 256
+"""Descriptors for the rest of the daemon: workers, the database, the open files of .growfs/."""
 
 
 @dataclass(slots=True)
 class OpenFile:
     """A cached file that readers hold open; one descriptor serves them all.
 
-    size: of its content. admitted: inode number and change time (ns) of what was admitted. orphan_bytes: what it takes
-    on the disk although it is evicted or replaced; None where it is resident.
+    size: of its content. admitted: inode number and change time (ns) when it was admitted. orphan_bytes: what it takes
+    on the disk although it is evicted or replaced; None while it is resident.
     """
 
     id: int
@@ -40,15 +40,15 @@ class OpenFile:
     orphan_bytes: int | None = None
 
     def is_as_admitted(self) -> bool:
-        """Whether nobody has written to it since."""
+        """Whether nobody has changed the file since its admission."""
         stat = os.fstat(self.fd)
         return (stat.st_ino, stat.st_ctime_ns) == self.admitted and stat.st_size == self.size
 
     def is_mapped(self) -> bool:
-        """Whether somebody else holds the cached file itself, as a mapping through passthrough does after the close.
+        """Whether another process holds the cached file, as a mapping through passthrough does after the close.
 
-        The kernel grants a lease for writing only where nobody does (fcntl(2), F_SETLEASE); file systems without leases
-        cannot tell.
+        The kernel grants a write lease only where nobody does (fcntl(2), F_SETLEASE). On file systems without leases
+        the answer is no.
         """
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -61,9 +61,10 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Owns the descriptors. `dropped` tells of each that is closed. orphan_bytes: what all orphans take on the disk.
+    """Owns the descriptors. `descriptor_closed` (node id) is notified of each that is closed.
 
     A file is open (readers hold it), idle (resident, and kept for the next reader), or an orphan that is only mapped.
+    orphan_bytes: what all orphans take on the disk.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class OpenFiles:
         self._mapped: dict[int, OpenFile] = {}
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._idle_max = min(IDLE_MAX, limit // 2)
-        self._most = max(limit // 2, limit - RESERVED)
+        self._descriptors_max = max(limit // 2, limit - RESERVED_DESCRIPTORS)
 
     def __contains__(self, id: object) -> bool:
         """Whether a reader has a file open or mapped."""
@@ -83,7 +84,7 @@ class OpenFiles:
 
     @property
     def ids(self) -> set[int]:
-        """Of the files that readers have open; others may be mapped."""
+        """The node ids of the files that readers have open; others may be mapped."""
         return set(self._files)
 
     def get(self, id: int) -> OpenFile | None:
@@ -91,37 +92,37 @@ class OpenFiles:
         return self._files.get(id)
 
     def should_preopen(self, id: int) -> bool:
-        """Whether a file may be opened ahead of its reader: it is not open, and no other would have to go for it."""
-        room = len(self._idle) < self._idle_max and not self._full
-        return room and id not in self._idle and id not in self._files
+        """Whether to open a file before its reader does: it is not open, and no idle file has to be closed for it."""
+        has_space = len(self._idle) < self._idle_max and not self._is_full
+        return has_space and id not in self._idle and id not in self._files
 
     @property
-    def _full(self) -> bool:
-        return len(self._files) + len(self._idle) + len(self._mapped) >= self._most
+    def _is_full(self) -> bool:
+        return len(self._files) + len(self._idle) + len(self._mapped) >= self._descriptors_max
 
     def reuse(self, id: int) -> OpenFile | None:
-        """Open a file once more that is open, or was lately."""
+        """Open a file once more that is open or idle; None for any other."""
         if opened := self._files.get(id):
             opened.opens += 1
             return opened
         if (opened := self._idle.pop(id, None)) is None:
             return None
         if not opened.is_as_admitted():
-            self._drop(opened)
+            self._close_descriptor(opened)
             return None
         opened.opens = 1
         self._files[id] = opened
         return opened
 
     def open(self, id: int, path: str, size: int, mtime_ns: int | None, admitted: tuple[int, int]) -> OpenFile | None:
-        """Open a cached file that is not open; None where it is gone, or perhaps not the one that was admitted.
+        """Open a cached file that is not open; None where it is gone, or may not be the one that was admitted.
 
         Raises TooManyOpen.
         """
-        if self._full:
+        if self._is_full:
             if not self._idle:
                 raise TooManyOpen(f"{len(self._files)} files are open; raise the limit (ulimit -n) and mount again")
-            self._drop_idle()
+            self._close_idle()
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -144,21 +145,21 @@ class OpenFiles:
             return self._release(opened)
         self._idle[id] = opened
         if len(self._idle) > self._idle_max:
-            self._drop_idle()
+            self._close_idle()
         return 0
 
     def orphan(self, id: int, bytes: int) -> bool:
         """Note that a file with those bytes is no longer resident; False where no reader has it open or mapped."""
         idle = self._idle.pop(id, None)
         opened = idle or self._files.get(id)
-        if opened is None or opened.orphan_bytes is not None:  # a later copy of an orphan is on nobody's descriptor
+        if opened is None or opened.orphan_bytes is not None:  # a copy fetched after the orphan has no descriptor
             return False
         opened.orphan_bytes = bytes
         self.orphan_bytes += bytes
         return not idle or self._release(idle) == 0
 
     def collect_orphans(self) -> int:
-        """Let go of orphans that are no longer mapped; returns the bytes that this freed."""
+        """Close orphans that are no longer mapped; returns the bytes that this freed."""
         mapped, self._mapped = self._mapped, {}
         return sum(self._release(orphan) for orphan in mapped.values())
 
@@ -168,17 +169,17 @@ class OpenFiles:
             self._mapped[orphan.fd] = orphan
             return 0
         assert orphan.orphan_bytes is not None
-        self._drop(orphan)
+        self._close_descriptor(orphan)
         self.orphan_bytes -= orphan.orphan_bytes
         return orphan.orphan_bytes
 
-    def _drop_idle(self) -> None:
-        """Close the file that was idle for longest, but rather one that is not mapped: it must be known as in use."""
-        first = list(itertools.islice(self._idle.values(), LOOKED_AT))
+    def _close_idle(self) -> None:
+        """Close one of the longest idle files; a mapped one, which is in use, only if all of them are."""
+        first = list(itertools.islice(self._idle.values(), IDLE_CANDIDATES))
         oldest = next((idle for idle in first if not idle.is_mapped()), first[0])
         del self._idle[oldest.id]
-        self._drop(oldest)
+        self._close_descriptor(oldest)
 
-    def _drop(self, opened: OpenFile) -> None:
+    def _close_descriptor(self, opened: OpenFile) -> None:
         os.close(opened.fd)
         self.descriptor_closed.notify(opened.id)

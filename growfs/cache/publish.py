@@ -1,7 +1,7 @@
-"""How a file becomes resident and stops being so: the writing thread's part of the store, rows and files together.
+"""How files are published and evicted: the part of the store that runs on the writing thread, rows and files together.
 
-Published is a rename and then a commit; withdrawn is a commit and then an unlink. So a crash in between leaves a file
-without a row, which the next start deletes, and never a row that vouches for something else.
+To publish is to rename and then commit; to evict is to commit and then unlink. So a crash in between leaves a file
+without a row, which the next start deletes, and never a row without its file.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from growfs.remote.protocol import Fetched
 
 log = logging.getLogger(__name__)
 
-IS_HERE = (
-    "SELECT n.id, r.id IS NOT NULL FROM json_each(?) asked JOIN node n ON n.id = asked.value LEFT JOIN resident r"
+IS_RESIDENT = (
+    "SELECT n.id, r.id IS NOT NULL FROM json_each(?) wanted JOIN node n ON n.id = wanted.value LEFT JOIN resident r"
     " ON r.id = n.id"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that a worker wrote and checked, not yet visible. reserved: bytes of the quota that it holds.
+    """A file that a worker wrote and checked, not yet visible. reserved: bytes of the quota that are reserved for it.
 
-    renews: the node is a newer version of the file that has its id now. group: the ids of all files that leave as one
-    with it, itself among them; empty where it leaves alone.
+    renews: the node is a newer version of the file that has its id now. group: the ids of all files that are delisted
+    and evicted together with it, itself among them; empty for a file without a group.
     """
 
     node: Node
@@ -48,7 +48,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """A file that was put in its place before its row is committed. old: what had that place, under another name."""
+    """A staged file that was renamed to its path, before the commit. old: another name of the file that it replaced."""
 
     path: Path
     old: Path | None
@@ -56,13 +56,14 @@ class Renamed:
 
 @dataclass(slots=True)
 class Published:
-    """last_seq: the last admission. admitted: bytes on the disk, by the id that the draft's node has. renewed: the old
-    versions, now gone.
+    """What was published. last_seq: the last admission. admitted: bytes on the disk, by the id of the staged node.
+
+    replaced: the old versions that are gone.
     """
 
     last_seq: int
     admitted: dict[int, int] = field(default_factory=dict)
-    renewed: list[Removed] = field(default_factory=list)
+    replaced: list[Removed] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,18 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a file is in listings, and in the queue to leave them: columns of its row."""
+    """Where a file is in the order of admission and in the queue to be delisted: columns of its row."""
 
     seq: int
-    turn: int
-    left_out: int | None = None
+    queue_position: int
+    delisted: int | None = None
     opened: int = 0
 
 
 class Publisher:
-    """Moves files into a folder and out of it. Each method is one turn of the writing thread.
+    """Moves files into a folder and removes them. Each method is one step on the writing thread.
 
-    last_seq: the last number given; admissions and places in the queue have theirs from one counter, and none twice.
+    last_seq: the last number given. Admissions and queue positions take theirs from one counter, and none twice.
     left_behind: a file without a row could not be removed.
     """
 
@@ -99,55 +100,55 @@ class Publisher:
         self._paths = paths
 
     def publish(
-        self, writer: sqlite3.Connection, drafts: Sequence[StagedFile], pass_number: int, files: list[Renamed]
+        self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, renamed: list[Renamed]
     ) -> Published:
-        """Admit drafts. files: gains what is moved, for `undo` or `finish`."""
+        """Admit staged files. renamed: the renames are appended to it, for `undo` or `finish`."""
         done = Published(self.last_seq)
-        turns: dict[tuple[int, ...], int] = {}
+        group_positions: dict[tuple[int, ...], int] = {}
         residents: list[tuple[object, ...]] = []
         nodes: list[tuple[object, ...]] = []
         folders: set[int] = set()
-        is_here = dict(writer.execute(IS_HERE, (json.dumps([draft.node.id for draft in drafts]),)).fetchall())
-        for draft in drafts:
-            here = is_here.get(draft.node.id)
-            if here is None or (here and not draft.renews):  # gone, or here already
-                disk.unlink("DRAFT_STALE", draft.file)
+        resident = dict(writer.execute(IS_RESIDENT, (json.dumps([file.node.id for file in staged]),)).fetchall())
+        for file in staged:
+            is_resident = resident.get(file.node.id)
+            if is_resident is None or (is_resident and not file.renews):  # gone from the catalog, or resident already
+                disk.unlink("DRAFT_STALE", file.file)
                 continue
-            path = self._files / draft.path
-            old = draft.file.with_suffix(".old")
-            files.append(Renamed(path, old if draft.renews and disk.keep("PUBLISH", path, old) else None))
-            disk.rename("PUBLISH", draft.file, path)
-            id, place = self._renew(writer, draft, done) if draft.renews else (draft.node.id, None)
+            path = self._files / file.path
+            old = file.file.with_suffix(".old")
+            renamed.append(Renamed(path, old if file.renews and disk.link("PUBLISH", path, old) else None))
+            disk.rename("PUBLISH", file.file, path)
+            id, place = self._replace(writer, file, done) if file.renews else (file.node.id, None)
             if place is None:
-                if draft.node.parent not in folders:
-                    self._admit_folders(writer, draft.node.parent)
-                    folders.add(draft.node.parent)
+                if file.node.parent not in folders:
+                    self._admit_folders(writer, file.node.parent)
+                    folders.add(file.node.parent)
                 seq = self._next()
-                place = Place(seq, turns.setdefault(draft.group, seq) if draft.group else seq)
-                self._join(writer, draft.group, place.turn)
+                place = Place(seq, group_positions.setdefault(file.group, seq) if file.group else seq)
+                self._join_group(writer, file.group, place.queue_position)
             stat = path.stat()
-            done.admitted[draft.node.id] = disk.allocated(stat)
-            residents.append(_resident(id, draft, place, stat))
-            nodes.append((draft.fetched.size, draft.fetched.file.mtime_ns, pass_number, id))
-        writer.executemany(BECOMES_RESIDENT, residents)
+            done.admitted[file.node.id] = disk.allocated(stat)
+            residents.append(_resident_row(id, file, place, stat))
+            nodes.append((file.fetched.size, file.fetched.file.mtime_ns, pass_number, id))
+        writer.executemany(INSERT_RESIDENT, residents)
         writer.executemany(
             "UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ?, fetches = fetches + 1 WHERE id = ?",
             nodes,
         )
         done.last_seq = self.last_seq
-        disk.at("PUBLISH_COMMIT")
+        disk.fault_point("PUBLISH_COMMIT")
         return done
 
-    def _join(self, writer: sqlite3.Connection, group: Iterable[int], turn: int) -> None:
-        """Have those of a group that are here already leave as one with it; what is left out is shown with it."""
+    def _join_group(self, writer: sqlite3.Connection, group: Iterable[int], queue_position: int) -> None:
+        """Give the resident files of a group one queue position; those that are delisted are admitted anew."""
         for id in group:
             row = writer.execute("SELECT left_out FROM resident WHERE id = ?", (id,)).fetchone()
             if row and row[0] is not None:
                 self._admit_again(writer, id)
-            writer.execute("UPDATE resident SET turn = ? WHERE id = ?", (turn, id))
+            writer.execute("UPDATE resident SET turn = ? WHERE id = ?", (queue_position, id))
 
     def _admit_again(self, writer: sqlite3.Connection, id: int) -> None:
-        _remember_stay(writer, id)
+        _record_generations(writer, id)
         writer.execute("UPDATE resident SET left_out = NULL, opened = 0, seq = ? WHERE id = ?", (self._next(), id))
 
     def _next(self) -> int:
@@ -155,10 +156,10 @@ class Publisher:
         return self.last_seq
 
     @staticmethod
-    def _renew(writer: sqlite3.Connection, draft: StagedFile, done: Published) -> tuple[int, Place | None]:
-        """Put a new version in the old one's place, also in listings; returns (its id, its place)."""
-        node = draft.node
-        size, bytes, seq, turn, left_out, opened, *kept = writer.execute(
+    def _replace(writer: sqlite3.Connection, file: StagedFile, done: Published) -> tuple[int, Place | None]:
+        """Give a new version the place of the old one, also in listings; returns (its id, its place)."""
+        node = file.node
+        size, bytes, seq, queue_position, delisted, opened, *kept = writer.execute(
             "SELECT n.size, r.bytes, r.seq, r.turn, r.left_out, r.opened, n.pinned, n.fetches, n.opens, n.first_shown,"
             " n.last_shown FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?",
             (node.id,),
@@ -170,17 +171,17 @@ class Publisher:
             " last_shown) VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (node.parent, node.name, node.mtime_ns, node.version, *kept),
         )
-        done.renewed.append(Removed(node.id, node.parent, node.name, draft.path, size or 0, bytes))
-        return cursor.lastrowid or 0, Place(seq, turn, left_out, opened) if seq else None
+        done.replaced.append(Removed(node.id, node.parent, node.name, file.path, size or 0, bytes))
+        return cursor.lastrowid or 0, Place(seq, queue_position, delisted, opened) if seq else None
 
-    def requeue(self, writer: sqlite3.Connection, units: Iterable[Sequence[int]]) -> None:
-        """Give units the last places in the queue to be left out. Each is the ids of what leaves as one."""
-        for unit in units:
-            turn = self._next()
-            writer.executemany("UPDATE resident SET turn = ? WHERE id = ?", [(turn, id) for id in unit])
+    def requeue(self, writer: sqlite3.Connection, groups: Iterable[Sequence[int]]) -> None:
+        """Move groups of files to the end of the queue to be delisted. Each group is the ids of its files."""
+        for group in groups:
+            position = self._next()
+            writer.executemany("UPDATE resident SET turn = ? WHERE id = ?", [(position, id) for id in group])
 
     def _admit_folders(self, writer: sqlite3.Connection, id: int) -> None:
-        """Have a directory and its parents be resident."""
+        """Make a directory and its parents resident."""
         missing = []
         while id and not writer.execute("SELECT 1 FROM resident WHERE id = ?", (id,)).fetchone():
             (parent,) = writer.execute("SELECT parent FROM node WHERE id = ?", (id,)).fetchone()
@@ -194,26 +195,26 @@ class Publisher:
                 (id, parent, seq, seq),
             )
 
-    def undo(self, files: list[Renamed]) -> None:
-        """Remove files whose rows were not committed, and put back what they took the place of."""
-        for moved in files:
-            with self._noted(moved.path):
-                if moved.old:
-                    disk.rename("PUBLISH_UNDO", moved.old, moved.path)
+    def undo(self, renamed: list[Renamed]) -> None:
+        """Remove files whose rows were not committed, and restore those that they replaced."""
+        for file in renamed:
+            with self._log_failure(file.path):
+                if file.old:
+                    disk.rename("PUBLISH_UNDO", file.old, file.path)
                 else:
-                    disk.unlink("PUBLISH_UNDO", moved.path)
+                    disk.unlink("PUBLISH_UNDO", file.path)
 
-    def finish(self, files: list[Renamed]) -> None:
-        """Remove the old versions, now that the new ones' rows are committed."""
-        for moved in files:
-            if moved.old:
-                with self._noted(moved.old):
-                    disk.unlink("DISCARD", moved.old)
+    def finish(self, renamed: list[Renamed]) -> None:
+        """Remove the old versions, after the rows of the new ones are committed."""
+        for file in renamed:
+            if file.old:
+                with self._log_failure(file.old):
+                    disk.unlink("DISCARD", file.old)
 
-    def withdraw(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Evicted]:
-        """Delete the rows; their files are to be removed after the commit."""
+    def evict(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Evicted]:
+        """Delete rows. `remove` deletes their files after the commit."""
         row_of = row_of_connection(writer)
-        withdrawn = []
+        evicted = []
         for id in ids:
             row = row_of(
                 "SELECT n.parent, n.name, n.size, r.bytes, r.left_out FROM node n JOIN resident r USING (id)"
@@ -221,34 +222,34 @@ class Publisher:
                 id,
             )
             if row:
-                parent, name, size, bytes, left_out = row
+                parent, name, size, bytes, delisted = row
                 path = join(directory_path(row_of, parent, self._paths), name)
-                withdrawn.append(Evicted(id, path, size, bytes))
-                _remember_stay(writer, id)
+                evicted.append(Evicted(id, path, size, bytes))
+                _record_generations(writer, id)
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))
-                if return_to_pass and left_out is None:  # what is left out has had its turn in this pass
+                if return_to_pass and delisted is None:  # a delisted file was shown in this pass
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
-        return withdrawn
+        return evicted
 
-    def remove(self, withdrawn: Iterable[Evicted]) -> None:
-        """Remove the files of rows that are gone."""
-        for gone in withdrawn:
-            path = self._files / gone.path
-            with self._noted(path):
+    def remove(self, evicted: Iterable[Evicted]) -> None:
+        """Remove the files of rows that were deleted."""
+        for file in evicted:
+            path = self._files / file.path
+            with self._log_failure(path):
                 disk.unlink("EVICT", path)
 
     def drop(self, changes: Changes) -> None:
-        """Remove the files of what left the catalog, and the folders that this leaves empty."""
-        for gone in changes.removed:
-            if gone.bytes is not None:
-                path = self._files / gone.path
-                with self._noted(path):
+        """Remove the cached files that left the catalog, and folders that are then empty."""
+        for file in changes.removed:
+            if file.bytes is not None:
+                path = self._files / file.path
+                with self._log_failure(path):
                     disk.unlink("DISCARD", path)
                     disk.prune_folders("DISCARD_FOLDER", path.parent, self._files)
 
     @contextmanager
-    def _noted(self, path: Path) -> Iterator[None]:
-        """Go on where the disk refuses to remove a file that has no row: the next start will."""
+    def _log_failure(self, path: Path) -> Iterator[None]:
+        """Continue where the disk refuses to remove a file that has no row: the next start removes it."""
         try:
             yield
         except OSError as error:
@@ -257,34 +258,34 @@ class Publisher:
 
 
 def mark_durable(writer: sqlite3.Connection) -> None:
-    """Note that the medium holds all that is resident."""
+    """Record that all resident files are on the medium."""
     writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0")
 
 
-BECOMES_RESIDENT = (
+INSERT_RESIDENT = (
     "INSERT INTO resident (id, parent, suffix, seq, turn, left_out, opened, bytes, ino, ctime_ns, digest)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
-def _resident(id: int, draft: StagedFile, place: Place, stat: os.stat_result) -> tuple[object, ...]:
+def _resident_row(id: int, file: StagedFile, place: Place, stat: os.stat_result) -> tuple[object, ...]:
     return (
         id,
-        draft.node.parent,
-        extension(draft.node.name),
+        file.node.parent,
+        extension(file.node.name),
         place.seq,
-        place.turn,
-        place.left_out,
+        place.queue_position,
+        place.delisted,
         place.opened,
         disk.allocated(stat),
         stat.st_ino,
         stat.st_ctime_ns,
-        draft.fetched.digest,
+        file.fetched.digest,
     )
 
 
-def _remember_stay(writer: sqlite3.Connection, id: int) -> None:
-    """Keep which generations showed a file: the first, and the last before this stay ends."""
+def _record_generations(writer: sqlite3.Connection, id: int) -> None:
+    """Record the first and the last generation that showed a file, before its row is deleted or admitted anew."""
     writer.execute(
         "UPDATE node SET last_shown = shown.last, first_shown = coalesce(first_shown, shown.first)"
         " FROM (SELECT (SELECT min(g.number) FROM generation g WHERE g.last_seq >= r.seq) AS first,"

@@ -1,8 +1,8 @@
-"""What a cache is worth when a daemon starts: all of it after a clean stop, else what can be shown to be whole.
+"""Recovery when a daemon starts: after a clean stop all rows count, else only those whose files can be trusted.
 
-After a crash a row counts where it still names the very file that was admitted (inode number and change time). After
-a power loss, which may have taken what the page cache held, only rows that a syncfs has covered count as well.
-A file without a row is deleted. So nothing that a reader is given was ever half-written.
+After a crash a row counts if it names the very file that was admitted: the inode number and the change time are the
+same, or the digest is. After a power loss, which may have taken what the page cache held, the row must be durable as
+well: covered by a syncfs. A file without a row is deleted. So no reader is ever given a file that is half-written.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def set_identity(writer: sqlite3.Connection, id: int, identity: Identity) -> Non
 
 
 def boot_id() -> str:
-    """Differs from boot to boot (random(4))."""
+    """A text that differs from boot to boot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def recover(database: Database, folder: Path) -> None:
-    """Bring rows and files into agreement, before anybody reads either."""
+    """Make rows and files agree, before anything reads either."""
     disk.fresh_folder("SWEEP_PARTIAL", folder / "partial")
     files = folder / "files"
-    if not database.meta("clean", int(not files.exists())):  # files of a database that is lost are strays
+    if not database.meta("clean", int(not files.exists())):  # without a database, all files are strays
         durable_only = database.meta("boot_id") != boot_id()
-        lost = database.write_now(lambda writer: _drop(writer, files, durable_only))
+        lost = database.write_now(lambda writer: _drop_untrusted(writer, files, durable_only))
         strays = [path for path, _ in disk.walk_files(files) if not _has_row(database, path.relative_to(files))]
         for path in strays:
             disk.unlink("SWEEP_STRAY", path)
@@ -79,11 +79,11 @@ def recover(database: Database, folder: Path) -> None:
     database.write_durably(begin)
 
 
-def _drop(writer: sqlite3.Connection, files: Path, durable_only: bool) -> int:
+def _drop_untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> int:
     lost = list(_untrusted(writer, files, durable_only))
     for id in lost:
         writer.execute("DELETE FROM resident WHERE id = ?", (id,))
-        writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))  # this pass may have it again
+        writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))  # the current pass may draw it again
     while writer.execute(
         "DELETE FROM resident WHERE id IN (SELECT r.id FROM resident r JOIN node n USING (id)"
         " WHERE n.is_dir = 1 AND NOT EXISTS (SELECT 1 FROM resident c WHERE c.parent = r.id))"
@@ -127,5 +127,5 @@ def _has_row(database: Database, path: Path) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name is UTF-8, as all of the catalog's are."""
+    """Whether a name is UTF-8, as all names of the catalog are."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)

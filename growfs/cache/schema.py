@@ -1,4 +1,4 @@
-"""What the database of a cache looks like, how it is read, and its small facts: what daemon and workers share.
+"""The schema of a cache's database, and helpers to read it, for the daemon and for workers.
 
 Workers start with each mount, so nothing here imports trio, which takes longer than all else that they need.
 """
@@ -14,46 +14,46 @@ from typing import Any
 from growfs.remote.names import extension
 
 Query = Callable[..., list[Any]]
-"""Given a query and its values, all of its rows."""
+"""Runs a query with its values; returns all rows."""
 
 RowOf = Callable[..., Any]
-"""Given a query and its values, its first row or None."""
+"""Runs a query with its values; returns the first row or None."""
 
 ROOT = 1
-"""Node id of the root folder, as the FUSE protocol has it (fuse.h: FUSE_ROOT_ID)."""
+"""Node id of the root directory, given by the FUSE protocol (fuse.h: FUSE_ROOT_ID)."""
 
 NODES_FROM = 1024
-"""Node ids below this are for files that are in no catalog."""
+"""Lower node ids are for the root and the files of .growfs/."""
 
 DIRECTORY_CACHE_MAX = 100_000
-"""Directories whose paths or ids a process keeps in memory."""
+"""Directories whose paths or ids a process caches in memory."""
 
 PAGE_CACHE_KIB = 2 * 1024
-"""Of each connection. What that lacks the kernel's page cache has: with ten million rows, 16 MiB were no faster."""
+"""For each connection. The kernel's page cache has the rest: with ten million rows, 16 MiB were no faster."""
 
 VERSION = 2
-"""Of the schema (PRAGMA user_version); the first had none."""
+"""Of the schema (PRAGMA user_version). The first had none."""
 
 PINNED, FROZEN = 1, 2
-"""Why a file is never left out or evicted: somebody asked for it while mounted, or --freeze did."""
+"""Bits of the column `pinned`. Both keep a file from being delisted and evicted: `growfs pin`, or --freeze."""
 
 SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
--- What the remote holds. A row is a directory, or one version of a file; its id is the node id that the kernel knows.
+-- What the remote holds. A row is a directory or one version of a file. Its id is the node id in the FUSE protocol.
 CREATE TABLE node (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: the kernel may remember it
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused: the kernel may have cached it
     parent INTEGER NOT NULL,
     name TEXT NOT NULL,
     is_dir INTEGER NOT NULL,
-    size INTEGER,                          -- bytes; NULL while the remote does not tell
+    size INTEGER,                          -- in bytes; NULL while it is unknown
     mtime_ns INTEGER,
     version TEXT NOT NULL DEFAULT '',
-    drawn INTEGER NOT NULL DEFAULT 0,      -- the last pass that drew it; negative: that deferred it
-    pinned INTEGER NOT NULL DEFAULT 0,     -- PINNED and FROZEN, added up: why it is never left out or evicted
+    drawn INTEGER NOT NULL DEFAULT 0,      -- the last pass that drew it; negative: deferred it
+    pinned INTEGER NOT NULL DEFAULT 0,     -- PINNED and FROZEN as bits; 0: may be delisted and evicted
     fetches INTEGER NOT NULL DEFAULT 0,
     opens INTEGER NOT NULL DEFAULT 0,
-    first_shown INTEGER,                   -- generations, of stays that have ended
+    first_shown INTEGER,                   -- generations that showed it before its last eviction
     last_shown INTEGER,
     UNIQUE (parent, name)
 );
@@ -62,25 +62,25 @@ CREATE INDEX fetched ON node (opens, fetches) WHERE is_dir = 0 AND fetches > 0;
 INSERT INTO node (id, parent, name, is_dir) VALUES ({ROOT}, 0, '', 1);
 UPDATE sqlite_sequence SET seq = {NODES_FROM} WHERE name = 'node';
 
--- What is on the local disk, whole. A directory is resident from its first file's admission on.
+-- The cached files. A directory is resident from the admission of its first file on.
 CREATE TABLE resident (
     id INTEGER PRIMARY KEY REFERENCES node,
     parent INTEGER NOT NULL,
     suffix TEXT,                           -- the extension of a file's name; NULL for a directory
-    seq INTEGER NOT NULL UNIQUE,           -- order of admission
-    turn INTEGER NOT NULL,                 -- place in the queue to be left out; files that leave as one have the same
-    left_out INTEGER,                      -- the first generation that does not list it any more
-    opened INTEGER NOT NULL DEFAULT 0,     -- since its admission
+    seq INTEGER NOT NULL UNIQUE,           -- the order of admission
+    turn INTEGER NOT NULL,                 -- position in the queue to be delisted; a group has one
+    left_out INTEGER,                      -- the generation that delisted it
+    opened INTEGER NOT NULL DEFAULT 0,     -- opens since its admission
     bytes INTEGER NOT NULL,                -- allocated on the disk
-    ino INTEGER NOT NULL,                  -- of the cached file, as ctime_ns: another file in its place has others
+    ino INTEGER NOT NULL,                  -- with ctime_ns: identifies the cached file
     ctime_ns INTEGER NOT NULL,
     digest TEXT NOT NULL,                  -- of the content; growfs.remote.digest has its forms
-    durable INTEGER NOT NULL DEFAULT 0     -- was on the medium when a syncfs succeeded
+    durable INTEGER NOT NULL DEFAULT 0     -- 1: a syncfs has covered it
 );
 CREATE INDEX resident_by_parent ON resident (parent, seq);
 CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
 
--- Names of the remote that cannot be files here. listing: the number of the last listing that met it.
+-- Names of the remote that cannot be files here. listing: the number of the last listing that had the name.
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -89,7 +89,7 @@ INDEXES = f"""
 CREATE INDEX resident_by_turn ON resident (turn) WHERE suffix IS NOT NULL AND left_out IS NULL;
 CREATE INDEX left_out ON resident (left_out, turn, bytes) WHERE left_out IS NOT NULL;
 
--- A generation's last admission, and when it began (seconds since 1970).
+-- Generations: the last admission that each shows, and when it began (seconds since 1970).
 CREATE TABLE generation (number INTEGER PRIMARY KEY, last_seq INTEGER NOT NULL, began REAL NOT NULL);
 PRAGMA user_version = {VERSION};
 """
@@ -103,11 +103,11 @@ ALTER TABLE resident ADD COLUMN left_out INTEGER;
 ALTER TABLE resident ADD COLUMN opened INTEGER NOT NULL DEFAULT 0;
 UPDATE resident SET turn = seq, suffix = (SELECT extension(name) FROM node n WHERE n.id = resident.id AND is_dir = 0);
 """
-"""What brings the first format up to date; both end with INDEXES."""
+"""Migrates the first version; INDEXES follows, as it follows SCHEMA."""
 
 
 def missing(writer: sqlite3.Connection) -> str:
-    """The statements that the schema lacks: all of it in a new file."""
+    """The statements that create or migrate the schema; none where it is current."""
     (version,) = writer.execute("PRAGMA user_version").fetchone()
     if version == VERSION:
         return ""
@@ -118,7 +118,7 @@ def missing(writer: sqlite3.Connection) -> str:
 
 
 def read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, for the thread that asks."""
+    """A connection that cannot write, for the calling thread."""
     connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, isolation_level=None, cached_statements=256)
     connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
     return connection
@@ -131,17 +131,17 @@ def _quoted(path: Path) -> str:
 
 
 def row_of_connection(connection: sqlite3.Connection) -> RowOf:
-    """How `directory_path` asks that connection."""
+    """The first argument of `directory_path`, for that connection."""
     return lambda query, *values: connection.execute(query, values).fetchone()
 
 
 def join(folder: str, name: str) -> str:
-    """The path of name in folder; the root's is empty."""
+    """The path of a name in a directory; the path of the root is empty."""
     return f"{folder}/{name}" if folder else name
 
 
 def directory_path(row_of: RowOf, id: int, known: dict[int, str]) -> str:
-    """The path of a directory; known is asked first and told."""
+    """The path of a directory. known: a cache of paths by id, which this fills."""
     path = known.get(id)
     if path is None:
         row = row_of("SELECT parent, name FROM node WHERE id = ?", id)
@@ -156,10 +156,10 @@ def directory_path(row_of: RowOf, id: int, known: dict[int, str]) -> str:
 
 
 def set_meta(writer: sqlite3.Connection, key: str, value: Any) -> None:
-    """Keep a small fact about the whole cache."""
+    """Write a value of the table `meta`."""
     writer.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (key, value))
 
 
 def set_last_known(writer: sqlite3.Connection, key: str, value: Any) -> None:
-    """Keep for the next daemon what JSON can say, and what takes long to find out anew."""
+    """Leave a value that JSON can express to the next daemon, which saves it a long query."""
     set_meta(writer, key, json.dumps(value))

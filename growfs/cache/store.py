@@ -1,4 +1,4 @@
-"""What is on the local disk: whole files, their rows, and the quota.
+"""The cached files: what is resident, what is reserved of the quota, and which files are open.
 
 Owns the folder files/, the table `resident`, and the quota.
 """
@@ -26,14 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """Owns what is cached.
+    """Owns the quota and the rows of the cached files.
 
-    Always: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered under what
-    cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
-    `room` pulses when bytes are freed, `admitted` when files have become resident, `to_draw_again` when some had to
-    go that the pass may have once more; `renewed` tells which versions gave way to newer ones, `dropped` of which file
-    the descriptor was closed. shown_seq: the last admission that a generation showed. wanted_bytes: of the draw that
-    waits for room.
+    Always: resident_bytes + reserved_bytes + orphan_bytes <= limit_bytes, unless the limit was lowered and what is over
+    it cannot be evicted. Counters change on trio's thread only, between two awaits, hence atomically.
+
+    Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after files were evicted that
+    the current pass may draw again; `replaced`, with the versions that newer ones replaced; `descriptor_closed`, with
+    the node id.
+
+    shown_seq: the last admission that a generation showed. wanted_bytes: what the draw that waits for space needs.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -71,21 +73,21 @@ class Store:
 
     @property
     def orphan_bytes(self) -> int:
-        """Bytes of files that are evicted or replaced, and still open."""
+        """Bytes of files that are evicted or replaced, and still open or mapped."""
         return self._open.orphan_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the quota that are taken."""
+        """Bytes of the quota that are in use."""
         return self.resident_bytes + self.reserved_bytes + self.orphan_bytes
 
     @property
     def _free_bytes(self) -> int:
-        """Of the disk, once all that is in flight is written; at least, as a part of it is written already."""
+        """Free bytes of the disk, less what is in flight; too low by what of that is already written."""
         return disk.free_bytes(self.folder) - self.reserved_bytes
 
     def reserve(self, size: int) -> int | None:
-        """Take what a file of this size needs from the quota, or None where there is no room now."""
+        """Reserve what a file of this size needs; returns the bytes, or None where the cache is full."""
         self.collect_orphans()
         need = disk.allocation(size)
         if self.bytes_short(need) > 0:
@@ -94,22 +96,22 @@ class Store:
         return need
 
     def unreserve(self, reserved: int) -> None:
-        """Give back what a file that did not come had reserved."""
+        """Return the reservation of a file that was not fetched."""
         self.reserved_bytes -= reserved
         self.space_freed.notify()
 
     @property
     def max_file_bytes(self) -> int:
-        """Bytes that a single file may have at most."""
+        """Size of the largest file that fits into the cache."""
         return self.limit_bytes // disk.BLOCK * disk.BLOCK
 
     def largest_resident(self) -> int | None:
-        """Bytes of the largest resident file; None where there is none."""
+        """Size of the largest resident file; None where there is none."""
         (size,) = self._db.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
         return None if size is None else int(size)
 
     def adjust_reservation(self, reserved: int, size: int) -> int:
-        """Reserve exactly what a file of this size needs, now that the size is known."""
+        """Change a reservation to what a file needs whose size is now known; returns the bytes."""
         need = disk.allocation(size)
         self.reserved_bytes += need - reserved
         if need < reserved:
@@ -117,7 +119,7 @@ class Store:
         return need
 
     def bytes_short(self, need: int) -> int:
-        """Bytes that have to go for a file that needs so many; where it is negative, so many more have room."""
+        """Bytes that have to be evicted before a file that needs so many fits; negative where space is left."""
         return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
 
     def figures(self) -> dict[str, int]:
@@ -136,100 +138,101 @@ class Store:
         """What was evicted since the daemon started."""
         return {"files_total": self.evicted_files, "bytes_total": self.evicted_bytes}
 
-    # Coming and going.
+    # Admission and eviction.
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Change the quota; `Evictor.shrink` evicts what is over it."""
+        """Change the quota. `Evictor.shrink` evicts what exceeds it."""
         self.limit_bytes = limit_bytes
         self.space_freed.notify()
 
-    async def admit(self, drafts: list[StagedFile]) -> set[int]:
-        """Publish files, in this order, in one transaction; returns the ids that are resident now.
+    async def admit(self, staged: list[StagedFile]) -> set[int]:
+        """Publish files, in this order, in one transaction; returns the ids that became resident.
 
-        Missing from it: files whose version the catalog no longer has. Raises OSError or sqlite3.Error where the
-        disk refuses; then none of them is resident. Either way, what they had reserved is settled.
+        Files whose version the catalog no longer has are not among them. Raises OSError or sqlite3.Error where the
+        disk refuses; then none of them is resident. Either way, their reservations end.
         """
-        files: list[Renamed] = []
+        renamed: list[Renamed] = []
         pass_number = self._catalog.pass_number
         try:
             done = await self._db.write(
-                lambda writer: self._publisher.publish(writer, drafts, pass_number, files),
-                lambda _: self._publisher.finish(files),
+                lambda writer: self._publisher.publish(writer, staged, pass_number, renamed),
+                lambda _: self._publisher.finish(renamed),
             )
         except (OSError, sqlite3.Error):
-            await self._db.run_in_writer(lambda: self._publisher.undo(files))
+            await self._db.run_in_writer(lambda: self._publisher.undo(renamed))
             raise
         finally:
-            self.reserved_bytes -= sum(draft.reserved for draft in drafts)
+            self.reserved_bytes -= sum(file.reserved for file in staged)
         self._durable = False
         self.last_seq = max(self.last_seq, done.last_seq)
-        for old in done.renewed:
+        for old in done.replaced:
             self._catalog.bytes -= old.size
             if old.bytes is not None:
-                self._withdrawn(old.id, old.size, old.bytes)
-        for draft in drafts:
-            if draft.node.id in done.admitted:
+                self._count_gone(old.id, old.size, old.bytes)
+        for file in staged:
+            if file.node.id in done.admitted:
                 self.resident_files += 1
-                self.resident_bytes += done.admitted[draft.node.id]
-                self.resident_content_bytes += draft.fetched.size
-                if draft.node.size is None or draft.renews:
-                    self._catalog.bytes += draft.fetched.size
-        if done.renewed:
-            self.replaced.notify(done.renewed)
+                self.resident_bytes += done.admitted[file.node.id]
+                self.resident_content_bytes += file.fetched.size
+                if file.node.size is None or file.renews:
+                    self._catalog.bytes += file.fetched.size
+        if done.replaced:
+            self.replaced.notify(done.replaced)
         self.admitted.notify()
         return set(done.admitted)
 
     async def evict(self, ids: list[int], return_to_pass: bool = False) -> int:
-        """Stop being resident; returns the bytes that were freed. What is open stays readable until its last close.
+        """Evict files; returns the bytes that they took. An open file stays readable until its last close.
 
-        return_to_pass: the pass may have them once more, when there is room.
+        return_to_pass: the current pass may draw them again.
         """
         if not ids:
             return 0
-        withdrawn = await self._db.write(
-            lambda writer: self._publisher.withdraw(writer, ids, return_to_pass), self._publisher.remove
+        evicted = await self._db.write(
+            lambda writer: self._publisher.evict(writer, ids, return_to_pass), self._publisher.remove
         )
-        for gone in withdrawn:
-            self._withdrawn(gone.id, gone.size, gone.bytes)
-        freed = sum(gone.bytes for gone in withdrawn)
-        self.evicted_files += len(withdrawn)
+        for file in evicted:
+            self._count_gone(file.id, file.size, file.bytes)
+        freed = sum(file.bytes for file in evicted)
+        self.evicted_files += len(evicted)
         self.evicted_bytes += freed
         if return_to_pass:
             self.returned_to_pass.notify()
         return freed
 
     def drop_files(self, changes: Changes) -> None:
-        """Remove the cached files of what left the catalog. In the writing thread, after the commit."""
+        """Remove the cached files that left the catalog. Called on the writing thread, after the commit."""
         self._publisher.drop(changes)
 
     def count_dropped(self, changes: Changes) -> None:
-        """Settle the accounts for what left the catalog."""
+        """Subtract the files that left the catalog from the counters."""
         for gone in changes.removed:
             if gone.bytes is not None:
-                self._withdrawn(gone.id, gone.size, gone.bytes)
+                self._count_gone(gone.id, gone.size, gone.bytes)
 
-    def _withdrawn(self, id: int, size: int, bytes: int) -> None:
+    def _count_gone(self, id: int, size: int, bytes: int) -> None:
         self.resident_files -= 1
         self.resident_bytes -= bytes
         self.resident_content_bytes -= size
         if not self._open.orphan(id, bytes):
             self.space_freed.notify()
 
-    def entries(self, parent: int, after_seq: int, last_seq: int, most: int, mtime_ns: int) -> list[Any]:
+    def entries(self, parent: int, after_seq: int, last_seq: int, limit: int, mtime_ns: int) -> list[Any]:
         """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.
 
-        Rows of (id, name, is_dir, size, mtime_ns, seq, left_out), at most that many. mtime_ns: where none is known.
+        At most `limit` rows of (id, name, is_dir, size, mtime_ns, seq, generation that delisted it or None). mtime_ns:
+        stands for a time that is not known.
         """
         return self._db.rows(
             "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
             " FROM resident r JOIN node n USING (id)"
             " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
-            mtime_ns, parent, after_seq, last_seq, most,
+            mtime_ns, parent, after_seq, last_seq, limit,
         )  # fmt: skip
 
-    def requeue(self, writer: sqlite3.Connection, units: Sequence[tuple[int, ...]]) -> None:
-        """Give units (the ids of what leaves as one) the last places in the queue to be left out, within a write."""
-        self._publisher.requeue(writer, units)
+    def requeue(self, writer: sqlite3.Connection, groups: Sequence[tuple[int, ...]]) -> None:
+        """Move groups of files, given as ids, to the end of the queue to be delisted; within a write."""
+        self._publisher.requeue(writer, groups)
 
     # Open files.
 
@@ -239,11 +242,11 @@ class Store:
         return self._open
 
     def opened(self, id: int) -> OpenFile | None:
-        """The open file with that node id."""
+        """The file with that node id, if a reader has it open."""
         return self._open.get(id)
 
     def open(self, id: int) -> OpenFile | None:
-        """Open a resident file once more; None where it is not resident, or `recheck` has to look at it first."""
+        """Open a resident file once; None where it is not resident, or `recheck` has to verify it first."""
         if opened := self._open.reuse(id):
             return opened
         row = self._db.row(
@@ -259,12 +262,12 @@ class Store:
         )
 
     def open_ahead(self, id: int) -> bool:
-        """Open a resident file for a reader who may come; False where that is of no use."""
+        """Open a resident file before a reader does; False where that is of no use."""
         return self._open.should_preopen(id) and self.open(id) is not None
 
     async def recheck(self, id: int) -> None:
-        """Look at a resident file that `open` did not take: the digest decides whether it goes."""
-        await self._db.run_in_writer(lambda: None)  # what was renamed a moment ago has its row then
+        """Verify a resident file that `open` refused: if the digest differs, the file is evicted."""
+        await self._db.run_in_writer(lambda: None)  # a file that was renamed a moment ago has its row then
         row = self._db.row(f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
         if row is None or id in self._open:
             return
@@ -277,26 +280,26 @@ class Store:
             await self.evict([id])
 
     def close_file(self, id: int) -> None:
-        """Close once; the last one gives back the room of a file that is no longer resident."""
+        """Close a file once; the last close of a file that is no longer resident frees its bytes."""
         if self._open.close(id):
             self.space_freed.notify()
 
     def collect_orphans(self) -> None:
-        """Give back the room of evicted files that were mapped and are not any more: nobody tells of that."""
+        """Free the bytes of orphans that are no longer mapped, of which the kernel sends no notice."""
         if self._open.collect_orphans():
             self.space_freed.notify()
 
-    # What survives.
+    # Durability.
 
     async def make_durable(self) -> None:
-        """Have the medium hold what is resident now, and note that: it then counts even after a power loss."""
+        """Sync what is resident now and mark it durable: it then counts even after a power loss."""
         if self._durable:
             return
-        self._durable = True  # what is admitted from here on is for the next time
+        self._durable = True  # `admit` resets it
 
         def sync() -> None:
             disk.syncfs("SYNC", self.folder)
-            self._db.write_now(mark_durable)  # in the same turn of the writer: nothing is admitted in between
+            self._db.write_now(mark_durable)  # in the same step of the writing thread: nothing is admitted in between
 
         try:
             await self._db.run_in_writer(sync)
@@ -305,7 +308,7 @@ class Store:
             raise
 
     def stop(self) -> None:
-        """Note that all is well; the last thing that a daemon does."""
+        """Sync, and mark the cache as cleanly stopped: the last step of a daemon."""
         disk.syncfs("SYNC_STOP", self.folder)
 
         def write(writer: sqlite3.Connection) -> None:

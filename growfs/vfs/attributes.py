@@ -1,4 +1,4 @@
-"""What stat(2) and statfs(2) tell, and for how long the kernel may believe it."""
+"""The results of stat(2), statfs(2) and readdir(3), and for how long the kernel may cache them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import NamedTuple
 from growfs.cache.schema import NODES_FROM
 
 FILE_TIMEOUT_S = 86_400.0
-"""How long the kernel may keep a file's name and attributes. They change only with the node id, of which it is told."""
+"""How long the kernel may cache a file's name and attributes. They change only with the node id, and then the kernel is
+notified.
+"""
 DIRECTORY_TIMEOUT_S = 1.0
-"""How long the kernel may keep a directory's. Each path is checked against them, so 0 would ask at every open."""
+"""How long the kernel may cache a directory's. It checks them for each path, so with 0 it would ask at every open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What stat(2) tells. mtime_ns: since the epoch. timeout_s: how long that holds."""
+    """The result of stat(2). mtime_ns: since the epoch. timeout_s: how long the kernel may cache it."""
 
     id: int
     is_dir: bool
@@ -31,7 +33,7 @@ class Attributes:
 
     @property
     def name_timeout_s(self) -> float:
-        """How long the name leads to this node. Virtual files are looked up each time."""
+        """How long the kernel may cache the name. Virtual files are looked up each time."""
         return self.timeout_s if self.is_dir or self.id >= NODES_FROM else 0.0
 
     @property
@@ -47,7 +49,7 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What statfs(2) tells of the cache, in blocks of disk.BLOCK bytes."""
+    """The result of statfs(2), in blocks of disk.BLOCK bytes."""
 
     blocks: int
     free: int
@@ -55,7 +57,7 @@ class Capacity:
 
 
 class Entry(NamedTuple):
-    """A name in a listing, with what stat(2) tells of it. position: from which the listing goes on behind it."""
+    """A name in a listing, with its attributes. position: where the listing continues after it."""
 
     id: int
     name: str
@@ -66,6 +68,6 @@ class Entry(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """The same, without name and place. What is listed is resident, so its size is known."""
+        """The attributes. A listed file is resident, so its size is known."""
         timeout_s = DIRECTORY_TIMEOUT_S if self.is_dir else FILE_TIMEOUT_S
         return Attributes(self.id, bool(self.is_dir), self.size, self.mtime_ns, timeout_s)
