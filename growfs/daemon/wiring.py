@@ -85,7 +85,7 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
         sizes.learn(size)
     downloads = InFlightTable(catalog, Groups(catalog, options.group), folder.partial, sizes)
     dispatcher = Dispatcher(workers, request.processes, options.bandwidth, made)
-    fetcher = Fetcher(downloads, store, evictor, dispatcher, catalog_sync.replace, options.miss_timeout)
+    fetcher = Fetcher(downloads, store, evictor, dispatcher, catalog_sync.update_file, options.miss_timeout)
     condition = StartCondition(
         options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
     )

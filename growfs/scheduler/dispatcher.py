@@ -185,7 +185,7 @@ class Dispatcher:
             except GrowfsError as error:
                 if not self._slots:
                     raise
-                log.warning("%s; going on with %d", error, len(self._slots))
+                log.warning("%s; continuing with %d", error, len(self._slots))
                 self._size = len(self._slots)
             else:
                 self._slots.append(best)

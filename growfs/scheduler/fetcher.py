@@ -41,8 +41,8 @@ SPACE_POLL_S = 0.5
 class Fetcher:
     """Owns the downloads in flight, and moves each through its states.
 
-    progressed: notified whenever a download finishes, or the window may have moved. replace: called where the remote
-    has another version of a file, or none.
+    progressed: notified when a download finishes, or when more may be drawn. on_remote_changed: called when a fetch
+    finds that the remote has another version of a file, or none.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Fetcher:
         store: Store,
         evictor: Evictor,
         dispatcher: Dispatcher,
-        replace: Callable[[Node, RemoteFile | None], Awaitable[None]],
+        on_remote_changed: Callable[[Node, RemoteFile | None], Awaitable[None]],
         miss_timeout_s: float,
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
@@ -61,7 +61,7 @@ class Fetcher:
         self._store = store
         self._evictor = evictor
         self._dispatcher = dispatcher
-        self._replace = replace
+        self._on_remote_changed = on_remote_changed
         self._admission_queue = AdmissionQueue()
         self._admission_due = trio.Event()
         self._unreserved: deque[Download] = deque()
@@ -124,7 +124,7 @@ class Fetcher:
             download.reserved = reserved
             self._dispatcher.enqueue(download)
 
-    async def renew(self, node: Node) -> None:
+    async def update(self, node: Node) -> None:
         """Fetch a newer version of a resident file, which then takes its place; returns when it has, or failed.
 
         node: the resident file's, with the new version's size, time and version.
@@ -157,7 +157,7 @@ class Fetcher:
         if not download.finished.is_set():
             if download.no_space_since is not None:
                 raise no_room(path, download.need)
-            raise TimedOut(f"{path}: not here after {self.miss_timeout_s:g} s; raise --miss-timeout")
+            raise TimedOut(f"{path}: not fetched within {self.miss_timeout_s:g} s; raise --miss-timeout")
         if download.error:
             raise download.error
 
@@ -242,7 +242,7 @@ class Fetcher:
             self._request_space(download)
             return
         if failure.found or isinstance(error, RemoteMissing):
-            await self._replace(download.node, failure.found)
+            await self._on_remote_changed(download.node, failure.found)
         self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
 
     def _handle_worker_death(self, download: Download) -> None:
@@ -277,7 +277,7 @@ class Fetcher:
             try:
                 admitted = await self._store.admit([download.staged for download in batch if download.staged])
             except (OSError, sqlite3.Error) as error:
-                failure = NoRoom(f"the cache directory refuses to be written ({error}); look at its disk")
+                failure = NoRoom(f"the cache directory cannot be written ({error}); check its disk")
                 admitted = set()
             for download in batch:
                 download.reserved = None  # `admit` gave it back
@@ -315,7 +315,7 @@ class Fetcher:
 
 def too_large(path: str) -> TooLarge:
     """The error for a file that would not fit even into an empty cache."""
-    return TooLarge(f"{path}: larger than the whole cache may be; raise --cache-size")
+    return TooLarge(f"{path}: larger than the whole cache; raise --cache-size")
 
 
 def no_room(path: str, size: int) -> NoRoom:

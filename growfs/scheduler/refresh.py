@@ -72,14 +72,14 @@ class CatalogSync:
                 self.last_error = error
                 if not self.complete:
                     raise error from failure
-                log.warning("the remote could not be listed, going on with what is known: %s", error)
+                log.warning("the remote could not be listed, continuing with the files known so far: %s", error)
             ended_at = trio.current_time()
             while not self._more_wanted and (due := ended_at + self._pause_s()) > trio.current_time():
                 with trio.move_on_at(due):
                     await self._rescheduled.wait()
 
     def figures(self) -> dict[str, int]:
-        """What is known of the remote, as `remote` in status.json has it."""
+        """What the listing found, as `remote` in status.json has it."""
         return {
             "files": self._catalog.files,
             "bytes": self._catalog.bytes,
@@ -102,7 +102,7 @@ class CatalogSync:
         every_s = self._every_s or math.inf
         return min(RETRY_S, every_s) if self.last_error else every_s
 
-    async def replace(self, node: Node, found: RemoteFile | None) -> None:
+    async def update_file(self, node: Node, found: RemoteFile | None) -> None:
         """Apply what a fetch found: that a file has another version now, or none."""
         if self._catalog.node(node.id) is None or (found and found.version == node.version):
             return
@@ -138,7 +138,7 @@ class CatalogSync:
         if files == 0 and self._catalog.files == 0:
             raise RemoteMissing(f"{self._workers.url}: there are no files; check the URL, --include and --exclude{why}")
         if files == 0:
-            raise RemoteMissing(f"{self._workers.url}: lists no files at all any more; keeping those that are known")
+            raise RemoteMissing(f"{self._workers.url}: the listing is empty now; keeping the files known so far")
         await self._catalog.finish(listing)
         self.last_error = None
         first, self.complete = not self.complete, True
@@ -155,17 +155,17 @@ class CatalogSync:
 
     async def _apply(self, part: Listed) -> None:
         """Apply what differs, but leave a resident file as it is until its new version can take its place."""
-        at_once = []
+        immediate = []
         for id, file in part.changed:
             node = self._catalog.node(id)
             fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
             if id in self.updating:
-                continue  # what is on its way is compared again by the next listing
+                continue  # the next listing compares it again
             if node and node.seq is not None and fits:
                 self.updates[id] = file
             else:
-                at_once.append((id, file))
-        changes = await self._catalog.apply(replace(part, changed=at_once), self._store.drop_files)
+                immediate.append((id, file))
+        changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
         self._store.count_dropped(changes)
         if changes.removed:
             self.removed.notify(changes.removed)
@@ -207,6 +207,6 @@ class VersionUpdater:
                 if node:
                     successor = replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
                     self._catalog_sync.updating.add(id)
-                    await self._fetcher.renew(successor)
+                    await self._fetcher.update(successor)
                     self._catalog_sync.updating.discard(id)
             await self._resumed.wait()

@@ -50,7 +50,7 @@ class StartGate:
         if store.resident_files < condition.show_files:
             if ended or state is MountState.COMPLETE:
                 raise GrowfsError(
-                    f"--show-files {condition.show_files}: only {store.resident_files} files can be here at a time;"
+                    f"--show-files {condition.show_files}: only {store.resident_files} files can be cached at a time;"
                     " show fewer, or raise --cache-size"
                 )
             return False
@@ -78,7 +78,9 @@ class StartGate:
         waits_for_tomorrow = state is MountState.HELD and self._budget.is_spent
         if not (seeds.frozen_complete or waits_for_tomorrow):
             if state is MountState.ERROR:
-                raise RemoteError(f"not all files that --freeze names came: {self._fetcher.counters.last_error}")
+                raise RemoteError(
+                    f"not all files that --freeze names could be fetched: {self._fetcher.counters.last_error}"
+                )
             if ended:
                 raise GrowfsError(
                     "the files that --freeze names do not fit: the cache may take"
@@ -107,6 +109,6 @@ class StartGate:
             raise GrowfsError(
                 f"{self._store.folder}: not even one file fits:"
                 f" the cache may take {format_size(self._store.limit_bytes)}, its disk has"
-                f" {format_size(disk.free_bytes(self._store.folder))} free, of which --min-free leaves"
-                f" {format_size(self._store.min_free)} to others; change one of the two, or --cache-dir"
+                f" {format_size(disk.free_bytes(self._store.folder))} free, of which --min-free keeps"
+                f" {format_size(self._store.min_free)} for other programs; change one of the two, or --cache-dir"
             )

@@ -267,7 +267,7 @@ def test_a_mount_lives_on_where_the_disk_refuses_a_step(growfs: Growfs, label: s
 
 def said(growfs: Growfs) -> bool:
     """Whether the log has what is said where the disk refuses."""
-    texts = ("asked for by GROWFS_FAULT", "another takes over", "refuses to be written")
+    texts = ("asked for by GROWFS_FAULT", "another takes over", "the cache directory cannot be written")
     return any(text in growfs.log() for text in texts)
 
 

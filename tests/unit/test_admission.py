@@ -1,4 +1,4 @@
-"""Flights land in the order in which they were drawn, whatever the order in which they are fetched."""
+"""Files are admitted in the order drawn, whatever the order in which they are fetched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def drawn(admission_queue: AdmissionQueue, *ids: int) -> DownloadGroup:
 
 
 def fetched(admission_queue: AdmissionQueue, *downloads: Download) -> None:
-    """As the fetcher does with each that is fetched."""
+    """Do what the fetcher does with each fetched file."""
     for download in downloads:
         download.move(DownloadState.FETCHING)
         download.move(DownloadState.FETCHED)
@@ -51,16 +51,16 @@ def test_the_order_of_admission_is_that_of_the_draws(sizes: list[int], order: ra
     groups = [drawn(admission_queue, *(next(ids) for _ in range(size))) for size in sizes]
     downloads = [download for group in groups for download in group.downloads]
     expected = [download.node.id for download in downloads]
-    landed = []
+    result = []
     order.shuffle(downloads)
     for download in downloads:
         fetched(admission_queue, download)
-        landed += admitted(admission_queue)
-    assert landed == expected
+        result += admitted(admission_queue)
+    assert result == expected
     assert len(admission_queue) == 0
 
 
-def test_a_group_lands_whole() -> None:
+def test_a_group_is_admitted_as_a_whole() -> None:
     admission_queue = AdmissionQueue()
     pair = drawn(admission_queue, 1, 2)
     fetched(admission_queue, pair.downloads[1])
@@ -69,7 +69,7 @@ def test_a_group_lands_whole() -> None:
     assert admitted(admission_queue) == [1, 2]
 
 
-def test_what_somebody_waits_for_does_not_wait_for_its_turn() -> None:
+def test_an_urgent_file_does_not_wait_for_earlier_ones() -> None:
     admission_queue = AdmissionQueue()
     first, second = drawn(admission_queue, 1), drawn(admission_queue, 2)
     fetched(admission_queue, *second.downloads)
@@ -94,14 +94,14 @@ def test_a_miss_of_a_group_waits_for_the_whole_group() -> None:
     assert len(admission_queue) == 1
 
 
-def test_a_newer_version_has_no_turn() -> None:
+def test_a_newer_version_does_not_wait_in_the_window() -> None:
     admission_queue = AdmissionQueue()
     drawn(admission_queue, 9)
     fetched(admission_queue, download(1, DownloadGroup(), renews=True))
     assert admitted(admission_queue) == [1]
 
 
-def test_what_fails_holds_nobody_up() -> None:
+def test_a_failed_file_does_not_block_later_ones() -> None:
     admission_queue = AdmissionQueue()
     first, second, third = (drawn(admission_queue, id) for id in (1, 2, 3))
     fetched(admission_queue, *second.downloads, *third.downloads)
@@ -110,7 +110,7 @@ def test_what_fails_holds_nobody_up() -> None:
     assert len(admission_queue) == 0
 
 
-def test_what_landed_in_its_turn_does_not_land_again() -> None:
+def test_a_group_admitted_from_the_window_is_not_admitted_again() -> None:
     admission_queue = AdmissionQueue()
     group = drawn(admission_queue, 1)
     fetched(admission_queue, *group.downloads)

@@ -1,4 +1,4 @@
-"""How many requests are under way at a time, against a link and a store in figures."""
+"""How many requests run at a time, against a simulated link and store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOISE = 0.03
 
 
 class Link:
-    """What comes through: as much as the streams bring, and at most what the link gives, give or take some noise."""
+    """A rate with some noise: that of the streams, and at most that of the link."""
 
     def __init__(self, link: float, each: float, seed: int = 1) -> None:
         self.link, self.each = link, each
@@ -29,7 +29,7 @@ class Link:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("link", "each"), [(100, 1), (100, 2), (100, 5), (30, 1), (1000, 8), (10, 5), (20, 20)])
-def test_it_comes_to_use_the_link(link: float, each: float, seed: int) -> None:
+def test_it_uses_the_link(link: float, each: float, seed: int) -> None:
     controller = ConcurrencyController()
     streams = Link(link, each, seed).drive(controller, 2 * PERIODS)[PERIODS:]
     used = sum(min(link, count * each) for count in streams) / len(streams)
@@ -42,7 +42,7 @@ def test_it_does_not_run_away_where_more_brings_nothing(seed: int) -> None:
     assert max(streams) < 3 * STREAMS_FIRST
 
 
-def test_it_takes_back_what_is_not_needed_any_more() -> None:
+def test_it_reduces_streams_that_are_not_needed_any_more() -> None:
     controller = ConcurrencyController()
     Link(100, 1).drive(controller, PERIODS)
     assert controller.streams > 64
@@ -54,7 +54,7 @@ def test_it_halves_where_the_store_refuses_and_recovers() -> None:
     link = Link(100, 1)
     before = link.drive(controller, PERIODS)[-1]
     assert [controller.update(10, True, True) for _ in range(3)] == [before // 2, before // 4, before // 8]
-    assert link.drive(controller, REST_PERIODS) == [before // 8] * REST_PERIODS, "it is in no hurry"
+    assert link.drive(controller, REST_PERIODS) == [before // 8] * REST_PERIODS, "it rests first"
     assert link.drive(controller, PERIODS)[-1] >= 90
     for _ in range(10):
         controller.update(0, False, True)
@@ -71,15 +71,15 @@ def test_a_refusal_is_no_judgement_of_the_step_before() -> None:
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
-def test_a_period_that_tells_nothing_changes_nothing(idle: tuple[float, bool]) -> None:
+def test_a_period_that_shows_nothing_changes_nothing(idle: tuple[float, bool]) -> None:
     controller = ConcurrencyController()
     assert [controller.update(*idle, False) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 @pytest.mark.parametrize("enough", [STREAMS_FIRST, STREAMS_MAX])
-def test_no_step_is_taken_for_good_that_nothing_judged(idle: tuple[float, bool], enough: int) -> None:
-    """With a pause after each period that tells something, it comes to where it would come without."""
+def test_no_step_is_kept_that_was_not_judged(idle: tuple[float, bool], enough: int) -> None:
+    """With a pause after each period that shows something, it ends up where it would without."""
     controller, steady = ConcurrencyController(), ConcurrencyController()
     link, same = Link(100, 100 / enough), Link(100, 100 / enough)
     for _ in range(3 * PERIODS):

@@ -1,4 +1,4 @@
-"""Who gets which file, and what becomes of it where workers die, hang, refuse or cannot be had."""
+"""Which worker gets which file, and what happens to it when workers die, hang, fail or cannot be started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = 1000
 
 
 class Worker:
-    """One end of a line, at which the test is the worker. wanted: what it has to fetch."""
+    """The channel to a worker that the test plays. wanted: what it has to fetch."""
 
     def __init__(self) -> None:
         self.wanted: dict[str, FetchRequest] = {}
@@ -56,7 +56,7 @@ class Worker:
         self._says.close()
 
     def fetched(self, *paths: str) -> None:
-        """These are through; all, where none is named."""
+        """Report these files as fetched; all, where none is named."""
         files: list[tuple[int, Fetched | FetchFailed]] = []
         for path in paths or tuple(self.wanted):
             wanted = self.wanted.pop(path)
@@ -69,8 +69,8 @@ class Worker:
         self._says.send_nowait(message)
 
 
-class Office:
-    """Stands in for Workers: whom the test has hired. refuses: what hire raises."""
+class FakePool:
+    """Stands in for WorkerPool. all: the workers that were spawned. refuses: returns what spawn is to raise."""
 
     def __init__(self) -> None:
         self.limits = SharedLimits()
@@ -91,11 +91,11 @@ class Office:
 
 
 class Scene:
-    """A crew at work, and what it told. It does for flights what the fetcher does."""
+    """A dispatcher at work, and the results. It moves downloads as the fetcher does."""
 
     def __init__(self, size: int) -> None:
-        self.office = Office()
-        self.dispatcher = Dispatcher(self.office, size, 0)  # type: ignore[arg-type]
+        self.pool = FakePool()
+        self.dispatcher = Dispatcher(self.pool, size, 0)  # type: ignore[arg-type]
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
         self._ids = itertools.count(2)
@@ -104,21 +104,21 @@ class Scene:
         node = Node(next(self._ids), 1, path, False, size, 0, "", 0, 0, None)
         return Download(node, path, Path("/nowhere") / path, size or 0, DownloadGroup(), urgent=urgent)
 
-    def take(self, *paths: str, **more: Any) -> list[Download]:
+    def enqueue(self, *paths: str, **more: Any) -> list[Download]:
         downloads = [self.download(path, **more) for path in paths]
         for download in downloads:
             self.dispatcher.enqueue(download)
         return downloads
 
-    async def became(self, download: Download, became: Fetched | FetchFailed) -> None:
-        if isinstance(became, FetchFailed):
+    async def handle_result(self, download: Download, result: Fetched | FetchFailed) -> None:
+        if isinstance(result, FetchFailed):
             download.move(DownloadState.FAILED)
-            self.errors[download.path] = str(became.error)
+            self.errors[download.path] = str(result.error)
         else:
             download.move(DownloadState.FETCHED)
             self.fetched.append(download.path)
 
-    def lost(self, download: Download) -> None:
+    def handle_worker_death(self, download: Download) -> None:
         download.attempts_left -= 1
         if not download.attempts_left:
             download.move(DownloadState.FAILED)
@@ -128,9 +128,9 @@ class Scene:
         self.dispatcher.enqueue(download, first=True)
 
     async def finish(self, poison: str = "") -> None:
-        """Have the workers do what there is until nothing is left; one dies of what is poison."""
+        """Let the workers fetch until nothing is left; one dies over the file named poison."""
         await quiet()
-        while workers := [worker for worker in self.office.alive if worker.wanted]:
+        while workers := [worker for worker in self.pool.alive if worker.wanted]:
             for worker in workers:
                 if poison in worker.wanted:
                     worker.die()
@@ -148,7 +148,7 @@ async def quiet() -> None:
 async def scene(size: int) -> AsyncIterator[Scene]:
     found = Scene(size)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(found.dispatcher.run, found.became, found.lost)
+        nursery.start_soon(found.dispatcher.run, found.handle_result, found.handle_worker_death)
         yield found
         nursery.cancel_scope.cancel()
 
@@ -165,52 +165,52 @@ def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
 @pytest.mark.parametrize(("files", "size"), [(2, 2), (4, 4), (40, 4), (3, 8)])
 async def test_few_files_do_not_go_all_to_one(files: int, size: int) -> None:
     async with scene(size) as at:
-        at.take(*names(files))
+        at.enqueue(*names(files))
         await quiet()
-        counts = [len(worker.wanted) for worker in at.office.all]
+        counts = [len(worker.wanted) for worker in at.pool.all]
         assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
-        assert at.office.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
+        assert at.pool.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
 
 
 async def test_bytes_count_too() -> None:
     async with scene(2) as at:
-        at.take("large", size=2 * AHEAD_FILES * SIZE)
-        at.take(*names(AHEAD_FILES))
+        at.enqueue("large", size=2 * AHEAD_FILES * SIZE)
+        at.enqueue(*names(AHEAD_FILES))
         await quiet()
-        assert sorted(len(worker.wanted) for worker in at.office.all) == [1, AHEAD_FILES]
+        assert sorted(len(worker.wanted) for worker in at.pool.all) == [1, AHEAD_FILES]
 
 
 async def test_a_worker_is_only_a_little_ahead() -> None:
     async with scene(1) as at:
-        at.take(*names(2 * AHEAD_FILES))
+        at.enqueue(*names(2 * AHEAD_FILES))
         await quiet()
-        (worker,) = at.office.all
+        (worker,) = at.pool.all
         assert list(worker.wanted) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, AHEAD * STREAMS_FIRST)]
         worker.fetched("0000", "0007")
         await quiet()
         assert worker.had[-1] == names(2 * AHEAD_FILES)[AHEAD_FILES : AHEAD_FILES + 2]
         await at.finish()
         assert sorted(at.fetched) == names(2 * AHEAD_FILES)
-        assert len(at.office.all) == 1
+        assert len(at.pool.all) == 1
 
 
 async def test_a_worker_is_ahead_by_bytes() -> None:
     async with scene(1) as at:
-        at.take(*names(100), size=4 * PART_BYTES)
+        at.enqueue(*names(100), size=4 * PART_BYTES)
         await quiet()
-        (worker,) = at.office.all
+        (worker,) = at.pool.all
         assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4
         worker.says(FetchProgress(4 * PART_BYTES, 0, []))  # of several, in part
         await quiet()
         assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4 + 1
 
 
-async def test_what_is_urgent_overtakes_and_heeds_no_limit() -> None:
+async def test_urgent_files_overtake_and_ignore_the_limits() -> None:
     async with scene(1) as at:
-        *_, last = at.take(*names(2 * AHEAD_FILES))
+        *_, last = at.enqueue(*names(2 * AHEAD_FILES))
         await quiet()
-        (worker,) = at.office.all
-        at.take("u", urgent=True)
+        (worker,) = at.pool.all
+        at.enqueue("u", urgent=True)
         await quiet()
         last.urgent = True
         at.dispatcher.prioritize(last)
@@ -222,18 +222,18 @@ async def test_what_is_urgent_overtakes_and_heeds_no_limit() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-async def test_files_of_a_worker_that_dies_come_again_each_alone(size: int) -> None:
+async def test_files_of_a_worker_that_dies_are_dispatched_again_each_alone(size: int) -> None:
     async with scene(size) as at:
-        at.take(*names(30))
+        at.enqueue(*names(30))
         await quiet()
-        first = at.office.all[0]
+        first = at.pool.all[0]
         lost = set(first.wanted)
         first.die()
         await quiet()
         begun: list[set[str]] = []
-        while any(worker.wanted for worker in at.office.alive):
-            begun += [set(worker.wanted) for worker in at.office.alive if worker.wanted.keys() & lost]
-            for worker in at.office.alive:
+        while any(worker.wanted for worker in at.pool.alive):
+            begun += [set(worker.wanted) for worker in at.pool.alive if worker.wanted.keys() & lost]
+            for worker in at.pool.alive:
                 if worker.wanted:
                     worker.fetched()
             await quiet()
@@ -245,73 +245,73 @@ async def test_files_of_a_worker_that_dies_come_again_each_alone(size: int) -> N
 @pytest.mark.parametrize("size", [1, 2])
 async def test_a_file_that_kills_takes_no_other_along(size: int) -> None:
     async with scene(size) as at:
-        at.take(*names(60))
+        at.enqueue(*names(60))
         await at.finish(poison="0013")
         assert at.errors == {"0013": "its worker died"}
         assert sorted(at.fetched) == [name for name in names(60) if name != "0013"]
-        assert len([worker for worker in at.office.all if worker.closed]) == ATTEMPTS_MAX
+        assert len([worker for worker in at.pool.all if worker.closed]) == ATTEMPTS_MAX
 
 
-async def test_a_worker_that_falls_silent_is_given_up(clock: trio.testing.MockClock) -> None:
+async def test_a_silent_worker_is_given_up(clock: trio.testing.MockClock) -> None:
     async with scene(1) as at:
-        at.take("a", "b")
+        at.enqueue("a", "b")
         await trio.sleep(STALL_S - 1)
-        (silent,) = at.office.all
+        (silent,) = at.pool.all
         silent.says(FetchProgress(10, 0, []))
         await trio.sleep(STALL_S - 1)
-        assert at.office.alive == [silent], "a word is enough"
+        assert at.pool.alive == [silent], "one message is enough"
         await trio.sleep(2)
-        assert silent not in at.office.alive
+        assert silent not in at.pool.alive
         await at.finish()
         assert (sorted(at.fetched), at.errors) == (["a", "b"], {})
 
 
 async def test_a_worker_with_nothing_to_do_may_be_silent(clock: trio.testing.MockClock) -> None:
     async with scene(1) as at:
-        at.take("a")
+        at.enqueue("a")
         await at.finish()
         await trio.sleep(10 * STALL_S)
-        at.take("b")
+        at.enqueue("b")
         await trio.sleep(STALL_S - 1)
         await at.finish()
-        assert (at.fetched, len(at.office.all)) == (["a", "b"], 1)
+        assert (at.fetched, len(at.pool.all)) == (["a", "b"], 1)
 
 
-async def test_no_worker_can_be_had() -> None:
+async def test_no_worker_can_be_started() -> None:
     async with scene(2) as at:
-        at.office.refuses = lambda: GrowfsError("no more processes")
-        at.take("a", "b")
-        at.take("c", urgent=True)
+        at.pool.refuses = lambda: GrowfsError("no more processes")
+        at.enqueue("a", "b")
+        at.enqueue("c", urgent=True)
         await quiet()
         assert at.errors == dict.fromkeys("abc", "no more processes")
-        at.office.refuses = lambda: None
-        at.take("d")
+        at.pool.refuses = lambda: None
+        at.enqueue("d")
         await at.finish()
         assert at.fetched == ["d"]
 
 
-async def test_no_further_worker_can_be_had(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_further_worker_can_be_started(caplog: pytest.LogCaptureFixture) -> None:
     async with scene(4) as at:
-        at.office.refuses = lambda: GrowfsError("no more processes") if len(at.office.all) > 1 else None
-        at.take(*names(300))
+        at.pool.refuses = lambda: GrowfsError("no more processes") if len(at.pool.all) > 1 else None
+        at.enqueue(*names(300))
         await at.finish()
         assert (sorted(at.fetched), at.errors) == (names(300), {})
-        assert caplog.text.count("no more processes; going on with 2") == 1
-        assert at.office.tries == 3
-        at.office.all[0].die()
-        at.office.all[1].die()
+        assert caplog.text.count("no more processes; continuing with 2") == 1
+        assert at.pool.tries == 3
+        at.pool.all[0].die()
+        at.pool.all[1].die()
         await quiet()
-        at.office.refuses = lambda: None
-        at.take("later")
+        at.pool.refuses = lambda: None
+        at.enqueue("later")
         await at.finish()
         assert at.fetched[-1] == "later"
 
 
 async def test_a_worker_that_can_fetch_nothing() -> None:
     async with scene(1) as at:
-        at.take("a", "b")
+        at.enqueue("a", "b")
         await quiet()
-        (first,) = at.office.all
+        (first,) = at.pool.all
         wanted = dict(first.wanted)
         first.says(Failed(UsageError("no such option")))
         first.says(
@@ -319,15 +319,15 @@ async def test_a_worker_that_can_fetch_nothing() -> None:
         )  # of what it had begun
         await quiet()
         assert at.errors == {"a": "no such option", "b": "no such option"}
-        assert first.closed, "what it goes on with must not meet another worker's"
-        at.take("c")
+        assert first.closed, "what it still writes must not meet another worker's files"
+        at.enqueue("c")
         await at.finish()
         assert at.fetched == ["c"]
 
 
-async def test_what_failed_while_it_waited_is_not_handed_out() -> None:
+async def test_a_file_that_failed_in_the_queue_is_not_dispatched() -> None:
     async with scene(1) as at:
-        downloads = at.take(*names(AHEAD_FILES + 8))
+        downloads = at.enqueue(*names(AHEAD_FILES + 8))
         await quiet()
         downloads[AHEAD_FILES + 3].move(DownloadState.FAILED)
         await at.finish()
@@ -336,7 +336,7 @@ async def test_what_failed_while_it_waited_is_not_handed_out() -> None:
 
 
 async def test_a_worker_may_die_while_it_is_given_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As seen by the one who sends: the one who hears is told a moment later."""
+    """The sender notices first; the receiver a moment later."""
 
     async def broken(self: Worker, message: FetchFiles) -> None:
         self.die()
@@ -345,30 +345,30 @@ async def test_a_worker_may_die_while_it_is_given_files(monkeypatch: pytest.Monk
     async with scene(2) as at:
         with monkeypatch.context() as patched:
             patched.setattr(Worker, "send", broken)
-            at.take("a")
+            at.enqueue("a")
             await quiet()
-        assert at.errors == {"a": "its worker died"}, "that is as often as its lives allow"
-        at.take("b")
+        assert at.errors == {"a": "its worker died"}, "it was tried as often as it may"
+        at.enqueue("b")
         await at.finish()
         assert at.fetched == ["b"]
 
 
 async def test_the_store_asks_for_fewer_requests(clock: trio.testing.MockClock) -> None:
     async with scene(1) as at:
-        at.take(*names(100))
+        at.enqueue(*names(100))
         await quiet()
-        (worker,) = at.office.all
+        (worker,) = at.pool.all
         worker.says(FetchProgress(0, 3, []))
         await trio.sleep(1.5 * PERIOD_S)
-        assert at.dispatcher.streams == at.office.limits.streams == STREAMS_FIRST // 2
+        assert at.dispatcher.streams == at.pool.limits.streams == STREAMS_FIRST // 2
 
 
-async def test_the_bandwidth_is_told_at_once() -> None:
+async def test_the_bandwidth_changes_at_once() -> None:
     async with scene(2) as at:
-        at.take("a", "b")
+        at.enqueue("a", "b")
         await quiet()
         at.dispatcher.bytes_per_s = 5000
-        assert (at.dispatcher.bytes_per_s, at.office.limits.bytes_per_s) == (5000, 2500)
-        at.office.all[0].fetched()
+        assert (at.dispatcher.bytes_per_s, at.pool.limits.bytes_per_s) == (5000, 2500)
+        at.pool.all[0].fetched()
         await quiet()
-        assert at.office.limits.bytes_per_s == 5000, "one is at work"
+        assert at.pool.limits.bytes_per_s == 5000, "one is at work"

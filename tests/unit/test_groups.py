@@ -1,4 +1,4 @@
-"""What belongs together, asked for a single file; it agrees with what the order of a pass has of all."""
+"""The group of a single file; it agrees with the groups in the order of a pass."""
 
 from __future__ import annotations
 
