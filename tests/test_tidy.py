@@ -38,11 +38,11 @@ TOUCHES_DISK = {
 DISK_METHODS = {"rename", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to", "write_text", "write_bytes"}
 MAY_TOUCH_DISK = {
     ("growfs.workers.downloader", "unlink"): "a worker removes its own draft",
-    ("growfs.remote.wrappers.archives", "mkdir"): "the folder of a worker's books",
-    ("growfs.remote.wrappers.archives", "replace"): "a book is there whole or not at all, whoever writes it",
-    ("growfs.remote.wrappers.archives", "unlink"): "drafts and books, which are of use to workers only",
-    ("growfs.remote.wrappers.producer_pool", "rename"): "a worker takes what was made to its draft",
-    ("growfs.remote.wrappers.producer_pool", "unlink"): "a worker clears its own scratch folder, below partial/",
+    ("growfs.remote.wrappers.archive_index", "mkdir"): "the folder of the indexes, which only workers use",
+    ("growfs.remote.wrappers.archive_index", "replace"): "an index is whole or absent, whichever worker writes it",
+    ("growfs.remote.wrappers.archive_index", "unlink"): "indexes and their drafts, which only workers use",
+    ("growfs.remote.wrappers.producer_pool", "rename"): "a worker moves a produced file to its staging path",
+    ("growfs.remote.wrappers.producer_pool", "unlink"): "a worker clears a scratch folder of its own, below partial/",
     ("growfs.remote.wrappers.producer_pool", "rmtree"): "the same",
     ("growfs.workers.process", "mkdir"): "a control group, which is no file",
     ("growfs.workers.process", "rmdir"): "the same",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from growfs.errors import UsageError
-from growfs.remote.protocol import Listing, Page, Remote
+from growfs.remote.protocol import Page, Remote, RemoteWrapper
 
 
 class PathFilter:
@@ -24,7 +24,7 @@ class PathFilter:
         return self._exclude is None or not self._exclude.match_file(path)
 
 
-class FilteredRemote(Listing):
+class FilteredRemote(RemoteWrapper):
     """A remote of which only the matching files are listed."""
 
     def __init__(self, remote: Remote, paths: PathFilter) -> None:

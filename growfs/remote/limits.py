@@ -1,4 +1,4 @@
-"""How fast the worker processes may be: a page of memory that the daemon writes and all of them read.
+"""How fast the worker processes may transfer: a page of shared memory that the daemon writes and they all read.
 
 So a change reaches a worker in the middle of a file, and needs no message.
 """
@@ -14,34 +14,34 @@ import time
 _PAGE = struct.Struct("=IIQ")  # streams, over all workers; workers that share them; bytes/s, 0 for no limit
 
 RATE_MAX = (1 << 64) - 1
-LOOK_EVERY_S = 0.1
-"""How soon a stream that waits for its share of the bandwidth sees another one."""
+CHECK_INTERVAL_S = 0.1
+"""How soon a stream that waits for bandwidth notices a change of the limit."""
 BURST_S = 0.1
-"""What was not used of the bandwidth is good for so long."""
+"""Bandwidth that was not used can be used for so long."""
 
 
 class SharedLimits:
-    """Owns the page. fd: where it comes from, to be given to another process."""
+    """Owns the page. fd: its file descriptor, which another process needs to map it too."""
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("growfs-pace") if fd is None else fd
+        self.fd = os.memfd_create("growfs-limits") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, mmap.PAGESIZE)
         self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
 
     def set(self, streams: int, workers: int, bytes_per_s: int) -> None:
-        """What all workers may do together. The daemon's."""
+        """Set what all workers may do together. Only the daemon calls it."""
         _PAGE.pack_into(self._page, 0, streams, max(1, workers), min(bytes_per_s, RATE_MAX))
 
     @property
     def streams(self) -> int:
-        """How many requests this worker may have under way."""
+        """How many requests this worker may have in flight."""
         streams, workers, _ = self._read()
         return max(1, -(-streams // workers))
 
     @property
     def bytes_per_s(self) -> float:
-        """What this worker may fetch; 0: as much as it can."""
+        """How fast this worker may fetch; 0 for no limit."""
         _, workers, bytes_per_s = self._read()
         return bytes_per_s / workers
 
@@ -53,18 +53,18 @@ class SharedLimits:
 class TokenBucket:
     """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker.
 
-    Each goes on in its turn, as soon as its own bytes are earned: else, with many threads and a low rate, all would
-    wait for the sum, and the worker would seem to hang.
+    Threads continue in the order in which they came, each as soon as the tokens for its own bytes are there. If all
+    waited for the sum, many threads with a low rate would be silent so long that the worker would seem to hang.
     """
 
     def __init__(self, limits: SharedLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
         self._spent = self._earned = 0.0  # bytes
-        self._at = time.monotonic()
+        self._updated_at = time.monotonic()
 
-    def spend(self, count: int) -> None:
-        """Return when count bytes more have come no faster than they may."""
+    def consume(self, count: int) -> None:
+        """Take count tokens, one for each byte that was read; sleep until they are there."""
         if not self._limits.bytes_per_s:
             return
         with self._lock:
@@ -72,7 +72,7 @@ class TokenBucket:
             self._spent += count
             mine = self._spent
         while (wait_s := self._wait_s(mine)) > 0:
-            time.sleep(min(wait_s, LOOK_EVERY_S))
+            time.sleep(min(wait_s, CHECK_INTERVAL_S))
 
     def _wait_s(self, mine: float) -> float:
         with self._lock:
@@ -82,6 +82,6 @@ class TokenBucket:
     def _earn(self) -> float:
         rate, now = self._limits.bytes_per_s, time.monotonic()
         most = self._spent + BURST_S * rate
-        self._earned = min(self._earned + (now - self._at) * rate, most) if rate else most
-        self._at = now
+        self._earned = min(self._earned + (now - self._updated_at) * rate, most) if rate else most
+        self._updated_at = now
         return rate

@@ -1,7 +1,7 @@
-"""What a remote is: the interface that every place files come from is reached by.
+"""The interface of a remote: any place that files come from.
 
-The comments here are the contract; `tests/remote/test_contract.py` holds each remote to it.
-Everything here is blocking and is called in worker processes only.
+The docstrings of `Remote` are the contract, and tests/remote/test_contract.py holds every remote to it. All calls
+block, so they are made in worker processes only.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from growfs.remote.digest import Digest
 from growfs.remote.functions import Function
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were added to the target since the last call. What it raises ends the fetch."""
+"""A progress callback. It gets the number of bytes written since its last call; an error that it raises ends the
+fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """The user's own function, which makes a local file: of a remote one, or (by itself) of a number.
+    """The user's function that makes local files: each from a remote file, or from a number alone.
 
-    rename: a template of the local names. timeout_s: for one file; 0 for any. memory_bytes: that its process may take.
-    retries: after the first try. seed: where it makes samples of nothing, of numbers from 0 to `count`; count: None for
-    no end.
+    rename: a template for the local names. timeout_s: for one file; 0 for no limit. memory_bytes: that the function's
+    process may use. retries: after the first try. seed: given if files are made from numbers, 0 to `count` - 1;
+    count: None if there is no end.
     """
 
     function: Function
@@ -38,10 +39,10 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSpec:
-    """All that is needed to open a remote, in any process. May hold secrets: never log or print one.
+    """All that is needed to open a remote, in any process. It may hold secrets: never log or print one.
 
-    members: finds the members of an archive, which are the files then. cache: the folder of the cache, which keeps what
-    was found.
+    members: the function that finds the members of an archive, if members are to be the files. cache: the cache
+    folder, which keeps the indexes of archives.
     """
 
     url: str
@@ -57,13 +58,14 @@ class RemoteSpec:
 
     @property
     def is_endless(self) -> bool:
-        """Whether there are always more files than are listed: as many as a listing is asked for."""
+        """Whether the remote has no last file: a listing returns as many files as it is asked for."""
         return self.producer is not None and self.producer.seed is not None and self.producer.count is None
 
 
 class FastPickle:
-    """A dataclass with slots of which many travel between processes: as its constructor's arguments it is pickled in a
-    fifth of the time.
+    """A base for dataclasses with slots that travel between processes in large numbers.
+
+    Pickling one as a call of its constructor takes a fifth of the time that its state would take.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -78,10 +80,10 @@ class RemoteFile(FastPickle):
 
     path: relative to the remote's root, '/' between components, safe to use below a local folder
         (names.py says what that means).
-    size: bytes; None where the remote does not tell before the file is read.
-    mtime_ns: nanoseconds since the epoch; None where the remote does not tell.
+    size: in bytes; None if the remote gives it only when the file is read.
+    mtime_ns: nanoseconds since the epoch; None if the remote does not give it.
     version: an opaque text that differs whenever the content does (an ETag, else mtime and size);
-        empty where the remote gives nothing to go by.
+        empty if the remote gives nothing of the kind.
     """
 
     path: str
@@ -106,9 +108,9 @@ def ignore_progress(count: int) -> None:
 class FetchTask:
     """What `Remote.fetch` is to do: write `file`, or one range of it, to the local path `target`.
 
-    digest: takes the bytes that pass through this process; where its `bytes` are fewer than the file's, some bytes
-        took another way, and the digest is of no use.
-    byte_range: only these bytes are written.
+    digest: takes the bytes that pass through this process. If its `bytes` are fewer than the file's, some bytes took
+        another way, and the digest is of no use.
+    byte_range: write only these bytes.
     """
 
     file: RemoteFile
@@ -120,7 +122,7 @@ class FetchTask:
 
 @dataclass(frozen=True, slots=True)
 class Fetched(FastPickle):
-    """A file that was written to the local disk. size: bytes. digest: growfs.remote.digest's."""
+    """A file that was written to the local disk. size: in bytes. digest: as growfs.remote.digest makes it."""
 
     file: RemoteFile
     size: int
@@ -129,9 +131,10 @@ class Fetched(FastPickle):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A name that the remote lists and that cannot be a local file; reason is short and countable.
+    """A name in the listing that cannot be a local file.
 
-    unread: what is skipped is all that is in it, of names that are not known.
+    reason: one of few, so that names can be counted by it. unread: the path is a container that could not be read, so
+    the names of the files in it are not known.
     """
 
     reason: str
@@ -141,9 +144,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a listing, in no particular order; a path comes once per listing.
+    """A part of a listing, in no particular order. A path comes once per listing.
 
-    cursor: opaque; `pages(cursor)` goes on after this page.
+    cursor: opaque; `pages(cursor)` continues after this page.
     """
 
     files: list[RemoteFile]
@@ -152,31 +155,31 @@ class Page:
 
 
 class RemoteStream(Protocol):
-    """What follows a place in a file of a remote, read in order. file: as the remote has it, its size known."""
+    """The content of a remote file from some offset on, read in order. file: as the remote has it, with its size."""
 
     file: RemoteFile
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read on, as many bytes as come at once; 0 at the end. Raises as `Remote.fetch` does."""
+        """Read the next bytes and return how many, at least one; 0 at the end. Raises as `Remote.fetch` does."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Free the connection or the file behind it."""
         ...
 
 
 class Remote(Protocol):
-    """Any place that files come from. All methods raise a RemoteError, never the client library's own."""
+    """Any place that files come from. All methods raise a RemoteError, never an error of a client library."""
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """List every file below the root, a bounded page at a time, as the remote hands them out.
+        """List every file below the root, one bounded page at a time, as the remote returns them.
 
         A root that does not exist raises RemoteMissing; an empty one yields no files.
         """
         ...
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
-        """The file as the remote has it now. version: of what was listed by that path, where that is known."""
+        """The file as the remote has it now. version: the one that was listed, if it is known."""
         ...
 
     def fetch(self, task: FetchTask) -> RemoteFile:
@@ -184,21 +187,21 @@ class Remote(Protocol):
 
         The returned RemoteFile describes the whole file, even if only a range of it was written.
 
-        Raises RemoteChanged when the remote's version is not `file.version` (where both are known), before, during or
+        Raises RemoteChanged if the remote's version is not `file.version` (where both are known), before, during or
         after the transfer. After an error, the caller removes the target.
         """
         ...
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
-        """The content of file from byte `start` on, which is not behind its end, to be read as it is needed.
+        """The content of file from byte `start` on, which is at most its size.
 
-        Raises RemoteChanged as `fetch` does. `seekable.reading` makes a file of it that can be read from anywhere.
+        Raises RemoteChanged as `fetch` does. `growfs.remote.file.open_seekable` makes a seekable file of it.
         """
         ...
 
 
-class Listing:
-    """What lists the files of a remote in its own way, and leaves the rest to it."""
+class RemoteWrapper:
+    """A base for remotes that list files in their own way, and leave all else to another remote."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

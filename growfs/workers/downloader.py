@@ -28,7 +28,7 @@ class Downloader:
 
     def __init__(self, spec: RemoteSpec, limits: SharedLimits, send: Callable[[FetchProgress], None]) -> None:
         one_at_a_time = spec.producer is not None  # each worker has one producer process
-        self._threads = TransferThreads(lambda: 1 if one_at_a_time else limits.streams, TokenBucket(limits).spend)
+        self._threads = TransferThreads(lambda: 1 if one_at_a_time else limits.streams, TokenBucket(limits).consume)
         self._remote = open_remote(spec, self._threads, self._count_refusal, limits)
         self._send = send
         self._lock = threading.Lock()
@@ -46,10 +46,10 @@ class Downloader:
             self._report_due.notify()
         for request in batch.files:
             job = self._queued[request.id] = partial(self._fetch, request)
-            self._threads.begin(job, request.urgent)
+            self._threads.submit(job, request.urgent)
         for id in batch.hurry:
             if queued := self._queued.get(id):
-                self._threads.hurry(queued)
+                self._threads.make_urgent(queued)
 
     def _fetch(self, request: FetchRequest) -> None:
         del self._queued[request.id]

@@ -125,7 +125,9 @@ class _FunctionRunner:
     def _open_remote(self) -> Remote:
         if self._remote is None:
             limits = self._start.limits
-            threads = TransferThreads(throttle=TokenBucket(SharedLimits(limits)).spend) if limits is not None else None
+            threads = (
+                TransferThreads(throttle=TokenBucket(SharedLimits(limits)).consume) if limits is not None else None
+            )
             self._remote = open_remote(self._start.spec, threads)
         return self._remote
 

@@ -250,7 +250,7 @@ def test_the_folder_of_an_archive(archive: str, path: str) -> None:
 @pytest.mark.parametrize("version", ["", "v 1 2", "abc-3"])
 def test_a_version_tells_the_place(path: str, version: str) -> None:
     place = MemberLocation(ByteRange(3, 4), path, version)
-    assert MemberLocation.of(str(place)) == place
+    assert MemberLocation.parse(str(place)) == place
 
 
 def test_a_member_of_another_version_is_looked_up_anew(shards: Shards, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def limits() -> Iterator[SharedLimits]:
 def spends(bandwidth: TokenBucket, pieces: int, piece: int) -> Callable[[], None]:
     def spend() -> None:
         for _ in range(pieces):
-            bandwidth.spend(piece)
+            bandwidth.consume(piece)
 
     return spend
 
@@ -155,7 +155,7 @@ def test_each_goes_on_as_soon_as_its_own_bytes_are_earned(clock: Clock, limits: 
     went_on: list[float] = []
 
     def one() -> None:
-        bandwidth.spend(1 << 20)
+        bandwidth.consume(1 << 20)
         went_on.append(clock.now)
 
     went_on.append(clock.now)
@@ -171,7 +171,7 @@ def test_no_limit_costs_nothing(clock: Clock, limits: SharedLimits) -> None:
     clock.run(*[spends(bandwidth, 10, 1 << 30)] * 8)
     assert clock.now == pytest.approx(began, abs=0.001)
     limits.set(16, 1, RATE)
-    clock.run(lambda: bandwidth.spend(RATE))
+    clock.run(lambda: bandwidth.consume(RATE))
     assert clock.now - began == pytest.approx(1, abs=2 * BURST_S), "what came before is no debt, and no credit"
 
 
@@ -186,5 +186,5 @@ def test_a_change_counts_at_once(clock: Clock, limits: SharedLimits, rate: int, 
         clock.sleep(1)
         limits.set(16, 1, rate)
 
-    clock.run(change, *[lambda: bandwidth.spend(RATE)] * 10)
+    clock.run(change, *[lambda: bandwidth.consume(RATE)] * 10)
     assert clock.now - began == pytest.approx(ends_after_s, abs=0.3)

@@ -203,7 +203,7 @@ class _FileTransfer(Generic[T]):
     def run(self, connection: Connection, response: HttpResponse) -> None:
         """Read response, which begins the file, and all other parts, with what streams are free."""
         in_parts = self.total > (response.length or 0)
-        helped = self._owner.threads.shared(self._help) if in_parts else nullcontext()
+        helped = self._owner.threads.helping(self._help) if in_parts else nullcontext()
         with helped, self._used(connection):
             self._copy(connection, response, self._first)
             while (start := self._next()) is not None:

@@ -1,8 +1,8 @@
-"""`Streams`: the threads of a process that fetch. Whole files and parts of files share them.
+"""`TransferThreads`: the threads of one process that transfer files. Whole files and parts of files share them.
 
-A stream that is free helps with the earliest file that has parts left, and else begins the next one: so files end
-about as they were begun, and the last ones of many do not end alone. While there is something to do, one thread that
-is free looks for it, also where all streams are at work: so that it sees when there may be more of them.
+A free thread first helps with the earliest file that has parts left, and only then begins the next file. So files end
+about in the order in which they began, and a large last file is not left to one thread. While there is work, one free
+thread keeps checking for it even if the limit is reached, so that it notices when the limit rises.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 THREADS_MAX = 192
-"""More than there are streams, so that what is urgent finds one."""
-LOOK_EVERY_S = 0.1
-"""How soon a thread sees that there may be more streams."""
+"""Above the limit on transfers at a time, so that an urgent job always finds a thread."""
+CHECK_INTERVAL_S = 0.1
+"""How soon a thread notices that the limit has risen."""
 THREADS_DEFAULT = 4
-"""Of a process that nobody tells how many."""
+"""The limit of a process that is not given one."""
 
 
-class Shared:
-    """Work that several threads do together: `work` does a piece of it; False where there is nothing left to begin."""
+class SharedWork:
+    """Work that several threads do together. `work` does one piece; it returns False if there was none left."""
 
     def __init__(self, work: Callable[[], bool], lock: threading.Lock) -> None:
         self.work = work
         self.helpers = 0
-        self.left = threading.Condition(lock)
+        self.helper_left = threading.Condition(lock)
 
 
 class TransferThreads:
-    """Owns the threads, which come to life as they are needed.
+    """Owns the threads, which are started as they are needed.
 
-    limit: how many may be at work; asked again and again. spend: called by each for the bytes that it has read, and
-    may take its time.
+    limit: how many may transfer at the same time; called again and again, as it may change. throttle: each thread
+    calls it with the number of bytes that it has read; it may sleep.
     """
 
     def __init__(
@@ -42,21 +42,21 @@ class TransferThreads:
         self.throttle = throttle
         self._limit = limit
         self._lock = threading.Lock()
-        self._comes = threading.Condition(self._lock)
+        self._work_arrived = threading.Condition(self._lock)
         self._urgent: deque[Callable[[], None]] = deque()
         self._jobs: deque[Callable[[], None]] = deque()
-        self._shared: list[Shared] = []
-        self._working = self._idle = 0  # idle: all others, those that have yet to begin too
-        self._looks = False  # one of them does
+        self._shared: list[SharedWork] = []
+        self._working = self._idle = 0  # idle: all others, including those that are still starting
+        self._is_polling = False  # one of the idle threads wakes up every CHECK_INTERVAL_S
 
-    def begin(self, job: Callable[[], None], urgent: bool = False) -> None:
-        """Have a thread call job, which raises nothing; one that is urgent does not wait for a free stream."""
+    def submit(self, job: Callable[[], None], urgent: bool = False) -> None:
+        """Have a thread call job, which must raise nothing. An urgent job does not count against the limit."""
         with self._lock:
             (self._urgent if urgent else self._jobs).append(job)
             self._wake()
 
-    def hurry(self, job: Callable[[], None]) -> None:
-        """Have a job that may not have begun yet be urgent."""
+    def make_urgent(self, job: Callable[[], None]) -> None:
+        """Make a submitted job urgent; nothing happens if it has begun."""
         with self._lock:
             if job in self._jobs:
                 self._jobs.remove(job)
@@ -64,31 +64,31 @@ class TransferThreads:
                 self._wake()
 
     @contextmanager
-    def shared(self, work: Callable[[], bool]) -> Iterator[None]:
-        """Have free threads call work, which raises nothing, until there is nothing left or the block ends.
+    def helping(self, work: Callable[[], bool]) -> Iterator[None]:
+        """Inside the block, free threads call work, which must raise nothing, until it returns False.
 
-        The block ends when they have returned.
+        The block ends once they have all returned.
         """
-        ours = Shared(work, self._lock)
+        shared = SharedWork(work, self._lock)
         with self._lock:
-            self._shared.append(ours)
+            self._shared.append(shared)
             self._wake()
         try:
             yield
         finally:
             with self._lock:
-                if ours in self._shared:
-                    self._shared.remove(ours)
-                ours.left.wait_for(lambda: not ours.helpers)
+                if shared in self._shared:
+                    self._shared.remove(shared)
+                shared.helper_left.wait_for(lambda: not shared.helpers)
 
     def _wake(self) -> None:
-        """Have a thread look for what there is to do; it has the next one look before it begins."""
-        if self._looks and not self._urgent and self._working >= self._limit():
-            return  # it would find that it may not, and waking it costs a tenth of a small file
+        """Have one thread look for work; before it begins, it wakes the next one."""
+        if self._is_polling and not self._urgent and self._working >= self._limit():
+            return  # it could not begin, and waking it costs a tenth of a small file
         if self._idle:
-            self._comes.notify()
+            self._work_arrived.notify()
         elif self._working < THREADS_MAX:
-            with suppress(RuntimeError) if self._working else nullcontext():  # there can be no more threads
+            with suppress(RuntimeError) if self._working else nullcontext():  # the system allows no more threads
                 threading.Thread(target=self._run, daemon=True).start()
                 self._idle += 1
 
@@ -107,12 +107,12 @@ class TransferThreads:
                 self._idle += 1
 
     def _wait(self) -> None:
-        if self._looks or not (self._shared or self._jobs):
-            self._comes.wait()
+        if self._is_polling or not (self._shared or self._jobs):
+            self._work_arrived.wait()
             return
-        self._looks = True
-        self._comes.wait(LOOK_EVERY_S)
-        self._looks = False
+        self._is_polling = True
+        self._work_arrived.wait(CHECK_INTERVAL_S)
+        self._is_polling = False
 
     def _next(self) -> Callable[[], None] | None:
         if self._urgent:
@@ -120,15 +120,15 @@ class TransferThreads:
         if self._working >= self._limit():
             return None
         if self._shared:
-            ours = self._shared[0]
-            ours.helpers += 1
-            return lambda: self._help(ours)
+            shared = self._shared[0]
+            shared.helpers += 1
+            return lambda: self._help(shared)
         return self._jobs.popleft() if self._jobs else None
 
-    def _help(self, ours: Shared) -> None:
-        more = ours.work()
+    def _help(self, shared: SharedWork) -> None:
+        more = shared.work()
         with self._lock:
-            ours.helpers -= 1
-            if not more and ours in self._shared:
-                self._shared.remove(ours)
-            ours.left.notify_all()
+            shared.helpers -= 1
+            if not more and shared in self._shared:
+                self._shared.remove(shared)
+            shared.helper_left.notify_all()

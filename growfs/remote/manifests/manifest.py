@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from growfs.remote.manifests.tables import Table
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Listing, Page, Remote, RemoteFile, Skipped
+from growfs.remote.protocol import Page, Remote, RemoteFile, RemoteWrapper, Skipped
 
 PAGE_FILES_MAX = 10_000
 
@@ -24,7 +24,7 @@ class Source(Protocol):
         ...
 
 
-class ManifestRemote(Listing):
+class ManifestRemote(RemoteWrapper):
     """Lists what a manifest says, and stats and fetches through another remote.
 
     A path that stands in two rows is told twice: to know, one would have to remember all of them. The catalog takes the

@@ -68,13 +68,13 @@ class Parts:
 
 def settle(threads: TransferThreads) -> None:
     """Give threads the time to do what they should not."""
-    time.sleep(3 * module.LOOK_EVERY_S)
+    time.sleep(3 * module.CHECK_INTERVAL_S)
 
 
 def test_the_limit_is_heeded() -> None:
     desk, threads = Desk(), TransferThreads(lambda: 5)
     for _ in range(50):
-        threads.begin(desk.job())
+        threads.submit(desk.job())
     desk.until(lambda desk: desk.most == 5)
     settle(threads)
     assert len(desk.order) == 5
@@ -87,10 +87,10 @@ def test_all_that_come_at_once_are_begun_at_once() -> None:
     """Also where a single thread is there that waits for them."""
     desk, threads = Desk(), TransferThreads(lambda: 20)
     first = threading.Event()
-    threads.begin(first.set)
+    threads.submit(first.set)
     assert first.wait(WAIT_S)
     for _ in range(20):
-        threads.begin(desk.job())
+        threads.submit(desk.job())
     desk.until(lambda desk: desk.most == 20)
     desk.let_go()
 
@@ -98,10 +98,10 @@ def test_all_that_come_at_once_are_begun_at_once() -> None:
 def test_what_is_urgent_does_not_wait() -> None:
     desk, threads = Desk(), TransferThreads(lambda: 2)
     for _ in range(4):
-        threads.begin(desk.job("file"))
+        threads.submit(desk.job("file"))
     desk.until(lambda desk: desk.most == 2)
     for _ in range(3):
-        threads.begin(desk.job("urgent"), urgent=True)
+        threads.submit(desk.job("urgent"), urgent=True)
     desk.until(lambda desk: desk.most == 5)
     assert desk.order == ["file"] * 2 + ["urgent"] * 3
     desk.let_go()
@@ -111,9 +111,9 @@ def test_what_is_urgent_does_not_wait() -> None:
 def test_what_is_urgent_finds_a_thread_where_all_streams_are_at_work() -> None:
     desk, threads = Desk(), TransferThreads(lambda: 128)
     for _ in range(200):
-        threads.begin(desk.job("file"))
+        threads.submit(desk.job("file"))
     desk.until(lambda desk: desk.most == 128)
-    threads.begin(desk.job("urgent"), urgent=True)
+    threads.submit(desk.job("urgent"), urgent=True)
     desk.until(lambda desk: "urgent" in desk.order)
     desk.let_go()
     desk.until(lambda desk: desk.done == 201)
@@ -123,12 +123,12 @@ def test_parts_of_the_earliest_file_come_first_and_files_in_their_order() -> Non
     desk, gate = Desk(), Desk()
     desk.let_go()
     threads = TransferThreads(lambda: 1)
-    threads.begin(gate.job())
+    threads.submit(gate.job())
     gate.until(lambda gate: gate.most == 1)
     early, late = Parts("early", 3, desk), Parts("late", 3, desk)
     for name in ("next", "last"):
-        threads.begin(desk.job(name))
-    with threads.shared(early.work), threads.shared(late.work):
+        threads.submit(desk.job(name))
+    with threads.helping(early.work), threads.helping(late.work):
         gate.let_go()
         desk.until(lambda desk: desk.done == 8)
     assert desk.order == ["early"] * 3 + ["late"] * 3 + ["next", "last"]
@@ -140,13 +140,13 @@ def test_a_shared_block_ends_when_its_helpers_have_left() -> None:
     ended = threading.Event()
 
     def own() -> None:
-        with threads.shared(parts.work):
+        with threads.helping(parts.work):
             desk.until(lambda desk: desk.most == 3)
         ended.set()
 
-    threads.begin(own)
+    threads.submit(own)
     desk.until(lambda desk: desk.most == 3)
-    assert not ended.wait(3 * module.LOOK_EVERY_S)
+    assert not ended.wait(3 * module.CHECK_INTERVAL_S)
     desk.let_go()
     assert ended.wait(WAIT_S)
     assert desk.done == 3
@@ -157,7 +157,7 @@ def test_a_block_that_fails_takes_its_helpers_along() -> None:
     parts = Parts("part", 1000, desk)
 
     def fail() -> None:
-        with threads.shared(parts.work):
+        with threads.helping(parts.work):
             desk.until(lambda desk: desk.most == 4)
             threading.Timer(0.1, desk.let_go).start()
             raise InterruptedError
@@ -177,14 +177,14 @@ def test_a_limit_that_is_raised_is_noticed(shared: bool) -> None:
     desk, threads = Desk(), TransferThreads(lambda: limit)
     if shared:
         parts = Parts("part", 30, desk)
-        with threads.shared(parts.work):
+        with threads.helping(parts.work):
             desk.until(lambda desk: desk.most == 2)
             limit = 10
             desk.until(lambda desk: desk.most == 10)
             desk.let_go()
     else:
         for _ in range(30):
-            threads.begin(desk.job())
+            threads.submit(desk.job())
         desk.until(lambda desk: desk.most == 2)
         limit = 10
         desk.until(lambda desk: desk.most == 10)
@@ -197,19 +197,19 @@ def test_no_thread_is_woken_for_what_may_not_begin(monkeypatch: pytest.MonkeyPat
     """It would cost a small file a tenth of its CPU: where many wait, each that ends is followed by the next one."""
     desk = Desk()
     threads = TransferThreads(lambda: 1)
-    threads.begin(desk.job())
-    threads.begin(desk.job())
-    until(lambda: threads._looks)
-    woken, notify = 0, threads._comes.notify
+    threads.submit(desk.job())
+    threads.submit(desk.job())
+    until(lambda: threads._is_polling)
+    woken, notify = 0, threads._work_arrived.notify
 
     def wake() -> None:
         nonlocal woken
         woken += 1
         notify()
 
-    monkeypatch.setattr(threads._comes, "notify", wake)
+    monkeypatch.setattr(threads._work_arrived, "notify", wake)
     for _ in range(100):
-        threads.begin(desk.job())
+        threads.submit(desk.job())
     assert not woken
     desk.let_go()
     desk.until(lambda desk: desk.done == 102)
@@ -238,7 +238,7 @@ def test_a_limit_that_is_lowered_counts_from_the_next_part_on() -> None:
         for _ in range(count):
             assert done.acquire(timeout=WAIT_S)
 
-    with threads.shared(work):
+    with threads.helping(work):
         several(50)
         limit = 2
         several(20)
@@ -252,9 +252,9 @@ def test_what_is_urgent_comes_between_the_parts_of_a_file() -> None:
     desk = Desk()
     threads = TransferThreads(lambda: 1)
     desk.let_go()
-    with threads.shared(Parts("part", 10_000, desk).work):
+    with threads.helping(Parts("part", 10_000, desk).work):
         desk.until(lambda desk: desk.done > 10)
-        threads.begin(desk.job("urgent"), urgent=True)
+        threads.submit(desk.job("urgent"), urgent=True)
         desk.until(lambda desk: "urgent" in desk.order)
 
 
@@ -278,7 +278,7 @@ def test_nothing_is_forgotten() -> None:
             with lock:
                 return next(parts, None) is not None
 
-        with threads.shared(work):
+        with threads.helping(work):
             while work():
                 pass
         job()
@@ -286,7 +286,7 @@ def test_nothing_is_forgotten() -> None:
     def source(seed: int) -> None:
         nonlocal limit
         for number in range(count):
-            threads.begin(file if number % 10 == seed else job, urgent=number % 7 == seed)
+            threads.submit(file if number % 10 == seed else job, urgent=number % 7 == seed)
             limit = 1 + (number + seed) % 9
             if number % 500 == 0:
                 time.sleep(0.01)  # so that threads fall idle
@@ -314,7 +314,7 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         for _ in range(10):
-            threads.begin(desk.job())
+            threads.submit(desk.job())
         desk.until(lambda desk: desk.most == 2)
     desk.let_go()
     desk.until(lambda desk: desk.done == 10)
@@ -326,16 +326,16 @@ def test_where_no_thread_can_be_had_at_all_it_is_told(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError):
-        TransferThreads().begin(lambda: None)
+        TransferThreads().submit(lambda: None)
 
 
 def test_what_waits_can_be_hurried() -> None:
     threads, gate, ran = TransferThreads(lambda: 1), threading.Event(), threading.Event()
     jobs: list[Callable[[], Any]] = [lambda: gate.wait(WAIT_S), lambda: None, ran.set]
     for job in jobs:
-        threads.begin(job)
+        threads.submit(job)
     assert not ran.wait(0.3)
-    threads.hurry(jobs[2])
-    threads.hurry(jobs[2])  # it may have begun meanwhile
+    threads.make_urgent(jobs[2])
+    threads.make_urgent(jobs[2])  # it may have begun meanwhile
     assert ran.wait(WAIT_S)
     gate.set()
