@@ -140,7 +140,7 @@ class FileCommands:
     async def evict(self, globs: list[str]) -> AsyncIterator[Any]:
         """Evict the matching files, except pinned and open ones and the last of each kind in a directory."""
         nodes = [node for node in await self._matching(globs) if node.seq is not None]
-        allowed = self._evictor.evictable([(node.id, node.kind) for node in nodes if not node.pinned])
+        allowed = await self._evictor.evictable([node.id for node in nodes if not node.pinned])
         before = self._store.evicted_files
         freed = await self._store.evict([node.id for node in nodes if node.id in allowed])
         files = self._store.evicted_files - before

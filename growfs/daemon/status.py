@@ -84,7 +84,7 @@ class Status:
     def _totals(self, holds: set[Hold], query: Query) -> Totals:
         files, bytes = self._generations.hidden(query)
         held_bytes = {hold: self._generations.held_bytes(query, hold) for hold in holds}
-        return Totals(files, bytes, self._generations.left_out_bytes(query), held_bytes, Catalog.skipped(query))
+        return Totals(files, bytes, self._generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
 
     def _assemble(self, readers: list[Reader], totals: Totals) -> dict[str, Any]:
         summary = self._usage.summary

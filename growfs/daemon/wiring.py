@@ -24,7 +24,7 @@ from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.rotation.draw_order import Pass
 from growfs.rotation.eviction import Evictor
-from growfs.rotation.generations import Generations
+from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.registry import ReaderRegistry
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer
@@ -74,7 +74,8 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
     usage = UsageCounters(database, budget)
     rotates = options.rotation != "never"
     decide = partial(plan_in_worker, workers, database.path)
-    generations = Generations(database, catalog, store, rotates, options.turnover, options.show_files, decide)
+    policy = TurnoverPolicy(rotates, options.turnover, options.show_files)
+    generations = Generations(database, catalog, store, policy, decide)
     to_the_end = options.rotation == "always"
     readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, usage.recently_opened)
     evictor = Evictor(database, store, generations, readers.holds)

@@ -1,4 +1,4 @@
-"""The frozen set of listed files: what it shows, and what the next one leaves out.
+"""The frozen set of listed files: which generation is current, and how the next one begins.
 
 Owns the current generation, and the table `generation`.
 """
@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import trio
 
@@ -18,20 +19,31 @@ from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.events import Signal
-from growfs.rotation.rules import Generation, Hold, Holds
-from growfs.rotation.turnover import GenerationPlan, TurnoverInput
+from growfs.rotation.rules import Generation, GenerationPlan, Hold, Holds, TurnoverInput
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Pause where the disk refuses to take a generation; meanwhile listings join that, and population waits."""
+"""Pause where the disk refuses to write a generation. Listings join the current one meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnoverPolicy:
+    """How generations change. rotates: whether they delist anything. share: of the cache, how much they delist.
+
+    show_files: each lists exactly so many files.
+    """
+
+    rotates: bool
+    share: float
+    show_files: int | None = None
 
 
 class Generations:
-    """Owns what is listed. `began` pulses when a generation has begun, `written` when its files tell of it.
+    """Owns what is listed. `began` notifies when a generation has begun, `written` when its rows say what it changed.
 
-    rotates: whether generations leave anything out. share: of the cache that they do. show_files: each shows exactly
-    so many files. decide: as turnover.plan, without keeping the daemon busy.
+    rotates, share, show_files: as in TurnoverPolicy; they may be set. decide: as turnover.plan_generation, without
+    blocking the daemon.
     """
 
     def __init__(
@@ -39,14 +51,12 @@ class Generations:
         database: Database,
         catalog: Catalog,
         store: Store,
-        rotates: bool,
-        share: float,
-        show_files: int | None,
+        policy: TurnoverPolicy,
         decide: Callable[[int, TurnoverInput], Awaitable[GenerationPlan]],
     ) -> None:
-        self.rotates = rotates
-        self.share = share
-        self.show_files = show_files
+        self.rotates = policy.rotates
+        self.share = policy.share
+        self.show_files = policy.show_files
         self.current: Generation | None = None
         self.began = Signal[[]]()
         self.written = Signal[[]]()
@@ -55,7 +65,7 @@ class Generations:
         self._catalog = catalog
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
-        self._to_the_back: list[tuple[int, ...]] | None = None
+        self._requeued: list[tuple[int, ...]] | None = None
         self._refused = False
         self._rotating = trio.Lock()
 
@@ -66,16 +76,17 @@ class Generations:
 
     @property
     def is_written(self) -> bool:
-        """Whether its files tell what is left out; until then what it shows again still looks as if it may go."""
-        return self._to_the_back is None
+        """Whether the rows say what the current generation delists. Until then a file that it lists again is delisted
+        by its row, and could be evicted."""
+        return self._requeued is None
 
     async def run(self) -> None:
-        """Write down what each generation decided."""
+        """Write down what each generation changes."""
         while True:
-            while self._to_the_back is None or self.current is None:
+            while self._requeued is None or self.current is None:
                 await self.began.wait()
             try:
-                await self._write(self.current, self._to_the_back)
+                await self._write(self.current, self._requeued)
             except sqlite3.OperationalError as error:
                 log.warning("generation %d cannot be written, trying again: %s", self.number, error)
                 self._refused = True
@@ -83,97 +94,100 @@ class Generations:
                 await trio.sleep(RETRY_S)
                 continue
             self._refused = False
-            self.current.changes.clear()  # the rows tell from now on
-            self._to_the_back = None
+            self.current.changes.clear()  # the rows say it from now on
+            self._requeued = None
             self.written.notify()
 
-    async def _write(self, generation: Generation, to_the_back: Sequence[tuple[int, ...]]) -> None:
+    async def _write(self, generation: Generation, requeued: Sequence[tuple[int, ...]]) -> None:
         """Write down a generation, and what it changes."""
 
         def write(writer: sqlite3.Connection) -> None:
-            writer.execute(  # those that began before all that is here was admitted say nothing any more
+            writer.execute(  # no cached file was listed by the generations that began before all of them were admitted
                 "DELETE FROM generation WHERE last_seq < (SELECT min(seq) FROM resident WHERE suffix IS NOT NULL)"
             )
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
-            changes = [(left_out, id) for id, left_out in generation.changes.items()]
+            changes = [(delisted, id) for id, delisted in generation.changes.items()]
             writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", changes)
-            self._store.requeue(writer, to_the_back)
+            self._store.requeue(writer, requeued)
 
         await self._db.write(write)
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[bool]:
-        """No generation begins within; yields whether the files tell what the current one decided.
+        """No generation begins within. Yields whether the rows say what the current one changed.
 
-        That is waited for, unless the disk refuses to write it.
+        Waits until they do, unless the disk refuses to write it.
         """
         async with self._rotating:
-            yield await self._is_settled()
+            yield await self._wait_until_written()
 
-    async def _is_settled(self) -> bool:
-        """Wait until the files tell what the current one decided; False where the disk refuses that."""
+    async def _wait_until_written(self) -> bool:
+        """Wait until the rows say what the current generation changed; False where the disk refuses to write it."""
         while not (self.is_written or self._refused):
             await self.written.wait()
         return self.is_written
 
-    async def begin(self, lasting: Holds, opened: frozenset[int]) -> None:
-        """Freeze what is resident now, less what is left out, as the set of listed files.
+    async def begin(self, unrenewed: Holds, opened: frozenset[int]) -> None:
+        """Freeze the set of cached files, less what is delisted, as the set of listed files.
 
-        lasting: what is held by those that may never list again. opened: ids of files whose rows may not tell yet that
-        they were. The current one goes on where --show-files asks for more files than there are.
+        unrenewed: the holds of processes that may never list again. opened: ids of files that were opened, whose rows
+        may not say so yet. The current generation goes on where --show-files asks for more files than are cached.
         """
-        if not await self._is_settled():  # this one goes by what the last one decided
+        if not await self._wait_until_written():  # the next generation is decided by what the last one changed
             log.warning("generation %d cannot be written: no new one", self.number)
             return
-        async with self._rotating:  # what is on its way out is gone, and nothing else goes
-            await self._begin(lasting, opened)
+        async with self._rotating:  # evictions that had begun are complete, and none begins
+            await self._begin(unrenewed, opened)
         self._store.space_freed.notify()
 
-    async def _begin(self, lasting: Holds, opened: frozenset[int]) -> None:
-        store, share, number = self._store, self._catalog.share, self._number + 1
-        asked = TurnoverInput(
-            limit=min(
-                store.limit_bytes, store.used_bytes + max(0, -store.bytes_short(0))
-            ),  # the disk may have less for it
-            share=self.share,
-            largest=store.wanted_bytes,
-            lacking=share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0,
-            # What is on its way was not shown yet, as what will come. What a disk lacks that others fill is not the
-            # listing's to give: all of it would go.
-            free=max(0, store.reserved_bytes - store.bytes_short(0)),
-            shown_seq=store.shown_seq,
-            last_seq=store.last_seq,
-            once=lasting,
-            opened=opened,
-            show_files=self.show_files,
-            rotates=self.rotates and not lasting.foreign,
-        )
-        if self._all_stays(asked):
-            next = GenerationPlan(asked.last_seq, store.resident_files, {}, [])
+    async def _begin(self, unrenewed: Holds, opened: frozenset[int]) -> None:
+        number = self._number + 1
+        turnover = self._turnover(unrenewed, opened)
+        if self._changes_nothing(turnover):
+            plan = GenerationPlan(turnover.last_seq, self._store.resident_files, {}, [])
         else:
-            next = await self._decide(number, asked)
-        if self.show_files is not None and next.files < self.show_files:
+            plan = await self._decide(number, turnover)
+        if self.show_files is not None and plan.files < self.show_files:
             log.warning(
-                "--show-files asks for %d files, and %d are here: no new generation", self.show_files, next.files
+                "--show-files asks for %d files, and %d are here: no new generation", self.show_files, plan.files
             )
             return
         self._number = number
-        self.current = Generation(number, next.last_seq, trio.current_time(), next.files, next.changes)
-        store.shown_seq = next.last_seq
-        self._to_the_back = next.to_the_back
+        self.current = Generation(number, plan.last_seq, trio.current_time(), plan.files, plan.changes)
+        self._store.shown_seq = plan.last_seq
+        self._requeued = plan.requeued
         self.began.notify()
 
-    def _all_stays(self, asked: TurnoverInput) -> bool:
-        """Whether there is nothing to decide: no room to make, nothing to show again. Deciding takes milliseconds."""
-        if asked.show_files is not None or (asked.rotates and asked.lacking):
+    def _turnover(self, unrenewed: Holds, opened: frozenset[int]) -> TurnoverInput:
+        store, share = self._store, self._catalog.share
+        short = store.bytes_short(0)
+        return TurnoverInput(
+            limit=min(store.limit_bytes, store.used_bytes + max(0, -short)),  # the disk may have less space than that
+            share=self.share,
+            largest=store.wanted_bytes,
+            lacking=share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0,
+            # What is in flight was not listed yet, and need not be delisted for. Where others fill the disk, nothing is
+            # delisted for what it is short of: all files would be.
+            free=max(0, store.reserved_bytes - short),
+            shown_seq=store.shown_seq,
+            last_seq=store.last_seq,
+            unrenewed=unrenewed,
+            opened=opened,
+            show_files=self.show_files,
+            rotates=self.rotates and not unrenewed.foreign,
+        )
+
+    def _changes_nothing(self, turnover: TurnoverInput) -> bool:
+        """Whether there is nothing to decide: no room to make, nothing to list again. Deciding takes milliseconds."""
+        if turnover.show_files is not None or (turnover.rotates and turnover.lacking):
             return False
         return self._db.row("SELECT 1 FROM resident WHERE left_out IS NOT NULL LIMIT 1") is None
 
-    # What is summed up over many files: to be asked aside.
+    # Sums over many files, for a thread.
 
     def hidden(self, ask: Query) -> tuple[int, int]:
-        """(files, bytes) that are here, and that the current generation does not list."""
+        """(files, bytes) that are cached, and that the current generation does not list."""
         generation = self.current
         if generation is None:
             return self._store.resident_files, self._store.resident_content_bytes
@@ -185,12 +199,12 @@ class Generations:
         return files, bytes
 
     @staticmethod
-    def left_out_bytes(ask: Query) -> int:
-        """What the files take on the disk that are no longer listed, and not yet deleted."""
+    def delisted_bytes(ask: Query) -> int:
+        """The size on the disk of the files that are delisted, and not yet evicted."""
         return int(ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")[0][0])
 
     @staticmethod
     def held_bytes(ask: Query, hold: Hold) -> int:
-        """What of that may not be deleted while there is such a hold on every directory."""
+        """How much of that cannot be evicted while there is such a hold on every directory."""
         query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out > ? AND seq <= ?"
         return int(ask(query, hold.generation, hold.last_seq)[0][0])

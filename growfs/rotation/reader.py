@@ -61,7 +61,7 @@ class Reader:
     handles: int = 0
     files: Marks = field(default_factory=Marks)
     unread: float = 0.0
-    _looks_since: float = 0.0
+    _listing_since: float = 0.0
     _opens_before: int = 0
     _listed: dict[int, int] = field(default_factory=dict)
 
@@ -75,16 +75,16 @@ class Reader:
         """Whether all that it listed was of one generation: most stock code never lists again."""
         return self.generations == 1
 
-    def looks(self, generation: Generation | None, now: float, settle_s: float) -> bool:
+    def is_listing(self, generation: Generation | None, now: float, settle_s: float) -> bool:
         """Whether it is in the middle of listing a generation: it began that a moment ago, and opened nothing since."""
         return (
             generation is not None
             and self.generation == generation.number
             and self.opens == self._opens_before
-            and now - self._looks_since <= settle_s
+            and now - self._listing_since <= settle_s
         )
 
-    def lasting(self, lists_now: bool = False) -> dict[int, Hold]:
+    def unrenewed_holds(self, lists_now: bool = False) -> dict[int, Hold]:
         """The holds that it may never renew: those of directories that it passed by when it last listed.
 
         All, where it listed in no more than one generation, unless it lists_now in the next.
@@ -104,7 +104,7 @@ class Reader:
             listed_ever=self.listed_at is not None,
             listed_here=generation is not None and self._listed.get(directory) == generation.number,
             opened_since=self.opens > self._opens_before,
-            looked_s=now - self._looks_since,
+            listing_s=now - self._listing_since,
         )
 
     def lists(self, directory: int, generation: Generation, now: float) -> None:
@@ -116,9 +116,9 @@ class Reader:
             self.shown.clear()
             self.generation = generation.number
             self.generations += 1
-            self._looks_since = now
+            self._listing_since = now
         elif self.opens > self._opens_before:
-            self._looks_since = now
+            self._listing_since = now
         self._opens_before = self.opens
         if directory == EVERYWHERE:
             self.holds.clear()

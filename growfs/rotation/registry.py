@@ -144,7 +144,7 @@ class ReaderRegistry:
             if listing := self.listing(tid, directory):
                 return listing  # another one began it meanwhile
             reader = self._self(tid)
-            lasting = Holds((r.lasting(lists_now=r is reader) for r in self._holding()), self.holds().foreign)
+            lasting = Holds((r.unrenewed_holds(lists_now=r is reader) for r in self._holding()), self.holds().foreign)
             await self._generations.begin(lasting, self._opened_lately())
             return self._join(reader, directory, self._generations.current or NOTHING)
 
@@ -152,8 +152,8 @@ class ReaderRegistry:
         now = trio.current_time()
         known = reader.about_to_list(directory, generation, now)
         others = (other for other in self._readers.values() if other is not reader)
-        others_look = any(other.looks(generation, now, self.settle_s) for other in others)
-        return begins_generation(known, now - generation.began_at, self.settle_s, others_look)
+        others_listing = any(other.is_listing(generation, now, self.settle_s) for other in others)
+        return begins_generation(known, now - generation.began_at, self.settle_s, others_listing)
 
     def opener(self, tid: int) -> int:
         """Whom a thread's opens are credited to: the nearest of its process and ancestors that listed, or the process.

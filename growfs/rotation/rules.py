@@ -1,23 +1,61 @@
-"""When the listing changes, what it leaves out, and what may be deleted. Pure functions; who asks brings the facts.
+"""When the listing changes, what each generation delists, and what may be evicted. Pure functions over plain facts.
 
-A generation is a numbered, mount-wide, frozen set of listed files. Every listing joins the current one, unless the
-rules below begin the next. So the ranks of one job list the same files, and a loop that lists anew sees growth. What a
-process saw in a listing is held for it; each new generation leaves out what was shown for longest, and what is left out
-and not held makes room.
+A generation is a numbered, frozen set of listed files, one for the whole mount. Every listing joins the current
+generation, unless the rules below begin the next one. So the ranks of one job list the same files, and a loop that
+lists again sees growth. What a process saw in a listing is held for it. Each new generation delists the files that were
+listed for longest, and delisted files that nobody holds are evicted to make room.
+
+The daemon and the simulation both call these functions. The daemon reads the facts from its database.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple
 
 EVERYWHERE = 0
 """Stands for all directories at once, where a file of .growfs/ lists them."""
 
 Kind = tuple[int, str]
-"""(directory, extension): of each the listing keeps one file, so that no class folder is ever empty."""
+"""(directory, extension): the listing keeps a file of each kind, so that no class folder is ever empty."""
+
+
+class CachedFile(NamedTuple):
+    """A file that is cached.
+
+    suffix: its extension. bytes: on the disk. seq: its number in the order of admission. queue_position: its place in
+    the queue to be delisted; the files of a group have the same one. delisted: the first generation that does not list
+    it. opened: whether it was opened since its admission.
+    """
+
+    id: int
+    directory: int
+    suffix: str
+    bytes: int
+    seq: int
+    queue_position: int
+    delisted: int | None = None
+    opened: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Its directory and extension."""
+        return self.directory, self.suffix
+
+
+DELISTED_ORDER = ("delisted", "queue_position")
+"""The fields that delisted files are sorted by: the first one is evicted first, and delisted again first."""
+LISTED_ORDER = ("queue_position",)
+"""The fields that listed files are sorted by: the first one is delisted first."""
+_delisted_key, _listed_key = attrgetter(*DELISTED_ORDER), attrgetter(*LISTED_ORDER)
+_seq, _group = attrgetter("seq"), attrgetter("queue_position")
+
+
+# When a generation begins.
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,36 +65,39 @@ class ListingContext:
     listed_ever: it has listed any directory before.
     listed_here: it has listed this directory before, in the current generation.
     opened_since: it, or a descendant, has opened a file since it last listed any directory.
-    looked_s: how long it has only listed, if it has not opened any since: a walk over directories is one listing.
+    listing_s: for how long it has listed without opening a file: a walk over directories is one listing.
     """
 
     listed_ever: bool
     listed_here: bool
     opened_since: bool
-    looked_s: float = 0.0
+    listing_s: float = 0.0
 
 
-def begins_generation(listing: ListingContext, age_s: float, settle_s: float, others_look: bool = False) -> bool:
+def begins_generation(listing: ListingContext, age_s: float, settle_s: float, others_listing: bool = False) -> bool:
     """Whether this listing begins a new generation.
 
-    age_s: how old the current generation is. settle_s: how long it is kept for those that only look. others_look:
-    another process is in the middle of its listings, and must find the same in all of them.
+    age_s: how old the current generation is. settle_s: how long it is kept for processes that list and open nothing.
+    others_listing: another process is in the middle of its listings, and must find the same files in all of them.
     """
-    if others_look:
+    if others_listing:
         return False
     if listing.listed_here and listing.opened_since:
-        return True  # a next epoch: it used what it saw, and asks again
-    if listing.listed_here:  # by its own time, not by the generation's age: Keras lists twice, whenever that falls
-        return listing.looked_s > settle_s
+        return True  # the next epoch: it used what it saw, and lists again
+    if listing.listed_here:  # measured from its own first listing: Keras lists twice, at any age of the generation
+        return listing.listing_s > settle_s
     return not listing.listed_ever and age_s > settle_s
+
+
+# What is listed, and what is held.
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The set of listed files: those admitted up to last_seq that it, or one before it, does not leave out.
+    """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
 
-    began_at: seconds, of any clock. files: how many it lists. changes: what it leaves out (its number) or shows again
-    (None), by id, as long as the files themselves do not tell.
+    began_at: seconds, of any clock. files: how many it lists. changes: by id, what it delists (its number) or lists
+    again (None), until the rows of the files say so.
     """
 
     number: int
@@ -65,32 +106,32 @@ class Generation:
     files: int = 0
     changes: dict[int, int | None] = field(default_factory=dict, compare=False)
 
-    def shows(self, id: int, left_out: int | None) -> bool:
-        """Whether a file admitted in time is listed. left_out: the generation that first left it out."""
-        left_out = self.changes.get(id, left_out)
-        return left_out is None or self.number < left_out
+    def shows(self, id: int, delisted: int | None) -> bool:
+        """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
+        delisted = self.changes.get(id, delisted)
+        return delisted is None or self.number < delisted
 
     def as_of_now(self) -> Generation:
-        """For who reads the files' rows for a while: the changes may be written, and forgotten, meanwhile."""
+        """A copy for a long read of the rows, during which the changes may be written to them and forgotten here."""
         return replace(self, changes=dict(self.changes))
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The promise to a process that what a generation showed it stays. last_seq: the last admission that it showed."""
+    """The promise to a process that the files which a generation listed stay. last_seq: of that generation."""
 
     generation: int
     last_seq: int
 
-    def covers(self, seq: int, left_out: int | None) -> bool:
-        """Whether that generation showed the file admitted as number seq."""
-        return seq <= self.last_seq and (left_out is None or self.generation < left_out)
+    def covers(self, seq: int, delisted: int | None) -> bool:
+        """Whether that generation listed the file admitted as number seq."""
+        return seq <= self.last_seq and (delisted is None or self.generation < delisted)
 
 
 class Holds:
-    """What a number of processes hold: for each a mapping from directory (or EVERYWHERE) to its hold there.
+    """The holds of several processes: for each a mapping from directory (or EVERYWHERE) to its hold there.
 
-    foreign: there are readers that cannot be told apart; they hold everything.
+    foreign: some readers cannot be told apart. They hold everything.
     """
 
     def __init__(self, readers: Iterable[Mapping[int, Hold]] = (), foreign: bool = False) -> None:
@@ -98,102 +139,130 @@ class Holds:
         self._readers = [dict(holds) for holds in readers if holds]
         self._by_directory: dict[int, list[Hold]] = {}
 
-    def cover(self, directory: int, seq: int, left_out: int | None) -> bool:
+    def cover(self, directory: int, seq: int, delisted: int | None) -> bool:
         """Whether a file in that directory is held."""
         holds = self._by_directory.get(directory)
         if holds is None:
             found = {hold for reader in self._readers if (hold := hold_on(reader, directory))}
             holds = self._by_directory[directory] = list(found)
-        return self.foreign or any(hold.covers(seq, left_out) for hold in holds)
+        for hold in holds:  # a loop, not any(): a draw asks this of every delisted file, and it takes half of the time
+            if hold.covers(seq, delisted):
+                return True
+        return self.foreign
 
 
 def hold_on(holds: Mapping[int, Hold], directory: int) -> Hold | None:
-    """What a process holds in a directory: its last listing of that, or of everything."""
+    """The hold of one process on a directory: from its last listing of that directory, or of everything."""
     here, everywhere = holds.get(directory), holds.get(EVERYWHERE)
     if here and everywhere:
         return max(here, everywhere, key=lambda hold: hold.generation)
     return here or everywhere
 
 
+# The last file of a kind.
+
+
+class LastOfKind:
+    """Keeps the last file of each kind, while others are taken away. counts: how many files there are of each kind."""
+
+    def __init__(self, counts: Mapping[Kind, int]) -> None:
+        self._left = dict(counts)
+
+    def __contains__(self, kind: Kind) -> bool:
+        return kind in self._left
+
+    def count(self, kind: Kind, files: int) -> None:
+        """Set how many files there are of a kind."""
+        self._left[kind] = files
+
+    def take(self, kinds: Sequence[Kind]) -> bool:
+        """Take away a file of each of these kinds, or none where one of them would be the last of its kind."""
+        left = self._left
+        for kind in kinds:
+            left[kind] = left.get(kind, 0) - 1
+        if all(left[kind] >= 1 for kind in kinds):
+            return True
+        for kind in kinds:
+            left[kind] += 1
+        return False
+
+
+# What a generation delists.
+
+
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """What leaves as one, a file or a group of files: shown by some generation, neither pinned nor frozen.
+    """A file, or a group of files, that is delisted as a whole. It was listed, and is neither pinned nor frozen.
 
-    kinds: of each of its files. once: a live process that listed only once was shown it. left_out: it is already.
-    opened: since it was admitted. spared: it went to the back of the queue before.
+    kinds: of each of its files. unrenewed: a process holds it that may never list again. delisted: it is already.
+    opened: since it was admitted. requeued: it went to the end of the queue before.
     """
 
     ids: tuple[int, ...]
     kinds: tuple[Kind, ...]
     bytes: int
-    once: bool = False
-    left_out: bool = False
+    unrenewed: bool = False
+    delisted: bool = False
     opened: bool = True
-    spared: bool = False
+    requeued: bool = False
+
+
+def file_groups(files: Iterable[CachedFile], unrenewed: Holds, opened: Container[int]) -> Iterator[FileGroup]:
+    """The groups of files that come in the order of the queue.
+
+    unrenewed: the holds of processes that may never list again. opened: ids that count as opened, whatever is known.
+    """
+    for _, members in itertools.groupby(files, key=_delisted_key):
+        group = list(members)
+        size, is_held, is_opened = 0, False, False
+        for file in group:
+            size += file.bytes
+            is_held = is_held or unrenewed.cover(file.directory, file.seq, file.delisted)
+            is_opened = is_opened or bool(file.opened) or file.id in opened
+        first = group[0]
+        yield FileGroup(
+            tuple([file.id for file in group]),
+            tuple([file.kind for file in group]),
+            size,
+            is_held,
+            first.delisted is not None,
+            is_opened,
+            first.queue_position > first.seq,
+        )
 
 
 @dataclass(slots=True)
 class Delisting:
-    """The ids that a generation leaves out, and the units that go to the back of the queue instead.
+    """The ids that a generation delists, and the groups that go to the end of the queue instead.
 
-    room: bytes of what is left out that is not held by one that listed only once.
+    freed: bytes of what is delisted, without what is held by a process that may never list again.
     """
 
-    left_out: list[int] = field(default_factory=list)
-    to_the_back: list[tuple[int, ...]] = field(default_factory=list)
-    room: int = field(default=0, compare=False)
+    delisted: list[int] = field(default_factory=list)
+    requeued: list[tuple[int, ...]] = field(default_factory=list)
+    freed: int = field(default=0, compare=False)
 
 
 def turnover_bytes(limit: int, share: float, largest: int, lacking: int, free: int) -> int:
-    """How many bytes a new generation leaves out: with what is free they make `share` of the cache.
+    """How many bytes a new generation delists: with the free bytes they make `share` of the cache.
 
     At least two of the largest files, so that something can change in a small cache, and never more than the catalog
-    lacks locally. limit: the cache's size. free: of that, or on its way to files that were not shown yet.
+    lacks locally. limit: the cache's size. free: of that, or reserved for files that were not listed yet.
     """
     wanted = min(max(share * limit, 2 * largest), limit, lacking)
     return max(0, math.ceil(wanted) - free)
 
 
-def last_shown(
-    newest: Iterable[tuple[int, Sequence[Kind], int]],
-    listed: Mapping[Kind, int],
-    left_out: Iterable[Kind],
-    need: int,
-    last_seq: int,
-) -> int:
-    """The last admission that a new generation shows, where what it leaves out does not make the room.
+def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int | None = None) -> Delisting:
+    """Choose what a new generation delists.
 
-    So it is with the first generation of a full cache, and where readers hold much that may never list again. Showed it
-    all the rest, the next of them would hold the whole cache, and nothing could ever change. So what was admitted last
-    waits, up to half of it: the other half is what changes.
+    groups: first what is delisted already, then the others, those listed for longest first; read only as far as needed.
+    keep: counts the files that would be listed if nothing were delisted. need: bytes. files: exactly so many files, in
+    place of need.
 
-    newest: (first seq, kinds, bytes) of the units not shown so far, the last admitted first. listed: as in leave_out.
-    left_out: the kind of each file that is. need: bytes by which what is left out falls short.
+    First go the groups without an unrenewed hold: its process may never list again, so what it holds makes no room. Of
+    these, a group that was never opened goes to the end of the queue, once: its reader may be slow.
     """
-    left = Counter(listed)
-    left.subtract(left_out)
-    units = list(newest)
-    need = min(need, sum(size for _, _, size in units) // 2)
-    for seq, kinds, size in units:
-        left.subtract(kinds)
-        if need < size or any(left[kind] < 1 for kind in kinds):
-            break
-        need -= size
-        last_seq = seq - 1
-    return last_seq
-
-
-def delist(units: Iterable[FileGroup], listed: Mapping[Kind, int], need: int, files: int | None = None) -> Delisting:
-    """Choose what a new generation leaves out.
-
-    units: what is left out already, then the others, those shown for longest first; read only as far as needed.
-    listed: how many files of each kind would be listed if nothing were left out; one of each always is.
-    need: bytes. files: exactly so many files, in place of need.
-
-    First go those that no live process holds which listed only once: it will never list again, so what it holds makes
-    no room. Of these, one that was never opened goes to the back of the queue, once: its reader may be slow.
-    """
-    left = dict(listed)
     chosen = Delisting()
     taken = freed = 0
     never_opened: list[FileGroup] = []
@@ -202,61 +271,223 @@ def delist(units: Iterable[FileGroup], listed: Mapping[Kind, int], need: int, fi
     def enough() -> bool:
         return freed >= need if files is None else taken >= files
 
-    def take(unit: FileGroup) -> bool:
+    def take(group: FileGroup) -> bool:
         nonlocal taken, freed
-        if files is not None and taken + len(unit.ids) > files:
+        if files is not None and taken + len(group.ids) > files:
             return False
-        for kind in unit.kinds:
-            left[kind] -= 1
-        if any(left[kind] < 1 for kind in unit.kinds):
-            for kind in unit.kinds:
-                left[kind] += 1
+        if not keep.take(group.kinds):
             return False
-        chosen.left_out.extend(unit.ids)
-        taken += len(unit.ids)
-        freed += unit.bytes
+        chosen.delisted.extend(group.ids)
+        taken += len(group.ids)
+        freed += group.bytes
         return True
 
-    for unit in units:
+    for group in groups:
         if enough():
             break
-        if unit.once:
-            held.append(unit)
-        elif not (unit.opened or unit.spared or unit.left_out):
-            never_opened.append(unit)
+        if group.unrenewed:
+            held.append(group)
+        elif not (group.opened or group.requeued or group.delisted):
+            never_opened.append(group)
         else:
-            take(unit)
-    for unit in never_opened:
-        if enough() or not take(unit):
-            chosen.to_the_back.append(unit.ids)
-    chosen.room = freed
-    for unit in held:
+            take(group)
+    for group in never_opened:
+        if enough() or not take(group):
+            chosen.requeued.append(group.ids)
+    chosen.freed = freed
+    for group in held:
         if enough():
             break
-        take(unit)
+        take(group)
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """A resident file that may be evicted: neither open, nor pinned, nor its directory's last.
+def last_listed(newest: Iterable[tuple[int, Sequence[Kind], int]], keep: LastOfKind, need: int, last_seq: int) -> int:
+    """The last admission that a new generation lists, where what it delists does not free enough.
 
-    turn: those with the same one, next to each other, leave as one.
+    So it is with the first generation of a full cache, and where readers hold much that may never list again. If it
+    listed all the rest, its next reader would hold the whole cache, and nothing could ever change. So the files that
+    were admitted last are not listed yet, up to half of those that are new: that half is what changes.
+
+    newest: (first seq, kinds, bytes) of the groups not listed so far, the last admitted first. keep: as `delist` left
+    it. need: bytes by which the delisted files fall short.
+    """
+    groups = list(newest)
+    need = min(need, sum(size for _, _, size in groups) // 2)
+    for seq, kinds, size in groups:
+        if need < size or not keep.take(kinds):
+            break
+        need -= size
+        last_seq = seq - 1
+    return last_seq
+
+
+@dataclass(frozen=True, slots=True)
+class TurnoverInput:
+    """The figures that decide what the next generation delists. Sizes in bytes.
+
+    limit: of the cache; free: of that. share: of the cache that is to change. largest: of the cached files and of the
+    one that waits for room. lacking: what the catalog has and the cache has not. shown_seq: the last admission that
+    the current generation lists. last_seq: the last one that the next may list. unrenewed: holds of processes that may
+    never list again. opened: ids of files that were opened, whose rows may not say so yet. show_files: list exactly so
+    many. rotates: whether files are delisted for the sake of change.
     """
 
-    id: int
-    bytes: int
-    turn: int | None = None
+    limit: int
+    share: float
+    largest: int
+    lacking: int
+    free: int
+    shown_seq: int
+    last_seq: int
+    unrenewed: Holds
+    opened: frozenset[int] = frozenset()
+    show_files: int | None = None
+    rotates: bool = True
 
 
-def eviction(victims: Iterable[Victim], need: int) -> list[int]:
-    """The ids to evict for need bytes, the first first; empty where even all of them would not do."""
-    chosen, freed = [], 0
-    turn: int | None = None
-    for victim in victims:
-        if freed >= need and (turn is None or victim.turn != turn):
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """The next generation: the last admission that it lists, how many files it lists, and what changes.
+
+    changes: as in Generation. requeued: groups of ids that get a later place in the queue.
+    """
+
+    last_seq: int
+    files: int
+    changes: dict[int, int | None]
+    requeued: list[tuple[int, ...]]
+
+
+def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:
+    """The files that a generation listed, in the order in which the next one delists them."""
+    listed = [file for file in files if file.seq <= shown_seq]
+    delisted = sorted([file for file in listed if file.delisted is not None], key=_delisted_key)
+    return delisted + sorted([file for file in listed if file.delisted is None], key=_listed_key)
+
+
+def next_generation(
+    number: int,
+    turnover: TurnoverInput,
+    counts: Mapping[Kind, int],
+    queue: Iterable[CachedFile],
+    unlisted: Iterable[CachedFile],
+    delisted: Collection[int],
+) -> GenerationPlan:
+    """Decide what generation `number` lists.
+
+    counts: how many files of each kind are cached, up to turnover.last_seq. queue: those that may be delisted, in
+    `turnover_order`; read only as far as needed. unlisted: those up to turnover.last_seq that no generation listed and
+    that may stay unlisted, the last admitted first; read only where needed. delisted: ids of all that are.
+    """
+    files = sum(counts.values())
+    surplus = None if turnover.show_files is None else max(0, files - turnover.show_files)
+    lacking = turnover.lacking if turnover.rotates else 0
+    need = turnover_bytes(turnover.limit, turnover.share, turnover.largest, lacking, turnover.free)
+    keep = LastOfKind(counts)
+    chosen = delist(file_groups(queue, turnover.unrenewed, turnover.opened), keep, need, surplus)
+    last_seq = turnover.last_seq
+    files -= len(chosen.delisted)
+    if surplus is None and chosen.freed < need:
+        newest = list(unlisted)
+        last_seq = last_listed(_newest_groups(newest), keep, need - chosen.freed, last_seq)
+        files -= sum(file.seq > last_seq for file in newest)
+    changes: dict[int, int | None] = {id: number for id in chosen.delisted if id not in delisted}
+    listed_again = set(delisted).difference(chosen.delisted)
+    return GenerationPlan(last_seq, files, changes | dict.fromkeys(listed_again), chosen.requeued)
+
+
+def _newest_groups(files: Iterable[CachedFile]) -> Iterator[tuple[int, list[Kind], int]]:
+    for _, members in itertools.groupby(files, key=_group):
+        group = list(members)
+        yield group[-1].seq, [file.kind for file in group], sum(file.bytes for file in group)
+
+
+# What is evicted.
+
+
+def delisted_groups(files: Iterable[CachedFile]) -> dict[int, list[CachedFile]]:
+    """The delisted ones among these files by queue position, in the order in which a draw evicts them."""
+    groups: dict[int, list[CachedFile]] = {}
+    for file in sorted([file for file in files if file.delisted is not None], key=_delisted_key):
+        groups.setdefault(file.queue_position, []).append(file)
+    return groups
+
+
+def draw_candidates(
+    groups: Mapping[int, Sequence[CachedFile]], in_use: Container[int], holds: Holds
+) -> Iterator[CachedFile]:
+    """What a draw may evict, in order. groups: as `delisted_groups` returns them.
+
+    A group goes as a whole, and not while any of it is held or in use.
+    """
+    for group in groups.values():
+        for file in group:
+            if file.id in in_use or holds.cover(file.directory, file.seq, file.delisted):
+                break
+        else:
+            yield from group
+
+
+def miss_candidates(files: Iterable[CachedFile], shown_seq: int, holds: Holds) -> Iterator[CachedFile]:
+    """What a miss may evict, in order: all of these files.
+
+    First those that no generation listed, the last admitted first; then the delisted ones, first those that nobody
+    holds; then the listed ones, those listed for longest first. shown_seq: the last admission that a generation lists.
+    """
+    unlisted: list[CachedFile] = []
+    delisted: list[CachedFile] = []
+    listed: list[CachedFile] = []
+    for file in files:
+        (delisted if file.delisted is not None else listed if file.seq <= shown_seq else unlisted).append(file)
+    yield from sorted(unlisted, key=_seq, reverse=True)
+    held: list[CachedFile] = []
+    for file in sorted(delisted, key=_delisted_key):
+        if holds.cover(file.directory, file.seq, file.delisted):
+            held.append(file)
+        else:
+            yield file
+    yield from held
+    yield from sorted(listed, key=_listed_key)
+
+
+def evictable(
+    files: Iterable[CachedFile], in_use: Container[int], counts: Callable[[Kind], tuple[int, int]], shown_seq: int
+) -> Iterator[CachedFile]:
+    """Those of the files that may all be evicted, in the same order: none is in use, and one of each kind stays.
+
+    That one is listed, if any is: else a directory would be listed as empty although it has a file that is delisted.
+
+    counts: how many files of a kind are (listed, cached); called once for each kind.
+    """
+    keep = LastOfKind({})
+    some_listed = set[Kind]()
+    for file in files:
+        if file.id in in_use:
+            continue
+        kind = file.kind
+        if kind not in keep:
+            listed, cached = counts(kind)
+            keep.count(kind, listed or cached)
+            if listed:
+                some_listed.add(kind)
+        counted = kind not in some_listed or (file.delisted is None and file.seq <= shown_seq)
+        if not counted or keep.take((kind,)):
+            yield file
+
+
+def pick_victims(candidates: Iterable[CachedFile], need: int) -> list[int]:
+    """The ids to evict for need bytes, in order; none where all candidates together have fewer bytes.
+
+    Files of one group that follow each other go together. Candidates are read only as far as needed.
+    """
+    chosen: list[int] = []
+    freed = 0
+    group: int | None = None
+    for file in candidates:
+        if freed >= need and file.queue_position != group:
             break
-        chosen.append(victim.id)
-        freed += victim.bytes
-        turn = victim.turn
+        chosen.append(file.id)
+        freed += file.bytes
+        group = file.queue_position
     return chosen if freed >= need else []

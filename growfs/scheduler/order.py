@@ -17,7 +17,8 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import Order, Pass, draw_key
-from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
+from growfs.rotation.rules import GenerationPlan, TurnoverInput
+from growfs.rotation.turnover import plan_generation
 from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool
 

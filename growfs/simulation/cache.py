@@ -1,7 +1,7 @@
 """The simulated cache: which files are resident, and how a policy lists them and makes room. In memory, in bytes.
 
-`Rotating` asks the very functions of `rotation` that a mount asks. `Replacing` is what it is compared with: a folder
-that lists what is there, where each arrival takes the place of another file.
+`Rotating` calls the functions of `rotation.rules` that a mount calls. `Replacing` is what it is compared with: a folder
+that lists what is there, where each new file takes the place of another one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,40 @@ from growfs.remote.names import extension
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import (
     EVERYWHERE,
-    FileGroup,
+    CachedFile,
     Generation,
     Holds,
-    Victim,
+    Kind,
+    TurnoverInput,
     begins_generation,
-    delist,
-    eviction,
-    last_shown,
-    turnover_bytes,
+    delisted_groups,
+    draw_candidates,
+    evictable,
+    miss_candidates,
+    next_generation,
+    pick_victims,
+    turnover_order,
 )
 
 POLICIES = ("growfs", "lru", "fifo", "random", "never")
 HOLDS_S = 180.0
-"""Holds are computed anew after this time at the latest, because a reader may have fallen silent."""
+"""Holds are computed again after this time at the latest, because a reader may have fallen silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountSettings:
+    """The options of a simulated mount.
+
+    policy: one of POLICIES. turnover: share of the cache that a generation delists. parallel: how many fetches run at a
+    time. settle_s, hold_idle_s: as --settle and --hold-idle.
+    """
+
+    policy: str = "growfs"
+    seed: int = 0
+    turnover: float = 0.2
+    parallel: int = 4
+    settle_s: float = 60.0
+    hold_idle_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +62,11 @@ class File:
 
 
 class Cache:
-    """What every policy has: residency, and the bytes that are left.
+    """What every policy has: the resident files, and the bytes that are left.
 
-    seq: of each file its number of admission; 0: it is not resident. folders: the resident ids of each directory and of
-    EVERYWHERE, in the order of admission. busy: how many handles each file has.
+    seq: of each file its number in the order of admission; 0: it is not resident. folders: the resident ids of each
+    directory and of EVERYWHERE, in the order of admission. residents: how many files of each kind are resident. busy:
+    how many handles each file has, where it has any.
     """
 
     def __init__(self, files: Sequence[File], limit: int) -> None:
@@ -55,7 +76,7 @@ class Cache:
         self.counter = 0
         self.seq = [0] * len(files)
         self.kinds = [(file.directory, extension(file.path)) for file in files]
-        self.residents: Counter[tuple[int, str]] = Counter()
+        self.residents: Counter[Kind] = Counter()
         self.folders: dict[int, dict[int, None]] = {EVERYWHERE: {}}
         for file in files:
             self.folders.setdefault(file.directory, {})
@@ -101,12 +122,12 @@ class Cache:
     def opened(self, id: int) -> None:
         """A resident file is opened."""
 
-    def room(self, need: int, now: float, missed: bool = False) -> bool:
-        """Make room for so many bytes. missed: for a file that a reader waits for."""
+    def make_room(self, need: int, now: float, missed: bool = False) -> bool:
+        """Evict for so many bytes; returns whether they are free. missed: for a file that a reader waits for."""
         return need <= self.free
 
-    def changed(self) -> None:
-        """A reader's holds are others now."""
+    def readers_changed(self) -> None:
+        """A reader holds something else now."""
 
 
 class Replacing(Cache):
@@ -115,10 +136,10 @@ class Replacing(Cache):
     Owns `folders[EVERYWHERE]` as its queue: the first is the next to go.
     """
 
-    def __init__(self, files: Sequence[File], limit: int, policy: str, seed: int) -> None:
+    def __init__(self, files: Sequence[File], limit: int, settings: MountSettings) -> None:
         super().__init__(files, limit)
-        self._policy = policy
-        self._random = random.Random(seed)
+        self._policy = settings.policy
+        self._random = random.Random(settings.seed)
         self._places: list[int] = []
         self._place_of: dict[int, int] = {}
 
@@ -142,8 +163,8 @@ class Replacing(Cache):
             del queue[id]
             queue[id] = None
 
-    def room(self, need: int, now: float, missed: bool = False) -> bool:
-        """Make room for so many bytes."""
+    def make_room(self, need: int, now: float, missed: bool = False) -> bool:
+        """Evict for so many bytes."""
         if self._policy == "never":
             return need <= self.free
         while need > self.free:
@@ -160,23 +181,19 @@ class Replacing(Cache):
 
 
 class Rotating(Cache):
-    """The rules of a mount.
+    """The policy of a mount: generations, holds, and eviction by the rules.
 
-    turn: a file's place in the queue for leaving out; other than its seq where it went to the back. left_out: the
-    generation that left it out. was_opened: since it was admitted.
+    Always: `cached` has the facts of every resident file, in the order of admission.
     """
 
-    def __init__(self, files: Sequence[File], limit: int, turnover: float, settle_s: float, hold_idle_s: float) -> None:
+    def __init__(self, files: Sequence[File], limit: int, settings: MountSettings) -> None:
         super().__init__(files, limit)
-        self.turn = [0] * len(files)
-        self.left_out: list[int | None] = [None] * len(files)
-        self.was_opened = [False] * len(files)
-        self._turnover = turnover
-        self._settle_s = settle_s
-        self._hold_idle_s = hold_idle_s
+        self.cached: dict[int, CachedFile] = {}
+        self._settings = settings
         self._largest = max((file.size for file in files if file.size <= limit), default=0)
         self._generation: Generation | None = None
-        self._leaving: list[int] = []
+        self._delisted: dict[int, list[CachedFile]] = {}
+        self._listed_counts: Counter[Kind] = Counter()
         self._holds: Holds | None = None
         self._holds_until = 0.0
 
@@ -185,26 +202,42 @@ class Rotating(Cache):
         """The current one."""
         return self._generation
 
+    @property
+    def _shown_seq(self) -> int:
+        return self._generation.last_seq if self._generation else 0
+
     def admit(self, id: int) -> None:
         """A file becomes resident."""
         super().admit(id)
-        self.turn[id] = self.counter
-        self.left_out[id] = None
-        self.was_opened[id] = False
+        directory, suffix = self.kinds[id]
+        self.cached[id] = CachedFile(id, directory, suffix, self.files[id].size, self.counter, self.counter)
+
+    def remove(self, id: int) -> None:
+        """A file is deleted."""
+        super().remove(id)
+        file = self.cached.pop(id)
+        if file.delisted is not None:
+            group = self._delisted[file.queue_position]
+            group[:] = [other for other in group if other.id != id]
+            if not group:
+                del self._delisted[file.queue_position]
+        elif file.seq <= self._shown_seq:
+            self._listed_counts[file.kind] -= 1
 
     def opened(self, id: int) -> None:
         """A resident file is opened."""
-        self.was_opened[id] = True
+        if not self.cached[id].opened:
+            self.cached[id] = self.cached[id]._replace(opened=True)
 
-    def changed(self) -> None:
-        """A reader's holds are others now."""
+    def readers_changed(self) -> None:
+        """A reader holds something else now."""
         self._holds = None
 
     def holds(self, now: float) -> Holds:
         """Those of all readers that live and are not silent."""
         if self._holds is None or now > self._holds_until:
             for reader in self.live:
-                if reader.holds and reader.is_silent(now, self._hold_idle_s):
+                if reader.holds and reader.is_silent(now, self._settings.hold_idle_s):
                     reader.release()
             self._holds = Holds(reader.holds for reader in self.live)
             self._holds_until = now + HOLDS_S
@@ -214,111 +247,66 @@ class Rotating(Cache):
         """The ids that a directory shows at this moment, in the order of admission."""
         if not self._generation:
             return []
-        last, seq, left_out, shows = self._generation.last_seq, self.seq, self.left_out, self._generation.shows
-        return [id for id in self.folders[directory] if seq[id] <= last and shows(id, left_out[id])]
+        last, cached = self._generation.last_seq, self.cached
+        return [id for id in self.folders[directory] if (file := cached[id]).seq <= last and file.delisted is None]
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
         """What a reader is shown that lists a directory; that may begin a generation."""
-        known = reader.about_to_list(directory, self._generation, now)
+        settle_s = self._settings.settle_s
+        context = reader.about_to_list(directory, self._generation, now)
         began_at = self._generation.began_at if self._generation else 0.0
-        looking = (other.looks(self._generation, now, self._settle_s) for other in self.live if other is not reader)
-        if self._generation is None or begins_generation(known, now - began_at, self._settle_s, any(looking)):
+        others = (other.is_listing(self._generation, now, settle_s) for other in self.live if other is not reader)
+        if self._generation is None or begins_generation(context, now - began_at, settle_s, any(others)):
             self._generation = self._begin(reader, now)
-        generation = self._generation
-        reader.lists(directory, generation, now)
-        self.changed()
+        reader.lists(directory, self._generation, now)
+        self.readers_changed()
         shown = self.listed(directory)
         reader.is_shown(directory, len(shown))
         return shown
 
     def _begin(self, lister: Reader, now: float) -> Generation:
         number = self._generation.number + 1 if self._generation else 1
-        shown_seq = self._generation.last_seq if self._generation else 0
-        self.holds(now)  # silent readers hold nothing any more
-        once = Holds(reader.lasting(lists_now=reader is lister) for reader in self.live)
-        shown = [id for id in self.folders[EVERYWHERE] if self.seq[id] <= shown_seq]
-        queue = self._queue(id for id in shown if self.left_out[id] is not None)
-        queue += sorted((id for id in shown if self.left_out[id] is None), key=self.turn.__getitem__)
-        need = turnover_bytes(
-            self.limit, self._turnover, self._largest, self.catalog_bytes - self.used, self.limit - self.used
+        self.holds(now)  # ends those of silent readers
+        turnover = TurnoverInput(
+            limit=self.limit,
+            share=self._settings.turnover,
+            largest=self._largest,
+            lacking=self.catalog_bytes - self.used,
+            free=self.limit - self.used,
+            shown_seq=self._shown_seq,
+            last_seq=self.counter,
+            unrenewed=Holds(reader.unrenewed_holds(lists_now=reader is lister) for reader in self.live),
         )
-        choice = delist((self._unit(id, once) for id in queue), self.residents, need)
-        earlier = {id: self.left_out[id] for id in choice.left_out}
-        for id in self._leaving:
-            self.left_out[id] = None
-        for id, before in earlier.items():
-            self.left_out[id] = before or number
-        last_seq = last_shown(
-            ((self.seq[id], [self.kinds[id]], self.files[id].size) for id in self._unshown(shown_seq)),
-            self.residents,
-            (self.kinds[id] for id in choice.left_out),
-            need - choice.room,
-            self.counter,
-        )
-        for (id,) in choice.to_the_back:
+        queue = turnover_order(self.cached.values(), turnover.shown_seq)
+        delisted = {file.id for group in self._delisted.values() for file in group}
+        plan = next_generation(number, turnover, self.residents, queue, self._unlisted(), delisted)
+        for id, by_generation in plan.changes.items():
+            self.cached[id] = self.cached[id]._replace(delisted=by_generation)
+        for ids in plan.requeued:
             self.counter += 1
-            self.turn[id] = self.counter
-        self._leaving = self._queue(choice.left_out)
-        return Generation(number, last_seq, now)
+            for id in ids:
+                self.cached[id] = self.cached[id]._replace(queue_position=self.counter)
+        shown = [file for file in self.cached.values() if file.seq <= plan.last_seq]
+        self._delisted = delisted_groups(shown)
+        self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
+        return Generation(number, plan.last_seq, now, plan.files)
 
-    def _unshown(self, shown_seq: int) -> Iterator[int]:
-        """What no generation has shown yet, the last admitted first."""
-        return itertools.takewhile(lambda id: self.seq[id] > shown_seq, list(reversed(self.folders[EVERYWHERE])))
+    def _unlisted(self) -> Iterator[CachedFile]:
+        """The files that no generation has listed yet, the last admitted first."""
+        shown_seq = self._shown_seq
+        return itertools.takewhile(lambda file: file.seq > shown_seq, reversed(self.cached.values()))
 
-    def _queue(self, ids: Iterator[int] | list[int]) -> list[int]:
-        """What is left out, the first first."""
-        return sorted(ids, key=lambda id: (self.left_out[id] or 0, self.turn[id]))
-
-    def _unit(self, id: int, once: Holds) -> FileGroup:
-        return FileGroup(
-            (id,),
-            (self.kinds[id],),
-            self.files[id].size,
-            once.cover(self.files[id].directory, self.seq[id], self.left_out[id]),
-            self.left_out[id] is not None,
-            self.was_opened[id],
-            self.turn[id] != self.seq[id],
-        )
-
-    def remove(self, id: int) -> None:
-        """A file is deleted."""
-        super().remove(id)
-        self.left_out[id] = None
-
-    def room(self, need: int, now: float, missed: bool = False) -> bool:
-        """Make room for so many bytes."""
+    def make_room(self, need: int, now: float, missed: bool = False) -> bool:
+        """Evict for so many bytes."""
         lacking = need - self.free
         if lacking > 0:
-            queue = self._for_a_miss(now) if missed else self._unheld(now)
-            chosen = set(eviction(self._victims(queue), lacking))
-            for id in chosen:
+            if missed:
+                candidates = miss_candidates(self.cached.values(), self._shown_seq, self.holds(now))
+            else:
+                candidates = draw_candidates(self._delisted, self.busy, self.holds(now))
+            for id in pick_victims(evictable(candidates, self.busy, self._counts, self._shown_seq), lacking):
                 self.remove(id)
-            if any(id in chosen for id in self._leaving):
-                self._leaving = [id for id in self._leaving if id not in chosen]
         return need <= self.free
 
-    def _unheld(self, now: float) -> Iterator[int]:
-        cover, files = self.holds(now).cover, self.files
-        return (id for id in self._leaving if not cover(files[id].directory, self.seq[id], self.left_out[id]))
-
-    def _for_a_miss(self, now: float) -> Iterator[int]:
-        shown_seq = self._generation.last_seq if self._generation else 0
-        resident = self.folders[EVERYWHERE]
-        unheld = list(self._unheld(now))
-        first = set(unheld)
-        listed = [id for id in resident if self.seq[id] <= shown_seq and self.left_out[id] is None]
-        return itertools.chain(
-            self._unshown(shown_seq),
-            unheld,
-            (id for id in self._leaving if id not in first),
-            sorted(listed, key=self.turn.__getitem__),
-        )
-
-    def _victims(self, queue: Iterator[int]) -> Iterator[Victim]:
-        """Those that are neither open nor their directory's last of their kind."""
-        left: dict[tuple[int, str], int] = {}
-        for id in queue:
-            kind = self.kinds[id]
-            if not self.busy[id] and left.get(kind, self.residents[kind]) > 1:
-                left[kind] = left.get(kind, self.residents[kind]) - 1
-                yield Victim(id, self.files[id].size)
+    def _counts(self, kind: Kind) -> tuple[int, int]:
+        return self._listed_counts[kind], self.residents[kind]

@@ -15,7 +15,7 @@ from humanfriendly import format_size, format_timespan
 from rich.table import Table
 
 from growfs.errors import UsageError
-from growfs.simulation.cache import POLICIES, File
+from growfs.simulation.cache import POLICIES, File, MountSettings
 from growfs.simulation.simulator import Simulation
 from growfs.units import count, fraction_of, positive, rate, size
 
@@ -121,7 +121,7 @@ def answer(question: Question, policy: str) -> Answer:
     file_bytes = max(1, round(question.data_bytes / total))
     files = [File(1 + i % DIRECTORIES, f"{i % DIRECTORIES}/{i}", file_bytes) for i in range(min(total, int(reach) + 2))]
     limit = max(question.cache_bytes, file_bytes)
-    simulation = Simulation(files, limit, bandwidth, policy=policy, turnover=question.turnover)
+    simulation = Simulation(files, limit, bandwidth, MountSettings(policy, turnover=question.turnover))
     points = _train(simulation, question, total)
     half, last = points[len(points) // 2 - 1] if len(points) > 1 else Point(0, 0, 0, 0, 0, 0), points[-1]
     opens, fetches = last.opens - half.opens, last.fetches - half.fetches

@@ -24,7 +24,7 @@ from growfs.errors import UsageError
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import EVERYWHERE
-from growfs.simulation.cache import POLICIES, Cache, File, Replacing, Rotating
+from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
 
 WINDOW = 16
 """Files that may be whole and wait for one that was drawn before them, for each parallel fetch."""
@@ -56,22 +56,15 @@ class Simulation:
         files: Sequence[File],
         limit_bytes: int,
         bandwidth: float,
-        seed: int = 0,
-        policy: str = "growfs",
-        turnover: float = 0.2,
-        parallel: int = 4,
-        settle_s: float = 60.0,
-        hold_idle_s: float = 3600.0,
+        settings: MountSettings | None = None,
     ) -> None:
-        """bandwidth: bytes in a second. policy: one of POLICIES."""
-        if policy not in POLICIES:
-            raise UsageError(f"{policy!r} is no policy; there are {', '.join(POLICIES)}")
+        """bandwidth: bytes in a second. Raises UsageError for an unknown policy."""
+        settings = settings or MountSettings()
+        if settings.policy not in POLICIES:
+            raise UsageError(f"{settings.policy!r} is no policy; there are {', '.join(POLICIES)}")
         self.files = files
-        self.cache: Cache
-        if policy == "growfs":
-            self.cache = Rotating(files, limit_bytes, turnover, settle_s, hold_idle_s)
-        else:
-            self.cache = Replacing(files, limit_bytes, policy, seed)
+        rotates = settings.policy == "growfs"
+        self.cache: Cache = (Rotating if rotates else Replacing)(files, limit_bytes, settings)
         self.now = 0.0
         self.bandwidth = bandwidth
         self.fetches = [0] * len(files)
@@ -83,8 +76,8 @@ class Simulation:
         self.waits = 0.0
         self.passes: list[int] = []
         self.shown = bytearray(len(files))
-        self._seed = seed
-        self._parallel = parallel
+        self._seed = settings.seed
+        self._parallel = settings.parallel
         self._order: deque[int] = deque()
         self._deferred: list[int] = []
         self._begun_in_pass = 0
@@ -171,7 +164,7 @@ class Simulation:
         stuck = False
         while active < self._parallel and len(self._window) < WINDOW * self._parallel:
             id = self._next()
-            if id is None or (stuck := not self.cache.room(self.files[id].size, self.now)):
+            if id is None or (stuck := not self.cache.make_room(self.files[id].size, self.now)):
                 break
             self._order.popleft()
             self._begun_in_pass += 1
@@ -227,7 +220,7 @@ class Simulation:
                 self._admit(id)
                 break
         else:
-            if self.cache.room(int(size), self.now, missed=True):
+            if self.cache.make_room(int(size), self.now, missed=True):
                 self.cache.reserved += int(size)
                 self._admit(id)
             else:  # it is read past the cache
@@ -285,7 +278,7 @@ class SimReader:
             cache.opened(id)
         if not self._seen:  # it never listed: it holds what it could have listed
             self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
-            cache.changed()
+            cache.readers_changed()
         reader.opened(id, cache.generation, simulation.now, wait > 0)
         if keep:
             cache.busy[id] += 1
@@ -306,7 +299,7 @@ class SimReader:
         """The process ends, with its holds. What it kept open it has closed."""
         cache = self._simulation.cache
         cache.live.remove(self.reader)
-        cache.changed()
+        cache.readers_changed()
         self._simulation.look()
 
     def _was_shown(self, id: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import FastPickle, Fetched, RemoteFile
 from growfs.rotation.draw_order import Pass
-from growfs.rotation.turnover import TurnoverInput
+from growfs.rotation.rules import TurnoverInput
 
 REPORT_FILES = 64
 """A worker reports as soon as it has this many files to report."""

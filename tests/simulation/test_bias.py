@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from growfs.simulation.cache import File
+from growfs.simulation.cache import File, MountSettings
 from growfs.simulation.simulator import Simulation
 from tests.simulation.statistics_of import chi_square_tail, holm_rejects, uniform_tail
 from tests.simulation.test_coverage import NO_END, of_different_sizes, passes
@@ -46,7 +46,7 @@ def test_no_bias_by_size(seed: int) -> None:
 def first_arrivals(files: list[File], seed: int) -> list[int]:
     """Of each file its rank among all."""
     limit = sum(file.size for file in files)
-    simulation = Simulation(files, limit, bandwidth=limit / 1000, seed=seed, parallel=8)
+    simulation = Simulation(files, limit, limit / 1000, MountSettings(seed=seed, parallel=8))
     simulation.sleep(1500.0)
     assert len(set(simulation.first)) == len(files)
     return simulation.first

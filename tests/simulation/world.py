@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 
-from growfs.simulation.cache import File
+from growfs.simulation.cache import File, MountSettings
 from growfs.simulation.simulator import Process, SimReader, Simulation
 
 STEP_S = 1.0
@@ -46,10 +46,7 @@ class World:
             self.files,
             self.limit,
             downloads * mean / STEP_S,
-            seed,
-            policy,
-            parallel=parallel,
-            turnover=turnover,
+            MountSettings(policy, seed, turnover, parallel),
         )
         self.random = random.Random(seed)
         self.directories = sorted({file.directory for file in self.files})

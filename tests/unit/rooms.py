@@ -20,9 +20,9 @@ from growfs.cache.store import Store
 from growfs.remote import digest
 from growfs.remote.protocol import Fetched, RemoteFile, Skipped
 from growfs.rotation.eviction import Evictor
-from growfs.rotation.generations import Generations
-from growfs.rotation.rules import Generation, Holds
-from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
+from growfs.rotation.generations import Generations, TurnoverPolicy
+from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput
+from growfs.rotation.turnover import plan_generation
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import visible_entries
 
@@ -110,12 +110,12 @@ class Rooms:
         draft = replace(draft, node=replace(draft.node, version=version), fetched=fetched, renews=True)
         assert await self.store.admit([draft])
 
-    async def begin(self, once: Holds | None = None, opened: frozenset[int] = frozenset()) -> Generation | None:
+    async def begin(self, unrenewed: Holds | None = None, opened: frozenset[int] = frozenset()) -> Generation | None:
         """Have a generation begin, and its decisions be written down; returns the current one."""
         generations, before = self.generations, self.generations.number
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generations.run)
-            await generations.begin(once or Holds(), opened)
+            await generations.begin(unrenewed or Holds(), opened)
             if generations.number > before:
                 await generations.written.wait()
             nursery.cancel_scope.cancel()
@@ -180,10 +180,10 @@ def open_rooms(folder: Path, limit_bytes: int = 1 << 30) -> Rooms:
     store = Store(folder, database, catalog, min_free=0)
     store.limit_bytes = limit_bytes
 
-    async def decide(number: int, asked: TurnoverInput) -> GenerationPlan:
-        return plan_generation(database.path, number, asked)
+    async def decide(number: int, turnover: TurnoverInput) -> GenerationPlan:
+        return plan_generation(database.path, number, turnover)
 
-    generations = Generations(database, catalog, store, rotates=True, share=0.2, show_files=None, decide=decide)
+    generations = Generations(database, catalog, store, TurnoverPolicy(rotates=True, share=0.2), decide)
     rooms: Rooms
     evictor = Evictor(database, store, generations, lambda: rooms.holds)
     rooms = Rooms(folder, database, catalog, store, generations, evictor, Holds())

@@ -22,14 +22,14 @@ def test_one_that_listed_once_may_never_renew_what_it_holds() -> None:
     one.lists(1, FIRST, 0.0)
     one.lists(2, FIRST, 0.0)
     assert one.listed_once
-    assert one.lasting() == {1: Hold(1, 100), 2: Hold(1, 100)}
-    assert one.lasting(lists_now=True) == {}, "it is about to list again"
+    assert one.unrenewed_holds() == {1: Hold(1, 100), 2: Hold(1, 100)}
+    assert one.unrenewed_holds(lists_now=True) == {}, "it is about to list again"
 
 
 def test_one_that_never_listed_will_not_begin_to() -> None:
     one = reader()
     one.opened(7, FIRST, 0.0)
-    assert one.lasting() == {EVERYWHERE: Hold(1, 100)}
+    assert one.unrenewed_holds() == {EVERYWHERE: Hold(1, 100)}
 
 
 def test_a_directory_that_it_passes_by_is_held_for_good() -> None:
@@ -37,11 +37,11 @@ def test_a_directory_that_it_passes_by_is_held_for_good() -> None:
     one = reader()
     for directory in (1, 2):
         one.lists(directory, FIRST, 0.0)
-    assert one.lasting(lists_now=True) == {}
+    assert one.unrenewed_holds(lists_now=True) == {}
     one.lists(2, SECOND, 1.0)
-    assert one.lasting() == one.lasting(lists_now=True) == {1: Hold(1, 100)}
+    assert one.unrenewed_holds() == one.unrenewed_holds(lists_now=True) == {1: Hold(1, 100)}
     one.lists(1, SECOND, 1.0)
-    assert one.lasting() == {}
+    assert one.unrenewed_holds() == {}
 
 
 def test_a_walk_over_directories_is_one_listing() -> None:
@@ -65,13 +65,13 @@ def test_one_that_only_looks_sees_growth_by_its_own_time() -> None:
 
 def test_who_is_in_the_middle_of_its_listings() -> None:
     one = reader()
-    assert not one.looks(FIRST, 0.0, SETTLE_S)
+    assert not one.is_listing(FIRST, 0.0, SETTLE_S)
     one.lists(1, FIRST, 0.0)
-    assert one.looks(FIRST, 60.0, SETTLE_S)
-    assert not one.looks(FIRST, 61.0, SETTLE_S), "nobody waits for ever"
-    assert not one.looks(SECOND, 1.0, SETTLE_S)
+    assert one.is_listing(FIRST, 60.0, SETTLE_S)
+    assert not one.is_listing(FIRST, 61.0, SETTLE_S), "nobody waits for ever"
+    assert not one.is_listing(SECOND, 1.0, SETTLE_S)
     one.opened(7, FIRST, 1.0)
-    assert not one.looks(FIRST, 1.0, SETTLE_S)
+    assert not one.is_listing(FIRST, 1.0, SETTLE_S)
 
 
 def test_nothing_begins_while_others_look() -> None:
@@ -80,7 +80,7 @@ def test_nothing_begins_while_others_look() -> None:
     one.opened(7, FIRST, 1.0)
     known = one.about_to_list(1, FIRST, 100.0)
     assert begins_generation(known, 100.0, SETTLE_S)
-    assert not begins_generation(known, 100.0, SETTLE_S, others_look=True)
+    assert not begins_generation(known, 100.0, SETTLE_S, others_listing=True)
 
 
 def test_silence_and_release() -> None:

@@ -21,7 +21,7 @@ def reader() -> Reader:
 
 def about(reader: Reader, directory: int, generation: Generation | None) -> ListingContext:
     """What decides, but for how long it has looked, which is for test_looking."""
-    return replace(reader.about_to_list(directory, generation, 0.0), looked_s=0.0)
+    return replace(reader.about_to_list(directory, generation, 0.0), listing_s=0.0)
 
 
 @given(st.lists(st.integers(0, 100_000)))

@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 
 from growfs.rotation.rules import (
     EVERYWHERE,
+    CachedFile,
     Delisting,
     FileGroup,
     Generation,
     Hold,
     Holds,
     Kind,
+    LastOfKind,
     ListingContext,
-    Victim,
     begins_generation,
     delist,
-    eviction,
     hold_on,
-    last_shown,
+    last_listed,
+    pick_victims,
     turnover_bytes,
 )
 
@@ -38,17 +39,17 @@ def by_the_rules(listing: ListingContext, age_s: float) -> bool:
     if listing.listed_here and listing.opened_since:
         return True
     looks_again = listing.listed_here and not listing.opened_since
-    return (looks_again and listing.looked_s > SETTLE_S) or (not listing.listed_ever and age_s > SETTLE_S)
+    return (looks_again and listing.listing_s > SETTLE_S) or (not listing.listed_ever and age_s > SETTLE_S)
 
 
 @pytest.mark.promise(6)
 @pytest.mark.parametrize(("ever", "here", "opened"), list(itertools.product([False, True], repeat=3)))
 @pytest.mark.parametrize("age_s", [0.0, 60.0, 60.1, 1e6])
-@pytest.mark.parametrize("looked_s", [0.0, 60.0, 60.1])
-def test_every_case_of_the_rules(ever: bool, here: bool, opened: bool, age_s: float, looked_s: float) -> None:
-    if (here and not ever) or looked_s > age_s:
+@pytest.mark.parametrize("listing_s", [0.0, 60.0, 60.1])
+def test_every_case_of_the_rules(ever: bool, here: bool, opened: bool, age_s: float, listing_s: float) -> None:
+    if (here and not ever) or listing_s > age_s:
         return  # who listed here has listed, and not before there was something to list
-    listing = ListingContext(listed_ever=ever, listed_here=here, opened_since=opened, looked_s=looked_s)
+    listing = ListingContext(listed_ever=ever, listed_here=here, opened_since=opened, listing_s=listing_s)
     assert begins_generation(listing, age_s, SETTLE_S) == by_the_rules(listing, age_s)
 
 
@@ -69,14 +70,19 @@ def test_what_readers_do(name: str, listing: ListingContext, age_s: float, expec
     assert begins_generation(listing, age_s, SETTLE_S) is expected
 
 
+def victim(id: int, bytes: int, group: int | None = None) -> CachedFile:
+    """A file that may be evicted; alone, where it has no group."""
+    return CachedFile(id, 1, "jpg", bytes, id, 1000 + id if group is None else group)
+
+
 VICTIMS = st.lists(st.integers(0, 100), max_size=16)
 
 
 @given(VICTIMS, st.integers(1, 600))
 def test_as_few_leave_as_make_the_room_in_order(bytes: list[int], need: int) -> None:
-    victims = [Victim(id, size) for id, size in enumerate(bytes)]
+    victims = [victim(id, size) for id, size in enumerate(bytes)]
     sizes = dict(enumerate(bytes))
-    chosen = eviction(victims, need)
+    chosen = pick_victims(victims, need)
     assert chosen == [victim.id for victim in victims][: len(chosen)]
     if chosen:
         assert sum(sizes[id] for id in chosen) >= need
@@ -86,19 +92,19 @@ def test_as_few_leave_as_make_the_room_in_order(bytes: list[int], need: int) -> 
 
 
 def test_the_first_leave_first() -> None:
-    assert eviction([Victim(9, 10), Victim(8, 10), Victim(1, 10)], 30) == [9, 8, 1]
-    assert eviction([Victim(9, 10), Victim(1, 10), Victim(2, 10)], 15) == [9, 1]
+    assert pick_victims([victim(9, 10), victim(8, 10), victim(1, 10)], 30) == [9, 8, 1]
+    assert pick_victims([victim(9, 10), victim(1, 10), victim(2, 10)], 15) == [9, 1]
 
 
 def test_what_leaves_as_one_leaves_whole() -> None:
-    pair = [Victim(1, 10, turn=5), Victim(2, 10, turn=5)]
-    assert eviction([*pair, Victim(3, 10, turn=6)], 10) == [1, 2]
-    assert eviction([Victim(3, 10, turn=4), *pair], 10) == [3]
-    assert eviction([Victim(3, 10, turn=4), *pair], 11) == [3, 1, 2]
+    pair = [victim(1, 10, group=5), victim(2, 10, group=5)]
+    assert pick_victims([*pair, victim(3, 10, group=6)], 10) == [1, 2]
+    assert pick_victims([victim(3, 10, group=4), *pair], 10) == [3]
+    assert pick_victims([victim(3, 10, group=4), *pair], 11) == [3, 1, 2]
 
 
 def test_nobody_leaves_in_vain() -> None:
-    assert eviction([Victim(9, 10), Victim(1, 10)], 21) == []
+    assert pick_victims([victim(9, 10), victim(1, 10)], 21) == []
 
 
 # What a new generation leaves out.
@@ -118,7 +124,14 @@ def plenty(units: Iterable[FileGroup], more: int = 1) -> dict[Kind, int]:
 Drawn = list[tuple[tuple[Kind, ...], int, bool, bool, bool, bool]]
 UNITS = st.lists(
     st.builds(
-        lambda kinds, bytes, once, left_out, opened, spared: (tuple(kinds), bytes, once, left_out, opened, spared),
+        lambda kinds, bytes, unrenewed, delisted, opened, requeued: (
+            tuple(kinds),
+            bytes,
+            unrenewed,
+            delisted,
+            opened,
+            requeued,
+        ),
         st.lists(st.sampled_from([(1, "jpg"), (1, "txt"), (2, "jpg")]), min_size=1, max_size=3),
         st.integers(0, 100),
         st.booleans(),
@@ -135,23 +148,23 @@ def numbered(drawn: Drawn) -> list[FileGroup]:
     ids = itertools.count(1)
     ordered = sorted(drawn, key=lambda state: not state[3])
     return [
-        FileGroup(tuple(next(ids) for _ in kinds), kinds, bytes, once, left_out, opened, spared)
-        for kinds, bytes, once, left_out, opened, spared in ordered
+        FileGroup(tuple(next(ids) for _ in kinds), kinds, bytes, unrenewed, delisted, opened, requeued)
+        for kinds, bytes, unrenewed, delisted, opened, requeued in ordered
     ]
 
 
 def rank(unit: FileGroup) -> int:
     """Who goes before whom: what nobody holds that listed only once; of that what was opened, spared, or left out."""
-    if unit.once:
+    if unit.unrenewed:
         return 2
-    return 0 if unit.opened or unit.spared or unit.left_out else 1
+    return 0 if unit.opened or unit.requeued or unit.delisted else 1
 
 
 @given(UNITS, st.integers(0, 600))
 def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> None:
     units = numbered(drawn)
     in_order = sorted(units, key=rank)
-    chosen = delist(units, plenty(units), need)
+    chosen = delist(units, LastOfKind(plenty(units)), need)
     expected: list[int] = []
     freed = 0
     for unit in in_order:
@@ -159,7 +172,7 @@ def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> 
             break
         expected.extend(unit.ids)
         freed += unit.bytes
-    assert chosen.left_out == expected
+    assert chosen.delisted == expected
 
 
 @pytest.mark.promise(7, 18, 24)
@@ -167,8 +180,8 @@ def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> 
 def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: int, more: int) -> None:
     units = numbered(drawn)
     listed = plenty(units, more)
-    chosen = delist(units, listed, need)
-    gone = set(chosen.left_out)
+    chosen = delist(units, LastOfKind(listed), need)
+    gone = set(chosen.delisted)
     left = Counter(listed) - Counter(kind for unit in units if unit.ids[0] in gone for kind in unit.kinds)
     assert all(left[kind] >= 1 for kind in listed)
     assert all(len(gone & set(unit.ids)) in (0, len(unit.ids)) for unit in units)
@@ -182,61 +195,61 @@ def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: i
 @given(UNITS, st.integers(0, 600))
 def test_to_the_back_go_those_never_opened_once_and_only_those(drawn: Drawn, need: int) -> None:
     units = {unit.ids: unit for unit in numbered(drawn)}
-    chosen = delist(units.values(), plenty(units.values()), need)
-    for ids in chosen.to_the_back:
+    chosen = delist(units.values(), LastOfKind(plenty(units.values())), need)
+    for ids in chosen.requeued:
         assert rank(units[ids]) == 1
-        assert not set(ids) & set(chosen.left_out)
+        assert not set(ids) & set(chosen.delisted)
 
 
 @pytest.mark.promise(25)
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 15), st.integers(0, 100))
 def test_exactly_so_many_files_where_a_number_is_asked_for(opened: list[bool], files: int, need: int) -> None:
     units = [unit(id, opened=opened) for id, opened in enumerate(opened, 1)]
-    chosen = delist(units, plenty(units), need, files)
-    assert len(chosen.left_out) == min(files, len(units))
+    chosen = delist(units, LastOfKind(plenty(units)), need, files)
+    assert len(chosen.delisted) == min(files, len(units))
 
 
 def test_a_group_too_large_for_the_number_gives_way_to_smaller_ones() -> None:
     pair = FileGroup((1, 2), ((1, "jpg"), (1, "txt")), 20)
-    assert delist([unit(3), pair, unit(4)], {(1, "jpg"): 9, (1, "txt"): 9}, 0, 2).left_out == [3, 4]
+    assert delist([unit(3), pair, unit(4)], LastOfKind({(1, "jpg"): 9, (1, "txt"): 9}), 0, 2).delisted == [3, 4]
 
 
 def test_what_is_left_out_already_stays_so_where_it_is_enough() -> None:
-    units = [unit(1, left_out=True), unit(2, left_out=True), unit(3)]
-    assert delist(units, plenty(units), 10).left_out == [1]  # 2 is shown again
-    assert delist(units, plenty(units), 20).left_out == [1, 2]
-    assert delist(units, plenty(units), 21).left_out == [1, 2, 3]
+    units = [unit(1, delisted=True), unit(2, delisted=True), unit(3)]
+    assert delist(units, LastOfKind(plenty(units)), 10).delisted == [1]  # 2 is shown again
+    assert delist(units, LastOfKind(plenty(units)), 20).delisted == [1, 2]
+    assert delist(units, LastOfKind(plenty(units)), 21).delisted == [1, 2, 3]
 
 
 def test_nothing_is_left_out_where_nothing_is_needed() -> None:
-    units = [unit(1, left_out=True), unit(2), unit(3, opened=False)]
-    assert delist(units, plenty(units), 0) == Delisting()
+    units = [unit(1, delisted=True), unit(2), unit(3, opened=False)]
+    assert delist(units, LastOfKind(plenty(units)), 0) == Delisting()
 
 
 @pytest.mark.promise(18)
 def test_what_a_reader_holds_that_listed_once_goes_last() -> None:
-    units = [unit(1, once=True), unit(2, opened=False), unit(3), unit(4, once=True, left_out=True)]
-    assert delist(units, plenty(units), 40).left_out == [3, 2, 1, 4]
-    assert delist(units, plenty(units), 10).left_out == [3]
+    units = [unit(1, unrenewed=True), unit(2, opened=False), unit(3), unit(4, unrenewed=True, delisted=True)]
+    assert delist(units, LastOfKind(plenty(units)), 40).delisted == [3, 2, 1, 4]
+    assert delist(units, LastOfKind(plenty(units)), 10).delisted == [3]
 
 
 def test_a_file_never_opened_goes_to_the_back_once() -> None:
     units = [unit(1, opened=False), unit(2)]
-    assert delist(units, plenty(units), 10) == Delisting([2], [(1,)])
-    again = [unit(2, left_out=True), unit(1, opened=False, spared=True)]
-    assert delist(again, plenty(again), 20) == Delisting([2, 1], [])
+    assert delist(units, LastOfKind(plenty(units)), 10) == Delisting([2], [(1,)])
+    again = [unit(2, delisted=True), unit(1, opened=False, requeued=True)]
+    assert delist(again, LastOfKind(plenty(again)), 20) == Delisting([2, 1], [])
 
 
 def test_a_file_never_opened_leaves_where_no_other_can() -> None:
-    units = [unit(1, opened=False), unit(2, opened=False), unit(3, once=True)]
-    assert delist(units, plenty(units), 10) == Delisting([1], [(2,)])
-    assert delist(units, plenty(units), 30) == Delisting([1, 2, 3], [])
+    units = [unit(1, opened=False), unit(2, opened=False), unit(3, unrenewed=True)]
+    assert delist(units, LastOfKind(plenty(units)), 10) == Delisting([1], [(2,)])
+    assert delist(units, LastOfKind(plenty(units)), 30) == Delisting([1, 2, 3], [])
 
 
 def test_the_last_of_a_kind_waits_for_its_successor() -> None:
     units = [unit(1, kind=(1, "txt")), unit(2), unit(3)]
-    assert delist(units, {(1, "txt"): 1, (1, "jpg"): 2}, 99).left_out == [2]
-    assert delist(units, {(1, "txt"): 2, (1, "jpg"): 3}, 99).left_out == [1, 2, 3]
+    assert delist(units, LastOfKind({(1, "txt"): 1, (1, "jpg"): 2}), 99).delisted == [2]
+    assert delist(units, LastOfKind({(1, "txt"): 2, (1, "jpg"): 3}), 99).delisted == [1, 2, 3]
 
 
 def test_the_queue_is_read_only_as_far_as_needed() -> None:
@@ -247,7 +260,7 @@ def test_the_queue_is_read_only_as_far_as_needed() -> None:
             read.append(id)
             yield unit(id)
 
-    assert delist(queue(), {(1, "jpg"): 1000}, 30).left_out == [1, 2, 3]
+    assert delist(queue(), LastOfKind({(1, "jpg"): 1000}), 30).delisted == [1, 2, 3]
     assert len(read) <= 4
 
 
@@ -341,21 +354,21 @@ def test_holds_are_those_of_each_process(readers: list[dict[int, Hold]], data: s
 
 
 def test_no_more_victims_are_looked_for_than_are_needed() -> None:
-    assert eviction((Victim(id, 10) for id in itertools.count()), 15) == [0, 1]
+    assert pick_victims((victim(id, 10) for id in itertools.count()), 15) == [0, 1]
 
 
 @pytest.mark.promise(18)
 def test_what_was_admitted_last_waits_where_nothing_else_makes_room() -> None:
     kind = (1, "rec")
     newest = [(seq, [kind], 10) for seq in range(20, 10, -1)]
-    assert last_shown(newest, {kind: 20}, [], 30, 20) == 17
-    assert last_shown(newest, {kind: 20}, [], 1000, 20) == 15, "half of them is shown"
-    assert last_shown(newest, {kind: 20}, [], -10, 20) == 20
-    assert last_shown(newest, {kind: 20}, [kind] * 18, 1000, 20) == 19, "a directory is never empty"
+    assert last_listed(newest, LastOfKind({kind: 20}), 30, 20) == 17
+    assert last_listed(newest, LastOfKind({kind: 20}), 1000, 20) == 15, "half of them is shown"
+    assert last_listed(newest, LastOfKind({kind: 20}), -10, 20) == 20
+    assert last_listed(newest, LastOfKind({kind: 2}), 1000, 20) == 19, "a directory is never empty"
 
 
 def test_a_group_waits_whole() -> None:
     jpg, json = (1, "jpg"), (1, "json")
     newest = [(19, [json, jpg], 20), (17, [json, jpg], 20), (15, [json, jpg], 20)]
-    assert last_shown(newest, {jpg: 9, json: 9}, [], 30, 20) == 18
-    assert last_shown(newest, {jpg: 9, json: 9}, [json] * 8, 30, 20) == 20, "the last of a kind"
+    assert last_listed(newest, LastOfKind({jpg: 9, json: 9}), 30, 20) == 18
+    assert last_listed(newest, LastOfKind({jpg: 9, json: 1}), 30, 20) == 20, "the last of a kind"

@@ -16,8 +16,8 @@ from growfs.cache.catalog import Share
 from growfs.cache.schema import FROZEN, PINNED
 from growfs.cache.store import Store
 from growfs.disk import BLOCK
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds
-from growfs.rotation.turnover import GenerationPlan, TurnoverInput, plan_generation
+from growfs.rotation.rules import EVERYWHERE, Generation, GenerationPlan, Hold, Holds, TurnoverInput
+from growfs.rotation.turnover import plan_generation
 from tests.unit.rooms import Rooms, file, open_rooms
 
 
@@ -57,7 +57,7 @@ class Scene:
         draft = self.rooms.draft(path(name), b"x" * BLOCK)
         assert await self.store.admit([replace(draft, group=tuple(map(self.id, group)))])
 
-    async def begin(self, leave_out: int = 0, once: Holds | None = None, opened: str | None = None) -> Generation:
+    async def begin(self, leave_out: int = 0, unrenewed: Holds | None = None, opened: str | None = None) -> Generation:
         """Have a generation begin that leaves out so many blocks (two at least, once it leaves anything out).
 
         opened: the names of what was opened, in place of all.
@@ -65,7 +65,7 @@ class Scene:
         self.rooms.generations.share = leave_out * BLOCK / self.store.limit_bytes
         self.rooms.generations.rotates = leave_out > 0
         ids = [self.id(name) for name in (self.names if opened is None else opened) if self.here(name)]
-        generation = await self.rooms.begin(once, frozenset(ids))
+        generation = await self.rooms.begin(unrenewed, frozenset(ids))
         assert generation
         return generation
 
@@ -100,7 +100,7 @@ class Scene:
             "free": 0,
             "shown_seq": store.shown_seq,
             "last_seq": store.last_seq,
-            "once": Holds(),
+            "unrenewed": Holds(),
             "opened": frozenset(),
         }
         next = plan_generation(self.rooms.database.path, number, TurnoverInput(**(facts | changes)))  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ async def test_what_was_shown_for_longest_is_left_out(scene: Scene) -> None:
     assert (scene.listed(), second.files) == ("3456", 4)
     assert scene.listed(first) == "123456"  # who lists it still sees all
     assert scene.resident() == "123456"
-    assert scene.rooms.generations.left_out_bytes(scene.rooms.database.rows) == 2 * BLOCK
+    assert scene.rooms.generations.delisted_bytes(scene.rooms.database.rows) == 2 * BLOCK
 
 
 async def test_arrivals_are_shown_and_not_left_out(scene: Scene) -> None:
@@ -217,7 +217,7 @@ async def test_room_for_a_large_file_that_waits(scene: Scene) -> None:
 @pytest.mark.promise(21)
 async def test_nothing_is_left_out_while_readers_cannot_be_told_apart(scene: Scene) -> None:
     await shown(scene, "123456")
-    await scene.begin(leave_out=2, once=Holds(foreign=True))
+    await scene.begin(leave_out=2, unrenewed=Holds(foreign=True))
     assert scene.listed() == "123456"
 
 
@@ -315,10 +315,10 @@ async def test_opens_that_were_written_count(scene: Scene) -> None:
 @pytest.mark.promise(18)
 async def test_what_a_reader_holds_that_listed_once_is_left_out_last(scene: Scene) -> None:
     await shown(scene, "1234")
-    once = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
-    await scene.begin(leave_out=2, once=once)
+    unrenewed = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
+    await scene.begin(leave_out=2, unrenewed=unrenewed)
     assert scene.listed() == "12"
-    await scene.begin(leave_out=3, once=once)
+    await scene.begin(leave_out=3, unrenewed=unrenewed)
     assert scene.listed() == "2"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from growfs.simulation.cache import File
+from growfs.simulation.cache import File, MountSettings
 from growfs.simulation.simulator import Simulation
 from tools.training.digits import RESIDENT, TRAIN, Numbers
 
@@ -73,9 +73,7 @@ def cached(policy: str, fetches_per_open: float, labels: Numbers, opens: int, se
         files,
         RESIDENT * FILE_BYTES,
         bandwidth=FILE_BYTES * fetches_per_open,
-        seed=seed,
-        policy=policy,
-        turnover=turnover(fetches_per_open),
+        settings=MountSettings(policy, seed, turnover(fetches_per_open)),
     )
     while sum(simulation.fetches) < RESIDENT:
         simulation.sleep(1)
