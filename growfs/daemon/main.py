@@ -33,7 +33,7 @@ from growfs.daemon.virtual_files import RecentLog
 from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
 from growfs.fuse.engine import Engine
-from growfs.fuse.mounting import Mounting, check_fuse, check_mountpoint, raise_read_ahead
+from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, raise_read_ahead
 from growfs.remote.limits import SharedLimits
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
@@ -123,8 +123,8 @@ def serve(request: Request, url: str, launcher: Launcher) -> None:
         folder.announce(url, request.mountpoint)
         workers = WorkerPool(replace(spec, cache=folder.path), SharedLimits())
         try:
-            mounting = Mounting(request.mountpoint, folder.path, allow_other)
-            trio.run(_run, lambda: build(request, url, folder, workers, recent), mounting, launcher)
+            mount = MountSpec(request.mountpoint, folder.path, allow_other)
+            trio.run(_run, lambda: build(request, url, folder, workers, recent), mount, launcher)
         finally:
             workers.stop()
     except sqlite3.DatabaseError as error:
@@ -165,7 +165,7 @@ def _raise_limits() -> None:
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that somebody breaks (openfiles), and deadly by default
 
 
-async def _run(build: Callable[[], Components], mounting: Mounting, launcher: Launcher) -> None:
+async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is taken off, or a signal asks for the end."""
     rooms = build()
     try:
@@ -175,9 +175,9 @@ async def _run(build: Callable[[], Components], mounting: Mounting, launcher: La
             for room in rooms.running:
                 nursery.start_soon(room.run)
             await _progress_until(rooms, launcher, lambda: rooms.catalog.files > 0)
-            rooms.engine.mount(mounting)
+            rooms.engine.mount(mount)
             nursery.start_soon(_serve, rooms.engine, nursery.cancel_scope)
-            await trio.to_thread.run_sync(raise_read_ahead, mounting.mountpoint, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
             await _progress_until(rooms, launcher, rooms.start.is_possible)
             launcher.leave(ready=await rooms.status.snapshot())
     except BaseExceptionGroup as group:

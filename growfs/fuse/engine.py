@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from growfs.errors import GrowfsError
-from growfs.fuse.mounting import Mounting
+from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.probe import why_not_passthrough
 from growfs.vfs.filesystem import Vfs
@@ -19,7 +19,7 @@ class Engine(Protocol):
     name: str
     requests: Counter[str]
 
-    def mount(self, mounting: Mounting) -> None:
+    def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint. Raises GrowfsError."""
 
     async def serve(self) -> None:

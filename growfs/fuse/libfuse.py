@@ -21,7 +21,7 @@ import trio
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import CpuLatencyRequest
-from growfs.fuse.mounting import Mounted, Mounting, captured_stderr, force_unmount, mounted_at
+from growfs.fuse.mounting import Mounted, MountSpec, captured_stderr, force_unmount, mounted_at
 from growfs.fuse.protocol import REPLY_MAX
 from growfs.vfs.attributes import Attributes
 from growfs.vfs.filesystem import NAME_MAX, Vfs
@@ -68,14 +68,14 @@ class LibfuseEngine(pyfuse3.Operations):
         self._buffer = memoryview(bytearray(REPLY_MAX))
         self._mounted: Mounted | None = None
 
-    def mount(self, mounting: Mounting) -> None:
+    def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint. Raises GrowfsError with libfuse's message."""
         with captured_stderr() as stderr:
             try:
-                pyfuse3.init(self, str(mounting.mountpoint), mounting.options())
+                pyfuse3.init(self, str(spec.mountpoint), spec.options())
             except RuntimeError as error:
-                raise GrowfsError(f"{mounting.mountpoint}: the kernel refuses the mount: {stderr() or error}") from None
-        self._mounted = mounted_at(mounting.mountpoint)
+                raise GrowfsError(f"{spec.mountpoint}: the kernel refuses the mount: {stderr() or error}") from None
+        self._mounted = mounted_at(spec.mountpoint)
 
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""

@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Mounting:
+class MountSpec:
     """What to mount where: a cache folder and a mountpoint. allow_other: for all users."""
 
     mountpoint: Path

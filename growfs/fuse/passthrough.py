@@ -18,7 +18,7 @@ import trio
 
 from growfs.errors import GrowfsError
 from growfs.fuse import encode, protocol, structs
-from growfs.fuse.mounting import Mounted, Mounting, force_unmount, mounted_at
+from growfs.fuse.mounting import Mounted, MountSpec, force_unmount, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
@@ -97,11 +97,11 @@ class PassthroughEngine:
 
     # The engine.
 
-    def mount(self, mounting: Mounting) -> None:
+    def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint and begin the session. Raises GrowfsError."""
-        session = Session(mounting.attach())
+        session = Session(spec.attach())
         self.use(session)
-        self._mounted = mounted_at(mounting.mountpoint)
+        self._mounted = mounted_at(spec.mountpoint)
         session.handshake()
 
     def use(self, session: Session) -> None:

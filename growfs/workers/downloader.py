@@ -24,7 +24,7 @@ HEARTBEAT_S = 20.0
 
 
 class Downloader:
-    """Owns the streams of a worker. send: sends a message to the daemon. Raises UsageError as open_remote does."""
+    """Owns a worker's transfer threads. send: sends a message to the daemon. Raises UsageError like open_remote."""
 
     def __init__(self, spec: RemoteSpec, limits: SharedLimits, send: Callable[[FetchProgress], None]) -> None:
         one_at_a_time = spec.producer is not None  # each worker has one producer process
@@ -47,7 +47,7 @@ class Downloader:
         for request in batch.files:
             job = self._queued[request.id] = partial(self._fetch, request)
             self._threads.submit(job, request.urgent)
-        for id in batch.hurry:
+        for id in batch.prioritize:
             if queued := self._queued.get(id):
                 self._threads.make_urgent(queued)
 
@@ -55,7 +55,7 @@ class Downloader:
         del self._queued[request.id]
         try:
             try:
-                result: Fetched | FetchFailed = self._fetched(request)
+                result: Fetched | FetchFailed = self._download(request)
             except GrowfsError as error:
                 result = self._failure(request, error)
         except OSError as error:
@@ -72,7 +72,7 @@ class Downloader:
             if self._should_report():
                 self._report_due.notify()
 
-    def _fetched(self, request: FetchRequest) -> Fetched:
+    def _download(self, request: FetchRequest) -> Fetched:
         file, target = request.file, request.target
         total = 0
 
@@ -91,7 +91,7 @@ class Downloader:
         if mtime_ns is not None:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
-        if streamed.bytes == found.size:  # all bytes passed through this process
+        if streamed.bytes == found.size:  # else some bytes did not pass through this process
             return Fetched(found, found.size, streamed.text())
         return Fetched(found, target.stat().st_size, digest.of(target))
 

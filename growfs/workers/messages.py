@@ -124,11 +124,11 @@ class FetchRequest(FastPickle):
 class FetchFiles:
     """Fetch these files, in addition to those requested before. The answers are FetchProgress messages.
 
-    hurry: ids of files requested before that have become urgent.
+    prioritize: ids of files requested before that have become urgent.
     """
 
     files: list[FetchRequest]
-    hurry: list[int]
+    prioritize: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse import makers
+from tests.fuse import producer_functions
 from tests.fuse.test_producers import complete
 from tests.harness import Growfs, make_tree, until
 
-FUNCTIONS = makers.__file__
+FUNCTIONS = producer_functions.__file__
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def outside(growfs: Growfs, tmp_path: Path) -> Path:
     """A folder in which a producer has no business."""
     folder = tmp_path / "outside"
     folder.mkdir()
-    growfs.env[makers.OUTSIDE] = str(folder)
+    growfs.env[producer_functions.OUTSIDE] = str(folder)
     return folder
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from growfs.workers import sandbox
 from growfs.workers.producer import sample_rng
-from tests.fuse import makers
+from tests.fuse import producer_functions
 from tests.harness import Growfs, until
 from tests.servers import S3Server
 
-FUNCTIONS = makers.__file__
+FUNCTIONS = producer_functions.__file__
 QUICK = ("--producer-timeout", "15s", "--producer-memory", "300MiB")
 
 
@@ -26,7 +26,7 @@ def outside(growfs: Growfs, tmp_path: Path) -> Path:
     """A folder in which a producer has no business."""
     folder = tmp_path / "outside"
     folder.mkdir()
-    growfs.env[makers.OUTSIDE] = str(folder)
+    growfs.env[producer_functions.OUTSIDE] = str(folder)
     return folder
 
 

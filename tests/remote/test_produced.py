@@ -19,9 +19,9 @@ from growfs.remote.functions import Function
 from growfs.remote.protocol import FetchTask, Producer, Remote, RemoteFile, RemoteSpec
 from growfs.remote.wrappers.producer import ProducedRemote
 from growfs.remote.wrappers.producer_pool import check
-from tests.fuse import makers
+from tests.fuse import producer_functions
 
-FUNCTIONS = makers.__file__
+FUNCTIONS = producer_functions.__file__
 TREE = {"a/one.bin": os.urandom(3000), "a/two.tar.gz": b"", "zero": b"0", "odd/ünï\n{x}%.bin": b"1" * 700_000}
 
 

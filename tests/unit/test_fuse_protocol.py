@@ -1,4 +1,4 @@
-"""The kernel's protocol, byte for byte: recorded from Linux 6.18 (7.45), and there and back for every structure."""
+"""The FUSE protocol: messages recorded from Linux 6.18 (7.45), and a round trip of each structure."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_the_answer_to_the_offer() -> None:
     assert structs.InitOut.unpack(answer.pack()) == answer
 
 
-@pytest.mark.parametrize(("minor", "spoken"), [(40, 40), (44, 44), (45, 45), (46, 45), (99, 45)])
-def test_the_lower_of_two_minor_versions_is_spoken(minor: int, spoken: int) -> None:
-    assert protocol.negotiate(offered(minor=minor), FLAGS, 1).minor == spoken
+@pytest.mark.parametrize(("minor", "used"), [(40, 40), (44, 44), (45, 45), (46, 45), (99, 45)])
+def test_the_lower_minor_version_is_used(minor: int, used: int) -> None:
+    assert protocol.negotiate(offered(minor=minor), FLAGS, 1).minor == used
 
 
 @pytest.mark.parametrize(("major", "minor"), [(7, 39), (7, 12), (6, 45)])
@@ -80,7 +80,7 @@ def test_a_kernel_that_was_built_without_passthrough_is_refused(missing: InitFla
         protocol.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1)
 
 
-def test_nothing_is_asked_for_that_the_kernel_does_not_offer() -> None:
+def test_flags_that_the_kernel_does_not_offer_are_not_set() -> None:
     offer = offered(flags=int(InitFlag.PASSTHROUGH | InitFlag.INIT_EXT))
     answer = protocol.negotiate(offer, FLAGS, 1)
     assert answer.flags | answer.flags2 << 32 == offer.all_flags
@@ -109,8 +109,8 @@ def test_an_open_and_its_answer() -> None:
 
 
 def test_a_read_and_a_release() -> None:
-    asked = structs.ReadIn.unpack(READ, HEADER)
-    assert (asked.fh, asked.offset, asked.size) == ((1 << 48) + 1, 76, 131_072)
+    read = structs.ReadIn.unpack(READ, HEADER)
+    assert (read.fh, read.offset, read.size) == ((1 << 48) + 1, 76, 131_072)
     assert structs.ReleaseIn.unpack(RELEASE, HEADER).fh == 1026
 
 
@@ -124,7 +124,7 @@ def test_an_entry_of_a_directory() -> None:
 @pytest.mark.promise(9)
 @pytest.mark.parametrize("name", ["f1", "x", "ü" * 20, "y" * 255, "12345678"])
 @pytest.mark.parametrize("is_dir", [0, 1])
-def test_an_entry_of_a_listing_is_packed_alike_in_one_step(name: str, is_dir: int) -> None:
+def test_an_entry_of_a_listing_is_packed_the_same_in_one_step(name: str, is_dir: int) -> None:
     entry = Entry(1026, name, is_dir, 0 if is_dir else FILE.size, FILE.mtime_ns, 3)
     encoded = name.encode()
     tail = structs.Dirent(1026, 3, len(encoded), 4 if is_dir else 8)
@@ -146,7 +146,7 @@ def test_a_notification() -> None:
     assert message[32:] == b"name\0"
 
 
-def test_statx_tells_what_getattr_tells() -> None:
+def test_statx_agrees_with_getattr() -> None:
     answer = encode.statx_out(FILE)
     head = structs.StatxOut.unpack(answer)
     times = structs.StatxTimes.unpack(answer, structs.StatxOut.layout.size)
@@ -159,8 +159,15 @@ def test_statx_tells_what_getattr_tells() -> None:
 
 
 def test_statfs() -> None:
-    told = structs.StatfsOut.unpack(encode.statfs_out(Capacity(blocks=10, free=4, files=3)))
-    assert (told.blocks, told.bfree, told.bavail, told.files, told.bsize, told.namelen) == (10, 4, 4, 3, 4096, 255)
+    statfs = structs.StatfsOut.unpack(encode.statfs_out(Capacity(blocks=10, free=4, files=3)))
+    assert (statfs.blocks, statfs.bfree, statfs.bavail, statfs.files, statfs.bsize, statfs.namelen) == (
+        10,
+        4,
+        4,
+        3,
+        4096,
+        255,
+    )
 
 
 def test_ioctl_numbers() -> None:
@@ -173,7 +180,7 @@ def test_sizes_are_the_kernels(name: str) -> None:
 
 
 def values(kind: type[Structure]) -> st.SearchStrategy[Structure]:
-    """Any structure of a kind: each member over its whole range."""
+    """Any instance of a structure: each member over its whole range."""
     codes = [code for code in kind.layout.format.lstrip("=") if code.isalpha() and code != "x"]
     ranges = {"Q": (0, 2**64 - 1), "q": (-(2**63), 2**63 - 1), "I": (0, 2**32 - 1), "i": (-(2**31), 2**31 - 1)}
     members = [st.integers(*ranges.get(code, (0, 2**16 - 1))) for code in codes]
@@ -183,7 +190,7 @@ def values(kind: type[Structure]) -> st.SearchStrategy[Structure]:
 
 @pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-def test_there_and_back(kind: type[Structure], data: st.DataObject) -> None:
+def test_a_round_trip(kind: type[Structure], data: st.DataObject) -> None:
     value = data.draw(values(kind))
     packed = value.pack()
     assert len(packed) == kind.layout.size
@@ -192,14 +199,14 @@ def test_there_and_back(kind: type[Structure], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)
-def test_a_structure_that_is_cut_short(kind: type[Structure]) -> None:
+def test_a_truncated_structure(kind: type[Structure]) -> None:
     for length in range(kind.layout.size):
         with pytest.raises(Malformed, match=kind.__name__):
             kind.unpack(bytes(length))
 
 
 @pytest.mark.parametrize("message", [b"", INIT[:39], INIT[:-1], INIT + b"x", struct.pack("=I", 4)])
-def test_a_message_that_is_not_as_long_as_it_says(message: bytes) -> None:
+def test_a_message_whose_length_is_not_that_of_its_header(message: bytes) -> None:
     with pytest.raises(Malformed):
         protocol.parse_request(message)
 

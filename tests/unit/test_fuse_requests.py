@@ -1,6 +1,6 @@
-"""The passthrough engine and whatever a kernel may send: no message ends it, and each gets one answer at most.
+"""The passthrough engine survives any message of the kernel, and answers each one at most once.
 
-The other end of the device is a socket here, since no kernel can be made to send such messages.
+A socket stands in for the device, because no kernel can be made to send such messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WITH_BODY = [Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS, Opcode.RELEASE, Op
 
 
 class Kernel:
-    """The other end."""
+    """The kernel's end of the device."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = trio.socket.from_stdlib_socket(end)
@@ -51,7 +51,7 @@ class Kernel:
         return structs.OutHeader.unpack(message), message[structs.OutHeader.layout.size :]
 
     async def ask(self, opcode: int, body: bytes = b"", nodeid: int = ROOT) -> int:
-        """The errno of the answer."""
+        """Send a request and return the errno of its answer."""
         await self.send(opcode, body, nodeid)
         return -(await self.answer())[0].error
 
@@ -97,7 +97,7 @@ async def test_a_name(kernel: Kernel) -> None:
 
 
 async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemon(kernel: Kernel, rooms: Rooms) -> None:
-    """The socket takes no ioctl, as a file system may not."""
+    """The socket refuses the ioctl, as some file systems do."""
     id = rooms.node("a/1").id
     await kernel.send(Opcode.OPEN, OPEN_IN, id)
     header, body = await kernel.answer()
@@ -112,16 +112,16 @@ async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemo
 async def test_an_open_is_answered_and_then_counted(
     kernel: Kernel, rooms: Rooms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And before any other request is answered: a listing may depend on it."""
-    told: list[str] = []
+    """It is counted before any other request is answered, because a listing may depend on it."""
+    events: list[str] = []
     id = rooms.node("a/1").id
 
     def send(device: Session, message: bytes, content: memoryview | None = None) -> bool:
-        told.append("answered")
+        events.append("answered")
         return sent(device, message, content)
 
     def count(vfs: Vfs, handle: int, missed: bool = False) -> None:
-        told.append("counted")
+        events.append("counted")
         counted(vfs, handle, missed)
 
     sent, counted = Session.send, Vfs.count_open
@@ -132,7 +132,7 @@ async def test_an_open_is_answered_and_then_counted(
     for _ in range(2):
         assert (await kernel.answer())[0].error == 0
     await wait_all_tasks_blocked()
-    assert told == ["answered", "counted"] * 2
+    assert events == ["answered", "counted"] * 2
 
 
 @pytest.mark.parametrize("opcode", WRITE_OPCODES, ids=lambda opcode: opcode.name)
@@ -141,12 +141,12 @@ async def test_a_change_is_refused(kernel: Kernel, opcode: Opcode) -> None:
 
 
 @pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.GETXATTR, Opcode.LSEEK, Opcode.ACCESS, 4095])
-async def test_what_is_not_spoken_here(kernel: Kernel, opcode: int) -> None:
+async def test_an_unsupported_request(kernel: Kernel, opcode: int) -> None:
     assert await kernel.ask(opcode, bytes(64)) == errno.ENOSYS
 
 
 @pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
-async def test_a_body_that_is_cut_short(kernel: Kernel, opcode: Opcode) -> None:
+async def test_a_truncated_body(kernel: Kernel, opcode: Opcode) -> None:
     assert await kernel.ask(opcode, bytes(7)) == errno.EIO
 
 
@@ -157,12 +157,12 @@ async def test_a_handle_that_was_never_given(kernel: Kernel, opcode: Opcode) -> 
 
 
 @pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), structs.InHeader(99, 1, 1, 1, 0, 0, 0).pack()])
-async def test_a_message_that_cannot_be_told_apart_is_passed_over(kernel: Kernel, message: bytes) -> None:
+async def test_a_malformed_message_is_ignored(kernel: Kernel, message: bytes) -> None:
     await kernel.end.send(message)
 
 
-async def test_no_task_waits_for_the_end_of_a_nap(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each listing has a generation begin, which takes several tasks and threads several turns."""
+async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each listing begins a generation, for which several tasks and threads take turns."""
     monkeypatch.setattr(session, "POLL_S_MAX", 60.0)
     for _ in range(20):
         await kernel.send(Opcode.OPENDIR, OPEN_IN)

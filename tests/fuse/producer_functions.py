@@ -1,4 +1,4 @@
-"""Functions of a user's, for the tests of producers. Some of them misbehave, by the name of the file."""
+"""User functions for the tests of producers. Some of them misbehave, depending on the name of the file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 STEP = 300_000
-OUTSIDE = "GROWFS_TEST_OUTSIDE"  # names a folder in which a producer has no business
+OUTSIDE = "GROWFS_TEST_OUTSIDE"  # names a folder that a producer must not write to
 
 
 def backwards(source: BinaryIO, out: BinaryIO) -> None:
-    """The content from its end to its beginning, so that reading in order does not do."""
+    """Copy the content backwards, so that the source is not read in order."""
     size = source.seek(0, os.SEEK_END)
     for end in range(size, 0, -STEP):
         source.seek(max(0, end - STEP))
@@ -26,13 +26,13 @@ def backwards(source: BinaryIO, out: BinaryIO) -> None:
 
 
 def copied(source: BinaryIO, out: BinaryIO) -> None:
-    """Says each time what it makes."""
+    """Copy, and print the name of the file."""
     print(f"copying {source.name}", flush=True)
     shutil.copyfileobj(source, out)
 
 
 def troubled(source: BinaryIO, out: BinaryIO) -> None:
-    """Does what the name says."""
+    """Misbehave as the name of the file says."""
     name = Path(source.name).stem
     print(f"printed over {name}", flush=True)
     os.write(1, b"written to 1\n")
@@ -69,7 +69,7 @@ keep: list[bytes] = []
 
 
 def sometimes(source: BinaryIO, out: BinaryIO) -> None:
-    """Fails the first time, for each file."""
+    """Fail on the first try of each file."""
     marks = Path(os.environ[OUTSIDE])
     mark = marks / Path(source.name).name
     if mark.exists():
