@@ -58,7 +58,7 @@ def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
         if row.default is False:
             decorator = click.option(flag_name(row.name), row.name, is_flag=True, default=None, help=meta["help"])
         else:
-            several = bool(meta.get("several"))
+            several = bool(meta.get("repeatable"))
             text = f"{meta['help']} [{meta['default']}]" if meta.get("default") else meta["help"]
             decorator = click.option(
                 flag_name(row.name), row.name, metavar=meta["metavar"], multiple=several, default=None, help=text
@@ -97,10 +97,10 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
 
 
 def _ask(mountpoint: Path, verb: str, told: Callable[[Any], None] | None = None, **request: Any) -> Any:
-    from growfs.daemon.control import ask
+    from growfs.daemon.control import call
     from growfs.daemon.launch import find_living
 
-    return ask(find_living(mountpoint).cache, verb, told, **request)
+    return call(find_living(mountpoint).cache, verb, told, **request)
 
 
 @main.command()
@@ -174,12 +174,12 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 @main.command("list")
 def list_() -> None:
     """List the growfs mounts of this machine."""
-    from growfs.daemon.control import ask
+    from growfs.daemon.control import call
     from growfs.daemon.launch import living, running
 
     for mounted in running():
         try:
-            told = brief(ask(mounted.cache, "status")) if living(mounted) else "dead: growfs umount takes it off"
+            told = brief(call(mounted.cache, "status")) if living(mounted) else "dead: growfs umount takes it off"
         except GrowfsError as error:
             told = str(error)
         click.echo(f"{mounted.mountpoint}  {mounted.cache}  {told}")

@@ -1,6 +1,6 @@
-"""Numbers as people write them: sizes, rates, times, counts and fractions. A text that makes no sense is a UsageError.
+"""Parsers of numbers with units: sizes, rates, times, counts and fractions. Invalid text raises UsageError.
 
-The command line, the configuration file and `growfs plan` all read their numbers here.
+The command line, the configuration file and `growfs plan` use them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MULTIPLES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
 def size(text: str) -> int:
-    """Bytes, as people write them: 500GB is 500 * 1000^3, 20GiB is 20 * 1024^3."""
+    """Bytes: 500GB is 500 * 1000^3, 20GiB is 20 * 1024^3."""
     try:
         return int(humanfriendly.parse_size(text))
     except humanfriendly.InvalidSize:
@@ -24,10 +24,10 @@ def size(text: str) -> int:
 
 
 def rate(text: str) -> int:
-    """Bytes per second, as people write them: 200MB/s, or 200MB; 0 for no limit."""
+    """Bytes per second: 200MB/s, or 200MB; 0: no limit."""
     amount = text.strip().removesuffix("/s")
     try:
-        if re.search("bit|bps", amount, re.IGNORECASE):  # which would be read as bytes
+        if re.search("bit|bps", amount, re.IGNORECASE):  # parse_size would take them for bytes
             raise UsageError("bits")
         return size(amount)
     except UsageError:
@@ -35,7 +35,7 @@ def rate(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Seconds, as people write them: 90, 90s, 5m, 1h."""
+    """Seconds: 90, 90s, 5m, 1h."""
     try:
         value = float(humanfriendly.parse_timespan(text))
     except humanfriendly.InvalidTimespan:
@@ -46,7 +46,7 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number, not negative: 50000, 100k, 1.5M, 2G."""
+    """A whole number from 0: 50000, 100k, 1.5M, 2G."""
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)([kKMG])", text, re.ASCII)
     if match is None:
         raise UsageError(f"{text!r} is no whole number; write it as 50000, 100k or 1.5M")
@@ -61,7 +61,7 @@ def positive(text: str) -> int:
 
 
 def fraction_of(text: str) -> float:
-    """A part of the whole: 0.5 or 50%."""
+    """A number above 0, up to 1: 0.5 or 50%."""
     try:
         value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from growfs.daemon.control import ask
+from growfs.daemon.control import call
 from growfs.daemon.launch import find_living, stop
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
@@ -61,7 +61,7 @@ class Growfs:
 
     def status(self) -> dict[str, Any]:
         """The status, through the control socket. As the verb, without a Python of its own: tests poll it."""
-        return dict(ask(find_living(self.mountpoint).cache, "status"))
+        return dict(call(find_living(self.mountpoint).cache, "status"))
 
     @property
     def cache(self) -> Path:

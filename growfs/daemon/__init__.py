@@ -5,5 +5,5 @@ and its commands, and the text and figures that people read.
 
 Always: the command line reaches a running daemon through the control socket only, never through the mount.
 
-For others: `launch` (start, stop, find and list mounts), `control.ask`, `options.Options`, `render`.
+For others: `launch` (start, stop, find and list mounts), `control.call`, `options.Options`, `render`.
 """

@@ -1,8 +1,8 @@
 """The daemon process: opens the cache, runs the components of one mount, and leaves the cache in order.
 
-`python -m growfs.daemon.main FD`, with a pickled Request on its standard input, in a session of its own. It tells its
-progress, and at last {"ready": ...} or {"error": ...}, a line of JSON each, through the descriptor FD. When nobody
-reads there any more before it is ready, the mount is taken back.
+`python -m growfs.daemon.main FD` reads a pickled MountRequest from standard input, and runs in a session of its own. It
+writes lines of JSON to the file descriptor FD: {"progress": ...} any number of times, then {"ready": ...} or
+{"error": ...}. If the reader closes the pipe before that, the daemon unmounts and ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from setproctitle import setproctitle
 from growfs.cache.directory import CacheFolder, open_cache
 from growfs.cache.open_files import IDLE_MAX
 from growfs.cache.store import Store
-from growfs.daemon.options import Request
+from growfs.daemon.options import MountRequest
 from growfs.daemon.virtual_files import RecentLog
 from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
@@ -50,46 +50,45 @@ DURABLE_EVERY_S = 30.0
 LOG_BYTES_MAX = 4 << 20
 DESCRIPTORS_MIN = 256
 SWITCH_S = 2e-4
-"""After which another thread has to let go of the interpreter: each call to the kernel that an open takes may wait so
-long for it, while a list of a million files is written out."""
-
+"""For sys.setswitchinterval: while another thread computes (to render a list of a million files, say), each system call
+of an open may wait this long for the interpreter."""
 
 CONFINED = "the kernel lets a producer write to its own file and folder only (Landlock)"
 UNCONFINED = "this kernel has no Landlock: nothing keeps a producer from writing elsewhere"
 
 
 class Launcher:
-    """The one who started the daemon, until it is ready."""
+    """The process that started the daemon, which waits until the mount is ready."""
 
     def __init__(self, fd: int) -> None:
         self._pipe = os.fdopen(fd, "w")
-        self.left = False
+        self.finished = False
 
-    def tell(self, **message: Any) -> None:
-        """Say something; raises GrowfsError when nobody listens any more."""
+    def report(self, **message: Any) -> None:
+        """Send a message; raises GrowfsError if the launcher is gone."""
         try:
             self._pipe.write(json.dumps(message) + "\n")
             self._pipe.flush()
         except OSError:
-            raise GrowfsError("the mount was given up before training could start") from None
+            raise GrowfsError("the command that mounts ended before the mount was ready") from None
 
-    def leave(self, **message: Any) -> None:
-        """Say the last thing; to the log where that was said already."""
-        if self.left:
+    def finish(self, **message: Any) -> None:
+        """Send the last message. After that, errors go to the log."""
+        if self.finished:
             log.error("%s", message.get("error"))
             return
-        self.left = True
+        self.finished = True
         try:
-            self.tell(**message)
+            self.report(**message)
             self._pipe.close()
         except (GrowfsError, OSError):
-            log.warning("nobody waits for the mount any more")
+            log.warning("the command that mounts has ended already")
 
 
 def main() -> None:
-    """Serve one mount, until it is taken off."""
+    """Serve one mount until it is unmounted."""
     launcher = Launcher(int(sys.argv[1]))
-    request: Request = pickle.load(sys.stdin.buffer)
+    request: MountRequest = pickle.load(sys.stdin.buffer)
     url = redact(request.url)
     setproctitle(f"growfs: {url} on {request.mountpoint}")
     os.umask(0o077)
@@ -98,17 +97,17 @@ def main() -> None:
     try:
         serve(request, url, launcher)
     except GrowfsError as error:
-        launcher.leave(error=str(error), exit_code=error.exit_code)
+        launcher.finish(error=str(error), exit_code=error.exit_code)
         sys.exit(error.exit_code)
     except BaseException as error:
-        launcher.leave(
+        launcher.finish(
             error=f"a bug in growfs: {type(error).__name__}: {error}", exit_code=1, trace=traceback.format_exc()
         )
         raise
 
 
-def serve(request: Request, url: str, launcher: Launcher) -> None:
-    """Open the cache, run the mount, and leave the cache so that it can be trusted."""
+def serve(request: MountRequest, url: str, launcher: Launcher) -> None:
+    """Open the cache and run the mount. url: without secrets."""
     _raise_limits()
     spec = request.remote
     allow_other = request.options.allow_other or os.geteuid() == 0
@@ -137,7 +136,7 @@ def serve(request: Request, url: str, launcher: Launcher) -> None:
         ) from error
     finally:
         folder.withdraw()
-        if not launcher.left:
+        if not launcher.finished:
             folder.undo()
 
 
@@ -148,64 +147,64 @@ def _start_log(folder: CacheFolder) -> RecentLog:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_file, recent])
     with folder.log.open("a") as log_file:
-        for standard in (1, 2):  # what a library prints, here or in a worker
+        for standard in (1, 2):  # for what a library prints, here or in a worker
             os.dup2(log_file.fileno(), standard)
     return recent
 
 
 def _raise_limits() -> None:
-    """Have as many descriptors as this process may; each file that is open takes one."""
+    """Raise the limit of file descriptors to the hard limit: each open file takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < DESCRIPTORS_MIN:
         raise GrowfsError(f"this process may open {hard} files only; raise the limit: ulimit -n {DESCRIPTORS_MIN}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Have room for them now: once there are threads, each doubling of the table waits for every core, for 10 ms and
-    # more (fs/file.c, expand_fdtable).
+    # Make the kernel grow the descriptor table now: once there are threads, each doubling waits for every core
+    # (synchronize_rcu), 10 ms and more (fs/file.c, expand_fdtable).
     os.close(fcntl.fcntl(sys.stdin.fileno(), fcntl.F_DUPFD, min(hard - 1, 2 * IDLE_MAX)))
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # of a lease that somebody breaks (openfiles), and deadly by default
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a lease is broken (cache/open_files.py); else it kills
 
 
 async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
-    """Serve the mount until it is taken off, or a signal asks for the end."""
-    rooms = build()
+    """Serve the mount until it is unmounted or a signal ends the daemon."""
+    components = build()
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_signal, nursery.cancel_scope)
-            nursery.start_soon(_keep_durable, rooms.store)
-            for room in rooms.running:
-                nursery.start_soon(room.run)
-            await _progress_until(rooms, launcher, lambda: rooms.catalog.files > 0)
-            rooms.engine.mount(mount)
-            nursery.start_soon(_serve, rooms.engine, nursery.cancel_scope)
+            nursery.start_soon(_keep_durable, components.store)
+            for service in components.running:
+                nursery.start_soon(service.run)
+            await _progress_until(components, launcher, lambda: components.catalog.files > 0)
+            components.engine.mount(mount)
+            nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
-            await _progress_until(rooms, launcher, rooms.start.is_possible)
-            launcher.leave(ready=await rooms.status.snapshot())
+            await _progress_until(components, launcher, components.start.is_possible)
+            launcher.finish(ready=await components.status.snapshot())
     except BaseExceptionGroup as group:
         raise _cause(group) from group
     finally:
-        rooms.engine.unmount()
-        rooms.usage.save_now()
-        rooms.store.stop()
-        rooms.database.close()
+        components.engine.unmount()
+        components.usage.save_now()
+        components.store.stop()
+        components.database.close()
 
 
-async def _progress_until(rooms: Components, launcher: Launcher, done: Callable[[], bool]) -> None:
+async def _progress_until(components: Components, launcher: Launcher, done: Callable[[], bool]) -> None:
     while not done():
-        launcher.tell(progress=await rooms.status.snapshot())
+        launcher.report(progress=await components.status.snapshot())
         await trio.sleep(PROGRESS_EVERY_S)
 
 
-async def _serve(engine: Engine, whole: trio.CancelScope) -> None:
+async def _serve(engine: Engine, daemon: trio.CancelScope) -> None:
     await engine.serve()
-    log.info("the mount was taken off")
-    whole.cancel()
+    log.info("unmounted")
+    daemon.cancel()
 
 
-async def _until_signal(whole: trio.CancelScope) -> None:
+async def _until_signal(daemon: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            log.info("ending, because of %s", signal.Signals(number).name)
-            whole.cancel()
+            log.info("stopping after %s", signal.Signals(number).name)
+            daemon.cancel()
 
 
 async def _keep_durable(store: Store) -> None:
@@ -214,11 +213,11 @@ async def _keep_durable(store: Store) -> None:
         try:
             await store.make_durable()
         except (OSError, sqlite3.OperationalError) as error:
-            log.warning("what is cached could not be made durable, trying again: %s", error)
+            log.warning("the cached files could not be synced to the disk, trying again: %s", error)
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a person should hear of: the first error that is meant for people, else the first."""
+    """The error to report: the first GrowfsError in the group, else the first error."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

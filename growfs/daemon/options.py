@@ -1,7 +1,7 @@
-"""The one table of a mount's options. Flags, keys of --config, environment names and help texts all come from it.
+"""The table of mount options. Flags, the keys of --config, environment variables and help texts are made from it.
 
-A flag --cache-size is the TOML key cache-size and the variable GROWFS_CACHE_SIZE. A flag wins over the environment,
-the environment over the file.
+The flag --cache-size is the key cache-size in a TOML file and the variable GROWFS_CACHE_SIZE. A flag overrides the
+environment, and the environment overrides the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from growfs.daemon.parsers import (
-    SAMPLES,
+    PYTHON_SCHEME,
     CacheSize,
     absolute,
     cache_size,
@@ -45,21 +45,21 @@ else:
 
 
 def option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, live: bool = False) -> Any:
-    """A row of the table. default: as a person would write it, or None. live: `growfs set` may change it."""
+    """A row of the table. default: as text, or None. live: `growfs set` can change it."""
     return field(
         default=None, metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "live": live}
     )
 
 
 def flag(text: str) -> Any:
-    """A row without a value."""
+    """A flag, which has no value."""
     return field(default=False, metadata={"parse": bool, "help": text, "live": False})
 
 
-def several(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
-    """A row that may come more than once."""
+def repeatable(parse: Callable[[str], Any], metavar: str, text: str) -> Any:
+    """An option that may be given more than once."""
     return field(
-        default=(), metadata={"parse": parse, "metavar": metavar, "help": text, "several": True, "live": False}
+        default=(), metadata={"parse": parse, "metavar": metavar, "help": text, "repeatable": True, "live": False}
     )
 
 
@@ -69,7 +69,7 @@ DEFAULT_CACHE_DIR = str(user_cache_path("growfs")).replace(str(Path.home()), "~"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to mount. None stands for 'not given', which only some rows allow."""
+    """The options of one mount. None: not given."""
 
     cache_dir: Path = option(DEFAULT_CACHE_DIR, folder, "DIR", "Directory for the cached files.")
     cache_size: CacheSize = option(
@@ -87,7 +87,7 @@ class Options:
         "I/N",
         "Prefetch only shard I of N (one per node). auto reads torchrun's or Slurm's environment.",
     )
-    freeze: tuple[str, ...] = several(
+    freeze: tuple[str, ...] = repeatable(
         str, "GLOB", "Fetch matching files first, wait for all of them, and never evict them (a validation set)."
     )
     group: str | None = option(
@@ -131,8 +131,8 @@ class Options:
         "Number of worker processes: 2 for downloads, one per core for a producer.",
     )
     bandwidth: int = option("0", rate, "RATE", "Maximum download rate, such as 200MB/s; 0: no limit.", live=True)
-    include: tuple[str, ...] = several(str, "GLOB", "Mount only files that match (.gitignore syntax).")
-    exclude: tuple[str, ...] = several(str, "GLOB", "Skip files that match (.gitignore syntax).")
+    include: tuple[str, ...] = repeatable(str, "GLOB", "Mount only files that match (.gitignore syntax).")
+    exclude: tuple[str, ...] = repeatable(str, "GLOB", "Skip files that match (.gitignore syntax).")
     producer: Function | None = option(
         None, function, "FUNCTION", "Create each file with your own function: mypkg.shards:make, or shards.py:make."
     )
@@ -187,7 +187,7 @@ class Options:
         "How long a process that lists but opens nothing keeps seeing the same files.",
         live=True,
     )
-    storage_option: tuple[tuple[str, Any], ...] = several(
+    storage_option: tuple[tuple[str, Any], ...] = repeatable(
         storage_option,
         "NAME=VALUE",
         "Option of the store's fsspec filesystem; dots nest (client_kwargs.region_name=eu-west-1).",
@@ -198,9 +198,9 @@ class Options:
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Options:
-        """Options from texts by field name (lists of texts where several may come); what is missing has its default."""
+        """Options from text by field name (lists of text for repeatable ones). Missing ones get their defaults."""
         if unknown := sorted(set(given) - {row.name for row in fields(cls)}):
-            raise UsageError(f"no such option: {', '.join(unknown)}; there are those of growfs mount --help")
+            raise UsageError(f"no such option: {', '.join(unknown)}; growfs mount --help lists the options")
         values: dict[str, Any] = {}
         for row in fields(cls):
             value = given.get(row.name)
@@ -209,11 +209,14 @@ class Options:
             values[row.name] = parse_value(row, value)
         options = cls(**values)
         if options.no_wait and (options.wait_files is not None or options.wait_bytes is not None):
-            raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; give one or the other")
+            raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; use one or the other")
         return options
 
     def remote(self, url: str, folder: Path = Path("/")) -> RemoteSpec:
-        """What is needed to open the remote. folder: of the one who mounts, where a producer is looked for."""
+        """What is needed to open the remote. folder: the working directory of the caller, to find a producer in.
+
+        Raises UsageError if the options contradict the URL.
+        """
         return RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),
@@ -223,48 +226,48 @@ class Options:
             include=self.include,
             exclude=self.exclude,
             members=self.members,
-            producer=self._made_by(url, folder),
+            producer=self._producer(url, folder),
         )
 
-    def _made_by(self, url: str, folder: Path) -> Producer | None:
-        """What makes the files. Raises UsageError where options contradict each other."""
-        samples = url.startswith(SAMPLES)
-        made_by = Function.parse(url.removeprefix(SAMPLES), str(folder)) if samples else self.producer
+    def _producer(self, url: str, folder: Path) -> Producer | None:
+        """The producer of the files, if any. Raises UsageError if options contradict each other."""
+        no_remote = url.startswith(PYTHON_SCHEME)
+        function = Function.parse(url.removeprefix(PYTHON_SCHEME), str(folder)) if no_remote else self.producer
         names = {name for _, name, _, _ in Formatter().parse(self.rename or "") if name is not None}
         by_index = "index" in names
-        stores = self.endpoint_url or self.anon or self.storage_option
-        for wrong, what in (
-            (samples and self.producer, "--producer makes files of a remote's, and py: makes them of nothing"),
-            (samples and self.manifest, "--manifest lists a remote's files, and py: has none"),
-            (self.members and self.producer, "--members shows what archives hold as it is, --producer makes new files"),
-            (samples and self.members, "--members looks into a remote's archives, and py: has none"),
-            (samples and (self.include or self.exclude), "--include and --exclude are of a remote's files, not of py:"),
-            (samples and stores, "--endpoint-url, --anon and --storage-option are of a store, and py: has none"),
-            (samples and names - {"index"}, "--rename has {index} alone with py:, as in 'shard-{index:06d}'"),
-            (samples and self.group, "--group is for files of a remote, and py: makes each by itself"),
-            (samples and self.rename and not by_index, "--rename needs {index} with py:, as in 'shard-{index:06d}'"),
-            (not samples and by_index, "--rename {index} is for py:; files of a remote have {stem} and the like"),
-            (not samples and self.count, "--count is for py:FUNCTION in place of a URL"),
-            (not made_by and self.rename, "--rename is for what --producer makes"),
+        store = self.endpoint_url or self.anon or self.storage_option
+        for wrong, message in (
+            (no_remote and self.producer, "--producer cannot be used with py:, which names a producer itself"),
+            (no_remote and self.manifest, "--manifest cannot be used with py:, which has no remote files"),
+            (self.members and self.producer, "--members and --producer cannot be used together"),
+            (no_remote and self.members, "--members cannot be used with py:, which has no remote archives"),
+            (no_remote and (self.include or self.exclude), "--include and --exclude cannot be used with py:"),
+            (no_remote and store, "--endpoint-url, --anon and --storage-option cannot be used with py:"),
+            (no_remote and names - {"index"}, "--rename with py: can use {index} only, as in 'shard-{index:06d}'"),
+            (no_remote and self.group, "--group cannot be used with py:, which creates each file by itself"),
+            (no_remote and self.rename and not by_index, "--rename with py: needs {index}, as in 'shard-{index:06d}'"),
+            (not no_remote and by_index, "--rename can use {index} with py: only; remote files have {stem} and others"),
+            (not no_remote and self.count, "--count needs py:FUNCTION as the URL"),
+            (not function and self.rename, "--rename needs --producer"),
         ):
             if wrong:
-                raise UsageError(what)
-        if made_by is None:
+                raise UsageError(message)
+        if function is None:
             return None
         return Producer(
-            function=made_by,
+            function=function,
             rename=self.rename,
             timeout_s=self.producer_timeout,
             memory_bytes=self.producer_memory,
             retries=self.producer_retries,
-            seed=self.seed if samples else None,
+            seed=self.seed if no_remote else None,
             count=self.count,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a daemon is asked to mount where. url: absolute. folder: that of the one who asks."""
+class MountRequest:
+    """What a daemon is to mount, and where. url: absolute. folder: the working directory of the caller."""
 
     url: str
     mountpoint: Path
@@ -273,18 +276,18 @@ class Request:
 
     @property
     def remote(self) -> RemoteSpec:
-        """What is needed to open the remote. Raises UsageError where the options contradict the URL."""
+        """What is needed to open the remote. Raises UsageError if the options contradict the URL."""
         return self.options.remote(self.url, self.folder)
 
     @property
     def processes(self) -> int:
-        """How many fetch; or make files, of which each takes a core."""
-        made = self.remote.producer is not None
-        return self.options.workers or (len(os.sched_getaffinity(0)) if made else FETCH_PROCESSES)
+        """The number of worker processes. A producer may use a whole core, a download does not."""
+        has_producer = self.remote.producer is not None
+        return self.options.workers or (len(os.sched_getaffinity(0)) if has_producer else FETCH_PROCESSES)
 
 
 def parse_value(row: Field[Any], value: Any) -> Any:
-    """A row's value from what a person wrote; raises UsageError that names the flag."""
+    """The value of an option from text; raises UsageError that names the flag."""
     if value is None:
         return None
     if isinstance(value, bool) != (row.default is False):
@@ -293,7 +296,7 @@ def parse_value(row: Field[Any], value: Any) -> Any:
     if isinstance(value, bool):
         return value
     try:
-        if row.metadata.get("several"):
+        if row.metadata.get("repeatable"):
             texts = value if isinstance(value, (list, tuple)) else [value]
             return tuple(row.metadata["parse"](str(text)) for text in texts)
         return row.metadata["parse"](str(value))
@@ -302,7 +305,7 @@ def parse_value(row: Field[Any], value: Any) -> Any:
 
 
 def flag_name(name: str) -> str:
-    """The flag of a field."""
+    """The flag of a field, such as --cache-size."""
     return "--" + name.replace("_", "-")
 
 
@@ -315,13 +318,13 @@ def nested(pairs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
         for parent in parents:
             inner = inner.setdefault(parent, {})
             if not isinstance(inner, dict):
-                raise UsageError(f"--storage-option: {name}: {parent} is a value, and has nothing in it")
+                raise UsageError(f"--storage-option: {name}: {parent} has a value already")
         inner[last] = value
     return result
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The options in a TOML file, by field name. Raises UsageError where it has what no option reads."""
+    """The options in a TOML file, by field name. Raises UsageError if the file has an unknown key."""
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
@@ -330,7 +333,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path}: {error}") from None
     known = {row.name.replace("_", "-"): row.name for row in fields(Options)}
     if unknown := sorted(set(content) - set(known)):
-        raise UsageError(f"--config {path}: no such option: {', '.join(unknown)}; there are {', '.join(known)}")
+        raise UsageError(f"--config {path}: no such option: {', '.join(unknown)}; the options are {', '.join(known)}")
     options = {known[key]: value for key, value in content.items()}
     if isinstance(table := options.get("storage_option"), dict):
         options["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in table.items()]

@@ -1,4 +1,4 @@
-"""What the options of a mount accept, beyond numbers with units. A text that makes no sense is a UsageError."""
+"""Parsers of option values, besides the numbers in growfs.units. Invalid text raises UsageError."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from growfs.remote.names import template_fields
 from growfs.rotation.draw_order import GROUP_FIELDS
 from growfs.units import size
 
-SAMPLES = "py:"
-"""What stands before a function in place of a URL: it makes the files itself."""
+PYTHON_SCHEME = "py:"
+"""The prefix of a URL that is a Python function, which creates the files."""
 LAUNCHERS = (("GROUP_RANK", "GROUP_WORLD_SIZE"), ("SLURM_NODEID", "SLURM_NNODES"))
-"""Variables that tell which node this is, and of how many: of torchrun (torch elastic), and of Slurm's srun."""
+"""Variables with the number of this node and the number of nodes, from torchrun (torch elastic) and Slurm's srun."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """How large the cache may be: bytes, or a share of the disk space that is free or already the cache's."""
+    """The limit of the cache: bytes, or a share of the disk space that is free or already used by the cache."""
 
     bytes: int | None = None
     share: float | None = None
 
 
 def cache_size(text: str) -> CacheSize:
-    """A size, or a percentage."""
+    """A size or a percentage."""
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if percent:
         if not 0 < float(percent[1]) <= 100:
-            raise UsageError(f"{text!r} is no share of the disk; write a percentage up to 100%")
+            raise UsageError(f"{text!r} is no valid percentage; write it as 1% to 100%")
         return CacheSize(share=float(percent[1]) / 100)
     if not (bytes := size(text)):
-        raise UsageError("a cache of no size can hold no file; write it as 500GB or 80%")
+        raise UsageError("the cache cannot be empty; write its size as 500GB or 80%")
     return CacheSize(bytes=bytes)
 
 
 def rotation(text: str) -> str:
-    """Whether files that were shown make room for others."""
+    """When listed files may be evicted."""
     if text not in ("auto", "never", "always"):
         raise UsageError(f"{text!r}: write 'auto', 'never' or 'always'")
     return text
 
 
 def partition(text: str) -> tuple[int, int]:
-    """(number of this node from 0, how many there are), from I/N or what the launcher of the job says."""
+    """(number of this node, from 0; number of nodes), from I/N or the environment of the job."""
     if text == "auto":
-        told = [f"{os.environ[i]}/{os.environ[n]}" for i, n in LAUNCHERS if i in os.environ and n in os.environ]
-        if not told:
+        shares = [f"{os.environ[i]}/{os.environ[n]}" for i, n in LAUNCHERS if i in os.environ and n in os.environ]
+        if not shares:
             names = ", or ".join(" and ".join(pair) for pair in LAUNCHERS)
             raise UsageError(
                 f"'auto' needs {names} in the environment (RANK counts GPUs, not nodes); or write it as 0/8"
             )
-        text = told[0]
+        text = shares[0]
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise UsageError(f"{text!r} is no share; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
@@ -66,7 +66,7 @@ def partition(text: str) -> tuple[int, int]:
 
 
 def group(text: str) -> str:
-    """A template of what files that belong together have in common in their paths."""
+    """A template of the key that files of one group share."""
     try:
         parts = Formatter().parse(text)
         fields = {"" if spec or conversion else name for _, name, spec, conversion in parts if name is not None}
@@ -79,7 +79,7 @@ def group(text: str) -> str:
 
 
 def rename(text: str) -> str:
-    """A template of the names of files that a producer makes."""
+    """A template of the names of the files that a producer creates."""
     try:
         fields = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
         text.format(index=0, **template_fields("x/y.z"))
@@ -92,38 +92,40 @@ def rename(text: str) -> str:
 
 
 def on_miss(text: str) -> str:
-    """What an open of a name does that is not local."""
+    """What open() of an uncached file does."""
     if text not in ("wait", "error"):
         raise UsageError(f"{text!r}: write 'wait' (fetch it first) or 'error' (no such file)")
     return text
 
 
 def engine(text: str) -> str:
-    """What carries the mount to the kernel."""
+    """The engine."""
     if text not in ("auto", "passthrough", "libfuse"):
         raise UsageError(f"{text!r}: write 'passthrough', 'libfuse', or 'auto' (the faster one that works here)")
     return text
 
 
 def folder(text: str) -> Path:
-    """An absolute path, because the daemon's folder is /."""
+    """An absolute path, because the daemon's working directory is /."""
     return Path(text).expanduser().absolute()
 
 
 def function(text: str) -> Function:
-    """A function of the user's, looked for where the command is given: the daemon's folder is /."""
+    """A function, looked for in the caller's working directory, because the daemon's is /."""
     return Function.parse(text, os.getcwd())
 
 
 def absolute(url: str) -> str:
-    """A URL as any process understands it: local paths are made absolute, as with folder."""
+    """A URL, or a local path made absolute."""
     if not url:
         raise UsageError("the URL is empty; write it as s3://bucket/prefix, or the path of a folder")
-    return url if "://" in url or "::" in url or url.startswith(SAMPLES) else str(Path(url).expanduser().absolute())
+    return (
+        url if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME) else str(Path(url).expanduser().absolute())
+    )
 
 
 def storage_option(text: str) -> tuple[str, Any]:
-    """(dotted name, value) of K=V; the value is JSON where it reads as such, else text."""
+    """(dotted name, value) from NAME=VALUE. The value is JSON if it can be parsed as JSON, else text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise UsageError(

@@ -16,8 +16,8 @@ from growfs.cache.recovery import recover
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter, limit_bytes, set_cache_size
-from growfs.daemon.control import Control
-from growfs.daemon.options import Request
+from growfs.daemon.control import Command, Control
+from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.parsers import CacheSize
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
@@ -43,14 +43,14 @@ from growfs.workers.pool import WorkerPool
 
 
 class Service(Protocol):
-    """Does its work until it is cancelled."""
+    """A component with a task of its own, which runs until it is cancelled."""
 
     async def run(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The rooms of a running mount that it needs by name. running: those with a task of their own."""
+    """What the daemon itself needs of a mount. running: the components with a task of their own."""
 
     database: Database
     catalog: Catalog
@@ -62,9 +62,88 @@ class Components:
     running: tuple[Service, ...]
 
 
-def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
-    """Construct the rooms, from the bottom up."""
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    database: Database
+    catalog: Catalog
+    store: Store
+    budget: Budget
+    usage: UsageCounters
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    generations: Generations
+    readers: ReaderRegistry
+    evictor: Evictor
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduler:
+    catalog_sync: CatalogSync
+    dispatcher: Dispatcher
+    fetcher: Fetcher
+    prefetch: PrefetchState
+    prefetcher: Prefetcher
+    updater: VersionUpdater
+    start: StartGate
+
+
+def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
+    """Construct and connect the components, from the lowest layer up. url: without secrets."""
     options = request.options
+    cache = _build_cache(options, folder)
+    rotation = _build_rotation(options, cache, workers)
+    scheduler = _build_scheduler(request, folder, workers, cache, rotation)
+
+    async def snapshot() -> dict[str, Any]:
+        return await status.snapshot()
+
+    virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
+    fetch = scheduler.fetcher.ensure if options.on_miss == "wait" else None
+    vfs = Vfs(cache.catalog, cache.store, rotation.readers, virtual, fetch)
+    vfs.file_opened.connect(cache.usage.count_open)
+    for removed in (scheduler.catalog_sync.removed, cache.store.replaced):
+        removed.connect(vfs.forget_names)
+    choice = EngineChoice(options.engine, folder.partial)
+    engine = choice.create(vfs)
+    vfs.name_invalidated.connect(engine.forget_name)
+
+    mount = MountInfo(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
+    figures: dict[str, Callable[[], Figures]] = {
+        "prefetch": scheduler.prefetcher.figures,
+        "remote": scheduler.catalog_sync.figures,
+        "cache": cache.store.figures,
+        "fetch": scheduler.fetcher.figures,
+        "evict": cache.store.evict_figures,
+        "miss": vfs.misses.figures,
+        "budget": cache.budget.figures,
+        "requests": engine.requests.copy,
+    }
+    status = Status(mount, cache.database, rotation.generations, rotation.readers, cache.usage, figures)
+    control = Control(folder.path, _commands(status, cache, rotation, scheduler))
+    return Components(
+        cache.database,
+        cache.catalog,
+        cache.store,
+        cache.usage,
+        scheduler.start,
+        status,
+        engine,
+        running=(
+            scheduler.catalog_sync,
+            rotation.readers,
+            rotation.generations,
+            scheduler.fetcher,
+            scheduler.prefetcher,
+            scheduler.updater,
+            cache.usage,
+            control,
+        ),
+    )
+
+
+def _build_cache(options: Options, folder: CacheFolder) -> _Cache:
     database = Database(folder.database)
     recover(database, folder.path)
     catalog = Catalog(database, options.freeze)
@@ -72,96 +151,97 @@ def build(request: Request, url: str, folder: CacheFolder, workers: WorkerPool, 
     store.limit_bytes = limit_bytes(options.cache_size, store)
     budget = Budget(database, options.remote_budget)
     usage = UsageCounters(database, budget)
+    store.admitted.connect(usage.mark_changed)
+    return _Cache(database, catalog, store, budget, usage)
+
+
+def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool) -> _Rotation:
+    database, store = cache.database, cache.store
     rotates = options.rotation != "never"
     decide = partial(plan_in_worker, workers, database.path)
     policy = TurnoverPolicy(rotates, options.turnover, options.show_files)
-    generations = Generations(database, catalog, store, policy, decide)
+    generations = Generations(database, cache.catalog, store, policy, decide)
     to_the_end = options.rotation == "always"
-    readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, usage.recently_opened)
+    readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, cache.usage.recently_opened)
     evictor = Evictor(database, store, generations, readers.holds)
+    for evictable in (readers.released, generations.written):
+        evictable.connect(store.space_freed.notify)
+    return _Rotation(generations, readers, evictor)
+
+
+def _build_scheduler(
+    request: MountRequest, folder: CacheFolder, workers: WorkerPool, cache: _Cache, rotation: _Rotation
+) -> _Scheduler:
+    options, catalog, store = request.options, cache.catalog, cache.store
     catalog_sync = CatalogSync(workers, catalog, store, options.refresh, request.remote.is_endless)
-    made = request.remote.producer is not None
-    sizes = SizeEstimate(varies=made)
-    if made and (size := store.largest_resident()) is not None:
+    has_producer = request.remote.producer is not None
+    sizes = SizeEstimate(varies=has_producer)
+    if has_producer and (size := store.largest_resident()) is not None:
         sizes.learn(size)
     downloads = InFlightTable(catalog, Groups(catalog, options.group), folder.partial, sizes)
-    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, made)
-    fetcher = Fetcher(downloads, store, evictor, dispatcher, catalog_sync.update_file, options.miss_timeout)
+    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, has_producer)
+    dispatcher.received.connect(cache.budget.spend)
+    fetcher = Fetcher(downloads, store, rotation.evictor, dispatcher, catalog_sync.update_file, options.miss_timeout)
     condition = StartCondition(
         options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
     )
     prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files)
-    drawer = Drawer(catalog, store, fetcher, evictor, budget, prefetch)
+    store.returned_to_pass.connect(prefetch.draw_evicted)
+    drawer = Drawer(catalog, store, fetcher, rotation.evictor, cache.budget, prefetch)
     order = PassOrder(workers, catalog, folder.partial, Pass(options.seed, 1, options.partition, options.group))
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
     updater = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetch.paused, prefetch.changed)
-    start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch)
-    store.admitted.connect(usage.mark_changed)
-    store.returned_to_pass.connect(prefetch.draw_evicted)
-    dispatcher.received.connect(budget.spend)
-    for more_room in (readers.released, generations.written):
-        more_room.connect(store.space_freed.notify)
-    rows = virtual_files(folder.database, lambda: status.snapshot(), recent)  # noqa: PLW0108 - bound below
-    virtual = VirtualFolder(rows, folder.partial)
-    vfs = Vfs(catalog, store, readers, virtual, fetcher.ensure if options.on_miss == "wait" else None)
-    vfs.file_opened.connect(usage.count_open)
-    choice = EngineChoice(options.engine, folder.partial)
-    engine = choice.create(vfs)
-    for gone in (catalog_sync.removed, store.replaced):
-        gone.connect(vfs.forget_names)
-    vfs.name_invalidated.connect(engine.forget_name)
-    mount = MountInfo(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
-    figures: dict[str, Callable[[], Figures]] = {
-        "prefetch": prefetcher.figures,
-        "remote": catalog_sync.figures,
-        "cache": store.figures,
-        "fetch": fetcher.figures,
-        "evict": store.evict_figures,
-        "miss": vfs.misses.figures,
-        "budget": budget.figures,
-        "requests": engine.requests.copy,
-    }
-    status = Status(mount, database, generations, readers, usage, figures)
+    start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch)
+    return _Scheduler(catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start)
+
+
+def _commands(status: Status, cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[str, Command]:
+    mount = MountCommands(
+        status.snapshot,
+        scheduler.prefetch.pause,
+        rotation.readers.release,
+        _setters(cache, rotation, scheduler),
+    )
+    files = FileCommands(cache.database, cache.catalog, cache.store, rotation.evictor, scheduler.fetcher.ensure)
+    return mount.table() | files.table()
+
+
+def _setters(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[str, Setter]:
+    """What `growfs set` can change, by the names of the options."""
 
     async def cache_size(size: CacheSize) -> None:
-        await set_cache_size(store, evictor, size)
-        prefetch.invalidate_order()
+        await set_cache_size(cache.store, rotation.evictor, size)
+        scheduler.prefetch.invalidate_order()
 
     async def refresh(interval_s: float) -> None:
-        catalog_sync.set_interval(interval_s)
+        scheduler.catalog_sync.set_interval(interval_s)
 
-    async def rotation(when: str) -> None:
-        readers.rotation = when
-        prefetch.invalidate_order()
+    async def set_rotation(when: str) -> None:
+        rotation.readers.rotation = when
+        scheduler.prefetch.invalidate_order()
 
     async def remote_budget(limit: int | None) -> None:
-        budget.limit = limit
-        store.space_freed.notify()
+        cache.budget.limit = limit
+        cache.store.space_freed.notify()
 
-    setters: dict[str, Setter] = {
+    return {
         "cache_size": cache_size,
-        "min_free": _attribute(store, "min_free"),
-        "rotation": rotation,
-        "turnover": _attribute(generations, "share"),
-        "hold_idle": _attribute(readers, "hold_idle_s"),
+        "min_free": _assign(cache.store, "min_free"),
+        "rotation": set_rotation,
+        "turnover": _assign(rotation.generations, "share"),
+        "hold_idle": _assign(rotation.readers, "hold_idle_s"),
         "remote_budget": remote_budget,
-        "bandwidth": _attribute(dispatcher, "bytes_per_s"),
+        "bandwidth": _assign(scheduler.dispatcher, "bytes_per_s"),
         "refresh": refresh,
-        "miss_timeout": _attribute(fetcher, "miss_timeout_s"),
-        "settle": _attribute(readers, "settle_s"),
+        "miss_timeout": _assign(scheduler.fetcher, "miss_timeout_s"),
+        "settle": _assign(rotation.readers, "settle_s"),
     }
-    commands = MountCommands(status.snapshot, prefetch.pause, readers.release, setters).table()
-    commands |= FileCommands(database, catalog, store, evictor, fetcher.ensure).table()
-    control = Control(folder.path, commands)
-    running = (catalog_sync, readers, generations, fetcher, prefetcher, updater, usage, control)
-    return Components(database, catalog, store, usage, start, status, engine, running)
 
 
-def _attribute(component: object, name: str) -> Setter:
-    """A setter that assigns to an attribute."""
-    assert hasattr(component, name), f"{component} has no {name}"
+def _assign(component: object, attribute: str) -> Setter:
+    assert hasattr(component, attribute), f"{type(component).__name__} has no {attribute}"
 
     async def assign(value: Any) -> None:
-        setattr(component, name, value)
+        setattr(component, attribute, value)
 
     return assign

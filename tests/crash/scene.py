@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from growfs import disk
-from growfs.daemon.control import ask
+from growfs.daemon.control import call
 from growfs.errors import GrowfsError
 from tests.harness import Growfs, files_below, until
 
@@ -38,7 +38,7 @@ class Scene:
 
     def status(self) -> dict[str, Any]:
         """The status, through the control socket of the only cache."""
-        return dict(ask(self.growfs.cache, "status"))
+        return dict(call(self.growfs.cache, "status"))
 
     def complete(self) -> None:
         """Return when every file of the tree is local, and nothing is in flight."""
@@ -51,7 +51,7 @@ class Scene:
     def try_verb(self, verb: str, **request: Any) -> str | None:
         """Ask the daemon; the error, where there is one: a daemon that dies of the question is one."""
         try:
-            ask(self.growfs.cache, verb, **request)
+            call(self.growfs.cache, verb, **request)
         except GrowfsError as error:
             return str(error)
         return None

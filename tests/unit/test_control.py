@@ -1,4 +1,4 @@
-"""Asking and answering over a real socket: progress, results, errors, and callers that misbehave."""
+"""The control socket: progress, results, errors, and clients that misbehave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from growfs.daemon.control import SOCKET, Command, Control, ask
+from growfs.daemon.control import SOCKET, Command, Control, call
 from growfs.errors import GrowfsError, UsageError
 
 
@@ -38,42 +38,42 @@ async def break_disk() -> AsyncIterator[Any]:
     raise OSError(5, "Input/output error")
 
 
-VERBS: dict[str, Command] = {"count": count, "fail": fail, "refuse": refuse, "break_disk": break_disk}
+COMMANDS: dict[str, Command] = {"count": count, "fail": fail, "refuse": refuse, "break_disk": break_disk}
 
 
-async def asked(folder: Path, verb: str, **request: Any) -> tuple[Any, list[Any]]:
-    """(result, progress) of a verb, from a daemon's end in this process."""
-    heard: list[Any] = []
+async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any]]:
+    """(result, progress) of a command, from a daemon's end in this process."""
+    progress: list[Any] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(folder, VERBS).run)
+        nursery.start_soon(Control(folder, COMMANDS).run)
         try:
-            result = await trio.to_thread.run_sync(lambda: ask(folder, verb, heard.append, **request))
+            result = await trio.to_thread.run_sync(lambda: call(folder, command, progress.append, **request))
         except GrowfsError as error:
             result = error
         nursery.cancel_scope.cancel()
-    return result, heard
+    return result, progress
 
 
 async def test_progress_and_a_result(tmp_path: Path) -> None:
-    assert await asked(tmp_path, "count", to=3) == ({"n": 3}, [{"n": 1}, {"n": 2}, {"n": 3}])
+    assert await run(tmp_path, "count", to=3) == ({"n": 3}, [{"n": 1}, {"n": 2}, {"n": 3}])
 
 
-async def test_a_verb_that_says_nothing(tmp_path: Path) -> None:
-    assert await asked(tmp_path, "count", to=0) == (None, [])
+async def test_a_command_without_progress(tmp_path: Path) -> None:
+    assert await run(tmp_path, "count", to=0) == (None, [])
 
 
 @pytest.mark.parametrize(
-    ("verb", "kind", "text"),
+    ("command", "kind", "text"),
     [
         ("fail", GrowfsError, "x: did not work; do this"),
         ("refuse", UsageError, "wrong usage"),
         ("break_disk", GrowfsError, "Input/output error"),
-        ("none", UsageError, "no such verb; there are count, fail, refuse, break_disk"),
+        ("none", UsageError, "no such command; there are count, fail, refuse, break_disk"),
         ("count", UsageError, "does not understand"),
     ],
 )
-async def test_errors(tmp_path: Path, verb: str, kind: type[GrowfsError], text: str) -> None:
-    error, _ = await asked(tmp_path, verb)
+async def test_errors(tmp_path: Path, command: str, kind: type[GrowfsError], text: str) -> None:
+    error, _ = await run(tmp_path, command)
     assert type(error) is kind
     assert text in str(error)
     assert "\n" not in str(error)
@@ -82,11 +82,11 @@ async def test_errors(tmp_path: Path, verb: str, kind: type[GrowfsError], text: 
 async def test_a_folder_deeper_than_a_socket_may_be(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     folder.mkdir(parents=True)
-    assert (await asked(folder, "count", to=1))[0] == {"n": 1}
+    assert (await run(folder, "count", to=1))[0] == {"n": 1}
 
 
 async def test_only_the_owner_may_use_the_socket(tmp_path: Path) -> None:
-    control = Control(tmp_path, VERBS)
+    control = Control(tmp_path, COMMANDS)
     assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
     async with trio.open_nursery() as nursery:
         nursery.start_soon(control.run)
@@ -95,21 +95,21 @@ async def test_only_the_owner_may_use_the_socket(tmp_path: Path) -> None:
 
 async def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) -> None:
     (tmp_path / SOCKET).write_text("left")
-    assert (await asked(tmp_path, "count", to=1))[0] == {"n": 1}
+    assert (await run(tmp_path, "count", to=1))[0] == {"n": 1}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-async def test_another_user_is_not_heard(tmp_path: Path) -> None:
+async def test_another_user_is_refused(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom growfs.daemon.control import ask\n"
+        "import os, sys\nfrom pathlib import Path\nfrom growfs.daemon.control import call\n"
         "folder = os.open(sys.argv[1], os.O_PATH)\nos.setuid(65534)\n"
-        "try: ask(Path(f'/proc/self/fd/{folder}'), 'count', to=1)\n"
+        "try: call(Path(f'/proc/self/fd/{folder}'), 'count', to=1)\n"
         "except Exception as error: sys.exit(str(error))\n"
     )
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(folder, VERBS).run)
+        nursery.start_soon(Control(folder, COMMANDS).run)
         for mode in (0o600, 0o666):  # even where the socket lets them in
             (folder / SOCKET).chmod(mode)
             done = await trio.run_process([sys.executable, "-c", script, str(folder)], check=False, capture_stderr=True)
@@ -118,10 +118,10 @@ async def test_another_user_is_not_heard(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
-    with pytest.raises(GrowfsError, match="does not answer") as told:
-        ask(tmp_path, "status")
-    assert str(tmp_path / "log") in str(told.value)
+def test_no_daemon_answers(tmp_path: Path) -> None:
+    with pytest.raises(GrowfsError, match="does not answer") as raised:
+        call(tmp_path, "status")
+    assert str(tmp_path / "log") in str(raised.value)
 
 
 async def test_a_daemon_that_hangs_up(tmp_path: Path) -> None:
@@ -136,30 +136,32 @@ async def test_a_daemon_that_hangs_up(tmp_path: Path) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hang_up)
-        with pytest.raises(GrowfsError, match="hung up"):
-            await trio.to_thread.run_sync(lambda: ask(tmp_path, "status"))
+        with pytest.raises(GrowfsError, match="closed the connection"):
+            await trio.to_thread.run_sync(lambda: call(tmp_path, "status"))
     listener.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"no json\n", b'{"verb": ', b"\xff\xfe\n", b"5\n", b"[]\n", b"null\n"])
-async def test_a_caller_that_makes_no_sense_is_told_so_and_others_are_served(tmp_path: Path, said: bytes) -> None:
-    control = Control(tmp_path, VERBS)
+@pytest.mark.parametrize(
+    "request_bytes", [b"", b"no json\n", b'{"command": ', b"\xff\xfe\n", b"5\n", b"[]\n", b"null\n"]
+)
+async def test_a_malformed_request_is_refused_and_others_are_served(tmp_path: Path, request_bytes: bytes) -> None:
+    control = Control(tmp_path, COMMANDS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(control.run)
         async with await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET)) as line:
-            await line.send_all(said)
+            await line.send_all(request_bytes)
             await line.send_eof()
             answer = b"".join([part async for part in line])
         assert b'"error"' in answer
-        assert await trio.to_thread.run_sync(lambda: ask(tmp_path, "count", to=1)) == {"n": 1}
+        assert await trio.to_thread.run_sync(lambda: call(tmp_path, "count", to=1)) == {"n": 1}
         nursery.cancel_scope.cancel()
 
 
-async def test_a_caller_that_leaves_does_not_harm_the_others(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_does_not_harm_the_others(tmp_path: Path) -> None:
     ended = trio.Event()
 
     async def long() -> AsyncIterator[Any]:
-        async with trio.open_nursery() as nursery:  # as the verbs that fetch several files do
+        async with trio.open_nursery() as nursery:  # as the commands that fetch several files do
             nursery.start_soon(trio.sleep, 0)
             for _ in range(100):
                 await trio.lowlevel.checkpoint()
@@ -167,11 +169,11 @@ async def test_a_caller_that_leaves_does_not_harm_the_others(tmp_path: Path) -> 
         ended.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Control(tmp_path, {**VERBS, "long": long}).run)
+        nursery.start_soon(Control(tmp_path, {**COMMANDS, "long": long}).run)
         line = await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET))
-        await line.send_all(b'{"verb": "long"}\n')
+        await line.send_all(b'{"command": "long"}\n')
         await line.receive_some(1)
         await line.aclose()
         await ended.wait()
-        assert await trio.to_thread.run_sync(lambda: ask(tmp_path, "count", to=1)) == {"n": 1}
+        assert await trio.to_thread.run_sync(lambda: call(tmp_path, "count", to=1)) == {"n": 1}
         nursery.cancel_scope.cancel()

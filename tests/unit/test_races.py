@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.daemon.control import ask
+from growfs.daemon.control import call
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
@@ -50,7 +50,7 @@ def test_a_file_that_population_waits_to_draw_is_opened_meanwhile(growfs: Growfs
     waited_for = list(tree)[4]
     assert (growfs.mountpoint / waited_for).read_bytes() == tree[waited_for]
     growfs.run("set", growfs.mountpoint, "cache-size=1GB")
-    assert ask(growfs.cache, "fetch", globs=["*"])["failed"] == 0
+    assert call(growfs.cache, "fetch", globs=["*"])["failed"] == 0
     assert {name: (growfs.mountpoint / name).read_bytes() for name in tree} == tree
     status = growfs.status()
     assert status["fetch"]["failed"] == 0
@@ -61,7 +61,7 @@ def test_a_file_that_population_waits_to_draw_is_opened_meanwhile(growfs: Growfs
 def test_a_verb_asks_for_what_population_fetches(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_flat(tmp_path / "remote", 150)
     growfs.mount(tmp_path / "remote", "--no-wait", "--workers", 1)
-    assert ask(growfs.cache, "fetch", globs=["*"])["failed"] == 0
+    assert call(growfs.cache, "fetch", globs=["*"])["failed"] == 0
     until(lambda: growfs.status()["state"] == "complete")
     status = growfs.status()
     assert (status["fetch"]["failed"], status["fetch"]["files_total"]) == (0, len(tree))
@@ -74,7 +74,7 @@ def test_a_caller_that_hangs_up_ends_nothing_else(growfs: Growfs, tmp_path: Path
     (tmp_path / "remote").rename(tmp_path / "away")
     for _ in range(3):
         with control(growfs) as line:
-            line.sendall(json.dumps({"verb": "fetch", "globs": list(tree)[:6]}).encode() + b"\n")
+            line.sendall(json.dumps({"command": "fetch", "globs": list(tree)[:6]}).encode() + b"\n")
             assert line.recv(1)
     (tmp_path / "away").rename(tmp_path / "remote")
     assert growfs.status()["fetch"]["failed"] >= 0
@@ -84,16 +84,16 @@ def test_a_caller_that_hangs_up_ends_nothing_else(growfs: Growfs, tmp_path: Path
 @pytest.mark.parametrize(
     "request_",
     [
-        {"verb": "no such"},
-        {"verb": ["status"]},
-        {"verb": "status", "what": 1},
-        {"verb": "pin"},
-        {"verb": "pin", "globs": 5},
-        {"verb": "pin", "globs": [5]},
-        {"verb": "set", "options": 5},
-        {"verb": "set", "options": {"cache_size": 5.5}},
-        {"verb": "set", "options": {"seed": "1"}},
-        {"verb": "set", "options": {"settle": []}},
+        {"command": "no such"},
+        {"command": ["status"]},
+        {"command": "status", "what": 1},
+        {"command": "pin"},
+        {"command": "pin", "globs": 5},
+        {"command": "pin", "globs": [5]},
+        {"command": "set", "options": 5},
+        {"command": "set", "options": {"cache_size": 5.5}},
+        {"command": "set", "options": {"seed": "1"}},
+        {"command": "set", "options": {"settle": []}},
         [],
         5,
     ],
@@ -105,14 +105,14 @@ def test_a_request_that_makes_no_sense_ends_nothing(mounted: Growfs, request_: o
         (answer,) = [json.loads(text) for text in line.makefile()]
     assert answer["error"]
     assert "\n" not in answer["error"]
-    assert ask(mounted.cache, "status")["state"]
+    assert call(mounted.cache, "status")["state"]
 
 
 def test_a_deep_request_ends_nothing(mounted: Growfs) -> None:
     with control(mounted) as line:
         line.sendall(b"[" * 100_000 + b"\n")
         line.recv(1 << 20)
-    assert ask(mounted.cache, "status")["state"]
+    assert call(mounted.cache, "status")["state"]
 
 
 def test_a_reader_whose_name_is_cut_within_a_letter(mounted: Growfs) -> None:
@@ -123,7 +123,7 @@ def test_a_reader_whose_name_is_cut_within_a_letter(mounted: Growfs) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, str(mounted.mountpoint)], timeout=30, check=False)
     assert done.returncode == 0
-    assert ask(mounted.cache, "status")["state"]
+    assert call(mounted.cache, "status")["state"]
 
 
 @pytest.fixture
@@ -135,4 +135,4 @@ def mounted(growfs: Growfs, tmp_path: Path) -> Growfs:
 
 def test_a_verb_on_nothing_is_an_error(mounted: Growfs) -> None:
     with pytest.raises(GrowfsError, match="nothing in the catalog matches"):
-        ask(mounted.cache, "pin", globs=["*.none"])
+        call(mounted.cache, "pin", globs=["*.none"])

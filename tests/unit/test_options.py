@@ -117,9 +117,9 @@ def test_what_people_write_is_read(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
 def test_nonsense_is_refused_by_the_name_of_its_flag(name: str, text: object) -> None:
-    with pytest.raises(UsageError, match=f"^{flag_name(name)}: ") as told:
+    with pytest.raises(UsageError, match=f"^{flag_name(name)}: ") as raised:
         parse_value(ROWS[name], text)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["auto", "never", "always"])
@@ -163,11 +163,11 @@ def test_a_launcher_that_does_not_tell_the_share_is_a_reason(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as raised:
         partition("auto")
     wanted = "'8/8' is no share" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
-    assert wanted in str(told.value)
-    assert "0/8" in str(told.value)
+    assert wanted in str(raised.value)
+    assert "0/8" in str(raised.value)
 
 
 def test_waiting_and_not_waiting_contradict_each_other() -> None:
@@ -321,9 +321,9 @@ def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as raised:
         in_file(tmp_path, text)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
