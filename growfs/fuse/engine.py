@@ -35,7 +35,7 @@ class Engine(Protocol):
 class EngineChoice:
     """The requested engine, or with "auto" the fastest engine that works for files in folder.
 
-    reason: for people. Raises GrowfsError if the requested engine does not work.
+    reason: why it was chosen, in words. Raises GrowfsError if the requested engine does not work.
     """
 
     def __init__(self, requested: str, folder: Path) -> None:
@@ -48,7 +48,7 @@ class EngineChoice:
         elif why_not:
             self.reason = f"no passthrough: {why_not}"
         else:
-            self.reason = "asked for"
+            self.reason = "requested by --engine"
 
     def create(self, vfs: Vfs) -> Engine:
         """Create the chosen engine for a vfs."""

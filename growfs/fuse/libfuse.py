@@ -47,7 +47,7 @@ def eio_on_error(
         except pyfuse3.FUSEError:
             raise
         except Exception as error:
-            log.exception("a bug in growfs, or a full disk, met by a request")
+            log.exception("a request failed: a bug in growfs, or a full disk")
             raise pyfuse3.FUSEError(errno.EIO) from error
 
     return guarded

@@ -145,7 +145,7 @@ def check_mountpoint(mountpoint: Path) -> None:
         raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one")
     if mounted := mounted_at(mountpoint):
         raise GrowfsError(
-            f"{mountpoint}: is already a growfs mount (cache {mounted.cache}); growfs umount {mountpoint} takes it off"
+            f"{mountpoint}: is already a growfs mount (cache {mounted.cache}); growfs umount {mountpoint} unmounts it"
         )
     if stat.st_dev != mountpoint.resolve().parent.stat().st_dev and os.path.ismount(mountpoint):
         raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
@@ -165,7 +165,9 @@ def check_fuse(allow_other: bool) -> None:
     if os.geteuid() == 0:
         capabilities = re.search(r"^CapEff:\s*(\w+)", _read("/proc/self/status"), re.MULTILINE)
         if capabilities and not int(capabilities[1], 16) >> CAP_SYS_ADMIN & 1:
-            raise GrowfsError("this root may not mount: it lacks CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN")
+            raise GrowfsError(
+                "this root user may not mount: CAP_SYS_ADMIN is missing; in a container: --cap-add SYS_ADMIN"
+            )
         return
     if not shutil.which("fusermount3"):
         raise GrowfsError("fusermount3 is missing; install fuse3 (apt install fuse3), or mount as root")
@@ -210,7 +212,7 @@ def unmount(mountpoint: Path, lazy: bool) -> None:
         reason, busy = done.stderr.strip().removeprefix("fusermount3: "), "busy" in done.stderr.lower()
     if busy:
         users = ", ".join(users_of(mountpoint)) or "a process that you may not see"
-        raise GrowfsError(f"{mountpoint}: in use by {users}; end it, or take the mount off anyway: umount --lazy")
+        raise GrowfsError(f"{mountpoint}: in use by {users}; end it, or unmount anyway: umount --lazy")
     raise GrowfsError(f"{mountpoint}: cannot be unmounted: {reason}")
 
 

@@ -151,7 +151,7 @@ class PassthroughEngine:
             log.error("the kernel's request %d cannot be read: %s", request.opcode, error)
             self._refuse(request, errno.EIO)
         except Exception:
-            log.exception("a bug in growfs, met by request %d", request.opcode)
+            log.exception("request %d failed: a bug in growfs", request.opcode)
             self._refuse(request, errno.EIO)
 
     def _reply(self, request: FuseRequest, body: bytes = b"") -> bool:
@@ -176,7 +176,7 @@ class PassthroughEngine:
         except GrowfsError as error:
             self._refuse(request, error.errno)
         except Exception:
-            log.exception("a bug in growfs, met by a request that waited")
+            log.exception("a pending request failed: a bug in growfs")
             self._refuse(request, errno.EIO)
         finally:
             del self._pending[request.unique]
@@ -268,7 +268,7 @@ class PassthroughEngine:
                 self._backing_id(id, id)
                 self._vfs.close(id)
         except Exception:
-            log.exception("a bug in growfs, met by opening a file ahead")
+            log.exception("a file could not be opened ahead: a bug in growfs")
         return True
 
     def _releasedir(self, request: FuseRequest) -> None:

@@ -65,7 +65,7 @@ def close_backing(device: int, id: int) -> None:
 
 def _reason(error: OSError, what: str) -> str:
     if error.errno == errno.ELOOP:
-        return f"{what}: overlay file systems lie too deep upon each other; use another --cache-dir"
+        return f"{what}: overlay file systems are stacked too deep; use another --cache-dir"
     if error.errno in (errno.EPERM, errno.EACCES):
         return "needs CAP_SYS_ADMIN outside of any user namespace; mount as root"
     return f"{what} ({error.strerror})"

@@ -3,8 +3,8 @@
 So neither the GIL nor a crash in a client library affects a reader.
 
 `python -m growfs.workers.worker SOCKET LIMITS` is the fork server: it imports what the remote needs once, and forks a
-worker for each socket that the daemon sends to it. It never opens a remote, because threads and connections do not
-survive a fork.
+worker for each socket that the daemon sends to it. It never opens a remote, because a fork would break the remote's
+threads and connections.
 
 A worker handles one request after the other; only requests to fetch files overlap. It writes to partial/ only, and ends
 when the daemon closes the connection.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import socket
 import sqlite3
@@ -78,7 +79,8 @@ def main() -> None:
 def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> None:
     """Handle requests until the daemon closes the connection."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    requests = _RequestQueue(connection)
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
     lock = threading.Lock()
 
     def send(message: Any) -> None:
@@ -110,26 +112,13 @@ def _downloader(spec: RemoteSpec, limits: SharedLimits, send: Send) -> Downloade
     return Downloader(spec, limits, send)
 
 
-class _RequestQueue:
-    """Receives requests on its own thread, so that a worker ends with the daemon even in the middle of a request."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._ready = threading.Semaphore(0)
-        self._requests: list[Any] = []
-        threading.Thread(target=self._receive, daemon=True).start()
-
-    def _receive(self) -> None:
+def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> None:
+    """Put requests in the queue. End this worker when the daemon is gone, even in the middle of a request."""
+    try:
         while True:
-            try:
-                self._requests.append(messages.receive(self._connection))
-            except (EOFError, OSError):
-                os._exit(0)
-            self._ready.release()
-
-    def get(self) -> Any:
-        self._ready.acquire()
-        return self._requests.pop(0)
+            requests.put(messages.receive(connection))
+    except (EOFError, OSError):
+        os._exit(0)
 
 
 def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:

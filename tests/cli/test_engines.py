@@ -15,7 +15,7 @@ from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import assert_refused, left_over, mark, needs_root
 from tests.harness import Growfs, make_tree
 
-TOO_DEEP = "overlay file systems lie too deep upon each other"
+TOO_DEEP = "overlay file systems are stacked too deep"
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_auto_takes_passthrough_where_it_works_and_says_so(growfs: Growfs, tmp_p
 def test_libfuse_on_request(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     said = growfs.mount(tmp_path / "remote", "--engine", "libfuse").stdout
-    assert f"{growfs.mountpoint}: libfuse engine (asked for)\n" in said
+    assert f"{growfs.mountpoint}: libfuse engine (requested by --engine)\n" in said
     assert growfs.status()["engine"] == "libfuse"
 
 
