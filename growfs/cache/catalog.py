@@ -1,6 +1,6 @@
 """What the remote holds, as far as it has been listed: a tree of nodes in the database.
 
-Owns the table `node`, the totals, and the names that had to be skipped. What is resident is the store's.
+Owns the table `node`, the totals, and the names that were skipped. The store owns what is resident.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from growfs.cache.database import Database
 
 UNKNOWN_SIZE = 64 << 20
-"""Bytes that a file whose size the remote does not tell reserves at first; doubled when that was too little."""
-LAST_LETTER = "\U0010ffff"
+"""Bytes that are reserved for a file of unknown size at first; doubled each time that they do not suffice."""
+LAST_CHARACTER = "\U0010ffff"
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
-"""The columns of a Node, of `node AS n` and `resident AS r`."""
+"""The columns of a Node in `node AS n` and `resident AS r`."""
 NODES = f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE"
 VERSION = "SELECT CASE is_dir WHEN 0 THEN version END FROM node WHERE parent = ? AND name = ?"
 FOLDERS = (
@@ -48,7 +48,7 @@ FOLDERS = (
 class Node:
     """A directory, or one version of a file.
 
-    size: bytes, None while unknown. seq: place in the order of admission, None where it is not resident.
+    size: in bytes, None while it is unknown. seq: place in the order of admission, None if it is not resident.
     """
 
     id: int
@@ -70,7 +70,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A file that left the catalog. bytes: what it took on the local disk, None where it was not resident."""
+    """A file that was removed from the catalog. bytes: what it took on the local disk, None if it was not resident."""
 
     id: int
     parent: int
@@ -82,7 +82,7 @@ class Removed:
 
 @dataclass(slots=True)
 class Changes:
-    """What a part of a listing did to the catalog."""
+    """What applying a part of a listing changed in the catalog."""
 
     added: int = 0
     added_bytes: int = 0
@@ -91,8 +91,8 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A part of listing number `listing`: what differs from the catalog. changed: (id of the old version, the new)."""
+class ListingDiff:
+    """How a part of listing number `listing` differs from the catalog. changed: (id of the old version, the new)."""
 
     listing: int
     new: list[RemoteFile] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What of the remote this node is to have."""
+    """The part of the remote that this mount prefetches (--partition, or all)."""
 
     files: int
     bytes: int
@@ -112,8 +112,8 @@ class Share:
 class Catalog:
     """Owns what exists. `files` and `bytes` are totals over all files with a known size.
 
-    freeze: globs of the files that are never left out, nor evicted. Directories are never renamed and ids never used
-    again, so a directory's path holds for ever: `paths` has those that were asked for, by id.
+    freeze: globs of the files that are never delisted, nor evicted. Directories are never renamed and ids never reused,
+    so the path of a directory never changes: `paths` caches them by id.
     """
 
     def __init__(self, database: Database, freeze: tuple[str, ...] = ()) -> None:
@@ -131,21 +131,21 @@ class Catalog:
         self._freeze_known(json.dumps(freeze))
         self._directory_ids: dict[str, int] = {"": ROOT}
 
-    # What is known. On the thread that answers the kernel.
+    # Queries, on the thread that answers the kernel.
 
     @property
     def listing(self) -> int:
-        """How many listings of the remote were completed."""
+        """The number of completed listings of the remote."""
         return int(self._db.meta("listing", 0))
 
     @property
     def pass_number(self) -> int:
-        """The walk over the catalog that is under way, from 1."""
+        """The number of the current pass over the catalog, from 1."""
         return int(self._db.meta("pass", 1))
 
     @property
     def share(self) -> Share:
-        """What of all that this node is to have; everything, until the order of a pass tells."""
+        """The part that this mount prefetches; everything, until the order of a pass is computed."""
         return self._share or Share(self.files, self.bytes)
 
     @share.setter
@@ -153,36 +153,36 @@ class Catalog:
         self._share = share
 
     def find(self, parent: int, name: str) -> Node | None:
-        """The node of that name in a directory."""
+        """The node with a name in a directory."""
         row = self._db.row(f"{NODES} n.parent = ? AND n.name = ?", parent, name)
         return row and Node(*row)
 
     def node(self, id: int) -> Node | None:
-        """The node with that id; None once a newer version took its place, or the remote deleted it."""
+        """The node with that id; None after a newer version replaced it, or the remote deleted it."""
         row = self._db.row(f"{NODES} n.id = ?", id)
         return row and Node(*row)
 
     def files_with_prefix(self, name: str, parent: int | None) -> list[Node]:
-        """The files whose names begin so, of one directory or of all."""
+        """The files whose names begin with a prefix, in one directory or in all."""
         query = f"{NODES} n.parent = ? AND n.name >= ? AND n.name < ? AND n.is_dir = 0"
         parents = [(parent,)] if parent else self._db.rows("SELECT id FROM node WHERE is_dir = 1")
-        return [Node(*row) for (id,) in parents for row in self._db.rows(query, id, name, name + LAST_LETTER)]
+        return [Node(*row) for (id,) in parents for row in self._db.rows(query, id, name, name + LAST_CHARACTER)]
 
     def path(self, node: Node) -> str:
-        """Where the node is, relative to the root."""
+        """The path of a node, relative to the root."""
         return self.path_of(node.parent, node.name)
 
     def path_of(self, parent: int, name: str) -> str:
-        """Where a name in a directory is, relative to the root."""
+        """The path of a name in a directory, relative to the root."""
         return join(directory_path(self._db.row, parent, self.paths), name)
 
     @property
     def folders_with_files(self) -> int:
-        """How many directories have files of their own."""
+        """The number of directories that contain files."""
         return int(self._db.row(FOLDERS)[0])
 
     def unseeded(self) -> int:
-        """How many directories have files, and none that is resident."""
+        """The number of directories that contain files, none of them resident."""
         seeded = "SELECT 1 FROM resident r JOIN node f USING (id) WHERE r.parent = d.id AND f.is_dir = 0"
         return int(self._db.row(f"{FOLDERS} AND NOT EXISTS ({seeded})")[0])
 
@@ -193,37 +193,37 @@ class Catalog:
 
     @staticmethod
     def skipped(ask: Query) -> list[tuple[str, int, str]]:
-        """(reason, how many names, one of them)."""
+        """The skipped names: (reason, number of names, an example)."""
         return ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
 
-    # What a listing says. `then` is given the changes after the commit, in the writing thread.
+    # Changes.
 
-    async def apply(self, part: Listed, then: Callable[[Changes], None]) -> Changes:
-        """Take over a part of a listing: add, replace, remove."""
+    async def apply(self, part: ListingDiff, then: Callable[[Changes], None]) -> Changes:
+        """Apply a part of a listing. then: called with the changes after the commit, on the writing thread."""
         try:
             changes = await self._db.write(lambda writer: self._apply(writer, part), then)
         except BaseException:
-            self._directory_ids = {"": ROOT}  # ids that were rolled back may be given to others
+            self._directory_ids = {"": ROOT}  # ids that were rolled back may be assigned again
             self.paths.clear()
             self.paths[ROOT] = ""
             raise
-        self._share = None  # until the order is made anew
+        self._share = None  # until the order is computed again
         self.files += changes.added - len(changes.removed)
         self.bytes += changes.added_bytes - sum(gone.size for gone in changes.removed)
         self.directories += changes.directories
         return changes
 
     async def defer(self, ids: list[int], number: int) -> None:
-        """Have a pass come to these files once more, after all others: they were here when it came to them."""
+        """Move files to the end of a pass, because they were still resident when it reached them."""
         query, values = "UPDATE node SET drawn = ? WHERE id = ? AND drawn < ?", [(-number, id, number) for id in ids]
         await self._db.write_with_retry(lambda writer: writer.executemany(query, values))
 
     async def begin_pass(self, number: int) -> None:
-        """Walk over the whole catalog once more."""
+        """Begin a pass over the catalog."""
         await self._db.write_with_retry(lambda writer: set_meta(writer, "pass", number))
 
     async def finish(self, listing: int) -> None:
-        """Remember that a listing was completed."""
+        """Record that a listing was completed."""
 
         def write(writer: sqlite3.Connection) -> None:
             writer.execute("DELETE FROM skipped WHERE listing < ?", (listing,))
@@ -232,11 +232,11 @@ class Catalog:
         await self._db.write(write)
 
     def save(self, writer: sqlite3.Connection) -> None:
-        """Write the totals down for the next daemon: the last thing that happens."""
+        """Leave the totals to the next daemon, when this one stops."""
         set_last_known(writer, "catalog", (self.files, self.bytes, self.directories))
 
     def _freeze_known(self, globs: str) -> None:
-        """Mark the files that --freeze names, where it names others than at the last mount."""
+        """Mark the files that --freeze matches, if its globs changed since the last mount."""
         if self._db.meta("freeze", "[]") == globs:
             return
 
@@ -252,14 +252,14 @@ class Catalog:
     def _mark(self, path: str) -> int:
         return FROZEN if self.freezes and self._frozen.matches(path) else 0
 
-    def _apply(self, writer: sqlite3.Connection, part: Listed) -> Changes:
+    def _apply(self, writer: sqlite3.Connection, part: ListingDiff) -> Changes:
         changes = Changes()
         skipped = list(part.skipped)
         for id in part.gone:
-            self._prune(writer, self._take_out(writer, id, changes), changes)
+            self._prune(writer, self._remove(writer, id, changes), changes)
         for id, file in part.changed:
             (pinned,) = writer.execute("SELECT pinned FROM node WHERE id = ?", (id,)).fetchone() or (0,)
-            self._take_out(writer, id, changes)
+            self._remove(writer, id, changes)
             self._insert(writer, file, pinned, changes, skipped)
         for file in part.new:
             self._insert(writer, file, 0, changes, skipped)
@@ -286,7 +286,7 @@ class Catalog:
             skipped.append(Skipped(FILE_AND_DIRECTORY if version is None else DUPLICATE_NAME, file.path))
 
     def _directory(self, writer: sqlite3.Connection, path: str, changes: Changes, skipped: list[Skipped]) -> int:
-        """The id of the directory at path, made where it is missing; a file of that name gives way."""
+        """The id of the directory at a path, which is created if missing; it replaces a file of that name."""
         known = self._directory_ids.get(path)
         if known is not None:
             return known
@@ -295,7 +295,7 @@ class Catalog:
         row = writer.execute("SELECT id, is_dir FROM node WHERE parent = ? AND name = ?", (parent, name)).fetchone()
         if row and not row[1]:
             skipped.append(Skipped(FILE_AND_DIRECTORY, path))
-            self._take_out(writer, row[0], changes)
+            self._remove(writer, row[0], changes)
         if row and row[1]:
             id = int(row[0])
         else:
@@ -307,8 +307,8 @@ class Catalog:
         self._directory_ids[path] = id
         return id
 
-    def _take_out(self, writer: sqlite3.Connection, id: int, changes: Changes) -> int:
-        """Remove a file; returns its parent, which stays."""
+    def _remove(self, writer: sqlite3.Connection, id: int, changes: Changes) -> int:
+        """Remove a file; returns the id of its parent, which is not removed."""
         row = writer.execute(
             "SELECT n.parent, n.name, n.size, r.bytes FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?", (id,)
         ).fetchone()
@@ -321,7 +321,7 @@ class Catalog:
         return int(parent)
 
     def _prune(self, writer: sqlite3.Connection, id: int, changes: Changes) -> None:
-        """Remove the directory and its parents, as far as nothing is left in them."""
+        """Remove a directory and those of its parents that are then empty."""
         while id != ROOT and not writer.execute("SELECT 1 FROM node WHERE parent = ? LIMIT 1", (id,)).fetchone():
             (parent,) = writer.execute("SELECT parent FROM node WHERE id = ?", (id,)).fetchone()
             _delete(writer, id)

@@ -1,6 +1,6 @@
 """How a worker compares a listing with the catalog.
 
-Nothing here writes. The daemon applies what differs, so listing again costs it nothing where nothing changed.
+Nothing here writes. The daemon applies the difference, so a listing without changes costs the daemon nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from growfs.remote.protocol import RemoteFile, Skipped
 class Comparison:
     """Compares a listing with the catalog as it was when the listing began.
 
-    Owns a mark for each file that was seen: a byte each, so ten million files take ten megabytes.
-    late: new files where the catalog has a directory, which may be gone when the listing is complete. twice: those of
-    the last page whose paths came before; the first counts.
+    Owns a byte for each file, which says that the file was seen: ten million files take ten megabytes.
+    late: new files where the catalog has a directory, which may be gone when the listing is complete. duplicates: those
+    files of the last page whose paths were listed before; the first counts.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -29,13 +29,13 @@ class Comparison:
         self._empty = last <= NODES_FROM
         self._directory_ids: dict[str, int | None] = {"": ROOT}
         self.late: list[RemoteFile] = []
-        self.twice: list[Skipped] = []
+        self.duplicates: list[Skipped] = []
 
     def compare(self, files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[tuple[int, RemoteFile]]]:
-        """(files that are new, files that replace the one with that id)."""
+        """Returns (new files, (id, new version) of each file that changed)."""
         if self._empty:
             return list(files), []
-        self.twice = []
+        self.duplicates = []
         new: list[RemoteFile] = []
         changed: list[tuple[int, RemoteFile]] = []
         for file in files:
@@ -49,7 +49,7 @@ class Comparison:
                 self.late.append(file)
                 continue
             if self._seen[id]:
-                self.twice.append(Skipped(DUPLICATE_NAME, file.path))
+                self.duplicates.append(Skipped(DUPLICATE_NAME, file.path))
                 continue
             self._seen[id] = 1
             if _differs((size, mtime_ns, version), file):
@@ -57,7 +57,7 @@ class Comparison:
         return new, changed
 
     def gone(self) -> Iterator[int]:
-        """The ids of the files that the listing did not have, once it is complete."""
+        """The ids of the files that a complete listing did not have."""
         for (id,) in self._connection.execute("SELECT id FROM node WHERE is_dir = 0 AND id < ?", (len(self._seen),)):
             if not self._seen[id]:
                 yield id
@@ -88,7 +88,7 @@ class Comparison:
 
 
 def _differs(known: tuple[int | None, int | None, str], file: RemoteFile) -> bool:
-    """Whether the remote's file is another version; what either side does not know cannot differ."""
+    """Whether the remote has another version. A value that either side does not know does not count."""
     size, mtime_ns, version = known
     if version and file.version:
         return version != file.version

@@ -135,7 +135,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher) -> None:
             f"{error.filename or folder.path}: {error.strerror or error}; look at the cache's disk"
         ) from error
     finally:
-        folder.withdraw()
+        folder.release()
         if not launcher.finished:
             folder.undo()
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import trio
 
 from growfs import disk
-from growfs.cache.catalog import Catalog, Listed, Node, Removed
+from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteMissing
 from growfs.events import Signal
@@ -108,7 +108,7 @@ class CatalogSync:
             return
         changed = [(node.id, found)] if found else []
         try:
-            await self._apply(Listed(self._catalog.listing, changed=changed, gone=[] if found else [node.id]))
+            await self._apply(ListingDiff(self._catalog.listing, changed=changed, gone=[] if found else [node.id]))
         except sqlite3.OperationalError as error:  # the next listing finds it again
             log.warning("%s changed, but the catalog cannot be written: %s", node.name, error)
             return
@@ -119,7 +119,7 @@ class CatalogSync:
         altered = 0
         why = ""
 
-        async def apply(part: Listed) -> None:
+        async def apply(part: ListingDiff) -> None:
             nonlocal altered, why
             altered += len(part.new) + len(part.changed) + len(part.gone)
             for skip in part.skipped:
@@ -153,7 +153,7 @@ class CatalogSync:
         times, self._more_wanted = 2 if self._more_wanted else 1, False
         return max(EXTENT, times * self._catalog.files)
 
-    async def _apply(self, part: Listed) -> None:
+    async def _apply(self, part: ListingDiff) -> None:
         """Apply what differs, but leave a resident file as it is until its new version can take its place."""
         immediate = []
         for id, file in part.changed:

@@ -60,7 +60,7 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ListRemote:
-    """List the remote and compare it with the catalog. The answers are Listed ..., then Done(number of files).
+    """List the remote and compare it with the catalog. The answers are ListingDiff ..., then Done(number of files).
 
     extent: how many files to list, if the remote has no end.
     """

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from growfs.cache.catalog import UNKNOWN_SIZE, Listed
+from growfs.cache.catalog import UNKNOWN_SIZE, ListingDiff
 from growfs.cache.diff import Comparison
 from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
@@ -139,13 +139,13 @@ def _list(remote: Remote, request: ListRemote, send: Send) -> int:
     for page in remote.pages():
         new, changed = comparison.compare(page.files)
         files += len(page.files)
-        send(Listed(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.twice))
+        send(ListingDiff(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.duplicates))
     if files:
         gone = list(comparison.gone())
         for start in range(0, len(gone), GONE_PER_MESSAGE):
-            send(Listed(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
+            send(ListingDiff(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
         if comparison.late:
-            send(Listed(request.listing, new=comparison.late))
+            send(ListingDiff(request.listing, new=comparison.late))
     connection.close()
     return files
 

@@ -318,7 +318,7 @@ def test_a_cache_directory_of_a_newer_growfs(growfs: Growfs, remote: Path, versi
 
 def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
     growfs.cache_dir.write_text("")
-    assert_mount_refused(growfs, remote, says=(f"{growfs.cache_dir}: is no folder", "--cache-dir"))
+    assert_mount_refused(growfs, remote, says=(f"{growfs.cache_dir}: is not a folder", "--cache-dir"))
 
 
 def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:

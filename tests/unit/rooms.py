@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from growfs import disk
-from growfs.cache.catalog import Catalog, Changes, Listed, Node
+from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
 from growfs.cache.database import Database
 from growfs.cache.diff import Comparison
 from growfs.cache.publish import StagedFile
@@ -49,14 +49,16 @@ class Rooms:
         for part in parts:
             new, changed = comparison.compare(part)
             differing += len(new) + len(changed)
-            await self.apply(Listed(number, new=new, changed=changed, skipped=[*(skipped or []), *comparison.twice]))
+            await self.apply(
+                ListingDiff(number, new=new, changed=changed, skipped=[*(skipped or []), *comparison.duplicates])
+            )
         gone = list(comparison.gone())
-        await self.apply(Listed(number, gone=gone, new=comparison.late))
+        await self.apply(ListingDiff(number, gone=gone, new=comparison.late))
         connection.close()
         await self.catalog.finish(number)
         return differing + len(gone) + len(comparison.late)
 
-    async def apply(self, part: Listed) -> Changes:
+    async def apply(self, part: ListingDiff) -> Changes:
         """As the refresher does."""
         changes = await self.catalog.apply(part, self.store.drop_files)
         self.store.count_dropped(changes)

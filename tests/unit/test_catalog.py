@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growfs.cache.catalog import Listed
+from growfs.cache.catalog import ListingDiff
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
 from growfs.remote.protocol import RemoteFile, Skipped
 from tests.unit.rooms import Rooms, file, open_rooms
@@ -179,8 +179,8 @@ async def test_an_unknown_size_is_learned(rooms: Rooms) -> None:
 async def test_a_change_of_what_is_already_replaced_is_harmless(rooms: Rooms) -> None:
     await rooms.list([file("a")])
     id = rooms.node("a").id
-    await rooms.apply(Listed(2, changed=[(id, file("a", version="v2"))]))
-    await rooms.apply(Listed(2, changed=[(id, file("a", version="v3"))], gone=[id]))
+    await rooms.apply(ListingDiff(2, changed=[(id, file("a", version="v2"))]))
+    await rooms.apply(ListingDiff(2, changed=[(id, file("a", version="v3"))], gone=[id]))
     assert rooms.known() == {file("a", version="v2")}
     assert (rooms.catalog.files, rooms.catalog.bytes) == (1, 100)
 
@@ -189,7 +189,7 @@ async def test_a_part_that_fails_leaves_no_trace(rooms: Rooms) -> None:
     broken = RemoteFile("new/b", b"no size".fromhex("00"), None, None)  # type: ignore[arg-type]
     await rooms.list([file("a/1")])
     with pytest.raises(Exception, match="NOT NULL"):
-        await rooms.apply(Listed(2, new=[file("new/a"), broken]))
+        await rooms.apply(ListingDiff(2, new=[file("new/a"), broken]))
     assert rooms.known() == {file("a/1")}
     await rooms.list([file("other/x"), file("new/c")])
     assert rooms.known() == {file("other/x"), file("new/c")}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs import errors
-from growfs.cache.catalog import Listed
+from growfs.cache.catalog import ListingDiff
 from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
 from growfs.rotation.draw_order import Pass
 from growfs.workers import messages
@@ -36,7 +36,7 @@ MESSAGES = [
     Done(OrderReady(1, 2, 3, 4)),
     FetchFiles([FetchRequest(7, FILE, Path("/y"), 5, True)], [8]),
     FetchProgress(5, 1, [(7, Fetched(FILE, 5, "abc"))]),
-    Listed(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
+    ListingDiff(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
     RemoteSpec("s3://b", {"key": "A"}),
 ]
 
@@ -91,10 +91,16 @@ def test_a_truncated_message_is_the_end_of_the_stream(cut: int) -> None:
 async def test_a_call_passes_progress_to_the_callback_and_returns_the_result() -> None:
     ours, theirs = socket.socketpair()
     channel, received = Channel(ours), []
-    for message in (Listed(1), Listed(2), Done("result"), Failed(errors.RemoteMissing("none")), Listed(3)):
+    for message in (
+        ListingDiff(1),
+        ListingDiff(2),
+        Done("result"),
+        Failed(errors.RemoteMissing("none")),
+        ListingDiff(3),
+    ):
         messages.send(theirs, message)
 
-    async def on_message(message: Listed) -> None:
+    async def on_message(message: ListingDiff) -> None:
         received.append(message.listing)
 
     assert await channel.call(ListRemote(Path("/a"), 1), on_message) == "result"
