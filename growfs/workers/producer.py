@@ -102,7 +102,7 @@ class _FunctionRunner:
         self._out = str(Path.cwd() / OUTPUT_NAME)
 
     def run(self, request: ProduceFile) -> FileProduced | GrowfsError | ProducerFailed:
-        """ProduceFile one file in the working folder. Returns the result or the error."""
+        """Produce one file in the working folder. Returns the result or the error."""
         source: SeekableStream | None = None
         timeout_s = self._start.producer.timeout_s
         if timeout_s:  # on a thread without the GIL: it logs where the function hangs, and ends the process

@@ -1,6 +1,6 @@
-"""`Produced`: a remote whose files are made by the user's own function of those of another one.
+"""`ProducedRemote`: files that the user's function makes from the files of another remote.
 
-`Sampled`: a remote whose files the function makes of nothing but their number.
+`SampledRemote`: files that the function makes from a number alone.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ SAME_NAME = "another file has that name, by --rename"
 
 
 class _ProducerRemote(ABC):
-    """What both have in common: a file is made as a whole when it is fetched."""
+    """The common part of both: a file is made, as a whole, when it is fetched."""
 
     _pool: ProducerPool
 
     @abstractmethod
     def _source(self, file: RemoteFile) -> RemoteFile | int:
-        """What it is made of."""
+        """What the file is made from: a remote file, or a number."""
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         file = task.file
         if task.byte_range:
             raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
-        made = self._pool.make(ProduceFile(file.path, self._source(file)), task.target, task.progress)
-        return RemoteFile(file.path, task.target.stat().st_size, made.mtime_ns or file.mtime_ns, file.version)
+        produced = self._pool.produce(ProduceFile(file.path, self._source(file)), task.target, task.progress)
+        return RemoteFile(file.path, task.target.stat().st_size, produced.mtime_ns or file.mtime_ns, file.version)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")
 
 
 class ProducedRemote(_ProducerRemote):
-    """The files of a remote under their new names, of sizes that nobody knows before they are made.
+    """The files of a remote under their new names. Their sizes are unknown until they are made.
 
-    A file's version says which of the remote's it is made of, so that any process can make it.
+    A file's version names the remote file that it is made from, so any process can make it.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class ProducedRemote(_ProducerRemote):
         self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """The first file of a name has it, where the template gives one to several."""
-        names: set[int] = set()  # of a listing: 64 bits for each
+        """If the template gives several files one name, the first of them has it."""
+        names: set[int] = set()  # the names of this listing, as 64-bit hashes
         for page in self._remote.pages(cursor):
             files, skipped = [], list(page.skipped)
             for source in page.files:
-                file = self._made_of(source)
+                file = self._produced_file(source)
                 if reason := reason_to_skip(file.path) if self._rename else None:
                     skipped.append(Skipped(reason, file.path))
-                elif self._rename and (key := _key(file.path)) in names:
+                elif self._rename and (key := _name_hash(file.path)) in names:
                     skipped.append(Skipped(SAME_NAME, source.path))
                 else:
                     names.update([key] if self._rename else [])
@@ -75,16 +75,16 @@ class ProducedRemote(_ProducerRemote):
             yield Page(files, skipped, page.cursor)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
-        """version: the one that is known; without it only a file that keeps its name can be found."""
+        """version: the one that was listed; without it only a file that keeps its name can be found."""
         if not version and self._rename:
-            raise RemoteMissing(f"{path}: only a listing tells what it is made of")
+            raise RemoteMissing(f"{path}: what it is made from is not known; list again")
         source = _source_of(RemoteFile(path, None, None, version)) if version else RemoteFile(path, None, None, "")
-        return self._made_of(self._remote.stat(source.path))
+        return self._produced_file(self._remote.stat(source.path))
 
     def _source(self, file: RemoteFile) -> RemoteFile:
         return _source_of(file)
 
-    def _made_of(self, source: RemoteFile) -> RemoteFile:
+    def _produced_file(self, source: RemoteFile) -> RemoteFile:
         path = source.path
         if self._rename:
             path = self._rename.format(**template_fields(path)).lstrip("/")
@@ -98,12 +98,12 @@ def _source_of(file: RemoteFile) -> RemoteFile:
     return RemoteFile(path or file.path, int(size) if size else None, file.mtime_ns, version)
 
 
-def _key(path: str) -> int:
+def _name_hash(path: str) -> int:
     return int.from_bytes(blake2b(path.encode(errors="surrogateescape"), digest_size=8).digest(), "big")
 
 
 class SampledRemote(_ProducerRemote):
-    """The files of numbers from 0 on. The cursor of a page is the number that comes next."""
+    """One file for each number from 0 on. The cursor of a page is the next number."""
 
     def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
         self._seed, self._count = producer.seed, producer.count
@@ -111,14 +111,14 @@ class SampledRemote(_ProducerRemote):
         parts = list(Formatter().parse(self._template))
         self._pattern = "".join(re.escape(text) + (r"(\d+)" if name else "") for text, name, _, _ in parts)
         reason = reason_to_skip(self._file(0).path)
-        if reason or any(self._told(self._file(number).path) != number for number in (1, LARGE_NUMBER)):
+        if reason or any(self._parse(self._file(number).path) != number for number in (1, LARGE_NUMBER)):
             raise UsageError(
                 f"--rename {self._template}: makes no names: {reason or 'no number can be told from them'}"
             )
         self._pool = ProducerPool(spec, producer, limits)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        """Of a remote without end, none: its spec has to say how far to list."""
+        """None for an endless remote: its spec has to give the count."""
         numbers = iter(range(cursor or 0, self._count or 0))
         while page := list(itertools.islice(numbers, PAGE_FILES_MAX)):
             yield Page([self._file(number) for number in page], [], page[-1] + 1)
@@ -133,13 +133,13 @@ class SampledRemote(_ProducerRemote):
         return RemoteFile(self._template.format(index=number), None, None, f"{self._seed}-{number}")
 
     def _number(self, path: str) -> int:
-        number = self._told(path)
+        number = self._parse(path)
         if number < 0 or (self._count is not None and number >= self._count):
             raise RemoteMissing(f"{path}: no number gives this name")
         return number
 
-    def _told(self, path: str) -> int:
-        """The number that gives path; -1 where none does."""
+    def _parse(self, path: str) -> int:
+        """The number whose file has that path; -1 if there is none."""
         found = re.fullmatch(self._pattern, path)
         number = int(found[1]) if found else -1
         return number if number >= 0 and self._file(number).path == path else -1

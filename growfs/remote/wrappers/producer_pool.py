@@ -1,7 +1,8 @@
-"""`Makers`: the processes in which the user's own function runs, as a worker sees them.
+"""`ProducerPool`: the processes that run the user's function, seen from the worker that starts them.
 
-One is started afresh (exec), used for file after file, watched, and killed with all that it started. What it writes
-lies in a scratch folder of its own, below partial/, until it is whole. `growfs.workers.producer` is the other side.
+A process is started with exec, makes one file after the other, is watched, and is killed with all that it started. It
+writes into a scratch folder of its own, below partial/, until a file is whole. `growfs.workers.producer` is the other
+side.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from growfs.errors import GrowfsError, NotMade, UsageError
 from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Producer, Progress, RemoteFile, RemoteSpec
 
-LOOK_EVERY_S = 0.1
-"""How soon what a maker writes is counted, and that it takes too long or too much memory is seen."""
+CHECK_INTERVAL_S = 0.1
+"""How often a process is checked: how much it has written, how long it takes, and how much memory."""
 START_S_MAX = 120.0
-"""Imports of the user's may take long, on a busy machine."""
+"""The imports of the user's module may take long, on a busy machine."""
 GRACE_S = 2.0
-"""After its time is up a maker ends by itself, having told the log where it was; after so much more it is killed."""
+"""At its timeout a process logs where it is and ends by itself; it is killed if it has not done so after this time."""
 URGENT_PROCESSES_MAX = 4
-"""Makers beside the one for what nobody waits for."""
-RETIRED_SHARE = 0.75
-"""Of the memory that it may take; one that has more after a file is let go, before it has to be killed over one."""
+"""Processes for files that a reader waits for, besides the one for prefetching."""
+RETIRE_SHARE = 0.75
+"""Of its memory limit. A process that uses more after a file is replaced, so that it need not be killed in the next."""
 OUTPUT_NAME = "out"
-"""The file that a maker writes, in its folder."""
+"""The file that a process writes, in its scratch folder."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StartProducer:
-    """What a maker is told first. spec: of the remote that it reads from. pace: a descriptor, or None."""
+    """The first message to a process. spec: of the remote to read from. limits: the descriptor of SharedLimits."""
 
     spec: RemoteSpec
     producer: Producer
@@ -56,7 +57,7 @@ class StartProducer:
 
 @dataclass(frozen=True, slots=True)
 class ProduceFile:
-    """Make a file: of source, or of a number."""
+    """Make one file. source: a remote file, or the number of a sample."""
 
     path: str
     source: RemoteFile | int
@@ -64,54 +65,54 @@ class ProduceFile:
 
 @dataclass(frozen=True, slots=True)
 class FileProduced:
-    """It is whole. mtime_ns: of what it was made of."""
+    """The file is whole. mtime_ns: of the remote file that it was made from."""
 
     mtime_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerReady:
-    """The function is imported. confined: the kernel refuses what it writes elsewhere."""
+    """The function is imported. confined: the kernel lets the process write to its scratch folder only."""
 
     confined: bool
 
 
 class ProducerFailed(Exception):
-    """The user's function did not make the file; the text says why. Another try may help."""
+    """The user's function did not make the file. The text says why; another try may help."""
 
 
 class ProducerPool:
-    """Owns the makers of a process. May be used by several threads."""
+    """Owns the producer processes of a worker. Several threads may use it."""
 
     def __init__(self, spec: RemoteSpec, producer: Producer, limits: SharedLimits | None = None) -> None:
         self._start = StartProducer(replace(spec, producer=None), producer, limits.fd if limits else None)
         self._idle: list[ProducerProcess] = []
-        self._few = threading.BoundedSemaphore(1 + URGENT_PROCESSES_MAX)
+        self._slots = threading.BoundedSemaphore(1 + URGENT_PROCESSES_MAX)
         self._lock = threading.Lock()
         weakref.finalize(self, _end_all, self._idle)
 
-    def make(self, wanted: ProduceFile, target: Path, progress: Progress) -> FileProduced:
-        """Have a file made at target, trying again where the function fails.
+    def produce(self, request: ProduceFile, target: Path, progress: Progress) -> FileProduced:
+        """Have a file made at target; try again if the function fails.
 
-        progress: told, again and again, how many bytes more there are; 0 where that is all that can be said.
+        progress: called every CHECK_INTERVAL_S with the bytes written since; 0 if there are none.
         Raises NotMade, the RemoteError of the source, and what progress raises.
         """
         producer = self._start.producer
         tries = producer.retries + 1
         for number in range(1, tries + 1):
             try:
-                with self._few, self._maker(target.parent, progress) as process:
-                    made = process.make(wanted, progress)
+                with self._slots, self._process(target.parent, progress) as process:
+                    produced = process.produce(request, progress)
                     process.deliver(target)
-                    return made
+                    return produced
             except ProducerFailed as error:
                 failure = error
-                log.warning("%s: %s: %s (try %d of %d)", wanted.path, producer.function, error, number, tries)
-        raise NotMade(f"{wanted.path}: {producer.function}: {failure}; skipped after {tries} tries, see the log")
+                log.warning("%s: %s: %s (try %d of %d)", request.path, producer.function, error, number, tries)
+        raise NotMade(f"{request.path}: {producer.function}: {failure}; skipped after {tries} tries, see the log")
 
     @contextmanager
-    def _maker(self, partial: Path, progress: Progress) -> Iterator[ProducerProcess]:
-        """A maker for the time of the block; any error there ends it."""
+    def _process(self, partial: Path, progress: Progress) -> Iterator[ProducerProcess]:
+        """An idle or new process for the time of the block. Any error in the block ends the process."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or ProducerProcess(self._start, partial, progress)
@@ -128,19 +129,22 @@ class ProducerPool:
             process.end()
 
     def check(self) -> bool:
-        """Raises UsageError where the function cannot be imported. Whether the kernel confines what it writes."""
+        """Whether the kernel confines what the function writes. Raises UsageError if it cannot be imported."""
         process = ProducerProcess(self._start, Path(tempfile.gettempdir()), lambda _: None)
         process.end()
         return process.is_confined
 
 
 class ProducerProcess:
-    """Owns a process, and its folder. Raises MakerFailed where it does not start, UsageError where it never will."""
+    """Owns one process and its scratch folder.
+
+    Raises ProducerFailed if the process does not start, UsageError if it never will.
+    """
 
     def __init__(self, start: StartProducer, partial: Path, progress: Progress) -> None:
         self._producer = start.producer
-        self._folder = folder = Path(tempfile.mkdtemp(prefix="maker-", dir=partial))
-        self._line, theirs = Pipe()
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="producer-", dir=partial))
+        self._connection, theirs = Pipe()
         fds = [theirs.fileno(), *([] if start.limits is None else [start.limits])]
         with theirs:
             self._process = subprocess.Popen(
@@ -152,87 +156,87 @@ class ProducerProcess:
                 start_new_session=True,
             )
         try:
-            self._line.send(start)
+            self._connection.send(start)
             answer = self._answer(START_S_MAX, progress)
         except BaseException:
             self.end()
             raise
         self.is_confined = isinstance(answer, ProducerReady) and answer.confined
 
-    def make(self, wanted: ProduceFile, progress: Progress) -> FileProduced:
-        """Have it make one file. Raises MakerFailed, the GrowfsError of the source, and what progress raises."""
+    def produce(self, request: ProduceFile, progress: Progress) -> FileProduced:
+        """Have it make one file. Raises ProducerFailed, the GrowfsError of the source, and what progress raises."""
         timeout_s = self._producer.timeout_s
         try:
-            self._line.send(wanted)
+            self._connection.send(request)
         except OSError:
-            raise ProducerFailed(f"its process ended: {self._ending()}") from None
+            raise ProducerFailed(f"its process ended: {self._exit_reason()}") from None
         answer = self._answer(timeout_s + GRACE_S if timeout_s else None, progress)
         assert isinstance(answer, FileProduced)
         return answer
 
     def deliver(self, target: Path) -> None:
-        """Put what it made at target, and clear its folder for the next file. Raises MakerFailed."""
+        """Move its file to target, and clear the scratch folder for the next file. Raises ProducerFailed."""
         out = self._folder / OUTPUT_NAME
         found = out.lstat() if os.path.lexists(out) else None
         if not found or not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise ProducerFailed("it left something else in the place of its file; let it write to out, or to out.name")
+            raise ProducerFailed("it left something else in the place of its file; write to out, or to out.name")
         os.rename(out, target)
         for entry in list(os.scandir(self._folder)):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
-                with suppress(OSError):  # what it started may be at work there, too
+                with suppress(OSError):  # processes that it started may write there too
                     os.unlink(entry.path)
 
     @property
     def is_bloated(self) -> bool:
-        """Whether it keeps more memory than it should go on with."""
-        return self._memory() > RETIRED_SHARE * self._producer.memory_bytes
+        """Whether it uses so much memory that it should be replaced."""
+        return self._memory() > RETIRE_SHARE * self._producer.memory_bytes
 
     def end(self) -> None:
-        """Kill it, and all that it started in its session; remove its folder."""
+        """Kill it and all processes of its session, and remove its folder."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._line.close()
-        shutil.rmtree(self._folder, ignore_errors=True)  # what is left is swept with partial/
+        self._connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)  # recovery removes what is left, with partial/
 
     def _answer(self, timeout_s: float | None, progress: Progress) -> object:
-        """What it says next, while it is watched."""
-        began, told = time.monotonic(), 0
-        while not self._line.poll(LOOK_EVERY_S):
-            if self._process.poll() is not None and not self._line.poll():  # what it forked may hold the line
-                raise ProducerFailed(f"its process ended: {self._ending()}")
-            written = _bytes_in(self._folder)
-            progress(max(0, written - told))
-            told = max(told, written)
+        """Its next message; meanwhile it is watched. Raises ProducerFailed, and an error that the message is."""
+        began, reported = time.monotonic(), 0
+        while not self._connection.poll(CHECK_INTERVAL_S):
+            if self._process.poll() is not None and not self._connection.poll():  # a child of it may hold the pipe open
+                raise ProducerFailed(f"its process ended: {self._exit_reason()}")
+            written = _size_of(self._folder)
+            progress(max(0, written - reported))
+            reported = max(reported, written)
             if self._memory() > self._producer.memory_bytes:
                 most = format_size(self._producer.memory_bytes, binary=True)
                 raise ProducerFailed(f"took more memory than {most} and was killed; see --producer-memory")
             if timeout_s and time.monotonic() - began > timeout_s:
-                raise ProducerFailed(self._too_late(timeout_s - GRACE_S))
+                raise ProducerFailed(self._timeout_message(timeout_s - GRACE_S))
         try:
-            answer: object = self._line.recv()
+            answer: object = self._connection.recv()
         except (EOFError, OSError):
             if timeout_s and time.monotonic() - began > timeout_s - GRACE_S:
-                raise ProducerFailed(self._too_late(timeout_s - GRACE_S)) from None
-            raise ProducerFailed(f"its process ended: {self._ending()}") from None
+                raise ProducerFailed(self._timeout_message(timeout_s - GRACE_S)) from None
+            raise ProducerFailed(f"its process ended: {self._exit_reason()}") from None
         if isinstance(answer, (GrowfsError, ProducerFailed)):
             raise answer
-        written = _bytes_in(self._folder)
-        progress(max(0, written - told))
+        written = _size_of(self._folder)
+        progress(max(0, written - reported))
         return answer
 
     @staticmethod
-    def _too_late(timeout_s: float) -> str:
+    def _timeout_message(timeout_s: float) -> str:
         return f"was not done after {format_timespan(timeout_s)} and was killed; see --producer-timeout"
 
-    def _ending(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
     def _memory(self) -> int:
-        """Bytes that it has in memory (proc(5), statm)."""
+        """Its resident memory in bytes (proc(5), statm)."""
         try:
             pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         except (OSError, IndexError):
@@ -245,8 +249,8 @@ def _end_all(processes: list[ProducerProcess]) -> None:
         process.end()
 
 
-def _bytes_in(folder: Path) -> int:
-    """What lies in a folder in which others make and remove files meanwhile."""
+def _size_of(folder: Path) -> int:
+    """The size of all files in a folder in which another process creates and removes files meanwhile."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -256,9 +260,9 @@ def _bytes_in(folder: Path) -> int:
 
 
 def check(spec: RemoteSpec) -> bool | None:
-    """Whether the kernel confines what a mount's producer writes; None where it has none.
+    """Whether the kernel confines what a mount's producer writes; None if the mount has no producer.
 
-    Raises UsageError where its function cannot be imported.
+    Raises UsageError if the producer's function cannot be imported.
     """
     if spec.producer is None:
         return None

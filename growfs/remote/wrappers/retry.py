@@ -1,4 +1,4 @@
-"""`Retrying`: a remote that asks again where asking again may help."""
+"""`RetryingRemote`: a remote that repeats calls which failed because the store was busy."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class RetryingRemote:
-    """Wraps a remote: what raises RemoteBusy is tried again, after a growing delay; other errors pass at once.
+    """Wraps a remote: a call that raises RemoteBusy is repeated after a growing delay. Other errors pass at once.
 
-    A listing goes on after the last page that arrived, and its tries are counted afresh from there.
+    A listing continues after the last page that arrived, and its tries are counted anew from there.
     """
 
     def __init__(
         self, remote: Remote, on_busy: Callable[[], None] = lambda: None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """busy: called before each further try."""
+        """on_busy: called before each repeated call."""
         self._remote = remote
         self._on_busy = on_busy
         self._sleep = sleep
@@ -39,15 +39,15 @@ class RetryingRemote:
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         source = self._remote.pages(cursor)
 
-        def following() -> Page | None:
+        def next_page() -> Page | None:
             nonlocal source
             try:
                 return next(source, None)
             except RemoteBusy:
-                source = self._remote.pages(cursor)  # a generator that raised is at its end
+                source = self._remote.pages(cursor)  # a generator that raised is exhausted
                 raise
 
-        while (page := self._try(following)) is not None:
+        while (page := self._try(next_page)) is not None:
             cursor = page.cursor
             yield page
 
@@ -55,16 +55,16 @@ class RetryingRemote:
         return self._try(lambda: self._remote.stat(path, version))
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        told = 0  # over all tries, so that progress never counts a byte twice
+        reported = 0  # over all tries, so that progress never counts a byte twice
 
         def attempt() -> RemoteFile:
             written = 0
 
             def forward(delta: int) -> None:
-                nonlocal told, written
+                nonlocal reported, written
                 written += delta
-                news, told = max(0, written - told), max(told, written)
-                task.progress(news)  # 0 too: it may want to end the fetch
+                new, reported = max(0, written - reported), max(reported, written)
+                task.progress(new)  # 0 too: the callback may want to end the fetch
 
             return self._remote.fetch(replace(task, progress=forward))
 
@@ -75,11 +75,11 @@ class RetryingRemote:
 
     def _try(self, call: Callable[[], T]) -> T:
         try:
-            return call()  # what goes well at once is spared the rest, which costs a small file a tenth
+            return call()  # tenacity takes a tenth of the time of a small file, so it is used only after a failure
         except RemoteBusy as error:
             failure: RemoteBusy | None = error
 
-        def again() -> T:
+        def repeat() -> T:
             nonlocal failure
             if failure:
                 error, failure = failure, None
@@ -93,7 +93,7 @@ class RetryingRemote:
             sleep=self._sleep,
             before_sleep=self._warn,
             reraise=True,
-        )(again)
+        )(repeat)
 
     def _warn(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
