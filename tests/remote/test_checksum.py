@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from growfs.remote.http import checksum
-from growfs.remote.http.checksum import Expected, expected
+from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import Headers
 
 PART = 1000
@@ -42,7 +42,7 @@ def aws(name: str, text: str = "", **more: str) -> Headers:
     return headers(**{f"x_amz_checksum_{name}": text or base64(TOLD[name])}, **more)
 
 
-def verify(told: Expected | None, path: Path, data: bytes, part: int = 4, seed: int = 0) -> str | None:
+def verify(told: ExpectedChecksum | None, path: Path, data: bytes, part: int = 4, seed: int = 0) -> str | None:
     """Feed data in parts, in an order of their own, in pieces from a buffer that is written over; then ask."""
     assert told is not None
     path.write_bytes(data)
@@ -80,10 +80,10 @@ WAYS = {
 @pytest.mark.parametrize("part", [2, 4, 9])
 def test_each_way_of_telling(tmp_path: Path, way: str, part: int) -> None:
     for seed in range(3):
-        assert verify(expected(WAYS[way]), tmp_path / "x", CHECKED, part, seed) is None
-        wrong = verify(expected(WAYS[way]), tmp_path / "x", CHECKED[:-1] + b"!", part, seed)
+        assert verify(expected_checksum(WAYS[way]), tmp_path / "x", CHECKED, part, seed) is None
+        wrong = verify(expected_checksum(WAYS[way]), tmp_path / "x", CHECKED[:-1] + b"!", part, seed)
         assert wrong
-        assert "than the store tells" in wrong
+        assert "than the store sent" in wrong
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_each_way_of_telling(tmp_path: Path, way: str, part: int) -> None:
     ids=str,
 )
 def test_what_tells_nothing(told: Headers) -> None:
-    assert expected(told) is None
+    assert expected_checksum(told) is None
 
 
 @pytest.mark.parametrize("way", ["crc64nvme", "crc32", "crc32c", "etag"])
 def test_what_is_fetched_again_counts(tmp_path: Path, way: str) -> None:
-    told = expected(WAYS[way])
+    told = expected_checksum(WAYS[way])
     assert told
     for start in (0, 5):
         told.part(start).update(memoryview(b"wrong"))
@@ -119,7 +119,7 @@ def test_what_is_fetched_again_counts(tmp_path: Path, way: str) -> None:
 
 def test_what_is_missing_shows(tmp_path: Path) -> None:
     for start in (0, 5):
-        told = expected(WAYS["crc32c"])
+        told = expected_checksum(WAYS["crc32c"])
         assert told
         told.part(start).update(memoryview(CHECKED)[start : start + 4])
         with pytest.raises(ValueError, match="missing"):
@@ -128,14 +128,16 @@ def test_what_is_missing_shows(tmp_path: Path) -> None:
 
 def test_a_file_without_a_byte(tmp_path: Path) -> None:
     for told, wrong in (("00000000", None), ("00000001", "CRC32C")):
-        found = verify(expected(aws("crc32c", base64(told))), tmp_path / "x", b"")
-        assert found == (wrong and f"what came has another {wrong} than the store tells")
-    assert verify(expected(headers(Content_MD5=base64(hashlib.md5().hexdigest()))), tmp_path / "x", b"") is None
+        found = verify(expected_checksum(aws("crc32c", base64(told))), tmp_path / "x", b"")
+        assert found == (wrong and f"what came has another {wrong} than the store sent")
+    assert (
+        verify(expected_checksum(headers(Content_MD5=base64(hashlib.md5().hexdigest()))), tmp_path / "x", b"") is None
+    )
 
 
 def test_a_hash_reads_only_what_it_has_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum, "BUFFER_BYTES", 4)
-    told = expected(WAYS["etag"])
+    told = expected_checksum(WAYS["etag"])
     assert told
     told.part(0).update(memoryview(CHECKED)[:5])
     (tmp_path / "x").write_bytes(b"xxxxx" + CHECKED[5:])
@@ -147,7 +149,7 @@ def test_parts_side_by_side(tmp_path: Path, name: str) -> None:
     from awscrt.checksums import crc32c
 
     md5 = hashlib.md5(DATA).hexdigest()
-    told = expected(
+    told = expected_checksum(
         aws("crc32c", base64(f"{crc32c(DATA):08x}")) if name == "crc32c" else headers(Content_MD5=base64(md5))
     )
     assert told

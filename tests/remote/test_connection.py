@@ -79,7 +79,7 @@ def server() -> Iterator[Server]:
 def connection() -> Iterator[Connection]:
     connection = Connection()
     yield connection
-    connection.drop()
+    connection.close()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def got(connection: Connection, url: str, target: int) -> bytes:
     """What a GET brings, of which each byte is told once."""
     told: list[int] = []
     os.ftruncate(target, 0)
-    response = connection.ask(HttpRequest(url), {})
+    response = connection.send(HttpRequest(url), {})
     connection.copy(response, target, 0, lambda piece: told.append(len(piece)))
     assert sum(told) == response.length
     return os.pread(target, 1 << 20, 0)
@@ -132,7 +132,7 @@ def test_a_head_that_fills_the_buffer(server: Server, target: int, monkeypatch: 
     monkeypatch.setattr(module, "BUFFER_BYTES", len(HEAD) + room)
     connection = Connection()
     assert got(connection, server.url, target) == BODY
-    connection.drop()
+    connection.close()
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -140,7 +140,7 @@ def test_a_head_without_an_end(server: Server, connection: Connection, ends: boo
     fill = b"X: " + b"x" * module.HEAD_BYTES_MAX
     server.answer = lambda line, _: line.sendall(b"HTTP/1.1 200 OK\r\n" + fill + (b"\r\n\r\n" if ends else b""))
     with pytest.raises(FallBack, match="without an end"):
-        connection.ask(HttpRequest(server.url), {})
+        connection.send(HttpRequest(server.url), {})
 
 
 def test_a_long_head_is_read(server: Server, connection: Connection, target: int) -> None:
@@ -179,7 +179,7 @@ def test_more_than_was_told_is_not_taken_for_the_next_answer(
 
     server.answer = answer
     if later:
-        response = connection.ask(HttpRequest(server.url), {})
+        response = connection.send(HttpRequest(server.url), {})
         connection.copy(response, target, 0, lambda _: None)
         sent.wait()
     else:
@@ -204,7 +204,7 @@ LENGTHS = {
 @pytest.mark.parametrize("line", LENGTHS.values(), ids=LENGTHS.keys())
 def test_an_answer_whose_length_is_not_told(server: Server, connection: Connection, line: bytes) -> None:
     server.answer = lambda to, _: to.sendall(b"HTTP/1.1 200 OK\r\n" + line + b"\r\n\r\n")
-    response = connection.ask(HttpRequest(server.url), {})
+    response = connection.send(HttpRequest(server.url), {})
     assert (response.status, response.length) == (200, None)
 
 
@@ -229,7 +229,7 @@ def test_what_is_no_http(server: Server, connection: Connection, target: int, he
     answer = server.answer
     server.answer = lambda line, _: line.sendall(head)
     with pytest.raises(FallBack):
-        connection.ask(HttpRequest(server.url), {})
+        connection.send(HttpRequest(server.url), {})
     server.answer = answer
     assert got(connection, server.url, target) == BODY, "and it is over with that"
 
@@ -237,7 +237,7 @@ def test_what_is_no_http(server: Server, connection: Connection, target: int, he
 def test_how_a_head_is_read(server: Server, connection: Connection) -> None:
     lines = b"A: 1\r\nB:\t two words \r\na: 3\r\nEmpty:\r\nLatin: \xe9\r\nContent-Length: 0\r\n\r\n"
     server.answer = lambda line, _: line.sendall(b"HTTP/1.1 404 Not Found at all\r\n" + lines)
-    response = connection.ask(HttpRequest(server.url), {})
+    response = connection.send(HttpRequest(server.url), {})
     headers = {"a": "1, 3", "b": "two words", "empty": "", "latin": "é", "content-length": "0"}
     assert response == HttpResponse(404, "Not Found at all", headers, 0, False, True)
 
@@ -281,7 +281,7 @@ def test_a_kept_connection_that_is_closed_is_opened_anew_once(
     assert got(connection, server.url, target) == BODY
     server.answer = lambda *_: True
     with pytest.raises(ConnectionFailed, match="hung up"):
-        connection.ask(HttpRequest(server.url), {})
+        connection.send(HttpRequest(server.url), {})
     assert [len(heads) for heads in server.heads] == [2, 1]
     server.answer = lambda line, number: line.sendall(HEAD + BODY)
     assert got(connection, server.url, target) == BODY
@@ -296,7 +296,7 @@ def test_a_kept_connection_that_falls_silent_is_not_asked_again(
     assert got(connection, server.url, target) == BODY
     server.answer = lambda *_: server.gate.wait()
     with pytest.raises(ConnectionFailed, match="silent"):
-        connection.ask(HttpRequest(server.url), {})
+        connection.send(HttpRequest(server.url), {})
     assert [len(heads) for heads in server.heads] == [2]
 
 
@@ -305,15 +305,15 @@ def test_what_is_left_of_an_answer_is_not_read_as_the_next(server: Server, conne
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        connection.copy(connection.ask(HttpRequest(server.url), {}), target, 0, fail)
-    connection.ask(HttpRequest(server.url), {})  # whose body nobody reads
+        connection.copy(connection.send(HttpRequest(server.url), {}), target, 0, fail)
+    connection.send(HttpRequest(server.url), {})  # whose body nobody reads
     assert got(connection, server.url, target) == BODY
     assert [len(heads) for heads in server.heads] == [1, 1, 1]
 
 
 def test_a_head_request_has_no_body(server: Server, connection: Connection, target: int) -> None:
     server.answer = lambda line, number: line.sendall(HEAD if number == 0 else HEAD + BODY)
-    assert connection.ask(HttpRequest(server.url, method="HEAD"), {}).length == len(BODY)
+    assert connection.send(HttpRequest(server.url, method="HEAD"), {}).length == len(BODY)
     assert got(connection, server.url, target) == BODY
     assert [[head.split()[0] for head in heads] for heads in server.heads] == [[b"HEAD", b"GET"]]
 
@@ -331,10 +331,10 @@ def test_any_address_of_a_host_will_do(
         )
         for _ in range(3):
             assert got(connection, f"http://store.example/x?sig={SECRET}", target) == BODY
-            connection.drop()
+            connection.close()
         ports.pop()
         with pytest.raises(ConnectionFailed, match="refused"):
-            connection.ask(HttpRequest(server.url), {})
+            connection.send(HttpRequest(server.url), {})
     assert server.heads[0][0].startswith(f"GET /x?sig={SECRET} HTTP/1.1\r\nHost: store.example\r\n".encode())
 
 
@@ -347,7 +347,7 @@ def test_work_is_spread_over_a_hosts_addresses(monkeypatch: pytest.MonkeyPatch, 
     for _ in range(40):
         connection = Connection()
         got(connection, "http://store.example/x", target)
-        connection.drop()
+        connection.close()
     counts = [len(server.heads) for server in servers]
     for server in servers:
         server.close()
@@ -376,7 +376,7 @@ def test_another_server_is_another_connection(server: Server, connection: Connec
 def test_how_a_request_is_written(server: Server, connection: Connection) -> None:
     url = server.url.partition("/x")[0]
     for more, line in ((f"/a%20b?c=d&sig={SECRET}#part", f"/a%20b?c=d&sig={SECRET}"), ("", "/"), ("?q", "/?q")):
-        connection.ask(HttpRequest(url + more, {"X-Key": "k"}), {"Range": "bytes=0-9"})
+        connection.send(HttpRequest(url + more, {"X-Key": "k"}), {"Range": "bytes=0-9"})
         sent = server.heads[-1][-1]
         assert sent.startswith(f"GET {line} HTTP/1.1\r\n".encode())
         assert b"\r\nX-Key: k\r\n" in sent
@@ -411,7 +411,7 @@ def test_nothing_can_be_smuggled_into_a_request(
     url = server.url.partition("/x")[0] + target + f"&sig={SECRET}"
     secret = {"Authorization": SECRET}
     with pytest.raises(FallBack, match="cannot be sent") as caught:
-        connection.ask(
+        connection.send(
             HttpRequest(url, secret if more else secret | headers), headers if more else {"Range": "bytes=0-"}
         )
     assert server.heads == []
@@ -422,7 +422,7 @@ def test_nothing_can_be_smuggled_into_a_request(
 def test_a_host_that_is_none(connection: Connection, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it is not looked for"))
     with pytest.raises(FallBack):
-        connection.ask(HttpRequest(url + f"?sig={SECRET}"), {})
+        connection.send(HttpRequest(url + f"?sig={SECRET}"), {})
 
 
 @pytest.mark.parametrize("failure", [socket.gaierror(-2, "Name or service not known"), ConnectionRefusedError("no")])
@@ -433,7 +433,7 @@ def test_no_failure_tells_a_secret(connection: Connection, failure: OSError, mon
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     request = HttpRequest(f"http://store.example/x?sig={SECRET}", {"Authorization": SECRET})
     with pytest.raises(ConnectionFailed) as caught:
-        connection.ask(request, {})
+        connection.send(request, {})
     assert SECRET not in f"{caught.value!r} {caught.value} {request!r} {request}"
 
 
@@ -451,8 +451,8 @@ def test_a_read_can_be_ended_from_another_thread(server: Server, connection: Con
     server.answer = answer
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(ConnectionFailed):
-        connection.ask(HttpRequest(server.url), {})
-    connection.drop()
+        connection.send(HttpRequest(server.url), {})
+    connection.close()
     connection.interrupt()
     server.answer = lambda line, _: line.sendall(HEAD + BODY)
     assert got(connection, server.url, target) == BODY

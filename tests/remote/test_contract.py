@@ -67,7 +67,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr("growfs.remote.http.download.RangeDownloader.fetch", lambda *_: None)
     monkeypatch.setattr("growfs.remote.digest.PART_BYTES", 50_000)
     monkeypatch.setattr(
-        "growfs.remote.http.download._tells_versions", lambda _: True
+        "growfs.remote.http.download._has_validator", lambda _: True
     )  # these files are of this very second
     if kind == "fake":
         fake = FakeRemote(page_files=5)

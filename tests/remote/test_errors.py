@@ -24,7 +24,7 @@ from growfs.errors import (
 )
 from growfs.remote import open_remote
 from growfs.remote.errors import translate
-from growfs.remote.http.download import BUSY
+from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
@@ -193,7 +193,7 @@ def test_s3_answers(faulty: RemoteSpec, status: int, code: str, kind: type[Growf
     Faulty.answers[:] = [(status, xml(code))] * 3
     assert type(error_of(faulty)) is kind
     by_library = [target for target in Faulty.seen if "X-Amz-Signature" not in target]
-    assert len(by_library) == (status not in BUSY), "s3fs or botocore tried again on its own"
+    assert len(by_library) == (status not in BUSY_STATUSES), "s3fs or botocore tried again on its own"
     assert len(Faulty.seen) == len(by_library) + 1
 
 

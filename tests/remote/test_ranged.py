@@ -318,6 +318,6 @@ def test_ranges_of_a_real_server_are_used(
     rclone_s3.put("ranged/x", DATA)
     assert fetched(remote, tmp_path) == DATA
     assert library == ["x"], "of this very second: a change might not show"
-    monkeypatch.setattr("growfs.remote.http.download._tells_versions", lambda _: True)
+    monkeypatch.setattr("growfs.remote.http.download._has_validator", lambda _: True)
     assert fetched(remote, tmp_path, remote.stat("x")) == DATA
     assert library == ["x"]

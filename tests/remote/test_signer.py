@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from growfs.remote.http.checksum import expected
+from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.protocol import RemoteSpec
 from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.stores.s3.store import S3Remote
@@ -128,7 +128,7 @@ def test_real_servers_take_them(server: str, token: str | None, request: pytest.
             asked = remote._signer.request(path, method)
             with urlopen(Get(asked.url, headers=asked.headers, method=method)) as answer:
                 assert answer.read() == (data if method == "GET" else b"")
-                told = expected({name.lower(): text for name, text in answer.headers.items()})
+                told = expected_checksum({name.lower(): text for name, text in answer.headers.items()})
             assert bool(told) == (server == "moto_s3"), "which tells a CRC where it is asked to"
             if told:
                 told.part(0).update(memoryview(data))

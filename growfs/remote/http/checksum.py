@@ -1,7 +1,7 @@
-"""`expected`: what a store tells of a file's content, to be verified while the file passes through memory.
+"""`expected_checksum`: the checksum that a store sends with a file, verified while the file passes through memory.
 
-A CRC is computed of each part, in any order, and combined. Hashes want the bytes in order: what did not pass in order
-is read from the disk once more, for an MD5 at 0.7 GB/s, so they count only where the store tells no CRC.
+The CRCs of parts are computed in any order and then combined. Hashes need the bytes in order: bytes that did not come
+in order are read from the disk again (0.7 GB/s for an MD5), so a hash is used only if the store sends no CRC.
 """
 
 from __future__ import annotations
@@ -18,70 +18,71 @@ from growfs.remote.http.connection import Headers
 
 BUFFER_BYTES = 1 << 20
 
-# What can be verified, the cheapest first, and its size in bytes.
+# The sizes in bytes of the checksums that can be verified, the cheapest first.
 _SIZES = {"crc64nvme": 8, "crc32c": 4, "crc32": 4, "sha256": 32, "sha1": 20, "md5": 16}
 
-_TELLING = {f"x-amz-checksum-{name}" for name in _SIZES} | {
+_CHECKSUM_HEADERS = {f"x-amz-checksum-{name}" for name in _SIZES} | {
     "content-md5",
     "x-goog-hash",
     "x-amz-server-side-encryption",
 }
 
 
-def expected(headers: Headers) -> Expected | None:
-    """What the headers of an answer, to a GET or a HEAD, tell of the whole file; None where that is nothing.
+def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
+    """The checksum of the whole file in the headers of the response to a GET or HEAD; None if there is none.
 
-    What is given back takes in one file, once.
+    The result is good for one transfer of one file.
     """
-    if not headers.keys() & _TELLING:
+    if not headers.keys() & _CHECKSUM_HEADERS:
         return None
-    told = _google(headers)
-    if _is_whole(headers):  # else it may be the part's
-        told.setdefault("md5", headers.get("content-md5", ""))
+    checksums = _google_checksums(headers)
+    if _is_whole_file(headers):  # else it may be the checksum of the part
+        checksums.setdefault("md5", headers.get("content-md5", ""))
         if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
-            told |= {name: text for name in _SIZES if (text := headers.get(f"x-amz-checksum-{name}"))}
+            checksums |= {name: text for name in _SIZES if (text := headers.get(f"x-amz-checksum-{name}"))}
     for name, size in _SIZES.items():
-        with suppress(ValueError):  # S3 hangs "-3" on what was made of the checksums of three parts
-            value = b64decode(told.get(name, ""), validate=True)
+        with suppress(ValueError):  # S3 appends "-3" to a checksum of the checksums of three parts
+            value = b64decode(checksums.get(name, ""), validate=True)
             if len(value) == size:
-                return _Crc(name, value) if name.startswith("crc") else _Hash(name, value)
+                return _ExpectedCrc(name, value) if name.startswith("crc") else _ExpectedHash(name, value)
     md5 = _etag_md5(headers)
-    return _Hash("md5", md5) if md5 else None
+    return _ExpectedHash("md5", md5) if md5 else None
 
 
-class Part(ABC):
-    """Takes a part's bytes, in order."""
+class PartChecksum(ABC):
+    """Takes the bytes of one part, in order."""
 
     @abstractmethod
     def update(self, piece: memoryview) -> None:
-        """Take the bytes that come next; nothing of piece is kept."""
+        """Take the next bytes; no reference to piece is kept."""
 
 
-class Expected(ABC):
-    """What a file has to be like. Several threads may feed a part each."""
+class ExpectedChecksum(ABC):
+    """The checksum that a file must have. Several threads may each feed a part."""
 
     @abstractmethod
-    def part(self, start: int) -> Part:
-        """Takes the bytes from start on, up to the next part's; what came from there before counts no more."""
+    def part(self, start: int) -> PartChecksum:
+        """A new part for the bytes from start up to the next part. It replaces an earlier part with the same start."""
 
     @abstractmethod
     def mismatch(self, total: int, path: Path) -> str | None:
-        """Once `total` bytes, the whole file, came and lie at path too: how they differ from what the store tells.
+        """How the file differs from the checksum; None if it does not.
 
-        Raises ValueError where parts are missing, and OSError of the local disk.
+        Called when all parts were fed, `total` bytes together, and the file is at path. Raises ValueError if a part is
+        missing, and OSError of the local disk.
         """
 
 
-class _Crc(Expected):
-    def __init__(self, name: str, told: bytes) -> None:
-        from awscrt import checksums  # takes 40 ms
+class _ExpectedCrc(ExpectedChecksum):
+    def __init__(self, name: str, value: bytes) -> None:
+        from awscrt import checksums  # the import takes 40 ms
 
-        self._name, self._told = name, int.from_bytes(told, "big")
+        self._name, self._value = name, int.from_bytes(value, "big")
         self._extend, self._combine = getattr(checksums, name), getattr(checksums, f"combine_{name}")
-        self._parts: dict[int, _CrcPart] = {}
+        self._parts: dict[int, _PartCrc] = {}
 
-    def part(self, start: int) -> _CrcPart:
-        part = self._parts[start] = _CrcPart(self._extend)
+    def part(self, start: int) -> _PartCrc:
+        part = self._parts[start] = _PartCrc(self._extend)
         return part
 
     def mismatch(self, total: int, path: Path) -> str | None:
@@ -92,10 +93,10 @@ class _Crc(Expected):
             crc, end = self._combine(crc, part.crc, part.bytes), end + part.bytes
         if end != total:
             raise ValueError(f"the part from {end} on is missing")
-        return None if crc == self._told else _differs(self._name)
+        return None if crc == self._value else _differs(self._name)
 
 
-class _CrcPart(Part):
+class _PartCrc(PartChecksum):
     def __init__(self, extend: Callable[[memoryview, int], int]) -> None:
         self._extend = extend
         self.crc = self.bytes = 0
@@ -105,15 +106,15 @@ class _CrcPart(Part):
         self.bytes += len(piece)
 
 
-class _Hash(Expected):
-    def __init__(self, name: str, told: bytes) -> None:
-        self._name, self._told = name, told
-        self._first = _HashPart(name)
+class _ExpectedHash(ExpectedChecksum):
+    def __init__(self, name: str, value: bytes) -> None:
+        self._name, self._value = name, value
+        self._first = _PartHash(name)
 
-    def part(self, start: int) -> Part:
+    def part(self, start: int) -> PartChecksum:
         if start:
-            return _Unheard()
-        self._first = _HashPart(self._name)
+            return _IgnoredPart()
+        self._first = _PartHash(self._name)
         return self._first
 
     def mismatch(self, total: int, path: Path) -> str | None:
@@ -124,10 +125,10 @@ class _Hash(Expected):
                 file.seek(first.bytes)
                 while count := file.readinto(buffer):
                     first.update(buffer[:count])
-        return None if first.state.digest() == self._told else _differs(self._name)
+        return None if first.state.digest() == self._value else _differs(self._name)
 
 
-class _HashPart(Part):
+class _PartHash(PartChecksum):
     def __init__(self, name: str) -> None:
         self.state = hashlib.new(name, usedforsecurity=False)
         self.bytes = 0
@@ -137,24 +138,26 @@ class _HashPart(Part):
         self.bytes += len(piece)
 
 
-class _Unheard(Part):
+class _IgnoredPart(PartChecksum):
     def update(self, piece: memoryview) -> None:
-        """It comes too early, and will be read from the disk."""
+        """The bytes before it are not there yet; it is read from the disk in the end."""
 
 
 def _differs(name: str) -> str:
-    return f"what came has another {name.upper()} than the store tells"
+    return f"what came has another {name.upper()} than the store sent"
 
 
-def _is_whole(headers: Headers) -> bool:
-    """Whether the answer is all of the file, though a range may have been asked for."""
-    told = headers.get("content-range")
-    found = re.fullmatch(r"bytes 0-(\d+)/(\d+)", told or "")
-    return told is None or (found is not None and int(found[1]) + 1 == int(found[2]))
+def _is_whole_file(headers: Headers) -> bool:
+    """Whether the response has the whole file, though a range may have been requested."""
+    content_range = headers.get("content-range")
+    found = re.fullmatch(r"bytes 0-(\d+)/(\d+)", content_range or "")
+    return content_range is None or (found is not None and int(found[1]) + 1 == int(found[2]))
 
 
-def _google(headers: Headers) -> dict[str, str]:
-    """Of the whole file also where a part is sent, but as it is stored, which is not as it is sent where it unpacks it
+def _google_checksums(headers: Headers) -> dict[str, str]:
+    """Google's checksums, which are of the whole file even in the response to a range.
+
+    They are of the stored bytes, so they are of no use if the server decompresses the file as it sends it
     (https://cloud.google.com/storage/docs/transcoding).
     """
     if headers.get("x-goog-stored-content-encoding", "identity") != headers.get("content-encoding", "identity"):
@@ -163,9 +166,9 @@ def _google(headers: Headers) -> dict[str, str]:
 
 
 def _etag_md5(headers: Headers) -> bytes:
-    """The ETag as MD5: where S3 alone encrypted the object, if it was put in one piece; else nothing.
+    """The ETag, if it is an MD5: of an object that S3 encrypts with its own keys and that was uploaded in one piece.
 
-    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html); other stores put anything there.
+    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Other stores put anything there.
     """
     etag = headers.get("etag", "").strip('"')
     is_md5 = headers.get("x-amz-server-side-encryption") == "AES256" and re.fullmatch("[0-9a-f]{32}", etag)

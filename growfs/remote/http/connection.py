@@ -1,9 +1,9 @@
-"""`Connection`: plain GETs over one kept-alive connection to a web server, straight from the socket into a file.
+"""`Connection`: plain GETs over one keep-alive connection to a web server, straight from the socket into a file.
 
-http.client costs a small file more than all else that is done for it (its heads are parsed as mail is: 0.3 ms of CPU,
-where this takes 0.02), so the little of HTTP/1.1 that is needed is spoken here (RFC 9112); whatever is not in it is
-Odd, and left to the store's library. Large reads, pwrite and TLS release the GIL, and no byte is copied twice in
-Python. A request holds secrets: none is ever shown.
+http.client takes more CPU for a small file than all else together (it parses heads as it does mail: 0.3 ms, where
+this module takes 0.02). So the part of HTTP/1.1 that is needed is implemented here (RFC 9112); everything else raises
+FallBack, and is left to the store's library. Large reads, pwrite and TLS release the GIL, and no byte is copied twice
+in Python. A request may hold secrets, so requests are never shown.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-BUFFER_BYTES = 1 << 18  # of each connection; a file that is smaller is written in one piece
-PIECE_BYTES = 1 << 17  # of a larger file, so much is written at a time, at least
+BUFFER_BYTES = 1 << 18  # of each connection; a smaller file is written at once
+PIECE_BYTES = 1 << 17  # the least that is written at a time of a larger file
 HEAD_BYTES_MAX = 1 << 16
 TEXT_BYTES_MAX = 64 << 20
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 
 Headers = dict[str, str]
-"""Of an answer, by name in lower case; of a name that came several times, the values with commas between them."""
+"""Header values by name in lower case. The values of a repeated header are joined by commas."""
 
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
@@ -36,7 +36,7 @@ _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """Of the whole of a file, by GET or HEAD; url and headers may hold a signature or a password."""
+    """A GET or HEAD of a whole file. url and headers may hold a signature or a password."""
 
     url: str = field(repr=False)
     headers: dict[str, str] = field(default_factory=dict, repr=False)
@@ -44,14 +44,14 @@ class HttpRequest:
 
     @property
     def origin(self) -> tuple[str, str]:
-        """(scheme, host and port)."""
+        """(scheme, host and port)"""
         scheme, _, rest = self.url.partition("://")
         return scheme, re.split("[/?#]", rest, maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """The head of an answer. length: bytes of the body, None where it is not told."""
+    """The head of a response. length: of the body in bytes; None if the head does not give it."""
 
     status: int
     reason: str
@@ -62,69 +62,70 @@ class HttpResponse:
 
 
 class ConnectionFailed(Exception):
-    """The server cannot be reached, fell silent, or ended its answer early."""
+    """The server cannot be reached, fell silent, or ended its response early."""
 
 
 class FallBack(Exception):
-    """The server answers in a way that is left to the store's library. counts: the next answer may well be the same."""
+    """The response is left to the store's library. counts: the next response is likely to be the same."""
 
     def __init__(self, why: str, counts: bool = True) -> None:
         super().__init__(why)
         self.counts = counts
 
 
-class _HungUp(Exception):
-    """The server closed the connection before it answered, as it does with one that was kept for long."""
+class _ServerClosed(Exception):
+    """The server closed the connection before it responded, as it does with one that was idle for long."""
 
 
 class Connection:
-    """Opened at the first request, kept from file to file, opened anew where another server is asked."""
+    """Opened at the first request and kept from file to file; opened again for a request to another server."""
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
         self._tls = tls
         self._origin = ("", "")
         self._socket: socket.socket | None = None
-        self._keeps = False  # the last answer was read to its end, and another may follow
+        self._keeps = False  # the last response was read to its end, and another may follow
         self._bytes = bytearray(BUFFER_BYTES)
         self._buffer = memoryview(self._bytes)
-        self._body = (0, 0)  # what is in the buffer of it
+        self._body = (0, 0)  # the slice of the buffer that holds the beginning of the body
 
-    def ask(self, request: HttpRequest, headers: Headers) -> HttpResponse:
-        """The head of the answer; `copy` reads the rest. A kept connection that the server has closed is opened anew.
+    def send(self, request: HttpRequest, headers: Headers) -> HttpResponse:
+        """Send a request; returns the head of the response, and `copy` reads the body.
 
-        Raises Unreached, and Odd where the store's library may do better: it may trust another certificate.
+        A kept connection that the server has closed is opened again. Raises ConnectionFailed, and FallBack if the
+        store's library may do better: it may trust another certificate.
         """
-        if request.origin != self._origin or not self._keeps or (self._socket and _has_more(self._socket)):
-            self.drop()
-        head = _head_of(request, headers)
-        with _reaching():
+        if request.origin != self._origin or not self._keeps or (self._socket and _has_unread(self._socket)):
+            self.close()
+        head = _serialized(request, headers)
+        with _translating_errors():
             if self._socket is not None:
-                with suppress(ConnectionError, ssl.SSLError, _HungUp):
-                    return self._ask(self._socket, request, head)
-                self.drop()
-            self._socket, self._origin = _connected(request, self._tls), request.origin
-            return self._ask(self._socket, request, head)
+                with suppress(ConnectionError, ssl.SSLError, _ServerClosed):
+                    return self._send(self._socket, request, head)
+                self.close()
+            self._socket, self._origin = _connect(request, self._tls), request.origin
+            return self._send(self._socket, request, head)
 
-    def _ask(self, line: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
+    def _send(self, line: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
         self._keeps = False
         line.sendall(head)
-        end = got = 0
-        while (end := self._bytes.find(b"\r\n\r\n", 0, min(got, HEAD_BYTES_MAX))) < 0:
-            if got >= min(HEAD_BYTES_MAX, len(self._bytes)):
+        end = received = 0
+        while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
+            if received >= min(HEAD_BYTES_MAX, len(self._bytes)):
                 raise FallBack("a head without an end")
-            count = line.recv_into(self._buffer[got:])
+            count = line.recv_into(self._buffer[received:])
             if not count:
-                raise _HungUp("it hung up")
-            got += count
-        self._body = end + 4, got
-        response = _parsed(bytes(self._buffer[:end]).decode("latin-1"))
-        self._keeps = request.method == "HEAD" and got == end + 4 and response.keep_alive
+                raise _ServerClosed("it hung up")
+            received += count
+        self._body = end + 4, received
+        response = _parse(bytes(self._buffer[:end]).decode("latin-1"))
+        self._keeps = request.method == "HEAD" and received == end + 4 and response.keep_alive
         return response
 
-    def copy(self, response: HttpResponse, fd: int, at: int, told: Callable[[memoryview], None]) -> None:
-        """Write the body to fd from offset `at` on; told gets each piece that was written.
+    def copy(self, response: HttpResponse, fd: int, at: int, on_piece: Callable[[memoryview], None]) -> None:
+        """Write the body to fd from offset `at` on; on_piece gets each piece that was written.
 
-        Raises Unreached, and OSError of the local disk.
+        Raises ConnectionFailed, and OSError of the local disk.
         """
         assert self._socket is not None
         left = response.length or 0
@@ -132,7 +133,7 @@ class Connection:
         whole = end - start <= left
         end = min(end, start + left)
         while left:
-            with _reaching():
+            with _translating_errors():
                 while end - start < min(left, PIECE_BYTES) and end < len(self._buffer):
                     count = self._socket.recv_into(self._buffer[end : start + left])
                     if not count:
@@ -143,12 +144,12 @@ class Connection:
                 written = os.pwrite(fd, piece, at)
                 at, piece = at + written, piece[written:]
             left -= end - start
-            told(self._buffer[start:end])
+            on_piece(self._buffer[start:end])
             start = end = 0
         self._keeps = whole and response.keep_alive
 
-    def read_on(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
-        """Read what comes next of the body, of which so many bytes are left. Raises Unreached."""
+    def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
+        """Read the next bytes of the body, of which `left` bytes are left. Raises ConnectionFailed."""
         assert self._socket is not None
         start, end = self._body
         buffer = buffer[:left]
@@ -157,7 +158,7 @@ class Connection:
             buffer[:count] = self._buffer[start : start + count]
             self._body = start + count, end
         else:
-            with _reaching():
+            with _translating_errors():
                 count = self._socket.recv_into(buffer)
             if not count:
                 raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")
@@ -165,79 +166,81 @@ class Connection:
         return count
 
     def read(self, response: HttpResponse) -> bytes:
-        """The whole of a body that is a text. Raises Unreached, and Odd where it has no end or none that is near."""
-        got = bytearray(self._buffer[slice(*self._body)])
+        """The whole body, which must be a short text. Raises ConnectionFailed, and FallBack if it is too long."""
+        received = bytearray(self._buffer[slice(*self._body)])
         if response.is_chunked:
-            return self._read_chunks(response, got)
+            return self._read_chunks(response, received)
         if response.length is None:
             raise FallBack("no length")
-        while len(got) < response.length:
-            self._read_more(got)
-        self._keeps = response.keep_alive and len(got) == response.length
-        return bytes(got[: response.length])
+        while len(received) < response.length:
+            self._read_more(received)
+        self._keeps = response.keep_alive and len(received) == response.length
+        return bytes(received[: response.length])
 
-    def _read_chunks(self, response: HttpResponse, got: bytearray) -> bytes:
-        """RFC 9112, 7.1: each with its size before it; one of no size, and maybe more headers, at the end."""
+    def _read_chunks(self, response: HttpResponse, received: bytearray) -> bytes:
+        """RFC 9112, 7.1: each chunk has its size before it. After an empty chunk there may be more headers."""
         body, at, size = bytearray(), 0, 1
         while size:
-            line, at = self._read_line(got, at)
+            line, at = self._read_line(received, at)
             try:
                 size = int(line.partition(b";")[0], 16)
             except ValueError:
                 raise FallBack("a chunk without a size") from None
-            while len(got) < at + size:
-                self._read_more(got)
-            body += got[at : at + size]
+            while len(received) < at + size:
+                self._read_more(received)
+            body += received[at : at + size]
             at += size
             if size:
-                _, at = self._read_line(got, at)
+                _, at = self._read_line(received, at)
         while line:
-            line, at = self._read_line(got, at)
-        self._keeps = response.keep_alive and len(got) == at
+            line, at = self._read_line(received, at)
+        self._keeps = response.keep_alive and len(received) == at
         return bytes(body)
 
-    def _read_line(self, got: bytearray, at: int) -> tuple[bytes, int]:
-        while (end := got.find(b"\r\n", at)) < 0:
-            self._read_more(got)
-        return bytes(got[at:end]), end + 2
+    def _read_line(self, received: bytearray, at: int) -> tuple[bytes, int]:
+        while (end := received.find(b"\r\n", at)) < 0:
+            self._read_more(received)
+        return bytes(received[at:end]), end + 2
 
-    def _read_more(self, got: bytearray) -> None:
+    def _read_more(self, received: bytearray) -> None:
         assert self._socket is not None
-        if len(got) > TEXT_BYTES_MAX:
+        if len(received) > TEXT_BYTES_MAX:
             raise FallBack("a text that is too long")
-        with _reaching():
+        with _translating_errors():
             count = self._socket.recv_into(self._buffer)
         if not count:
             raise ConnectionFailed("the answer was cut short")
-        got += self._buffer[:count]
+        received += self._buffer[:count]
 
     def interrupt(self) -> None:
-        """End what another thread reads here."""
+        """End a read by another thread."""
         if line := self._socket:
             with suppress(OSError):
-                socket.socket.shutdown(line, socket.SHUT_RDWR)  # a TLS socket's own takes TLS from its reader
+                socket.socket.shutdown(
+                    line, socket.SHUT_RDWR
+                )  # SSLSocket.shutdown would take TLS from the thread that reads
 
-    def drop(self) -> None:
-        """Close it; the next request opens it anew."""
+    def close(self) -> None:
+        """Close it. The next request opens it again."""
         if line := self._socket:
             self._socket = None
             line.close()
 
 
 def close_all(connections: Iterable[Connection]) -> None:
-    """Close them all."""
+    """Close all of them."""
     for connection in connections:
-        connection.drop()
+        connection.close()
 
 
-def _has_more(line: socket.socket) -> bool:
-    """Whether something came that nobody asked for: the end, or more than belonged to the last answer."""
+def _has_unread(line: socket.socket) -> bool:
+    """Whether there is something to read: the end of the connection, or more than the last response."""
     poll = select.poll()
     poll.register(line, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _head_of(request: HttpRequest, more: Headers) -> bytes:
+def _serialized(request: HttpRequest, more: Headers) -> bytes:
     scheme, host = request.origin
     target = request.url[len(scheme) + 3 + len(host) :].partition("#")[0] or "/"
     if not target.startswith("/"):
@@ -250,7 +253,7 @@ def _head_of(request: HttpRequest, more: Headers) -> bytes:
     return f"{request.method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
 
-def _parsed(head: str) -> HttpResponse:
+def _parse(head: str) -> HttpResponse:
     first, *lines = head.split("\r\n")
     version, _, status = first.partition(" ")
     code, _, reason = status.partition(" ")
@@ -270,15 +273,15 @@ def _parsed(head: str) -> HttpResponse:
     return HttpResponse(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keep_alive)
 
 
-def _connected(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
-    """A socket to the server, by any of its addresses: stores give many, and work is to be spread over them."""
+def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
+    """A socket to the server. Its addresses are tried in random order: stores give many, to spread the load."""
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
     if not parts.hostname:
         raise FallBack("a URL without a host")
     error: OSError = OSError("it has no address")
     found = socket.getaddrinfo(parts.hostname, parts.port or (443 if is_tls else 80), type=socket.SOCK_STREAM)
-    preferred = found[0][0]  # IPv6 or IPv4, as this machine is set up (gai.conf(5))
+    preferred = found[0][0]  # IPv6 or IPv4, as this machine prefers (gai.conf(5))
     random.shuffle(found)
     for family, kind, protocol, _, address in sorted(found, key=lambda entry: entry[0] != preferred):
         line = socket.socket(family, kind, protocol)
@@ -286,7 +289,7 @@ def _connected(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socke
             line.settimeout(CONNECT_TIMEOUT_S)
             line.connect(address)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _secured(line, parts.hostname, tls) if is_tls else _timed(line)
+            return _wrap_tls(line, parts.hostname, tls) if is_tls else _with_kernel_timeout(line)
         except FallBack:
             line.close()
             raise
@@ -296,7 +299,7 @@ def _connected(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socke
     raise error
 
 
-def _secured(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
+def _wrap_tls(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
     try:
         context = tls()
     except OSError as error:
@@ -309,8 +312,8 @@ def _secured(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]) 
     return secured
 
 
-def _timed(line: socket.socket) -> socket.socket:
-    """Have the kernel end a wait: Python's own timeout costs a poll(2) for each read."""
+def _with_kernel_timeout(line: socket.socket) -> socket.socket:
+    """Have the kernel time out reads and writes: Python's own timeout costs a poll(2) for each read."""
     line.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", READ_TIMEOUT_S, 0))
@@ -318,10 +321,10 @@ def _timed(line: socket.socket) -> socket.socket:
 
 
 @contextmanager
-def _reaching() -> Iterator[None]:
+def _translating_errors() -> Iterator[None]:
     try:
         yield
     except BlockingIOError:
         raise ConnectionFailed("it fell silent") from None
-    except (OSError, _HungUp) as error:
+    except (OSError, _ServerClosed) as error:
         raise ConnectionFailed(str(error) or type(error).__name__) from None

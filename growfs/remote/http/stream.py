@@ -1,4 +1,4 @@
-"""What `Remote.open` gives: the rest of a file by a plain GET, or by the store's library."""
+"""What `Remote.open` returns: `HttpStream` reads the rest of a file by a plain GET, `FileStream` from a file object."""
 
 from __future__ import annotations
 
@@ -8,82 +8,94 @@ from typing import Any
 
 from growfs.errors import RemoteChanged
 from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers
-from growfs.remote.http.download import HttpError, RangeDownloader, Sign, extent_of
+from growfs.remote.http.download import HttpError, RangeDownloader, SignRequest, extent_of
 from growfs.remote.protocol import RemoteFile
 
 SKIP_BYTES = 1 << 20
-Told = Callable[[BaseException], Exception]
-"""The error that says what a client's error means."""
+ErrorTranslator = Callable[[BaseException], Exception]
+"""Turns a client's error into one of growfs's own."""
 
 
 class HttpStream:
     """Owns a connection until it is closed."""
 
     def __init__(
-        self, ranged: RangeDownloader, sign: Sign, start: int, check: Callable[[int, Headers], RemoteFile], told: Told
+        self,
+        downloader: RangeDownloader,
+        sign: SignRequest,
+        start: int,
+        check: Callable[[int, Headers], RemoteFile],
+        translate: ErrorTranslator,
     ) -> None:
-        """check: given the file's size and the headers, says which file it is, or raises.
+        """check: given the size of the file and the headers, returns the file, or raises.
 
-        Raises Odd where that is left to the library, and what told makes of other errors.
+        Raises FallBack if the store's library has to read the file, and other errors as translate makes them.
         """
-        self._told = told
-        self._spend = ranged.threads.throttle
+        self._translate = translate
+        self._throttle = downloader.threads.throttle
         with ExitStack() as stack:
-            self._connection = stack.enter_context(ranged.connection())
+            self._connection = stack.enter_context(downloader.connection())
             try:
-                self._left = self._begin(ranged, sign, start, check)
+                self._left = self._begin(downloader, sign, start, check)
             except (HttpError, ConnectionFailed) as error:
-                raise told(error) from None
+                raise translate(error) from None
             self._stack = stack.pop_all()
 
     def _begin(
-        self, ranged: RangeDownloader, sign: Sign, start: int, check: Callable[[int, Headers], RemoteFile]
+        self,
+        downloader: RangeDownloader,
+        sign: SignRequest,
+        start: int,
+        check: Callable[[int, Headers], RemoteFile],
     ) -> int:
-        asked = {"Range": f"bytes={start}-"} if start else {}
-        response = self._response = ranged.begin(self._connection, sign(), asked)
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        response = self._response = downloader.begin(self._connection, sign(), headers)
         length, extent = extent_of(response)
-        at, total = extent or (0, length)
-        if at not in (0, start) or at + length != total:
-            raise FallBack("another range than was asked for")
+        position, total = extent or (0, length)
+        if position not in (0, start) or position + length != total:
+            raise FallBack("another range than was requested")
         self.file = check(total, response.headers)
-        while at < start:  # of a server that knows no ranges
-            at += self._connection.read_on(response, memoryview(bytearray(min(start - at, SKIP_BYTES))), total - at)
+        while position < start:  # the server ignored the range
+            skipped = memoryview(bytearray(min(start - position, SKIP_BYTES)))
+            position += self._connection.read_some(response, skipped, total - position)
         return total - start
 
     def readinto(self, buffer: memoryview) -> int:
         if not self._left:
             return 0
         try:
-            count = self._connection.read_on(self._response, buffer, self._left)
+            count = self._connection.read_some(self._response, buffer, self._left)
         except ConnectionFailed as error:
-            raise self._told(error) from None
+            raise self._translate(error) from None
         self._left -= count
-        self._spend(count)
+        self._throttle(count)
         return count
 
     def close(self) -> None:
         if self._left:
-            self._connection.drop()
+            self._connection.close()
         self._left = 0
         self._stack.close()
 
 
 class FileStream:
-    """A file of a library, or of this machine; whether it is still the same one is looked at as it ends."""
+    """Reads a file object of a library, or a local file. At its end it checks that the file is still the same one."""
 
     def __init__(
         self,
         source: Any,
         file: RemoteFile,
         start: int,
-        now: Callable[[], RemoteFile],
+        stat: Callable[[], RemoteFile],
         throttle: Callable[[int], None],
-        told: Callable[[], AbstractContextManager[None]],
+        translating: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """source: has readinto and close. told: in its block a client's errors become growfs's own."""
+        """source: has readinto and close. stat: the file as it is now. translating: a block that turns a client's
+        errors into growfs's own.
+        """
         self.file = file
-        self._source, self._now, self._spend, self._told = source, now, throttle, told
-        with told():
+        self._source, self._stat, self._throttle, self._translating = source, stat, throttle, translating
+        with translating():
             if source.seekable():
                 source.seek(start)
             else:
@@ -91,11 +103,11 @@ class FileStream:
                     start -= skipped
 
     def readinto(self, buffer: memoryview) -> int:
-        with self._told():
+        with self._translating():
             count = int(self._source.readinto(buffer) or 0)
-        if count == 0 and self._now().version != self.file.version:
+        if count == 0 and self._stat().version != self.file.version:
             raise RemoteChanged(f"{self.file.path}: has changed while it was read; list again")
-        self._spend(count)
+        self._throttle(count)
         return count
 
     def close(self) -> None:

@@ -156,7 +156,7 @@ class ParallelLister:
                 self._asking -= 1
                 self._failed = self._failed or error
         finally:
-            connection.drop()
+            connection.close()
             with self._changed:
                 self._connections.remove(connection)
                 self._changed.notify_all()

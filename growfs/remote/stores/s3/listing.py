@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError
 from growfs.remote.http.connection import Connection, FallBack, HttpRequest
-from growfs.remote.http.download import BUSY, HttpError
+from growfs.remote.http.download import BUSY_STATUSES, HttpError
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.remote.stores.metadata import file_from_fields, to_ns
@@ -26,9 +26,9 @@ KeyMetadata = tuple[str, int, str, int | None]  # name, bytes, ETag, nanoseconds
 
 def get(connection: Connection, request: HttpRequest, prefix: str) -> KeyPage:
     """The page that request asks for. Raises Odd, Answered and Unreached."""
-    with _dropped_if_broken(connection):
-        response = connection.ask(request, {})
-        if response.status in BUSY:
+    with _closed_on_error(connection):
+        response = connection.send(request, {})
+        if response.status in BUSY_STATUSES:
             raise HttpError(response.status, response.reason)
         if response.status != 200:
             raise FallBack(f"status {response.status}")
@@ -95,9 +95,9 @@ def seconds_ns(when: Any) -> int | None:
 
 
 @contextmanager
-def _dropped_if_broken(connection: Connection) -> Iterator[None]:
+def _closed_on_error(connection: Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.drop()
+        connection.close()
         raise
