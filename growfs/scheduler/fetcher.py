@@ -309,7 +309,7 @@ class Fetcher:
         self._admission_due.set()
 
     def _finish(self, download: Download) -> None:
-        self._downloads.remove(download)
+        self._downloads.finish(download)
         self.progressed.notify()
 
 

@@ -144,8 +144,8 @@ class InFlightTable:
                 started.append(download)
         return started
 
-    def remove(self, download: Download) -> None:
-        """Take a download out that was admitted or failed, and wake who waits for it."""
+    def finish(self, download: Download) -> None:
+        """Remove a download that was admitted or failed, and wake the tasks that wait for it."""
         del self._downloads[download.node.id]
         download.finished.set()
         if download.group.on_finished:

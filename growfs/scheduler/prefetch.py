@@ -5,20 +5,17 @@ A drawn file is marked in the database when it is admitted, so a restarted mount
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import trio
 
 from growfs.cache.catalog import Catalog, Node, Share
 from growfs.cache.store import Store
-from growfs.rotation.draw_order import groups_of
+from growfs.rotation.draw_order import Order, groups_of
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.order import PassOrder
 from growfs.scheduler.readiness import MountState, PrefetchState
 from growfs.scheduler.refresh import CatalogSync
-
-log = logging.getLogger(__name__)
 
 EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
@@ -26,9 +23,8 @@ LISTING_GRACE_S = 5.0
 """How long the first draws wait for the listing to end, unless the start waits for a number of files or bytes."""
 RETRY_S = (30.0, 600.0)
 """Pause before failed files are tried again at the end of a pass: the first, doubled up to the last."""
-
 GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
-"""The states in which the number of cached files grows."""
+"""The states in which the cache is being filled."""
 
 
 class Prefetcher:
@@ -76,7 +72,7 @@ class Prefetcher:
             "pass_files": self._catalog.share.files,
             "eta_s": self._eta_s(),
             "skipped": self._drawer.skipped(),
-            "unpromised": self._state.seeds.given_up,
+            "unpromised": self._state.seeds.missing_reason,
             "last_error": str(self._catalog_sync.last_error or self._drawer.counters.last_error or "") or None,
         }
 
@@ -123,6 +119,10 @@ class Prefetcher:
 
     async def _draw_pass(self) -> bool:
         """Draw what the pass has still to draw; whether the next pass is to begin."""
+        order = await self._begin_order()
+        return await self._draw_order(order) and await self._retry_failed()
+
+    async def _begin_order(self) -> Order:
         state, drawer = self._state, self._drawer
         order = await self._order.remaining(self._store.max_file_bytes)
         self._catalog.share = Share(order.files, order.bytes)
@@ -131,12 +131,21 @@ class Prefetcher:
         seed_bytes = sum(node.size or 0 for node in drawer.nodes(map(abs, order.seeds)))
         state.seeds.begin(order, seed_bytes, self._store.limit_bytes)
         state.phase = MountState.SEEDING if order.seeds else MountState.FILLING
+        return order
+
+    async def _draw_order(self, order: Order) -> bool:
+        """Draw everything once; False when the order is out of date."""
         half = len(order.rest) // 2 if self._catalog_sync.is_endless else 0
         for number, part in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
-            if number == 3 and self._catalog_sync.is_endless and len(drawer.not_made) <= half // 2:
+            if number == 3 and self._catalog_sync.is_endless and len(self._drawer.not_made) <= half // 2:
                 self._catalog_sync.extend()  # so that the next files are known before these run out
-            if not await drawer.draw_all(groups_of(part)):
+            if not await self._drawer.draw_all(groups_of(part)):
                 return False
+        return True
+
+    async def _retry_failed(self) -> bool:
+        """End the pass: draw failed files again until none is left; whether the next pass is to begin."""
+        state, drawer = self._state, self._drawer
         pause_s = RETRY_S[0]
         while await drawer.wait_until_finished() and drawer.failed:
             if self._may_continue():
@@ -159,7 +168,7 @@ class Prefetcher:
         drawer = self._drawer
         missing = self._catalog.share.files - self._store.resident_files
         excluded = sum(map(len, drawer.failed)) + len(drawer.oversized | drawer.not_made)
-        return self._drawer.rotates and missing > excluded and not self._catalog_sync.is_endless
+        return drawer.rotates and missing > excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:
         """Draw the deferred files of this pass once more; after that, begin the next pass."""

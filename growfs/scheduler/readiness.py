@@ -28,13 +28,13 @@ class MountState(enum.Enum):
 class StartCondition:
     """What a mount waits for before it returns. By default: a file of each directory, and a tenth of the cache.
 
-    files, bytes: this many cached instead. nothing: only the first page of the listing. show_files: so many files have
-    to be cached in any case.
+    files, bytes: wait for this many instead. no_wait: wait only for the first page of the listing. show_files: so many
+    files have to be cached in any case.
     """
 
     files: int | None = None
     bytes: int | None = None
-    nothing: bool = False
+    no_wait: bool = False
     list_timeout_s: float = 60.0
     show_files: int = 0
 
@@ -49,7 +49,7 @@ class SeedTracker:
 
     def __init__(self, condition: StartCondition) -> None:
         self._condition = condition
-        self._given_up: str | None = None
+        self._reason: str | None = None
         self._seeds: set[int] | None = None
         self._frozen: set[int] | None = None
 
@@ -57,11 +57,11 @@ class SeedTracker:
         """Begin a pass: its order says what is missing. limit_bytes: of the cache."""
         self._frozen = {abs(id) for id in order.frozen}
         self._seeds = {abs(id) for id in order.seeds}
-        self._given_up = None
+        self._reason = None
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
-            self._given_up = f"{len(order.seeds)} directories are too many to fetch a file of each first"
+            self._reason = f"{len(order.seeds)} directories are too many to fetch a file of each first"
         elif seed_bytes > limit_bytes // 2:
-            self._given_up = "a file of each directory would take more than half of the cache"
+            self._reason = "a file of each directory would take more than half of the cache"
 
     def complete_seeds(self, has_frozen: bool) -> None:
         """Note that every directory has a file: known before the order of a large catalog is.
@@ -81,18 +81,18 @@ class SeedTracker:
     def fail(self, id: int, error: GrowfsError) -> None:
         """Note that a file could not be fetched."""
         if self._seeds and id in self._seeds:
-            self._given_up = f"the first file of a directory failed: {error}"
+            self._reason = f"the first file of a directory failed: {error}"
 
     def give_up(self, reason: str) -> None:
         """Stop waiting for a file of each directory."""
-        self._given_up = reason
+        self._reason = reason
 
     @property
-    def given_up(self) -> str | None:
+    def missing_reason(self) -> str | None:
         """Why some directories have no file yet, where that is not about to change; None where all have one."""
-        if self._given_up is None and self._seeds != set() and (self._condition.explicit or self._condition.nothing):
+        if self._reason is None and self._seeds != set() and (self._condition.explicit or self._condition.no_wait):
             return "the mount did not wait for that"
-        return self._given_up
+        return self._reason
 
     @property
     def seeds_complete(self) -> bool:

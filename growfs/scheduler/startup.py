@@ -54,7 +54,7 @@ class StartGate:
                     " show fewer, or raise --cache-size"
                 )
             return False
-        if condition.nothing:
+        if condition.no_wait:
             return self._catalog_sync.complete or self._catalog.files > 0
         everything = self._catalog_sync.complete and state is MountState.COMPLETE
         files, bytes = store.resident_files, store.resident_content_bytes
@@ -89,7 +89,7 @@ class StartGate:
             return False
         if state is MountState.HELD and not seeds.seeds_complete:
             seeds.give_up("--remote-budget is spent" if waits_for_tomorrow else "there is no room")
-        return seeds.seeds_complete or seeds.given_up is not None
+        return seeds.seeds_complete or seeds.missing_reason is not None
 
     def _refuse_empty_folders(self) -> None:
         folders, show_files = self._catalog.folders_with_files, self._condition.show_files

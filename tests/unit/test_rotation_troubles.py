@@ -77,12 +77,12 @@ async def test_a_list_of_all_files_is_of_one_generation_while_that_is_written(tm
 
 
 class Refusing:
-    """Workers of a remote that refuses x.a, once it is let go."""
+    """A worker pool and its worker. The remote refuses files that end in .a, once the gate is open."""
 
     def __init__(self) -> None:
         self.gate = trio.Event()
         self.limits = SharedLimits()
-        self._asked, self._comes = trio.open_memory_channel[FetchRequest](10)
+        self._requests, self._received = trio.open_memory_channel[FetchRequest](10)
 
     def spawn(self) -> Refusing:
         return self
@@ -92,10 +92,10 @@ class Refusing:
 
     async def send(self, message: FetchFiles) -> None:
         for wanted in sorted(message.files, key=lambda wanted: wanted.file.path, reverse=True):
-            await self._asked.send(wanted)
+            await self._requests.send(wanted)
 
     async def receive(self) -> FetchProgress:
-        wanted = await self._comes.receive()
+        wanted = await self._received.receive()
         if wanted.file.path.endswith(".a"):
             await self.gate.wait()
             return FetchProgress(0, 0, [(wanted.id, FetchFailed(RemoteError("403")))])
