@@ -19,7 +19,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from growfs import disk
 from growfs.disk import BLOCK
 from growfs.rotation.rules import Holds
-from tests.unit.rooms import Rooms, file, open_rooms
+from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 pytestmark = pytest.mark.promise(28, 29)
 
@@ -46,17 +46,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.pinned: set[str] = set()
         self.open: Counter[int] = Counter()
         self.version = 0
-        self.rooms = self.run(self._open)
+        self.cache = self.run(self._open)
         self.list(dict.fromkeys(PATHS, "put"))
 
-    async def _open(self) -> Rooms:
-        return open_rooms(self.folder, LIMIT_BLOCKS * BLOCK)
+    async def _open(self) -> LocalCache:
+        return open_local_cache(self.folder, LIMIT_BLOCKS * BLOCK)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
         return trio.run(function, *args)
 
     def id(self, path: str) -> int:
-        return self.rooms.node(path).id
+        return self.cache.node(path).id
 
     # What the remote does.
 
@@ -69,7 +69,7 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 self.model.pop(path, None)
         listing = [file(path, len(content_of(path, v)), f"v{v}") for path, v in self.model.items()]
-        self.run(self.rooms.list, listing, 3)
+        self.run(self.cache.list, listing, 3)
         self.resident = {path: v for path, v in self.resident.items() if self.model.get(path) == v}
         self.pinned &= set(self.model)
 
@@ -81,17 +81,17 @@ class StoreMachine(RuleBasedStateMachine):
         path = data.draw(st.sampled_from(sorted(self.model.keys() - self.resident)))
         content = content_of(path, self.model[path])
         if evict:
-            reserved = self.run(self.rooms.reserve_by_eviction, len(content), Holds())
-            self.resident = {path: self.model[path] for path in self.rooms.resident()}
+            reserved = self.run(self.cache.reserve_by_eviction, len(content), Holds())
+            self.resident = {path: self.model[path] for path in self.cache.resident()}
             if reserved is None:
                 return
-            self.rooms.store.unreserve(reserved)
-        if self.rooms.store.used_bytes + disk.allocation(len(content)) > LIMIT_BLOCKS * BLOCK:
-            assert self.rooms.store.reserve(len(content)) is None
+            self.cache.store.unreserve(reserved)
+        if self.cache.store.used_bytes + disk.allocation(len(content)) > LIMIT_BLOCKS * BLOCK:
+            assert self.cache.store.reserve(len(content)) is None
             return
 
         async def admit() -> None:
-            await self.rooms.admit(path, content=content)
+            await self.cache.admit(path, content=content)
 
         self.run(admit)
         self.resident[path] = self.model[path]
@@ -100,17 +100,17 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         paths = data.draw(st.sets(st.sampled_from(sorted(self.resident)), min_size=1, max_size=2))
-        self.run(self.rooms.store.evict, [self.id(path) for path in paths])
+        self.run(self.cache.store.evict, [self.id(path) for path in paths])
         self.resident = {path: v for path, v in self.resident.items() if path not in paths}
 
     @rule(blocks=st.integers(1, LIMIT_BLOCKS))
     def make_room(self, blocks: int) -> None:
         """What is open, pinned or its directory's last of a kind survives any want of room."""
         kinds = {(str(Path(path).parent), Path(path).suffix) for path in self.resident}
-        kept = {path for path in self.resident if path in self.pinned or self.rooms.store.opened(self.id(path))}
-        self.run(self.rooms.reserve_by_eviction, blocks * BLOCK, Holds())
-        self.rooms.store.unreserve(self.rooms.store.reserved_bytes)
-        left = self.rooms.resident()
+        kept = {path for path in self.resident if path in self.pinned or self.cache.store.opened(self.id(path))}
+        self.run(self.cache.reserve_by_eviction, blocks * BLOCK, Holds())
+        self.cache.store.unreserve(self.cache.store.reserved_bytes)
+        left = self.cache.resident()
         assert kept <= left
         assert {(str(Path(path).parent), Path(path).suffix) for path in left} == kinds
         self.resident = {path: self.resident[path] for path in left}
@@ -120,18 +120,18 @@ class StoreMachine(RuleBasedStateMachine):
     def pin(self, data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(sorted(self.resident)))
         id = self.id(path)
-        self.rooms.database.write_now(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE id = ?", (id,)))
+        self.cache.database.write_now(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE id = ?", (id,)))
         self.pinned.add(path)
 
     @rule()
     def list_for_a_reader(self) -> None:
         """What it lists is here, in its directory, and one of each kind is listed."""
-        before = self.rooms.resident()
-        generation = self.run(self.rooms.begin)
-        listed = self.rooms.listed()
+        before = self.cache.resident()
+        generation = self.run(self.cache.begin)
+        listed = self.cache.listed()
         assert generation
-        assert len(listed) == generation.files == self.rooms.totals()[0]
-        assert listed <= before == self.rooms.resident()
+        assert len(listed) == generation.files == self.cache.totals()[0]
+        assert listed <= before == self.cache.resident()
         assert self.pinned & before <= listed
         kinds = {(str(Path(path).parent), Path(path).suffix) for path in before}
         assert {(str(Path(path).parent), Path(path).suffix) for path in listed} == kinds
@@ -140,10 +140,10 @@ class StoreMachine(RuleBasedStateMachine):
     def rotate(self, blocks: int) -> None:
         """Only what is left out goes, and it is not open; nothing that the current generation lists."""
         left_out = "SELECT id FROM resident WHERE left_out IS NOT NULL"
-        may_go = {path for (id,) in self.rooms.database.rows(left_out) if (path := self.path(id))}
-        self.run(self.rooms.reserve_by_rotation, blocks * BLOCK, Holds())
-        self.rooms.store.unreserve(self.rooms.store.reserved_bytes)
-        left = self.rooms.resident()
+        may_go = {path for (id,) in self.cache.database.rows(left_out) if (path := self.path(id))}
+        self.run(self.cache.reserve_by_rotation, blocks * BLOCK, Holds())
+        self.cache.store.unreserve(self.cache.store.reserved_bytes)
+        left = self.cache.resident()
         gone = self.resident.keys() - left
         assert gone <= may_go
         assert not any(self.open[self.id(path)] for path in gone)
@@ -151,11 +151,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def current(self) -> set[str]:
         """What is listed now."""
-        return self.rooms.listed() if self.rooms.generations.current else set()
+        return self.cache.listed() if self.cache.generations.current else set()
 
     def path(self, id: int) -> str | None:
-        node = self.rooms.catalog.node(id)
-        return self.rooms.catalog.path(node) if node else None
+        node = self.cache.catalog.node(id)
+        return self.cache.catalog.path(node) if node else None
 
     # Readers.
 
@@ -163,8 +163,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(target=opened, data=st.data())
     def open_file(self, data: st.DataObject) -> tuple[int, int, str, int]:
         path = data.draw(st.sampled_from(sorted(self.resident)))
-        node = self.rooms.node(path)
-        handle = self.rooms.store.open(node.id)
+        node = self.cache.node(path)
+        handle = self.cache.store.open(node.id)
         assert handle
         self.open[node.id] += 1
         return node.id, handle.fd, path, self.model[path]
@@ -174,7 +174,7 @@ class StoreMachine(RuleBasedStateMachine):
         id, fd, path, version = which
         if self.open[id]:
             assert os.pread(fd, 1 << 20, 0) == content_of(path, version)
-            self.rooms.store.close_file(id)
+            self.cache.store.close_file(id)
             self.open[id] -= 1
 
     # The end of a daemon.
@@ -182,21 +182,21 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self._close_all()
-        self.rooms.close()
-        self.rooms = self.run(self._open)
+        self.cache.close()
+        self.cache = self.run(self._open)
 
     @rule(durable=st.booleans())
     def crash(self, durable: bool) -> None:
-        """Files without a row, drafts, and no goodbye."""
+        """Files without a row, staged files, and no clean stop."""
         if durable:
-            self.run(self.rooms.store.make_durable)
+            self.run(self.cache.store.make_durable)
         self._close_all()
         (self.folder / "partial/draft").write_bytes(b"half")
         stray = self.folder / "files/a/stray"
         stray.parent.mkdir(exist_ok=True)
         stray.write_bytes(b"of nobody")
-        self.rooms.database.close()
-        self.rooms = self.run(self._open)
+        self.cache.database.close()
+        self.cache = self.run(self._open)
         assert list((self.folder / "partial").iterdir()) == []
 
     @precondition(lambda self: self.resident)
@@ -205,10 +205,10 @@ class StoreMachine(RuleBasedStateMachine):
         """As a crash, and a file that was damaged meanwhile does not count any more."""
         path = data.draw(st.sampled_from(sorted(self.resident)))
         self._close_all()
-        self.rooms.database.close()
+        self.cache.database.close()
         cached = self.folder / "files" / path
         cached.write_bytes(cached.read_bytes()[::-1])
-        self.rooms = self.run(self._open)
+        self.cache = self.run(self._open)
         del self.resident[path]
 
     @precondition(lambda self: self.resident)
@@ -217,24 +217,24 @@ class StoreMachine(RuleBasedStateMachine):
         """Only what a syncfs had covered is left."""
         durable = data.draw(st.booleans())
         if durable:
-            self.run(self.rooms.store.make_durable)
+            self.run(self.cache.store.make_durable)
         else:
-            self.rooms.database.write_now(lambda writer: writer.execute("UPDATE resident SET durable = 0"))
+            self.cache.database.write_now(lambda writer: writer.execute("UPDATE resident SET durable = 0"))
             self.resident = {}
-        self.rooms.database.write_now(
+        self.cache.database.write_now(
             lambda writer: writer.execute("UPDATE meta SET value = 'other' WHERE key = 'boot_id'")
         )
         self._close_all()
-        self.rooms.database.close()
-        self.rooms = self.run(self._open)
+        self.cache.database.close()
+        self.cache = self.run(self._open)
 
     def _close_all(self) -> None:
         for id, count in self.open.items():
             for _ in range(count):
-                self.rooms.store.close_file(id)
+                self.cache.store.close_file(id)
         self.open.clear()
-        assert self.rooms.store.orphan_bytes == 0
-        idle = self.rooms.store._open._idle  # its process ends: a descriptor left behind would look like a reader's
+        assert self.cache.store.orphan_bytes == 0
+        idle = self.cache.store._open._idle  # its process ends: a descriptor left behind would look like a reader's
         while idle:
             os.close(idle.popitem()[1].fd)
 
@@ -242,25 +242,25 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_quota_holds(self) -> None:
-        if not hasattr(self, "rooms"):
+        if not hasattr(self, "cache"):
             return
-        store = self.rooms.store
+        store = self.cache.store
         assert 0 <= store.used_bytes <= store.limit_bytes
         assert store.reserved_bytes == 0
 
     @invariant()
     def rows_files_and_model_agree(self) -> None:
-        if not hasattr(self, "rooms"):
+        if not hasattr(self, "cache"):
             return
-        assert self.rooms.resident() == set(self.resident)
-        assert self.rooms.cached() == {path: content_of(path, v) for path, v in self.resident.items()}
-        assert {file.path: file.version for file in self.rooms.known()} == {p: f"v{v}" for p, v in self.model.items()}
+        assert self.cache.resident() == set(self.resident)
+        assert self.cache.cached() == {path: content_of(path, v) for path, v in self.resident.items()}
+        assert {file.path: file.version for file in self.cache.known()} == {p: f"v{v}" for p, v in self.model.items()}
 
     @invariant()
     def totals_are_sums(self) -> None:
-        if not hasattr(self, "rooms"):
+        if not hasattr(self, "cache"):
             return
-        store, catalog = self.rooms.store, self.rooms.catalog
+        store, catalog = self.cache.store, self.cache.catalog
         contents = [len(content_of(path, version)) for path, version in self.resident.items()]
         assert store.resident_files == len(contents)
         assert store.resident_content_bytes == sum(contents)
@@ -273,17 +273,17 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def a_directory_is_resident_where_a_file_of_it_was(self) -> None:
         """A listing of the root leads to every resident file."""
-        if not hasattr(self, "rooms"):
+        if not hasattr(self, "cache"):
             return
         for path in self.resident:
             folder = path.rpartition("/")[0]
-            assert self.rooms.node(folder).seq is not None
-            assert self.rooms.node(path).seq is not None
+            assert self.cache.node(folder).seq is not None
+            assert self.cache.node(path).seq is not None
 
     def teardown(self) -> None:
-        if hasattr(self, "rooms"):
+        if hasattr(self, "cache"):
             self._close_all()
-            self.rooms.database.close()
+            self.cache.database.close()
             shutil.rmtree(self.folder)
 
 

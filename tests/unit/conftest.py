@@ -1,4 +1,4 @@
-"""Fixtures for tests of single rooms."""
+"""Fixtures for tests of single components."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rooms import Rooms, open_rooms
+from tests.unit.local_cache import LocalCache, open_local_cache
 
 
 @pytest.fixture
-def rooms(tmp_path: Path) -> Iterator[Rooms]:
+def cache(tmp_path: Path) -> Iterator[LocalCache]:
     """An empty cache."""
-    rooms = open_rooms(tmp_path)
-    yield rooms
-    rooms.database.close()
+    cache = open_local_cache(tmp_path)
+    yield cache
+    cache.database.close()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from growfs.cache.budget import DAY_S, Budget
-from tests.unit.rooms import Rooms
+from tests.unit.local_cache import LocalCache
 
 
 class Clock:
@@ -27,39 +27,39 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def save(rooms: Rooms, budget: Budget) -> None:
-    rooms.database.write_now(budget.save)
+def save(cache: LocalCache, budget: Budget) -> None:
+    cache.database.write_now(budget.save)
 
 
-def test_a_budget_is_spent(rooms: Rooms, clock: Clock) -> None:
-    budget = Budget(rooms.database, 100)
+def test_a_budget_is_spent(cache: LocalCache, clock: Clock) -> None:
+    budget = Budget(cache.database, 100)
     budget.spend(99)
     assert (budget.spent, budget.is_spent) == (99, False)
     budget.spend(5)
     assert (budget.spent, budget.is_spent) == (104, True)
 
 
-def test_without_a_limit_nothing_is_ever_spent(rooms: Rooms, clock: Clock) -> None:
-    budget = Budget(rooms.database, None)
+def test_without_a_limit_nothing_is_ever_spent(cache: LocalCache, clock: Clock) -> None:
+    budget = Budget(cache.database, None)
     budget.spend(1 << 50)
     assert (budget.spent, budget.is_spent) == (1 << 50, False)
 
 
-def test_a_budget_of_nothing_is_spent_at_once(rooms: Rooms, clock: Clock) -> None:
-    assert Budget(rooms.database, 0).is_spent
+def test_a_budget_of_nothing_is_spent_at_once(cache: LocalCache, clock: Clock) -> None:
+    assert Budget(cache.database, 0).is_spent
 
 
-def test_a_limit_that_changes_counts_at_once(rooms: Rooms, clock: Clock) -> None:
-    budget = Budget(rooms.database, 100)
+def test_a_limit_that_changes_counts_at_once(cache: LocalCache, clock: Clock) -> None:
+    budget = Budget(cache.database, 100)
     budget.spend(100)
     budget.limit = 101
     assert not budget.is_spent
 
 
 @pytest.mark.promise(27)
-def test_a_day_ends(rooms: Rooms, clock: Clock) -> None:
+def test_a_day_ends(cache: LocalCache, clock: Clock) -> None:
     clock.now += DAY_S - 60
-    budget = Budget(rooms.database, 100)
+    budget = Budget(cache.database, 100)
     budget.spend(100)
     assert budget.resumes_s() == 60
     clock.now += 59.9
@@ -71,34 +71,34 @@ def test_a_day_ends(rooms: Rooms, clock: Clock) -> None:
 
 
 @pytest.mark.promise(27)
-def test_the_count_is_kept_over_a_restart(rooms: Rooms, clock: Clock) -> None:
-    budget = Budget(rooms.database, 100)
+def test_the_count_is_kept_over_a_restart(cache: LocalCache, clock: Clock) -> None:
+    budget = Budget(cache.database, 100)
     budget.spend(60)
-    save(rooms, budget)
+    save(cache, budget)
     clock.now += 3600
-    again = Budget(rooms.database, 100)
+    again = Budget(cache.database, 100)
     assert again.spent == 60
     again.spend(40)
     assert again.is_spent
-    save(rooms, again)
+    save(cache, again)
     clock.now += DAY_S
-    assert Budget(rooms.database, 100).spent == 0
+    assert Budget(cache.database, 100).spent == 0
 
 
-def test_a_day_that_is_like_the_one_before_is_written_down_too(rooms: Rooms, clock: Clock) -> None:
-    budget = Budget(rooms.database, 100)
+def test_a_day_that_is_like_the_one_before_is_written_down_too(cache: LocalCache, clock: Clock) -> None:
+    budget = Budget(cache.database, 100)
     budget.spend(60)
-    save(rooms, budget)
+    save(cache, budget)
     clock.now += DAY_S
     budget.spend(60)
-    save(rooms, budget)
-    assert Budget(rooms.database, 100).spent == 60
+    save(cache, budget)
+    assert Budget(cache.database, 100).spent == 60
 
 
-def test_nothing_is_written_where_nothing_was_spent(rooms: Rooms, clock: Clock) -> None:
-    budget = Budget(rooms.database, 100)
+def test_nothing_is_written_where_nothing_was_spent(cache: LocalCache, clock: Clock) -> None:
+    budget = Budget(cache.database, 100)
     budget.spend(60)
-    save(rooms, budget)
-    rooms.database.write_now(lambda writer: writer.execute("DELETE FROM meta WHERE key = 'budget_spent'"))
-    save(rooms, budget)
-    assert rooms.database.meta("budget_spent") is None
+    save(cache, budget)
+    cache.database.write_now(lambda writer: writer.execute("DELETE FROM meta WHERE key = 'budget_spent'"))
+    save(cache, budget)
+    assert cache.database.meta("budget_spent") is None

@@ -13,35 +13,35 @@ from hypothesis import strategies as st
 from growfs.cache.catalog import ListingDiff
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
 from growfs.remote.protocol import RemoteFile, Skipped
-from tests.unit.rooms import Rooms, file, open_rooms
+from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 
-async def test_a_listing_is_taken_over(rooms: Rooms) -> None:
+async def test_a_listing_is_taken_over(cache: LocalCache) -> None:
     files = [file("a/1"), file("a/2", 50), file("b/c/3")]
-    assert await rooms.list(files) == 3
-    assert rooms.known() == set(files)
-    assert (rooms.catalog.files, rooms.catalog.bytes, rooms.catalog.directories) == (3, 250, 4)
-    assert rooms.catalog.listing == 1
+    assert await cache.list(files) == 3
+    assert cache.known() == set(files)
+    assert (cache.catalog.files, cache.catalog.bytes, cache.catalog.directories) == (3, 250, 4)
+    assert cache.catalog.listing == 1
 
 
-async def test_listing_again_what_did_not_change_alters_nothing(rooms: Rooms) -> None:
+async def test_listing_again_what_did_not_change_alters_nothing(cache: LocalCache) -> None:
     files = [file("a/1"), file("b/2", None), file("3", version="")]
-    await rooms.list(files)
-    ids = {path: rooms.node(path).id for path in ("a/1", "b/2", "3")}
-    assert await rooms.list(files[::-1], page=1) == 0
-    assert ids == {path: rooms.node(path).id for path in ids}
-    assert rooms.catalog.listing == 2
+    await cache.list(files)
+    ids = {path: cache.node(path).id for path in ("a/1", "b/2", "3")}
+    assert await cache.list(files[::-1], page=1) == 0
+    assert ids == {path: cache.node(path).id for path in ids}
+    assert cache.catalog.listing == 2
 
 
 @pytest.mark.parametrize("now", [file("a/1", version="v2"), file("a/1", 101, version="v2")])
-async def test_a_changed_file_is_another_node(rooms: Rooms, now: RemoteFile) -> None:
-    await rooms.list([file("a/1"), file("a/2")])
-    before = rooms.node("a/1")
-    await rooms.list([now, file("a/2")])
-    assert rooms.node("a/1").id > before.id
-    assert rooms.catalog.node(before.id) is None
-    assert rooms.known() == {now, file("a/2")}
-    assert rooms.catalog.bytes == (now.size or 0) + 100
+async def test_a_changed_file_is_another_node(cache: LocalCache, now: RemoteFile) -> None:
+    await cache.list([file("a/1"), file("a/2")])
+    before = cache.node("a/1")
+    await cache.list([now, file("a/2")])
+    assert cache.node("a/1").id > before.id
+    assert cache.catalog.node(before.id) is None
+    assert cache.known() == {now, file("a/2")}
+    assert cache.catalog.bytes == (now.size or 0) + 100
 
 
 @pytest.mark.parametrize(
@@ -55,144 +55,144 @@ async def test_a_changed_file_is_another_node(rooms: Rooms, now: RemoteFile) -> 
         (RemoteFile("a", 100, 5, "known now"), False),
     ],
 )
-async def test_what_either_side_does_not_know_cannot_differ(rooms: Rooms, now: RemoteFile, differs: bool) -> None:
-    await rooms.list([RemoteFile("a", 100, 5, "")])
-    assert await rooms.list([now]) == differs
+async def test_what_either_side_does_not_know_cannot_differ(cache: LocalCache, now: RemoteFile, differs: bool) -> None:
+    await cache.list([RemoteFile("a", 100, 5, "")])
+    assert await cache.list([now]) == differs
 
 
-async def test_the_version_decides_where_both_know_it(rooms: Rooms) -> None:
-    await rooms.list([RemoteFile("a", 100, 5, "v1")])
-    assert await rooms.list([RemoteFile("a", 100, 6, "v1")]) == 0
-    assert await rooms.list([RemoteFile("a", 100, 5, "v2")]) == 1
+async def test_the_version_decides_where_both_know_it(cache: LocalCache) -> None:
+    await cache.list([RemoteFile("a", 100, 5, "v1")])
+    assert await cache.list([RemoteFile("a", 100, 6, "v1")]) == 0
+    assert await cache.list([RemoteFile("a", 100, 5, "v2")]) == 1
 
 
-async def test_an_id_is_never_used_again(rooms: Rooms) -> None:
-    await rooms.list([file("a")])
-    last = rooms.node("a").id
-    await rooms.list([file("b")])
-    assert rooms.node("b").id > last
+async def test_an_id_is_never_used_again(cache: LocalCache) -> None:
+    await cache.list([file("a")])
+    last = cache.node("a").id
+    await cache.list([file("b")])
+    assert cache.node("b").id > last
 
 
-async def test_what_the_remote_deleted_is_gone_with_the_folders_that_this_empties(rooms: Rooms) -> None:
-    await rooms.list([file("a/b/c/1"), file("a/2"), file("3")])
-    await rooms.list([file("a/2"), file("3")])
-    assert rooms.find("a/b") is None
-    assert rooms.find("a/2")
-    assert rooms.catalog.directories == 2
-    await rooms.list([file("3")])
-    assert rooms.find("a") is None
-    assert rooms.catalog.directories == 1
+async def test_what_the_remote_deleted_is_gone_with_the_folders_that_this_empties(cache: LocalCache) -> None:
+    await cache.list([file("a/b/c/1"), file("a/2"), file("3")])
+    await cache.list([file("a/2"), file("3")])
+    assert cache.find("a/b") is None
+    assert cache.find("a/2")
+    assert cache.catalog.directories == 2
+    await cache.list([file("3")])
+    assert cache.find("a") is None
+    assert cache.catalog.directories == 1
 
 
-async def test_a_folder_that_was_emptied_can_come_back(rooms: Rooms) -> None:
-    await rooms.list([file("a/b/1"), file("2")])
-    await rooms.list([file("2")])
-    await rooms.list([file("a/b/1"), file("2")])
-    assert rooms.catalog.path(rooms.node("a/b/1")) == "a/b/1"
-    assert rooms.catalog.directories == 3
+async def test_a_folder_that_was_emptied_can_come_back(cache: LocalCache) -> None:
+    await cache.list([file("a/b/1"), file("2")])
+    await cache.list([file("2")])
+    await cache.list([file("a/b/1"), file("2")])
+    assert cache.catalog.path(cache.node("a/b/1")) == "a/b/1"
+    assert cache.catalog.directories == 3
 
 
 @pytest.mark.parametrize("page", [1, 2])
 @pytest.mark.parametrize("files", [[file("a"), file("a/b")], [file("a/b"), file("a")]])
 async def test_of_a_file_and_a_directory_of_one_name_the_directory_stays(
-    rooms: Rooms, files: list[RemoteFile], page: int
+    cache: LocalCache, files: list[RemoteFile], page: int
 ) -> None:
     for _ in range(2):
-        await rooms.list(files, page)
-        assert rooms.known() == {file("a/b")}
-        assert rooms.catalog.skipped(rooms.database.rows) == [(FILE_AND_DIRECTORY, 1, "a")]
-        assert (rooms.catalog.files, rooms.catalog.bytes, rooms.catalog.directories) == (1, 100, 2)
+        await cache.list(files, page)
+        assert cache.known() == {file("a/b")}
+        assert cache.catalog.skipped(cache.database.rows) == [(FILE_AND_DIRECTORY, 1, "a")]
+        assert (cache.catalog.files, cache.catalog.bytes, cache.catalog.directories) == (1, 100, 2)
 
 
 @pytest.mark.parametrize("page", [1, 2])
-async def test_of_a_name_that_comes_twice_the_first_counts(rooms: Rooms, page: int) -> None:
+async def test_of_a_name_that_comes_twice_the_first_counts(cache: LocalCache, page: int) -> None:
     for _ in range(2):
-        await rooms.list([file("a", version="v1"), file("b"), file("a", version="v2")], page)
-        assert rooms.known() == {file("a", version="v1"), file("b")}
-        assert rooms.catalog.skipped(rooms.database.rows) == [(DUPLICATE_NAME, 1, "a")]
-    await rooms.list([file("new", version="v9"), file("a", version="v2"), file("new", version="v8")], page)
-    assert rooms.known() == {file("a", version="v2"), file("new", version="v9")}
+        await cache.list([file("a", version="v1"), file("b"), file("a", version="v2")], page)
+        assert cache.known() == {file("a", version="v1"), file("b")}
+        assert cache.catalog.skipped(cache.database.rows) == [(DUPLICATE_NAME, 1, "a")]
+    await cache.list([file("new", version="v9"), file("a", version="v2"), file("new", version="v8")], page)
+    assert cache.known() == {file("a", version="v2"), file("new", version="v9")}
 
 
-async def test_a_conflict_deep_in_a_path_is_named_where_it_is(rooms: Rooms) -> None:
-    await rooms.list([file("a/b"), file("a/b/c/d")])
-    assert rooms.known() == {file("a/b/c/d")}
-    assert rooms.catalog.skipped(rooms.database.rows) == [(FILE_AND_DIRECTORY, 1, "a/b")]
+async def test_a_conflict_deep_in_a_path_is_named_where_it_is(cache: LocalCache) -> None:
+    await cache.list([file("a/b"), file("a/b/c/d")])
+    assert cache.known() == {file("a/b/c/d")}
+    assert cache.catalog.skipped(cache.database.rows) == [(FILE_AND_DIRECTORY, 1, "a/b")]
 
 
-async def test_a_file_becomes_a_directory_and_a_file_again(rooms: Rooms) -> None:
+async def test_a_file_becomes_a_directory_and_a_file_again(cache: LocalCache) -> None:
     for files in ([file("a")], [file("a/b")], [file("a")], [file("a/b/c")], [file("a/b")]):
-        await rooms.list(files)
-        assert rooms.known() == set(files)
+        await cache.list(files)
+        assert cache.known() == set(files)
 
 
-async def test_a_cached_file_gives_way_to_a_directory(rooms: Rooms) -> None:
-    await rooms.list([file("a"), file("z")])
-    await rooms.admit("a", "z")
-    await rooms.list([file("a/b"), file("z")])
-    await rooms.admit("a/b")
-    assert set(rooms.cached()) == rooms.resident() == {"a/b", "z"}
+async def test_a_cached_file_gives_way_to_a_directory(cache: LocalCache) -> None:
+    await cache.list([file("a"), file("z")])
+    await cache.admit("a", "z")
+    await cache.list([file("a/b"), file("z")])
+    await cache.admit("a/b")
+    assert set(cache.cached()) == cache.resident() == {"a/b", "z"}
 
 
-async def test_a_cached_directory_gives_way_to_a_file(rooms: Rooms) -> None:
-    await rooms.list([file("a/b/c"), file("z")])
-    await rooms.admit("a/b/c", "z")
-    await rooms.list([file("a"), file("z")])
-    await rooms.admit("a")
-    assert set(rooms.cached()) == rooms.resident() == {"a", "z"}
+async def test_a_cached_directory_gives_way_to_a_file(cache: LocalCache) -> None:
+    await cache.list([file("a/b/c"), file("z")])
+    await cache.admit("a/b/c", "z")
+    await cache.list([file("a"), file("z")])
+    await cache.admit("a")
+    assert set(cache.cached()) == cache.resident() == {"a", "z"}
 
 
-async def test_skipped_names_are_those_of_the_last_listing(rooms: Rooms) -> None:
+async def test_skipped_names_are_those_of_the_last_listing(cache: LocalCache) -> None:
     names = [Skipped("too long", "x" * 300), Skipped("too long", "y" * 300), Skipped("'..' in path", "a/../b")]
-    await rooms.list([file("a")], skipped=names)
-    assert rooms.catalog.skipped(rooms.database.rows) == [("too long", 2, "x" * 300), ("'..' in path", 1, "a/../b")]
-    await rooms.list([file("a")], skipped=names[2:])
-    assert rooms.catalog.skipped(rooms.database.rows) == [("'..' in path", 1, "a/../b")]
-    await rooms.list([file("a")])
-    assert rooms.catalog.skipped(rooms.database.rows) == []
+    await cache.list([file("a")], skipped=names)
+    assert cache.catalog.skipped(cache.database.rows) == [("too long", 2, "x" * 300), ("'..' in path", 1, "a/../b")]
+    await cache.list([file("a")], skipped=names[2:])
+    assert cache.catalog.skipped(cache.database.rows) == [("'..' in path", 1, "a/../b")]
+    await cache.list([file("a")])
+    assert cache.catalog.skipped(cache.database.rows) == []
 
 
-async def test_a_skipped_name_need_not_be_text(rooms: Rooms) -> None:
-    await rooms.list([file("a")], skipped=[Skipped("name is not UTF-8", "caf\udce9")])
-    assert rooms.catalog.skipped(rooms.database.rows) == [("name is not UTF-8", 1, "caf?")]
+async def test_a_skipped_name_need_not_be_text(cache: LocalCache) -> None:
+    await cache.list([file("a")], skipped=[Skipped("name is not UTF-8", "caf\udce9")])
+    assert cache.catalog.skipped(cache.database.rows) == [("name is not UTF-8", 1, "caf?")]
 
 
 @pytest.mark.promise(16)
-async def test_a_pin_holds_for_the_next_version(rooms: Rooms) -> None:
-    await rooms.list([file("a"), file("b")])
-    id = rooms.node("a").id
-    await rooms.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE id = ?", (id,)))
-    await rooms.list([file("a", version="v2"), file("b", version="v2")])
-    assert rooms.node("a").pinned
-    assert not rooms.node("b").pinned
+async def test_a_pin_holds_for_the_next_version(cache: LocalCache) -> None:
+    await cache.list([file("a"), file("b")])
+    id = cache.node("a").id
+    await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE id = ?", (id,)))
+    await cache.list([file("a", version="v2"), file("b", version="v2")])
+    assert cache.node("a").pinned
+    assert not cache.node("b").pinned
 
 
-async def test_an_unknown_size_is_learned(rooms: Rooms) -> None:
-    await rooms.list([RemoteFile("a", None, None, "")])
-    assert (rooms.node("a").size, rooms.catalog.bytes) == (None, 0)
-    await rooms.admit("a", content=b"x" * 77)
-    assert (rooms.node("a").size, rooms.catalog.bytes) == (77, 77)
-    assert await rooms.list([RemoteFile("a", None, None, "")]) == 0
-    assert rooms.catalog.bytes == 77
+async def test_an_unknown_size_is_learned(cache: LocalCache) -> None:
+    await cache.list([RemoteFile("a", None, None, "")])
+    assert (cache.node("a").size, cache.catalog.bytes) == (None, 0)
+    await cache.admit("a", content=b"x" * 77)
+    assert (cache.node("a").size, cache.catalog.bytes) == (77, 77)
+    assert await cache.list([RemoteFile("a", None, None, "")]) == 0
+    assert cache.catalog.bytes == 77
 
 
-async def test_a_change_of_what_is_already_replaced_is_harmless(rooms: Rooms) -> None:
-    await rooms.list([file("a")])
-    id = rooms.node("a").id
-    await rooms.apply(ListingDiff(2, changed=[(id, file("a", version="v2"))]))
-    await rooms.apply(ListingDiff(2, changed=[(id, file("a", version="v3"))], gone=[id]))
-    assert rooms.known() == {file("a", version="v2")}
-    assert (rooms.catalog.files, rooms.catalog.bytes) == (1, 100)
+async def test_a_change_of_what_is_already_replaced_is_harmless(cache: LocalCache) -> None:
+    await cache.list([file("a")])
+    id = cache.node("a").id
+    await cache.apply(ListingDiff(2, changed=[(id, file("a", version="v2"))]))
+    await cache.apply(ListingDiff(2, changed=[(id, file("a", version="v3"))], gone=[id]))
+    assert cache.known() == {file("a", version="v2")}
+    assert (cache.catalog.files, cache.catalog.bytes) == (1, 100)
 
 
-async def test_a_part_that_fails_leaves_no_trace(rooms: Rooms) -> None:
+async def test_a_part_that_fails_leaves_no_trace(cache: LocalCache) -> None:
     broken = RemoteFile("new/b", b"no size".fromhex("00"), None, None)  # type: ignore[arg-type]
-    await rooms.list([file("a/1")])
+    await cache.list([file("a/1")])
     with pytest.raises(Exception, match="NOT NULL"):
-        await rooms.apply(ListingDiff(2, new=[file("new/a"), broken]))
-    assert rooms.known() == {file("a/1")}
-    await rooms.list([file("other/x"), file("new/c")])
-    assert rooms.known() == {file("other/x"), file("new/c")}
+        await cache.apply(ListingDiff(2, new=[file("new/a"), broken]))
+    assert cache.known() == {file("a/1")}
+    await cache.list([file("other/x"), file("new/c")])
+    assert cache.known() == {file("other/x"), file("new/c")}
 
 
 PATHS = st.sampled_from(["a", "b", "a/b", "a/c", "a/b/c", "b/a", "c/a/b", "c"])
@@ -206,24 +206,24 @@ def test_after_any_listings_the_catalog_is_the_last_of_them(
     listings: list[dict[str, str]], page: int, fetched: set[str]
 ) -> None:
     async def run(folder: Path) -> None:
-        rooms = open_rooms(folder)
+        cache = open_local_cache(folder)
         for listing in listings:
             files = [file(path, version=version) for path, version in listing.items()]
-            await rooms.list(files, page)
+            await cache.list(files, page)
             for path in sorted(fetched):
-                node = rooms.find(path)
+                node = cache.find(path)
                 if node and not node.is_dir and node.seq is None:
-                    await rooms.admit(path)
+                    await cache.admit(path)
         folders = {path[:at] for path in listings[-1] for at, letter in enumerate(path) if letter == "/"}
         expected = {file(path, version=version) for path, version in listings[-1].items() if path not in folders}
-        assert rooms.known() == expected
-        assert rooms.catalog.files == len(expected)
-        assert rooms.catalog.bytes == 100 * len(expected)
+        assert cache.known() == expected
+        assert cache.catalog.files == len(expected)
+        assert cache.catalog.bytes == 100 * len(expected)
         kept = {file.path for file in expected}
-        assert rooms.catalog.directories == 1 + len({p[:at] for p in kept for at, c in enumerate(p) if c == "/"})
-        assert set(rooms.cached()) == rooms.resident() == kept & fetched
-        assert rooms.store.resident_files == len(kept & fetched)
-        rooms.close()
+        assert cache.catalog.directories == 1 + len({p[:at] for p in kept for at, c in enumerate(p) if c == "/"})
+        assert set(cache.cached()) == cache.resident() == kept & fetched
+        assert cache.store.resident_files == len(kept & fetched)
+        cache.close()
 
     with tempfile.TemporaryDirectory() as folder:
         trio.run(run, Path(folder))

@@ -15,7 +15,7 @@ from growfs.cache.schema import VERSION
 from growfs.disk import BLOCK, allocated
 from growfs.remote import digest
 from growfs.rotation.rules import Holds
-from tests.unit.rooms import Rooms, open_rooms
+from tests.unit.local_cache import LocalCache, open_local_cache
 
 FIRST_FORMAT = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -98,10 +98,10 @@ def old_cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rooms(old_cache: Path) -> Iterator[Rooms]:
-    rooms = open_rooms(old_cache)
-    yield rooms
-    rooms.database.close()
+def cache(old_cache: Path) -> Iterator[LocalCache]:
+    cache = open_local_cache(old_cache)
+    yield cache
+    cache.database.close()
 
 
 def columns(database: Database) -> dict[str, set[tuple[object, ...]]]:
@@ -117,23 +117,23 @@ def test_a_new_database_has_the_current_version(tmp_path: Path) -> None:
     database.close()
 
 
-def test_an_old_one_becomes_what_a_new_one_is(rooms: Rooms, tmp_path: Path) -> None:
+def test_an_old_one_becomes_what_a_new_one_is(cache: LocalCache, tmp_path: Path) -> None:
     new = Database(tmp_path / "new.sqlite")
-    migrated, wanted = columns(rooms.database), columns(new)
+    migrated, wanted = columns(cache.database), columns(new)
     new.close()
     assert migrated["resident"] - wanted["resident"] == {("turn", "INTEGER", 1, "0")}  # an added column needs one
     del migrated["resident"], wanted["resident"]
     assert migrated == wanted
-    assert rooms.database.row("PRAGMA user_version") == (VERSION,)
+    assert cache.database.row("PRAGMA user_version") == (VERSION,)
 
 
-def test_an_old_one_keeps_what_is_resident(rooms: Rooms) -> None:
-    assert rooms.resident() == {f"a/{name}" for name in NAMES}
-    assert rooms.cached() == {f"a/{name}": name.encode() * 20 for name in NAMES}
-    assert (rooms.store.resident_files, rooms.store.resident_bytes) == (5, 5 * BLOCK)
-    assert rooms.node("a/0.jpg").drawn == 1
-    assert rooms.node("a/1.jpg").pinned == 1
-    rows = rooms.database.rows("SELECT suffix, turn = seq, left_out, opened FROM resident ORDER BY seq")
+def test_an_old_one_keeps_what_is_resident(cache: LocalCache) -> None:
+    assert cache.resident() == {f"a/{name}" for name in NAMES}
+    assert cache.cached() == {f"a/{name}": name.encode() * 20 for name in NAMES}
+    assert (cache.store.resident_files, cache.store.resident_bytes) == (5, 5 * BLOCK)
+    assert cache.node("a/0.jpg").drawn == 1
+    assert cache.node("a/1.jpg").pinned == 1
+    rows = cache.database.rows("SELECT suffix, turn = seq, left_out, opened FROM resident ORDER BY seq")
     assert rows == [(None, 1, None, 0)] + [("jpg", 1, None, 0)] * 4 + [("", 1, None, 0)]
 
 
@@ -142,37 +142,37 @@ def test_older_digests_are_verified_where_they_decide(old_cache: Path) -> None:
     for name in ("0.jpg", "1.jpg"):  # another change time
         (folder / name).chmod(0o600)
     (folder / "1.jpg").write_bytes(b"other" * 20)
-    rooms = open_rooms(old_cache)
-    assert rooms.resident() == {f"a/{name}" for name in NAMES if name != "1.jpg"}
-    assert rooms.cached().keys() == rooms.resident()
-    digests = {name: text for name, text in rooms.database.rows(DIGESTS) if text}
+    cache = open_local_cache(old_cache)
+    assert cache.resident() == {f"a/{name}" for name in NAMES if name != "1.jpg"}
+    assert cache.cached().keys() == cache.resident()
+    digests = {name: text for name, text in cache.database.rows(DIGESTS) if text}
     assert digests.pop("0.jpg") == digest.of(folder / "0.jpg")
     assert digests == {name: XXH3[name] for name in ("2.jpg", "3.jpg", "README")}
-    rooms.close()
+    cache.close()
 
 
-async def test_a_file_with_an_older_digest_is_opened(rooms: Rooms) -> None:
-    ids = [rooms.node(f"a/{name}").id for name in NAMES]
-    (rooms.folder / "files/a/0.jpg").chmod(0o600)
-    assert [rooms.store.open(id) is not None for id in ids] == [False, True, True, True, True]
-    await rooms.store.recheck(ids[0])
-    opened = rooms.store.open(ids[0])
+async def test_a_file_with_an_older_digest_is_opened(cache: LocalCache) -> None:
+    ids = [cache.node(f"a/{name}").id for name in NAMES]
+    (cache.folder / "files/a/0.jpg").chmod(0o600)
+    assert [cache.store.open(id) is not None for id in ids] == [False, True, True, True, True]
+    await cache.store.recheck(ids[0])
+    opened = cache.store.open(ids[0])
     assert opened
     assert os.pread(opened.fd, 100, 0) == b"0.jpg" * 20
-    assert dict(rooms.database.rows(DIGESTS))["0.jpg"] == digest.of(rooms.folder / "files/a/0.jpg")
+    assert dict(cache.database.rows(DIGESTS))["0.jpg"] == digest.of(cache.folder / "files/a/0.jpg")
 
 
-async def test_turnover_works_on_an_old_one(rooms: Rooms) -> None:
-    rooms.store.limit_bytes = 5 * BLOCK
-    first = await rooms.begin()
+async def test_turnover_works_on_an_old_one(cache: LocalCache) -> None:
+    cache.store.limit_bytes = 5 * BLOCK
+    first = await cache.begin()
     assert first
-    assert rooms.listed() == rooms.resident() == {f"a/{name}" for name in NAMES}
-    second = await rooms.begin(opened=frozenset(rooms.node(f"a/{name}").id for name in NAMES))
+    assert cache.listed() == cache.resident() == {f"a/{name}" for name in NAMES}
+    second = await cache.begin(opened=frozenset(cache.node(f"a/{name}").id for name in NAMES))
     assert second
     assert second.number == first.number + 1
-    assert rooms.listed() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
-    assert await rooms.reserve_by_rotation(BLOCK, Holds()) == BLOCK
-    assert rooms.resident() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
+    assert cache.listed() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
+    assert await cache.reserve_by_rotation(BLOCK, Holds()) == BLOCK
+    assert cache.resident() == {"a/1.jpg", "a/2.jpg", "a/3.jpg", "a/README"}
 
 
 def test_it_is_brought_up_to_date_once(old_cache: Path) -> None:

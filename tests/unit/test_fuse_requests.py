@@ -27,7 +27,7 @@ from growfs.fuse.session import FLAGS, Session
 from growfs.rotation.registry import ReaderRegistry
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.virtual import VirtualFolder
-from tests.unit.rooms import Rooms, file
+from tests.unit.local_cache import LocalCache, file
 
 NO_ANSWER = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
 OPEN_IN = bytes(8)
@@ -62,19 +62,19 @@ class Kernel:
 
 
 @pytest.fixture
-async def kernel(rooms: Rooms) -> AsyncIterator[Kernel]:
+async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     """An engine over a cache with one resident file, past the handshake."""
-    await rooms.list([file("a/1", 100)])
-    await rooms.admit("a/1")
-    usage = UsageCounters(rooms.database, Budget(rooms.database, None))
-    readers = ReaderRegistry(rooms.generations, 60, 3600, False, usage.recently_opened)
-    vfs = Vfs(rooms.catalog, rooms.store, readers, VirtualFolder([], Path("/")), None)
+    await cache.list([file("a/1", 100)])
+    await cache.admit("a/1")
+    usage = UsageCounters(cache.database, Budget(cache.database, None))
+    readers = ReaderRegistry(cache.generations, 60, 3600, False, usage.recently_opened)
+    vfs = Vfs(cache.catalog, cache.store, readers, VirtualFolder([], Path("/")), None)
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs), Session(ours.detach())
     engine.use(device)
     async with trio.open_nursery() as nursery:
-        for run in (readers.run, rooms.generations.run):
+        for run in (readers.run, cache.generations.run):
             nursery.start_soon(run)
         await wait_all_tasks_blocked()
         nursery.start_soon(engine.serve)
@@ -96,25 +96,27 @@ async def test_a_name(kernel: Kernel) -> None:
     assert await kernel.ask(Opcode.LOOKUP, b"x" * 256 + b"\0") == errno.ENAMETOOLONG
 
 
-async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemon(kernel: Kernel, rooms: Rooms) -> None:
+async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemon(
+    kernel: Kernel, cache: LocalCache
+) -> None:
     """The socket refuses the ioctl, as some file systems do."""
-    id = rooms.node("a/1").id
+    id = cache.node("a/1").id
     await kernel.send(Opcode.OPEN, OPEN_IN, id)
     header, body = await kernel.answer()
     assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
     await kernel.send(Opcode.READ, structs.ReadIn(id, 90, 4096, 0, 0, 0).pack(), id)
     assert (await kernel.answer())[1] == b"x" * 10
-    assert rooms.store.opened(id)
+    assert cache.store.opened(id)
     assert await kernel.ask(Opcode.RELEASE, structs.ReleaseIn(id, 0, 0, 0).pack(), id) == 0
-    assert rooms.store.opened(id) is None
+    assert cache.store.opened(id) is None
 
 
 async def test_an_open_is_answered_and_then_counted(
-    kernel: Kernel, rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted before any other request is answered, because a listing may depend on it."""
     events: list[str] = []
-    id = rooms.node("a/1").id
+    id = cache.node("a/1").id
 
     def send(device: Session, message: bytes, content: memoryview | None = None) -> bool:
         events.append("answered")

@@ -6,14 +6,14 @@ import pytest
 
 from growfs.rotation.draw_order import group_of
 from growfs.scheduler.groups import Groups
-from tests.unit.rooms import Rooms, file
+from tests.unit.local_cache import LocalCache, file
 
 PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]
 
 
-async def members(rooms: Rooms, template: str | None, path: str) -> set[str]:
-    groups = Groups(rooms.catalog, template)
-    return {rooms.catalog.path(node) for node in groups.members(rooms.node(path), 1 << 40)}
+async def members(cache: LocalCache, template: str | None, path: str) -> set[str]:
+    groups = Groups(cache.catalog, template)
+    return {cache.catalog.path(node) for node in groups.members(cache.node(path), 1 << 40)}
 
 
 @pytest.mark.promise(24)
@@ -32,14 +32,14 @@ async def members(rooms: Rooms, template: str | None, path: str) -> set[str]:
         ("{parent}/{name}", "a/x.json", {"a/x.jpg", "a/x.json", "a/x"}),
     ],
 )
-async def test_members(rooms: Rooms, template: str | None, path: str, expected: set[str]) -> None:
-    await rooms.list([file(path) for path in PATHS])
-    assert await members(rooms, template, path) == expected
+async def test_members(cache: LocalCache, template: str | None, path: str, expected: set[str]) -> None:
+    await cache.list([file(path) for path in PATHS])
+    assert await members(cache, template, path) == expected
 
 
 @pytest.mark.parametrize("template", ["{stem}", "{name}", "{parent}", "{name}-{parent}"])
-async def test_an_open_and_a_pass_agree(rooms: Rooms, template: str) -> None:
-    await rooms.list([file(path) for path in PATHS])
+async def test_an_open_and_a_pass_agree(cache: LocalCache, template: str) -> None:
+    await cache.list([file(path) for path in PATHS])
     for path in PATHS:
         same = {other for other in PATHS if group_of(template, other) == group_of(template, path)}
-        assert await members(rooms, template, path) == same
+        assert await members(cache, template, path) == same

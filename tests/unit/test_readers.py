@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from growfs.rotation.reader import Reader
 from growfs.rotation.registry import FOREIGN, ReaderRegistry, process, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold
-from tests.unit.rooms import Rooms, file
+from tests.unit.local_cache import LocalCache, file
 
 ME = os.getpid()
 SETTLE_S = 60.0
@@ -29,11 +29,11 @@ FILE = 5000
 
 
 @pytest.fixture
-async def readers(rooms: Rooms) -> AsyncIterator[ReaderRegistry]:
-    readers = ReaderRegistry(rooms.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
+async def readers(cache: LocalCache) -> AsyncIterator[ReaderRegistry]:
+    readers = ReaderRegistry(cache.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(readers.run)
-        nursery.start_soon(rooms.generations.run)
+        nursery.start_soon(cache.generations.run)
         await wait_all_tasks_blocked()
         yield readers
         nursery.cancel_scope.cancel()
@@ -217,8 +217,8 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
         child.communicate()
 
 
-async def test_what_a_reader_is_shown_counts_from_its_listing(readers: ReaderRegistry, rooms: Rooms) -> None:
-    await rooms.list([file("a/1")])
+async def test_what_a_reader_is_shown_counts_from_its_listing(readers: ReaderRegistry, cache: LocalCache) -> None:
+    await cache.list([file("a/1")])
     reader, _ = await lists(readers, ME, 1)
     reader.is_shown(1, 5)
     await lists(readers, ME, 2)

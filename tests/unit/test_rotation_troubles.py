@@ -19,61 +19,61 @@ from growfs.scheduler.groups import Groups
 from growfs.scheduler.in_flight import InFlightTable
 from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
-from tests.unit.rooms import Rooms, file, open_rooms
+from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 SIZE = 4096
 FILES = 10
 
 
-async def full(folder: Path) -> Rooms:
+async def full(folder: Path) -> LocalCache:
     """A full cache, of a remote that is four times as large."""
-    rooms = open_rooms(folder, FILES * SIZE)
-    await rooms.list([file(f"d/{number:03}.bin", SIZE) for number in range(4 * FILES)])
-    await rooms.admit(*(f"d/{number:03}.bin" for number in range(FILES)), content=b"x" * SIZE)
-    await rooms.begin()
-    return rooms
+    cache = open_local_cache(folder, FILES * SIZE)
+    await cache.list([file(f"d/{number:03}.bin", SIZE) for number in range(4 * FILES)])
+    await cache.admit(*(f"d/{number:03}.bin" for number in range(FILES)), content=b"x" * SIZE)
+    await cache.begin()
+    return cache
 
 
 async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path) -> None:
-    rooms = await full(tmp_path)
-    rooms.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
-    await rooms.begin()
-    assert len(rooms.listed()) == FILES - 2
-    rooms.close()
+    cache = await full(tmp_path)
+    cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
+    await cache.begin()
+    assert len(cache.listed()) == FILES - 2
+    cache.close()
 
 
 async def test_nothing_is_left_out_without_rotation_even_where_the_disk_is_full(tmp_path: Path) -> None:
-    rooms = await full(tmp_path)
-    rooms.generations.rotates = False
-    rooms.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
-    await rooms.begin()
-    assert len(rooms.listed()) == FILES
-    rooms.close()
+    cache = await full(tmp_path)
+    cache.generations.rotates = False
+    cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
+    await cache.begin()
+    assert len(cache.listed()) == FILES
+    cache.close()
 
 
 async def test_nothing_is_left_out_for_foreign_readers_even_where_the_cache_shrank(tmp_path: Path) -> None:
-    rooms = await full(tmp_path)
-    rooms.store.limit_bytes = 4 * SIZE
-    await rooms.begin(Holds([], foreign=True))
-    assert len(rooms.listed()) == FILES
-    rooms.close()
+    cache = await full(tmp_path)
+    cache.store.limit_bytes = 4 * SIZE
+    await cache.begin(Holds([], foreign=True))
+    assert len(cache.listed()) == FILES
+    cache.close()
 
 
 async def test_a_list_of_all_files_is_of_one_generation_while_that_is_written(tmp_path: Path) -> None:
-    rooms = await full(tmp_path)
-    await rooms.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '000.bin'"))
+    cache = await full(tmp_path)
+    await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '000.bin'"))
     async with trio.open_nursery() as nursery:
-        await rooms.generations.begin(Holds(), frozenset())
-        assert rooms.generations.current
-        rows = _listed(rooms.database.path, rooms.generations.current.as_of_now())
-        expected, got = rooms.listed(), {next(rows)[0]}
-        nursery.start_soon(rooms.generations.run)
-        await rooms.generations.written.wait()
+        await cache.generations.begin(Holds(), frozenset())
+        assert cache.generations.current
+        rows = _listed(cache.database.path, cache.generations.current.as_of_now())
+        expected, got = cache.listed(), {next(rows)[0]}
+        nursery.start_soon(cache.generations.run)
+        await cache.generations.written.wait()
         got |= {row[0] for row in rows}
         nursery.cancel_scope.cancel()
     assert got == expected
     assert len(got) < FILES
-    rooms.close()
+    cache.close()
 
 
 class Refusing:
@@ -106,10 +106,10 @@ class Refusing:
 async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rooms = open_rooms(tmp_path)
-    await rooms.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
+    cache = open_local_cache(tmp_path)
+    await cache.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
     workers = Refusing()
-    reserve = rooms.evictor.reserve_by_eviction
+    reserve = cache.evictor.reserve_by_eviction
     calls = 0
 
     async def slow(size: int) -> int | None:
@@ -123,17 +123,17 @@ async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
     async def replace(*_: object) -> None:
         pass
 
-    monkeypatch.setattr(rooms.evictor, "reserve_by_eviction", slow)
-    groups = Groups(rooms.catalog, "{stem}")
-    downloads = InFlightTable(rooms.catalog, groups, tmp_path / "partial", SizeEstimate())
+    monkeypatch.setattr(cache.evictor, "reserve_by_eviction", slow)
+    groups = Groups(cache.catalog, "{stem}")
+    downloads = InFlightTable(cache.catalog, groups, tmp_path / "partial", SizeEstimate())
     dispatcher = Dispatcher(workers, 1, 0)  # type: ignore[arg-type]
-    fetcher = Fetcher(downloads, rooms.store, rooms.evictor, dispatcher, replace, 5.0)
+    fetcher = Fetcher(downloads, cache.store, cache.evictor, dispatcher, replace, 5.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         with pytest.raises(RemoteError):
-            await fetcher.ensure(rooms.node("d/1.b"), "d/1.b")
+            await fetcher.ensure(cache.node("d/1.b"), "d/1.b")
         await trio.sleep(0.4)
         nursery.cancel_scope.cancel()
-    assert rooms.store.reserved_bytes == 0
+    assert cache.store.reserved_bytes == 0
     assert fetcher.in_flight == 0
-    rooms.close()
+    cache.close()

@@ -1,6 +1,6 @@
 """Makes a cache whole without a fetch: `python -m tools.benchmarks.fill FOLDER BYTES`, while nothing is mounted.
 
-FOLDER: of the one cache, whose catalog is listed. Each of its files gets BYTES bytes, by the store's own rooms: a
+FOLDER: of the one cache, whose catalog is listed. Each of its files gets BYTES bytes, by the store's own code: a
 million files come in minutes, where a fetch of each would take an hour, and the next mount trusts them as it does its
 own.
 """

@@ -1,4 +1,4 @@
-"""The lower rooms without a daemon: database, catalog and store in a folder, and files as a worker makes them."""
+"""A cache without a daemon: database, catalog, store and rotation in a folder, and files as a worker stages them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from growfs.vfs.directory import visible_entries
 
 
 @dataclass
-class Rooms:
-    """A cache folder with its rooms open."""
+class LocalCache:
+    """A cache folder with its components."""
 
     folder: Path
     database: Database
@@ -40,7 +40,7 @@ class Rooms:
     holds: Holds
 
     async def list(self, files: list[RemoteFile], page: int = 1000, skipped: list[Skipped] | None = None) -> int:
-        """Take over a listing of the remote as the worker and the refresher do; returns how many files differed."""
+        """Apply a listing of the remote as the worker and CatalogSync do; returns how many files differed."""
         connection = read_only(self.database.path)
         comparison = Comparison(connection)
         number = self.catalog.listing + 1
@@ -59,18 +59,18 @@ class Rooms:
         return differing + len(gone) + len(comparison.late)
 
     async def apply(self, part: ListingDiff) -> Changes:
-        """As the refresher does."""
+        """As CatalogSync does."""
         changes = await self.catalog.apply(part, self.store.drop_files)
         self.store.count_dropped(changes)
         return changes
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
-        """As the evictor does, while readers hold so much."""
+        """As the evictor does, while readers have these holds."""
         self.holds = holds
         return await self.evictor.reserve_by_rotation(size)
 
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
-        """As the evictor does, while readers hold so much."""
+        """As the evictor does, while readers have these holds."""
         self.holds = holds
         return await self.evictor.reserve_by_eviction(size)
 
@@ -90,30 +90,30 @@ class Rooms:
             id = node.id
         return node
 
-    def draft(self, path: str, content: bytes) -> StagedFile:
-        """What a worker that fetched path leaves behind; its room is reserved."""
+    def stage(self, path: str, content: bytes) -> StagedFile:
+        """A file as a worker stages it; its bytes are reserved."""
         node = self.node(path)
         file = self.folder / "partial" / str(node.id)
         file.write_bytes(content)
         reserved = self.store.reserve(len(content))
-        assert reserved is not None, "no room"
+        assert reserved is not None, "the cache is full"
         fetched = RemoteFile(path, len(content), node.mtime_ns, node.version)
         return StagedFile(node, path, file, Fetched(fetched, len(content), digest.of(file)), reserved)
 
     async def admit(self, *paths: str, content: bytes = b"x" * 100) -> None:
-        """Have files be resident."""
+        """Admit files."""
         for path in paths:
-            assert await self.store.admit([self.draft(path, content)])
+            assert await self.store.admit([self.stage(path, content)])
 
     async def renew(self, path: str, content: bytes, version: str = "v2") -> None:
-        """Have a newer version take the place of a resident file."""
-        draft = self.draft(path, content)
-        fetched = replace(draft.fetched, file=replace(draft.fetched.file, version=version))
-        draft = replace(draft, node=replace(draft.node, version=version), fetched=fetched, renews=True)
-        assert await self.store.admit([draft])
+        """Replace a resident file by a newer version."""
+        staged = self.stage(path, content)
+        fetched = replace(staged.fetched, file=replace(staged.fetched.file, version=version))
+        staged = replace(staged, node=replace(staged.node, version=version), fetched=fetched, renews=True)
+        assert await self.store.admit([staged])
 
     async def begin(self, unrenewed: Holds | None = None, opened: frozenset[int] = frozenset()) -> Generation | None:
-        """Have a generation begin, and its decisions be written down; returns the current one."""
+        """Begin a generation, and wait until its decisions are written; returns the current one."""
         generations, before = self.generations, self.generations.number
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generations.run)
@@ -137,7 +137,7 @@ class Rooms:
         return found
 
     def entries(self, directory: int, generation: Generation, at_once: int = 1000) -> Sequence[Entry]:
-        """What a generation lists of a directory, looking at so many at once."""
+        """What a generation lists of a directory, read in steps of so many rows."""
         found = deque[Entry]()
         passed: int | None = 0
         while passed is not None:
@@ -158,12 +158,12 @@ class Rooms:
         return {self.catalog.path(node) for node in nodes if node}
 
     def cached(self) -> dict[str, bytes]:
-        """What lies in files/."""
+        """The content of files/."""
         files = self.folder / "files"
         return {str(path.relative_to(files)): path.read_bytes() for path, _ in disk.walk_files(files)}
 
     def known(self) -> set[RemoteFile]:
-        """What the catalog says that the remote holds."""
+        """The files of the catalog."""
         rows = self.database.rows("SELECT id FROM node WHERE is_dir = 0")
         nodes = [node for (id,) in rows if (node := self.catalog.node(id))]
         return {RemoteFile(self.catalog.path(node), node.size, node.mtime_ns, node.version) for node in nodes}
@@ -174,8 +174,8 @@ class Rooms:
         self.database.close()
 
 
-def open_rooms(folder: Path, limit_bytes: int = 1 << 30) -> Rooms:
-    """As the daemon does at its start."""
+def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
+    """Open a cache as the daemon does when it starts."""
     database = Database(folder / "catalog.sqlite")
     recover(database, folder)
     catalog = Catalog(database)
@@ -186,10 +186,10 @@ def open_rooms(folder: Path, limit_bytes: int = 1 << 30) -> Rooms:
         return plan_generation(database.path, number, turnover)
 
     generations = Generations(database, catalog, store, TurnoverPolicy(rotates=True, share=0.2), decide)
-    rooms: Rooms
-    evictor = Evictor(database, store, generations, lambda: rooms.holds)
-    rooms = Rooms(folder, database, catalog, store, generations, evictor, Holds())
-    return rooms
+    cache: LocalCache
+    evictor = Evictor(database, store, generations, lambda: cache.holds)
+    cache = LocalCache(folder, database, catalog, store, generations, evictor, Holds())
+    return cache
 
 
 def file(path: str, size: int | None = 100, version: str = "v1") -> RemoteFile:
