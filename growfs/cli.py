@@ -1,4 +1,4 @@
-"""The `growfs` command: a function for each verb. Reads arguments, asks the daemon, prints."""
+"""The `growfs` command: a function for each subcommand, which sends a request to the daemon and prints the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import growfs
-from growfs.daemon.render import brief, engine, moving, state_text
+from growfs.daemon.render import brief, engine, files, moving, state_text
 from growfs.errors import GrowfsError, UsageError
 
 MOUNTPOINT = click.Path(path_type=Path)
@@ -22,14 +22,14 @@ POLL_S = 0.2
 
 
 class CommandGroup(click.Group):
-    """Tells an error in one line, and lists the verbs in the order in which one needs them."""
+    """Prints an error as one line, and lists the subcommands in the order of this file."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of this file."""
+        """The names, in the order of this file."""
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb."""
+        """Run a subcommand."""
         try:
             return super().invoke(ctx)
         except GrowfsError as error:
@@ -38,7 +38,7 @@ class CommandGroup(click.Group):
             click.echo(f"growfs: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("growfs: given up", err=True)
+            click.echo("growfs: interrupted", err=True)
             ctx.exit(1)
 
 
@@ -50,7 +50,7 @@ def main(debug: bool) -> None:
 
 
 def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for each row of the table of options."""
+    """Add a flag for each mount option."""
     from growfs.daemon.options import Options, flag_name
 
     for row in reversed(fields(Options)):
@@ -96,11 +96,11 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
         sys.exit(launch.run_in_foreground(daemon))
 
 
-def _ask(mountpoint: Path, verb: str, told: Callable[[Any], None] | None = None, **request: Any) -> Any:
+def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
     from growfs.daemon.control import call
     from growfs.daemon.launch import find_living
 
-    return call(find_living(mountpoint).cache, verb, told, **request)
+    return call(find_living(mountpoint).cache, command, on_progress, **arguments)
 
 
 @main.command()
@@ -110,7 +110,7 @@ def status(mountpoint: Path, as_json: bool) -> None:
     """Show what a mount is doing."""
     from growfs.daemon.render import render
 
-    snapshot = _ask(mountpoint, "status")
+    snapshot = _call(mountpoint, "status")
     click.echo(json.dumps(snapshot, indent=1) + "\n" if as_json else render(snapshot), nl=False)
 
 
@@ -130,9 +130,9 @@ def wait(
     """
     from growfs.units import count, fraction_of, seconds, size
 
-    asked = [given is not None for given in (files, bytes_, fraction)] + [everything]
-    if sum(asked) != 1:
-        raise UsageError("wait: give one of --files, --bytes, --fraction and --all")
+    conditions = [value is not None for value in (files, bytes_, fraction)] + [everything]
+    if sum(conditions) != 1:
+        raise UsageError("wait: use exactly one of --files, --bytes, --fraction and --all")
     deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
     try:
         files_wanted = count(files) if files else 0
@@ -142,7 +142,7 @@ def wait(
         raise UsageError(f"wait: {error}") from None
     with Bar("waiting") as bar:
         while True:
-            now = _ask(mountpoint, "status")
+            now = _call(mountpoint, "status")
             cache, remote, share_files = now["cache"], now["remote"], now["coverage"]["files"]
             if bytes_:
                 done, wanted = cache["content_bytes"], bytes_wanted
@@ -153,9 +153,9 @@ def wait(
             if known and done >= wanted:
                 break
             if now["state"] in ("held", "complete"):
-                raise GrowfsError(f"{mountpoint}: no more will come: {state_text(now)} ({brief(now)})")
+                raise GrowfsError(f"{mountpoint}: no more files will be fetched: {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:
-                raise GrowfsError(f"{mountpoint}: not after {timeout}: {brief(now)}; {state_text(now)}")
+                raise GrowfsError(f"{mountpoint}: timed out after {timeout}: {brief(now)}; {state_text(now)}")
             time.sleep(POLL_S)
     click.echo(f"{mountpoint}: {brief(now)}")
 
@@ -168,7 +168,7 @@ def umount(mountpoint: Path, lazy: bool) -> None:
     from growfs.daemon import launch
 
     if launch.stop(mountpoint, lazy):
-        click.echo(f"{mountpoint}: its daemon was gone; the dead mount is taken off")
+        click.echo(f"{mountpoint}: its daemon was gone; removed the dead mount")
 
 
 @main.command("list")
@@ -179,10 +179,10 @@ def list_() -> None:
 
     for mounted in running():
         try:
-            told = brief(call(mounted.cache, "status")) if living(mounted) else "dead: growfs umount takes it off"
+            state = brief(call(mounted.cache, "status")) if living(mounted) else "dead; remove it with growfs umount"
         except GrowfsError as error:
-            told = str(error)
-        click.echo(f"{mounted.mountpoint}  {mounted.cache}  {told}")
+            state = str(error)
+        click.echo(f"{mounted.mountpoint}  {mounted.cache}  {state}")
 
 
 def _globs(name: str, text: str) -> Callable[[Callable[..., None]], click.Command]:
@@ -195,44 +195,44 @@ def _globs(name: str, text: str) -> Callable[[Callable[..., None]], click.Comman
 
 @_globs("pin", "Fetch matching files, and never evict them. Patterns use .gitignore syntax.")
 def pin(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See its help text."""
-    _bring(mountpoint, "pin", globs)
+    """See the help text above."""
+    _fetch(mountpoint, "pin", globs)
 
 
 @_globs("unpin", "Allow matching files to be evicted again.")
 def unpin(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See its help text."""
-    result = _ask(mountpoint, "unpin", globs=globs)
-    click.echo(f"{result['files']:,} files may be evicted")
+    """See the help text above."""
+    result = _call(mountpoint, "unpin", globs=globs)
+    click.echo(f"{files(result['files'])} unpinned")
 
 
 @_globs("fetch", "Fetch matching files now.")
 def fetch(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See its help text."""
-    _bring(mountpoint, "fetch", globs)
+    """See the help text above."""
+    _fetch(mountpoint, "fetch", globs)
 
 
 @_globs("evict", "Delete the cached copies of matching files; an open fetches them again.")
 def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See its help text."""
+    """See the help text above."""
     from humanfriendly import format_size
 
-    result = _ask(mountpoint, "evict", globs=globs)
-    kept = f"; {result['kept']:,} stay (open, pinned, or their directory's last)" if result["kept"] else ""
-    click.echo(f"{result['files']:,} files evicted, {format_size(result['bytes'])}{kept}")
+    result = _call(mountpoint, "evict", globs=globs)
+    kept = f"; {result['kept']:,} kept (open, pinned, or the last in their directory)" if result["kept"] else ""
+    click.echo(f"{files(result['files'])} evicted, {format_size(result['bytes'])}{kept}")
 
 
-def _bring(mountpoint: Path, verb: str, globs: tuple[str, ...]) -> None:
-    with Bar(verb) as bar:
+def _fetch(mountpoint: Path, command: str, globs: tuple[str, ...]) -> None:
+    with Bar(command) as bar:
 
-        def show(told: dict[str, Any]) -> None:
-            done = told["fetched"] + told["failed"]
-            bar.show(f"{done:,} of {told['wanted']:,} files", done, told["wanted"])
+        def show(progress: dict[str, Any]) -> None:
+            done, wanted = progress["fetched"] + progress["failed"], progress["wanted"]
+            bar.show(f"{done:,} of {files(wanted)}", done, wanted)
 
-        result = _ask(mountpoint, verb, show, globs=globs)
-    click.echo(f"{result['files']:,} files match, {result['fetched']:,} of them fetched now")
+        result = _call(mountpoint, command, show, globs=globs)
+    click.echo(f"{files(result['files'])} matched, {result['fetched']:,} fetched")
     if result["failed"]:
-        raise GrowfsError(f"{result['failed']:,} files could not be fetched: {result['error']}")
+        raise GrowfsError(f"{files(result['failed'])} could not be fetched: {result['error']}")
 
 
 @main.command("set")
@@ -246,28 +246,28 @@ def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
         if not equals:
             raise UsageError(f"set: {text!r}: write it as NAME=VALUE, such as cache-size=1TB")
         given[name.replace("-", "_")] = value
-    _ask(mountpoint, "set", options=given)
+    _call(mountpoint, "set", options=given)
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def pause(mountpoint: Path) -> None:
     """Stop prefetching; files that are opened are still fetched."""
-    _ask(mountpoint, "pause")
+    _call(mountpoint, "pause")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def resume(mountpoint: Path) -> None:
     """Resume prefetching."""
-    _ask(mountpoint, "resume")
+    _call(mountpoint, "resume")
 
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 def release(mountpoint: Path) -> None:
     """Drop all holds, so delisted files can be evicted."""
-    _ask(mountpoint, "release")
+    _call(mountpoint, "release")
 
 
 @main.command()
@@ -303,7 +303,7 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
 
 
 class Bar:
-    """A progress bar on a terminal, gone when it ends; nothing elsewhere."""
+    """A progress bar on a terminal, removed at the end; nothing if the output is not a terminal."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
@@ -323,7 +323,7 @@ class Bar:
         self._progress.stop()
 
     def show(self, text: str, done: float = 0, total: float | None = None) -> None:
-        """Bring it up to date; without a total it only shows that something goes on."""
+        """Update the bar. Without a total it only shows activity."""
         self._progress.update(self._task, text=text, completed=done, total=total)
 
 

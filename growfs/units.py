@@ -20,7 +20,7 @@ def size(text: str) -> int:
     try:
         return int(humanfriendly.parse_size(text))
     except humanfriendly.InvalidSize:
-        raise UsageError(f"{text!r} is no size; write it as 500GB or 20GiB") from None
+        raise UsageError(f"{text!r} is not a size; write it as 500GB or 20GiB") from None
 
 
 def rate(text: str) -> int:
@@ -31,7 +31,7 @@ def rate(text: str) -> int:
             raise UsageError("bits")
         return size(amount)
     except UsageError:
-        raise UsageError(f"{text!r} is no rate in bytes; write it as 200MB/s, or 0 for no limit") from None
+        raise UsageError(f"{text!r} is not a rate in bytes; write it as 200MB/s, or 0 for no limit") from None
 
 
 def seconds(text: str) -> float:
@@ -41,7 +41,7 @@ def seconds(text: str) -> float:
     except humanfriendly.InvalidTimespan:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise UsageError(f"{text!r} is no time; write it as 90s, 5m or 1h")
+        raise UsageError(f"{text!r} is not a time; write it as 90s, 5m or 1h")
     return value
 
 
@@ -49,7 +49,7 @@ def count(text: str) -> int:
     """A whole number from 0: 50000, 100k, 1.5M, 2G."""
     match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)([kKMG])", text, re.ASCII)
     if match is None:
-        raise UsageError(f"{text!r} is no whole number; write it as 50000, 100k or 1.5M")
+        raise UsageError(f"{text!r} is not a whole number; write it as 50000, 100k or 1.5M")
     return int(match[1]) if match[1] else round(float(match[2]) * MULTIPLES[match[3]])
 
 
@@ -67,5 +67,5 @@ def fraction_of(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
-        raise UsageError(f"{text!r} is no part of the whole; write it as 0.5 or 50%")
+        raise UsageError(f"{text!r} is not a fraction; write it as 0.5 or 50%")
     return value

@@ -19,6 +19,7 @@ from growfs.cache.store import Store
 from growfs.daemon.control import Command
 from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.parsers import CacheSize
+from growfs.daemon.render import files
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
 from growfs.rotation.eviction import Evictor
@@ -143,21 +144,21 @@ class FileCommands:
         allowed = await self._evictor.evictable([node.id for node in nodes if not node.pinned])
         before = self._store.evicted_files
         freed = await self._store.evict([node.id for node in nodes if node.id in allowed])
-        files = self._store.evicted_files - before
-        yield {"files": files, "bytes": freed, "kept": len(nodes) - files}
+        evicted = self._store.evicted_files - before
+        yield {"files": evicted, "bytes": freed, "kept": len(nodes) - evicted}
 
     async def _matching(self, globs: list[str]) -> list[Node]:
         nodes = await trio.to_thread.run_sync(lambda: list(_matches(self._database, PathFilter(globs))))
         if not nodes:
-            raise GrowfsError(f"nothing in the catalog matches {' '.join(globs)}; patterns are as in .gitignore")
+            raise GrowfsError(f"no file matches {' '.join(globs)}; patterns use .gitignore syntax")
         return nodes
 
     def _refuse_too_much(self, nodes: list[Node]) -> None:
         need = sum(disk.allocation(node.size or 0) for node in nodes)
         if need > self._store.limit_bytes:
             raise GrowfsError(
-                f"{len(nodes)} files match, {format_size(need)}: more than the cache may hold; match fewer, or raise"
-                " cache-size"
+                f"the {files(len(nodes))} that match ({format_size(need)}) do not fit in the cache; match fewer files,"
+                " or raise cache-size"
             )
 
     async def _set_pinned(self, nodes: list[Node], pinned: bool) -> None:
@@ -205,7 +206,7 @@ async def set_cache_size(store: Store, evictor: Evictor, size: CacheSize) -> Non
     if not await evictor.shrink(limit):
         raise GrowfsError(
             f"cache-size is {format_size(limit)} now, but {format_size(store.used_bytes)} cannot be"
-            " evicted: open, pinned, or a directory's last files"
+            " evicted: open files, pinned files, or a directory's last files"
         )
 
 

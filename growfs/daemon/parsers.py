@@ -61,7 +61,7 @@ def partition(text: str) -> tuple[int, int]:
         text = shares[0]
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise UsageError(f"{text!r} is no share; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
+        raise UsageError(f"{text!r} is not a shard; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
     return int(number), int(count)
 
 
@@ -74,7 +74,7 @@ def group(text: str) -> str:
         fields = set()
     if not fields or not fields <= set(GROUP_FIELDS):
         known = ", ".join(f"{{{name}}}" for name in GROUP_FIELDS)
-        raise UsageError(f"{text!r} is no group; write it with {known}, such as '{{stem}}' for x.jpg and x.json")
+        raise UsageError(f"{text!r} is not a group; write it with {known}, such as '{{stem}}' for x.jpg and x.json")
     return text
 
 
@@ -87,7 +87,9 @@ def rename(text: str) -> str:
         fields = set()
     if not fields:
         known = ", ".join(f"{{{name}}}" for name in template_fields("x"))
-        raise UsageError(f"{text!r} makes no names; write it with {known} or {{index}}, such as '{{stem}}.tfrecord'")
+        raise UsageError(
+            f"{text!r} does not name files; write it with {known} or {{index}}, such as '{{stem}}.tfrecord'"
+        )
     return text
 
 

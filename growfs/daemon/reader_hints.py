@@ -1,4 +1,4 @@
-"""One sentence of advice on a reader that uses the mount in a way that does not rotate, waits, or reads only a part."""
+"""Advice on a reader that sees no new files, waits for downloads, or leaves files unread: one sentence each."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ def hint(reader: Reader, now: float, listed_share: float, unread: Sequence[str])
     """
     if reader.pid == FOREIGN:
         return (
-            "cannot be told apart, so nothing is left out while it reads: run it in the pid namespace of growfs"
+            "is in another pid namespace, so nothing is delisted while it reads: run it in the pid namespace of growfs"
             " (docker run --pid=host, hostPID, shareProcessNamespace)"
         )
     if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
-        return (
-            f"{reader.waited / reader.opens:.0%} of its opens waited; it opens by name: list, or read .growfs/index.csv"
-        )
+        waited = f"{reader.waited / reader.opens:.0%} of its opens"
+        return f"{waited} waited for a download: take file names from a listing or .growfs/index.csv"
     if reader.listed_at is None:
-        return "opens by name and never listed: it waits for each file that is not local"
+        return "opens by name and never listed: it waits for each file that is not cached"
     if reader.listed_once and reader.opened_all and listed_share < 1:
         ago = format_timespan(round(now - reader.listed_at), max_units=1)
         times = reader.opens / reader.files_shown
         often = f" {times:.1f} times" if times >= 1.1 else ""
         return (
             f"listed once {ago} ago, has opened its {reader.files_shown:,} files{often}, and will see nothing new until"
-            f" it lists again; {listed_share:.0%} of the data"
+            f" it lists again; it sees {listed_share:.0%} of the data"
         )
     if reader.unread >= UNREAD_SHARE:
-        exclude = f"; --exclude '*.{unread[0]}'?" if unread else ""
-        return f"{reader.unread:.0%} of what it was shown it never opened{exclude}"
+        exclude = f"; consider --exclude '*.{unread[0]}'" if unread else ""
+        return f"never opened {reader.unread:.0%} of the files that it listed{exclude}"
     return ""

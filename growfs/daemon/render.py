@@ -1,4 +1,4 @@
-"""The status as text: for people, in a line or a page, and for metrics collectors."""
+"""The status as text: a page and a line for people, and OpenMetrics."""
 
 from __future__ import annotations
 
@@ -8,55 +8,52 @@ from humanfriendly import format_size, format_timespan
 
 
 def render(status: dict[str, Any]) -> str:
-    """The status for people."""
+    """The page that `growfs status` prints."""
     remote, cache, fetch, miss, opens = (status[key] for key in ("remote", "cache", "fetch", "miss", "opens"))
     coverage, budget, partition = (status[key] for key in ("coverage", "budget", "partition"))
     share = cache["files"] / remote["files"] if remote["files"] else 0.0
     known = "" if remote["listed"] else " so far"
     lines = [
-        ("remote", f"{status['url']}: {_files(remote['files'])}, {_size(remote['bytes'])}{known}"),
-        (
-            "mounted",
-            f"{status['mountpoint']} by pid {status['pid']}, {engine(status)}",
-        ),
+        ("remote", f"{status['url']}: {files(remote['files'])}, {_size(remote['bytes'])}{known}"),
+        ("mounted", f"{status['mountpoint']} by pid {status['pid']}, {engine(status)}"),
         ("state", state_text(status)),
         (
-            "local",
-            f"{_files(cache['files'])} ({share:.1%} of the remote's), "
+            "cached",
+            f"{files(cache['files'])} ({share:.1%} of the remote), "
             f"{_size(cache['bytes'])} of {_size(cache['limit_bytes'])}",
         ),
         (
             "listed",
-            f"{_files(status['listed']['files'])} in generation {status['generation']},"
-            f" {_size(cache['left_out_bytes'])} left out to make room",
+            f"{files(status['listed']['files'])} in generation {status['generation']},"
+            f" {_size(cache['left_out_bytes'])} delisted",
         ),
         (
             "coverage",
-            f"{coverage['files_seen']:,} of {_files(coverage['files'])}"
-            f"{f' (share {partition})' if partition else ''} were here so far, pass {coverage['pass']}",
+            f"{coverage['files_seen']:,} of {files(coverage['files'])}"
+            f"{f' (shard {partition})' if partition else ''} cached so far, pass {coverage['pass']}",
         ),
         (
             "fetched",
-            f"{_files(fetch['files_total'])}, {_size(fetch['bytes_total'])}, now {_size(fetch['bytes_per_s'])}/s"
+            f"{files(fetch['files_total'])}, {_size(fetch['bytes_total'])}, now {_size(fetch['bytes_per_s'])}/s"
             + (f", {fetch['failed']} failed" if fetch["failed"] else ""),
         ),
-        ("misses", f"{miss['files_total']}, waited {miss['wait_s_total']:.1f} s in all"),
+        ("misses", f"{miss['files_total']}, waited {miss['wait_s_total']:.1f} s in total"),
         (
             "opens",
-            f"{opens['mean']:.2f} per file seen ({opens['min']} to {opens['max']}), {opens['per_fetch']:.2f} per fetch",
+            f"{opens['mean']:.2f} per file ({opens['min']} to {opens['max']}), {opens['per_fetch']:.2f} per fetch",
         ),
     ]
     if budget["limit_bytes"] is not None:
         resumes_s = budget["resumes_s"]
-        spent = "" if resumes_s is None else f"; goes on in {format_timespan(round(resumes_s), max_units=2)}"
+        spent = "" if resumes_s is None else f"; resumes in {format_timespan(round(resumes_s), max_units=2)}"
         lines.append(("budget", f"{_size(budget['spent_bytes'])} of {_size(budget['limit_bytes'])} today{spent}"))
     for reader in status["readers"]:
         advice = f"; {reader['advice']}" if reader["advice"] else ""
-        told = f"{reader['command']} {reader['pid']}: shown {reader['files_shown']}, opened {reader['files_opened']}"
-        lines.append(("reader", told + advice))
+        usage = f"listed {files(reader['files_shown'])}, opened {reader['files_opened']:,}"
+        lines.append(("reader", f"{reader['command']} {reader['pid']}: {usage}{advice}"))
     for skip in status["skipped"]:
         example = f", such as {skip['example']!r}" if skip["example"] else ""
-        lines.append(("skipped", f"{_files(skip['files'])}: {skip['reason']}{example}"))
+        lines.append(("skipped", f"{files(skip['files'])}: {skip['reason']}{example}"))
     if status["unpromised"]:
         lines.append(("note", f"not every directory has a file yet: {status['unpromised']}"))
     if status["last_error"]:
@@ -65,37 +62,37 @@ def render(status: dict[str, Any]) -> str:
 
 
 def state_text(status: dict[str, Any]) -> str:
-    """What is being done, and how long that will take."""
-    told = {
+    """What the mount is doing, and how long that will take."""
+    text = {
         "listing": "listing the remote",
-        "seeding": "fetching one file for each directory",
+        "seeding": "fetching one file of each directory",
         "filling": "filling the cache",
-        "rotating": "replacing what was shown for longest by what was not",
-        "held": "holding what is here: nothing more is fetched but misses",
-        "complete": "complete: every file of the remote is local",
-        "paused": "paused: nothing is fetched but misses",
-        "error": "fetching fails; it is tried again",
+        "rotating": "replacing delisted files with new ones",
+        "held": "held: only misses are fetched",
+        "complete": "complete: every file of the remote is cached",
+        "paused": "paused: only misses are fetched",
+        "error": "fetching fails; it is retried",
     }[status["state"]]
     if status["state"] == "held" and status["rotation"] != "never" and status["generation"]:
-        told = "full: the next listing makes room for what was not shown yet"
+        text = "full: the next listing makes room for new files"
     if status["state"] == "complete" and status["partition"]:
-        told = f"complete: every file of share {status['partition']} is local"
+        text = f"complete: every file of shard {status['partition']} is cached"
     eta_s = status["fetch"]["eta_s"]
-    return f"{told}, {format_timespan(round(eta_s), max_units=2)} left" if eta_s else told
+    return f"{text}, {format_timespan(round(eta_s), max_units=2)} left" if eta_s else text
 
 
 def moving(status: dict[str, Any]) -> str:
-    """As `brief`, with how fast more is coming."""
+    """As `brief`, with the download rate."""
     return f"{brief(status)}, {_size(status['fetch']['bytes_per_s'])}/s"
 
 
 def brief(status: dict[str, Any]) -> str:
-    """One line: how much is local."""
+    """One line: how much is cached."""
     remote, cache = status["remote"], status["cache"]
     known = "" if remote["listed"] else " listed so far"
     return (
-        f"{cache['files']:,} of {_files(remote['files'])}{known} local, "
-        f"{_size(cache['content_bytes'])} of {_size(remote['bytes'])}"
+        f"{cache['files']:,} of {files(remote['files'])} cached, "
+        f"{_size(cache['content_bytes'])} of {_size(remote['bytes'])}{known}"
     )
 
 
@@ -104,7 +101,8 @@ def engine(status: dict[str, Any]) -> str:
     return f"{status['engine']} engine ({status['engine_reason']})"
 
 
-def _files(count: int) -> str:
+def files(count: int) -> str:
+    """A number of files, such as "1,000 files"."""
     return f"{count:,} file{'' if count == 1 else 's'}"
 
 
@@ -113,7 +111,7 @@ def _size(count: float) -> str:
 
 
 def openmetrics(status: dict[str, Any]) -> bytes:
-    """The figures in the OpenMetrics text format; names are `growfs_` and the path in the status."""
+    """The figures in the OpenMetrics text format. A metric is named `growfs_` and its place in the status."""
     from prometheus_client import CollectorRegistry, Gauge
     from prometheus_client.openmetrics.exposition import generate_latest
 

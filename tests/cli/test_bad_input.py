@@ -337,18 +337,18 @@ def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--cache-size", "lots"), "--cache-size: 'lots' is no size"),
+        (("--cache-size", "lots"), "--cache-size: 'lots' is not a size"),
         (("--cache-size", "0"), "--cache-size: "),
         (("--cache-size", "-5GB"), "--cache-size: "),
         (("--cache-size", "nan"), "--cache-size: "),
         (("--cache-size", "200%"), "--cache-size: '200%'"),
-        (("--min-free", "x"), "--min-free: 'x' is no size"),
-        (("--wait-bytes", "many"), "--wait-bytes: 'many' is no size"),
-        (("--wait-files", "-1"), "--wait-files: '-1' is no whole number"),
-        (("--seed", "x"), "--seed: 'x' is no whole number"),
+        (("--min-free", "x"), "--min-free: 'x' is not a size"),
+        (("--wait-bytes", "many"), "--wait-bytes: 'many' is not a size"),
+        (("--wait-files", "-1"), "--wait-files: '-1' is not a whole number"),
+        (("--seed", "x"), "--seed: 'x' is not a whole number"),
         (("--workers", "0"), "--workers: "),
-        (("--refresh", "soon"), "--refresh: 'soon' is no time"),
-        (("--settle", "-1"), "--settle: '-1' is no time"),
+        (("--refresh", "soon"), "--refresh: 'soon' is not a time"),
+        (("--settle", "-1"), "--settle: '-1' is not a time"),
         (("--on-miss", "panic"), "--on-miss: 'panic'"),
         (("--storage-option", "key"), "--storage-option: "),
         (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
@@ -373,7 +373,7 @@ def test_an_option_that_makes_no_sense(growfs: Growfs, remote: Path, flags: tupl
         (b'cache-syze = "1GB"', "no such option: cache-syze"),
         (b"cache-size = ", "config.toml"),
         (b"\xff\xfe", "config.toml"),
-        (b'cache-size = "lots"', "'lots' is no size"),
+        (b'cache-size = "lots"', "'lots' is not a size"),
         (b"cache-size = true", "--cache-size"),
         (b'no-wait = "yes"', "--no-wait"),
         (b"workers = [1, 2]", "--workers"),
@@ -392,7 +392,7 @@ def test_a_configuration_that_makes_no_sense(
 
 def test_an_environment_that_makes_no_sense(growfs: Growfs, remote: Path) -> None:
     growfs.env["GROWFS_SEED"] = "many"
-    assert_mount_refused(growfs, remote, says=("--seed: 'many' is no whole number",), exit_code=2)
+    assert_mount_refused(growfs, remote, says=("--seed: 'many' is not a whole number",), exit_code=2)
 
 
 # Names.

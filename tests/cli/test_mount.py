@@ -48,7 +48,7 @@ def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -
 @pytest.mark.promise(15)
 def test_by_default_the_whole_of_a_small_remote_is_there(growfs: Growfs, remote: Path) -> None:
     said = growfs.mount(remote).stdout
-    assert said.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files local, 120 KB of 120 KB"
+    assert said.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
     assert len(growfs.names()) == 12
 
 
@@ -137,7 +137,7 @@ def test_a_pipe_ends_when_mount_returns(growfs: Growfs, remote: Path) -> None:
     line = " ".join(f"'{word}'" for word in command) + " 2>&1 | cat"
     done = subprocess.run(line, shell=True, capture_output=True, text=True, env=growfs.env, timeout=60, check=True)
     local, engine = done.stdout.splitlines()
-    assert local == f"{growfs.mountpoint}: 12 of 12 files local, 120 KB of 120 KB"
+    assert local == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
     assert engine.startswith(f"{growfs.mountpoint}: ")
     assert mounted_at(growfs.mountpoint)
 
@@ -171,7 +171,7 @@ def test_a_bar_on_a_terminal(growfs: Growfs) -> None:
     assert b"mounting" in b"".join(shown)
     first, engine, *notes = said.splitlines()
     assert "engine" in engine
-    assert "files local" in first
+    assert "files cached" in first
     assert all(note.startswith("note: not every directory") for note in notes)  # the other may have come meanwhile
 
 
@@ -196,7 +196,7 @@ def test_a_mount_that_is_broken_off_leaves_nothing(growfs: Growfs, held: str, nu
         assert mounting.returncode != 0
         assert said == ""
         if number == signal.SIGINT:
-            assert complained == "growfs: given up\n"
+            assert complained == "growfs: interrupted\n"
             assert left_over(growfs) == []
         until(lambda: left_over(growfs) == [])
 

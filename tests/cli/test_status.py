@@ -33,7 +33,7 @@ READER = "pid command listed_at generation files_shown files_opened opens held_b
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
-    """Two directories of three files of 10,000 bytes, all local and all listed once by this process."""
+    """Two directories of three files of 10,000 bytes, all cached and all listed once by this process."""
     folder = tmp_path_factory.mktemp("status")
     growfs = Growfs(folder)
     with closed(growfs):
@@ -47,7 +47,7 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
 
 
 @pytest.mark.parametrize("section", FIELDS)
-def test_status_has_every_promised_field(mounted: Growfs, section: str) -> None:
+def test_status_has_every_documented_field(mounted: Growfs, section: str) -> None:
     status = status_file(mounted)
     found = status[section] if section else status
     assert set(FIELDS[section].split()) <= set(found)

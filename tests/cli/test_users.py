@@ -45,7 +45,7 @@ def mount(user: OtherUser, *flags: object) -> tuple[object, ...]:
 def test_a_user_mounts_without_root(allowed: OtherUser) -> None:
     done = allowed.run(*mount(allowed))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 of 2 files local" in done.stdout
+    assert "2 of 2 files cached" in done.stdout
     assert "complete" in allowed.run("status", allowed.folder / "mnt").stdout
     (cache,) = cache_folders(allowed.folder / "cache")
     assert cache.stat().st_uid == NOBODY
@@ -64,7 +64,7 @@ def test_a_users_mount_is_not_for_others_unless_asked(allowed: OtherUser) -> Non
 
 def test_root_may_ask_a_users_daemon_and_end_it(allowed: OtherUser) -> None:
     assert allowed.run(*mount(allowed)).returncode == 0
-    for verb, says in (("status", "complete"), ("list", "2 of 2 files local"), ("umount", "")):
+    for verb, says in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
         done = allowed.root_runs(*GROWFS, verb, *([] if verb == "list" else [allowed.folder / "mnt"]))
         assert (done.returncode, done.stderr) == (0, "")
         assert says in done.stdout

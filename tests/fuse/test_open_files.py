@@ -60,7 +60,7 @@ def test_an_open_file_survives_eviction(growfs: Growfs, tmp_path: Path) -> None:
     with opened_and_mapped(growfs.mountpoint / NAME) as (fd, mapped):
         said = growfs.run("evict", growfs.mountpoint, "class0").stdout
         assert said.startswith("2 files evicted")
-        assert "1 stay" in said
+        assert "1 kept" in said
         assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
 
 

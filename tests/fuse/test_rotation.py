@@ -347,13 +347,15 @@ def test_status_tells_of_one_that_lists_once(growfs: Growfs, rotating: set[str],
     assert advice(growfs, reader).startswith("listed once ")
     often = f" ago, has opened its {len(mine)} files 3.0 times, and will see nothing new until it lists again; "
     assert often in advice(growfs, reader)
-    assert advice(growfs, reader).endswith(f"; {len(mine) / FILES:.0%} of the data")
+    assert advice(growfs, reader).endswith(f"; it sees {len(mine) / FILES:.0%} of the data")
     assert advice(growfs, reader) in (growfs.mountpoint / ".growfs/status").read_text()
 
 
 def test_status_tells_of_one_that_opens_by_name(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     reader.read_all(shuffled(rotating))
-    assert "% of its opens waited; it opens by name: list, or read .growfs/index.csv" in advice(growfs, reader)
+    assert "% of its opens waited for a download: take file names from a listing or .growfs/index.csv" in advice(
+        growfs, reader
+    )
     assert waits(growfs) >= FILES - ROOM
 
 
@@ -365,7 +367,7 @@ def test_status_tells_of_files_that_are_fetched_in_vain(growfs: Growfs, tmp_path
     growfs.run("wait", growfs.mountpoint, "--all")
     for _ in range(2):
         reader.read_all(path for path in reader.walk() if path.endswith(".jpg"))
-    until(lambda: advice(growfs, reader) == "50% of what it was shown it never opened; --exclude '*.json'?")
+    until(lambda: advice(growfs, reader) == "never opened 50% of the files that it listed; consider --exclude '*.json'")
 
 
 def advice(growfs: Growfs, reader: Reader) -> str:
@@ -413,7 +415,7 @@ def test_nothing_rotates_for_readers_of_another_pid_namespace(
     assert status["cache"]["left_out_bytes"] == status["evict"]["files_total"] == 0
     (one,) = status["readers"]
     assert one["pid"] == 0
-    assert "cannot be told apart" in one["advice"]
+    assert "is in another pid namespace" in one["advice"]
     assert "--pid=host" in (growfs.mountpoint / ".growfs/status").read_text()
     growfs.run("release", growfs.mountpoint)
     assert waits(growfs) == 0

@@ -235,7 +235,7 @@ def test_a_budget_stops_draws_and_no_misses(growfs: Growfs, tmp_path: Path, read
     assert status["budget"]["limit_bytes"] == 10 * SIZE
     assert status["budget"]["spent_bytes"] == drawn * SIZE
     assert status["budget"]["resumes_s"] > 0
-    assert "today; goes on in " in (growfs.mountpoint / ".growfs/status").read_text()
+    assert "today; resumes in " in (growfs.mountpoint / ".growfs/status").read_text()
     assert reader.read(min(set(tree) - local(growfs))) == SIZE
     growfs.umount()
     growfs.mount(tmp_path / "remote", *flags)

@@ -165,7 +165,7 @@ def test_a_launcher_that_does_not_tell_the_share_is_a_reason(
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError) as raised:
         partition("auto")
-    wanted = "'8/8' is no share" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
+    wanted = "'8/8' is not a shard" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
     assert wanted in str(raised.value)
     assert "0/8" in str(raised.value)
 

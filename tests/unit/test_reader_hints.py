@@ -33,9 +33,9 @@ def hint_for(reader: Reader, now: float = 3 * HOUR_S, share: float = 0.08, unrea
     return hint(reader, now, share, unread)
 
 
-def test_readers_that_cannot_be_told_apart() -> None:
+def test_a_reader_in_another_pid_namespace() -> None:
     foreign = Reader(FOREIGN, "", "another pid namespace")
-    assert hint_for(foreign).startswith("cannot be told apart, so nothing is left out while it reads: ")
+    assert hint_for(foreign).startswith("is in another pid namespace, so nothing is delisted while it reads: ")
     assert "shareProcessNamespace" in hint_for(foreign)
 
 
@@ -43,7 +43,10 @@ def test_who_opens_by_name(reader: Reader) -> None:
     shown(reader, 100)
     opens(reader, OPENS_MIN, waited=True)
     opens(reader, OPENS_MIN)
-    assert hint_for(reader) == "50% of its opens waited; it opens by name: list, or read .growfs/index.csv"
+    assert (
+        hint_for(reader)
+        == "50% of its opens waited for a download: take file names from a listing or .growfs/index.csv"
+    )
 
 
 def test_a_few_opens_that_waited_say_nothing(reader: Reader) -> None:
@@ -54,7 +57,7 @@ def test_a_few_opens_that_waited_say_nothing(reader: Reader) -> None:
 
 def test_who_never_listed(reader: Reader) -> None:
     opens(reader, 1)
-    assert hint_for(reader) == "opens by name and never listed: it waits for each file that is not local"
+    assert hint_for(reader) == "opens by name and never listed: it waits for each file that is not cached"
 
 
 def test_who_listed_once(reader: Reader) -> None:
@@ -62,7 +65,7 @@ def test_who_listed_once(reader: Reader) -> None:
     opens(reader, 1200, times=6)
     assert hint_for(reader) == (
         "listed once 3 hours ago, has opened its 1,200 files 6.0 times, and will see nothing new until it lists again;"
-        " 8% of the data"
+        " it sees 8% of the data"
     )
 
 
@@ -92,12 +95,12 @@ def test_who_lists_again_needs_no_advice(reader: Reader) -> None:
     assert hint_for(reader) == ""
 
 
-@pytest.mark.parametrize(("unread", "ending"), [((), ""), (("json", "txt"), "; --exclude '*.json'?")])
+@pytest.mark.parametrize(("unread", "ending"), [((), ""), (("json", "txt"), "; consider --exclude '*.json'")])
 def test_who_leaves_much_unread(reader: Reader, unread: tuple[str, ...], ending: str) -> None:
     shown(reader, 20)
     opens(reader, 15)
     shown(reader, 20, SECOND)
-    assert hint_for(reader, unread=unread) == f"25% of what it was shown it never opened{ending}"
+    assert hint_for(reader, unread=unread) == f"never opened 25% of the files that it listed{ending}"
 
 
 def test_who_leaves_little_unread(reader: Reader) -> None:

@@ -1,4 +1,4 @@
-"""The status in words, for people and for collectors."""
+"""The status as text, for people and for metrics collectors."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def lines(**changes: Any) -> dict[str, str]:
 def test_the_page() -> None:
     page = lines()
     assert page["remote"].startswith("s3://bucket/train: 1,000 files, 10 GB")
-    assert page["local"] == "250 files (25.0% of the remote's), 3 GB of 5 GB"
-    assert page["listed"] == "200 files in generation 3, 0 bytes left out to make room"
-    assert page["coverage"] == "250 of 1,000 files were here so far, pass 1"
+    assert page["cached"] == "250 files (25.0% of the remote), 3 GB of 5 GB"
+    assert page["listed"] == "200 files in generation 3, 0 bytes delisted"
+    assert page["coverage"] == "250 of 1,000 files cached so far, pass 1"
     assert page["misses"].startswith("2, waited 1.2 s")
     assert set(page) & {"skipped", "note", "last error", "reader", "budget"} == set()
 
@@ -79,7 +79,7 @@ def test_the_page() -> None:
 def test_a_page_of_nothing() -> None:
     page = lines(remote__files=0, remote__listed=False, cache__files=0, fetch__eta_s=None, state="listing")
     assert page["remote"].endswith(" so far")
-    assert page["local"].startswith("0 files (0.0%")
+    assert page["cached"].startswith("0 files (0.0%")
     assert page["state"] == "listing the remote"
 
 
@@ -95,20 +95,20 @@ def test_a_page_of_troubles() -> None:
     assert page["note"].endswith("too many")
     assert page["last error"] == "x: denied"
     assert page["fetched"].endswith("3 failed")
-    assert page["reader"] == "python 9: shown 5, opened 2; lists once"
+    assert page["reader"] == "python 9: listed 5 files, opened 2; lists once"
 
 
 def test_a_page_of_a_share() -> None:
     page = lines(partition="3/8", coverage__files=125, coverage__files_seen=50, cache__left_out_bytes=10**9)
-    assert page["coverage"] == "50 of 125 files (share 3/8) were here so far, pass 1"
-    assert page["listed"].endswith("1 GB left out to make room")
+    assert page["coverage"] == "50 of 125 files (shard 3/8) cached so far, pass 1"
+    assert page["listed"].endswith("1 GB delisted")
 
 
 def test_a_page_of_a_budget() -> None:
     budget = {"limit_bytes": 10**9, "spent_bytes": 10**8, "resumes_s": None}
     assert lines(budget=budget)["budget"] == "100 MB of 1 GB today"
     spent = {"limit_bytes": 10**9, "spent_bytes": 10**9, "resumes_s": 3660.0}
-    assert lines(budget=spent)["budget"] == "1 GB of 1 GB today; goes on in 1 hour and 1 minute"
+    assert lines(budget=spent)["budget"] == "1 GB of 1 GB today; resumes in 1 hour and 1 minute"
 
 
 def test_no_name_of_the_remote_breaks_a_line() -> None:
@@ -127,8 +127,11 @@ def test_the_time_that_is_left() -> None:
 
 
 def test_in_a_line() -> None:
-    assert brief(status()) == "250 of 1,000 files local, 2 GB of 10 GB"
-    assert brief(status(remote__files=1, remote__listed=False, cache__files=0)).startswith("0 of 1 file listed so far")
+    assert brief(status()) == "250 of 1,000 files cached, 2 GB of 10 GB"
+    assert (
+        brief(status(remote__files=1, remote__listed=False, cache__files=0))
+        == "0 of 1 file cached, 2 GB of 10 GB listed so far"
+    )
 
 
 def test_metrics_are_what_the_status_says() -> None:

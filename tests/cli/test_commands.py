@@ -1,4 +1,4 @@
-"""Each verb, on a real mount: what it does, what it says, and what it refuses."""
+"""Each command, on a real mount: what it does, what it prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from growfs.scheduler.fetcher import WINDOW_FILES
 from tests.cli.support import assert_refused, closed, gated, started
 from tests.harness import Growfs, files_below, make_tree, until
 
-VERBS = [
+COMMANDS = [
     "mount",
     "status",
     "wait",
@@ -37,7 +37,7 @@ def tree(tmp_path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def mounted(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> Growfs:
-    """All of the tree is local."""
+    """The whole tree is cached."""
     growfs.mount(tmp_path / "remote", "--wait-files", len(tree), "--settle", "0")
     until(lambda: growfs.status()["state"] == "complete")
     return growfs
@@ -45,7 +45,7 @@ def mounted(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> Growfs:
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
-    """All of a tree is local: one mount for the tests that change nothing."""
+    """A whole tree is cached: one mount for the tests that change nothing."""
     folder = tmp_path_factory.mktemp("complete")
     growfs = Growfs(folder)
     with closed(growfs):
@@ -55,29 +55,29 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
         yield growfs
 
 
-def test_help_names_every_verb(growfs: Growfs) -> None:
+def test_help_names_every_command(growfs: Growfs) -> None:
     text = growfs.run("--help").stdout
     listed = re.findall(r"^  (\w+) ", text.partition("Commands:")[2], re.MULTILINE)
-    assert listed == VERBS
+    assert listed == COMMANDS
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(growfs: Growfs, verb: str) -> None:
-    text = growfs.run(verb, "-h").stdout
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(growfs: Growfs, command: str) -> None:
+    text = growfs.run(command, "-h").stdout
     assert text.startswith("Usage: ")
-    assert f" {verb} [OPTIONS]" in text.splitlines()[0]
+    assert f" {command} [OPTIONS]" in text.splitlines()[0]
     assert len(text.split("\n\n")[1].strip()) > 10, "no sentence on what it does"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_unknown_option_is_wrong_usage(growfs: Growfs, verb: str) -> None:
-    done = growfs.run(verb, "--no-such-option", check=False)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_option_is_wrong_usage(growfs: Growfs, command: str) -> None:
+    done = growfs.run(command, "--no-such-option", check=False)
     assert done.returncode == 2
     assert "--no-such-option" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_verb_is_wrong_usage(growfs: Growfs) -> None:
+def test_an_unknown_command_is_wrong_usage(growfs: Growfs) -> None:
     done = growfs.run("mout", check=False)
     assert done.returncode == 2
     assert "mout" in done.stderr
@@ -89,12 +89,12 @@ def test_version(growfs: Growfs) -> None:
     assert package.__version__ in growfs.run("--version").stdout
 
 
-@pytest.mark.parametrize("verb", ["status", "umount", "pause", "resume"])
-def test_a_verb_where_nothing_is_mounted(growfs: Growfs, verb: str) -> None:
-    assert_refused(growfs.run(verb, growfs.mountpoint, check=False), str(growfs.mountpoint), "growfs list")
+@pytest.mark.parametrize("command", ["status", "umount", "pause", "resume"])
+def test_a_command_where_nothing_is_mounted(growfs: Growfs, command: str) -> None:
+    assert_refused(growfs.run(command, growfs.mountpoint, check=False), str(growfs.mountpoint), "growfs list")
 
 
-def test_a_verb_where_there_is_no_folder(growfs: Growfs) -> None:
+def test_a_command_where_there_is_no_folder(growfs: Growfs) -> None:
     gone = growfs.mountpoint / "no" / "such"
     assert_refused(growfs.run("status", gone, check=False), str(gone))
 
@@ -120,17 +120,17 @@ def test_a_relative_manifest_is_the_callers(
     assert growfs.names() == {"class0/0001.bin"}
 
 
-def test_status_tells_people_what_is_local(complete: Growfs) -> None:
+def test_status_says_what_is_cached(complete: Growfs) -> None:
     text = complete.run("status", complete.mountpoint).stdout
     assert f"{complete.mountpoint.parent / 'remote'}: 6 files" in text
-    assert "6 files (100.0% of the remote's)" in text
+    assert "6 files (100.0% of the remote)" in text
     assert "complete" in text
 
 
-def test_list_tells_mount_cache_and_state(complete: Growfs) -> None:
+def test_list_shows_mount_cache_and_state(complete: Growfs) -> None:
     (line,) = [line for line in complete.run("list").stdout.splitlines() if str(complete.mountpoint) in line]
     assert str(complete.cache) in line
-    assert "6 of 6 files local" in line
+    assert "6 of 6 files cached" in line
 
 
 def test_list_names_a_dead_mount(mounted: Growfs) -> None:
@@ -140,13 +140,13 @@ def test_list_names_a_dead_mount(mounted: Growfs) -> None:
     assert "growfs umount" in line
 
 
-def test_a_verb_on_a_dead_mount_says_what_to_do(mounted: Growfs) -> None:
+def test_a_command_on_a_dead_mount_says_what_to_do(mounted: Growfs) -> None:
     mounted.kill()
     done = mounted.run("status", mounted.mountpoint, check=False)
     assert_refused(done, "its daemon is gone", f"growfs umount {mounted.mountpoint}")
 
 
-def test_umount_takes_a_dead_mount_off(mounted: Growfs) -> None:
+def test_umount_removes_a_dead_mount(mounted: Growfs) -> None:
     mounted.kill()
     assert "dead mount" in mounted.run("umount", mounted.mountpoint).stdout
     assert files_below(mounted.mountpoint) == set()
@@ -178,14 +178,14 @@ def test_a_lazy_umount_lets_open_files_be_read_on(mounted: Growfs, tree: dict[st
 def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
     path = "class0/0000.bin"
     cached = mounted.cache / "files" / path
-    assert mounted.run("evict", mounted.mountpoint, path).stdout.startswith("1 files evicted")
+    assert mounted.run("evict", mounted.mountpoint, path).stdout.startswith("1 file evicted")
     assert not cached.exists()
-    assert mounted.run("fetch", mounted.mountpoint, path).stdout == "1 files match, 1 of them fetched now\n"
+    assert mounted.run("fetch", mounted.mountpoint, path).stdout == "1 file matched, 1 fetched\n"
     assert cached.exists()
     mounted.run("pin", mounted.mountpoint, path)
-    assert "1 stay" in mounted.run("evict", mounted.mountpoint, path).stdout
+    assert "1 kept" in mounted.run("evict", mounted.mountpoint, path).stdout
     assert cached.exists()
-    assert mounted.run("unpin", mounted.mountpoint, path).stdout == "1 files may be evicted\n"
+    assert mounted.run("unpin", mounted.mountpoint, path).stdout == "1 file unpinned\n"
     mounted.run("evict", mounted.mountpoint, path)
     assert not cached.exists()
     mounted.run("pin", mounted.mountpoint, "*.bin")
@@ -199,9 +199,9 @@ def test_evict_keeps_the_last_of_each_directory(mounted: Growfs) -> None:
     assert len(list((mounted.cache / "files").glob("*/*"))) == 2
 
 
-@pytest.mark.parametrize("verb", ["pin", "unpin", "fetch", "evict"])
-def test_a_glob_that_matches_nothing(complete: Growfs, verb: str) -> None:
-    assert_refused(complete.run(verb, complete.mountpoint, "*.jpg", check=False), "*.jpg", ".gitignore")
+@pytest.mark.parametrize("command", ["pin", "unpin", "fetch", "evict"])
+def test_a_glob_that_matches_nothing(complete: Growfs, command: str) -> None:
+    assert_refused(complete.run(command, complete.mountpoint, "*.jpg", check=False), "*.jpg", ".gitignore")
 
 
 @pytest.mark.promise(3)
@@ -235,8 +235,8 @@ def test_set_changes_what_can_be_changed(mounted: Growfs) -> None:
         ("seed=1", "these can: cache-size", 2),
         ("no-such=1", "these can: cache-size", 2),
         ("cache-size", "NAME=VALUE", 2),
-        ("cache-size=lots", "is no size", 2),
-        ("settle=soon", "is no time", 2),
+        ("cache-size=lots", "is not a size", 2),
+        ("settle=soon", "is not a time", 2),
     ],
 )
 def test_set_refuses(complete: Growfs, option: str, says: str, exit_code: int) -> None:
@@ -272,19 +272,19 @@ def test_a_smaller_cache_evicts_at_once(mounted: Growfs) -> None:
     ],
 )
 def test_wait_for_what_is_there(complete: Growfs, asked: tuple[str, ...]) -> None:
-    assert "6 of 6 files local" in complete.run("wait", complete.mountpoint, *asked).stdout
+    assert "6 of 6 files cached" in complete.run("wait", complete.mountpoint, *asked).stdout
 
 
 @pytest.mark.parametrize("asked", [("--files", "7"), ("--bytes", "1GB")])
 def test_wait_for_more_than_there_is_fails_at_once(complete: Growfs, asked: tuple[str, ...]) -> None:
     done = complete.run("wait", complete.mountpoint, *asked, check=False)
-    assert_refused(done, "no more will come", "6 of 6 files local")
+    assert_refused(done, "no more files will be fetched", "6 of 6 files cached")
 
 
 def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> None:
     growfs.mount(tmp_path / "remote", "--cache-size", "30kB", "--wait-files", "1")
     done = growfs.run("wait", growfs.mountpoint, "--all", check=False)
-    assert_refused(done, "no more will come", "2 of 6 files local")
+    assert_refused(done, "no more files will be fetched", "2 of 6 files cached")
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
     [
         ((), "--fraction"),
         (("--all", "--files", "1"), "one of"),
-        (("--files", "some"), "no whole number"),
-        (("--bytes", "much"), "no size"),
-        (("--fraction", "2"), "no part of the whole"),
-        (("--all", "--timeout", "soon"), "no time"),
+        (("--files", "some"), "not a whole number"),
+        (("--bytes", "much"), "not a size"),
+        (("--fraction", "2"), "not a fraction"),
+        (("--all", "--timeout", "soon"), "not a time"),
     ],
 )
 def test_wait_refuses(complete: Growfs, asked: tuple[str, ...], says: str) -> None:
@@ -306,7 +306,7 @@ def test_wait_gives_up_after_its_timeout(growfs: Growfs) -> None:
     with gated({"a": b"a", "b": b"b"}, "b") as gate:
         growfs.mount(gate.url, "--wait-files", "1")
         done = growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "0.1s", check=False)
-        assert_refused(done, "not after 0.1s", "1 of 2 files local")
+        assert_refused(done, "timed out after 0.1s", "1 of 2 files cached")
 
 
 def test_wait_returns_when_there_is_enough(growfs: Growfs) -> None:
