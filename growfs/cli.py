@@ -153,7 +153,7 @@ def wait(
             if known and done >= wanted:
                 break
             if now["state"] in ("held", "complete"):
-                raise GrowfsError(f"{mountpoint}: no more files will be fetched: {state_text(now)} ({brief(now)})")
+                raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:
                 raise GrowfsError(f"{mountpoint}: timed out after {timeout}: {brief(now)}; {state_text(now)}")
             time.sleep(POLL_S)
