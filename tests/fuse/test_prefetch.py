@@ -1,4 +1,4 @@
-"""What comes by itself: in a reproducible order, within the quota at every moment, and again after a restart."""
+"""Prefetch: a reproducible order, within the quota at every moment, and continued after a restart."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, gated: Gated
 
 
 @pytest.mark.promise(3)
-def test_paused_nothing_comes(growfs: Growfs, tmp_path: Path) -> None:
+def test_while_paused_nothing_is_prefetched(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=6, size=4096)
     growfs.mount(tmp_path / "remote", "--cache-size", 2 * 4096)
     growfs.run("pause", growfs.mountpoint)
