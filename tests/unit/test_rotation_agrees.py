@@ -1,0 +1,207 @@
+"""The mount and the simulation agree: the same events in a real store and in memory list and evict the same files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from growfs.disk import BLOCK
+from growfs.rotation.reader import Reader
+from growfs.rotation.rules import EVERYWHERE, Holds
+from growfs.simulation.cache import File, MountSettings, Rotating
+from tests.unit.local_cache import LocalCache, file, open_local_cache
+
+DIRECTORIES, FILES, READERS = 2, 20, 3
+BLOCKS_MAX = 2
+NEED_MAX = 6
+NOW = 0.0
+
+
+@dataclass
+class Twins:
+    """The same cache twice. Files and readers have the same numbers in both; a file's number in `files` is its id."""
+
+    cache: LocalCache
+    paths: list[str]
+    simulated: Rotating
+    readers: list[tuple[Reader, Reader]] = field(
+        default_factory=lambda: [(Reader(n, "0", "a"), Reader(n, "0", "b")) for n in range(READERS)]
+    )
+    opened: set[int] = field(default_factory=set)
+    open: set[int] = field(default_factory=set)
+
+    def node_id(self, id: int) -> int:
+        return self.cache.node(self.paths[id]).id
+
+    def ids(self, paths: set[str]) -> set[int]:
+        return {self.paths.index(path) for path in paths}
+
+    @property
+    def resident(self) -> set[int]:
+        return set(self.simulated.cached)
+
+    def holds(self) -> Holds:
+        return Holds(real.holds for real, _ in self.readers)
+
+    def set_turnover(self, share: float) -> None:
+        """Have each generation delist so much."""
+        self.cache.generations.share = share
+        self.simulated._settings = replace(self.simulated._settings, turnover=share)
+
+    def one(self, number: int) -> int:
+        """One of the resident files."""
+        resident = sorted(self.resident)
+        return resident[number % len(resident)]
+
+    async def fill(self, number: int) -> None:
+        """Files are fetched while there is room without any eviction, beginning with any of them."""
+        for id in [*range(number, len(self.paths)), *range(number)]:
+            await self.admit(id)
+
+    async def admit(self, id: int) -> None:
+        """A file is fetched, if there is room without any eviction."""
+        size = self.simulated.files[id].size
+        if id not in self.resident and size <= self.simulated.free:
+            await self.cache.admit(self.paths[id], content=b"x" * size)
+            self.simulated.admit(id)
+
+    async def open_file(self, number: int) -> None:
+        """A resident file is opened, and stays open."""
+        if (id := self.one(number)) not in self.open:
+            assert self.cache.store.open(self.node_id(id))
+            self.simulated.opened(id)
+            self.simulated.busy[id] += 1
+            self.opened.add(id)
+            self.open.add(id)
+
+    async def read_some(self, number: int) -> None:
+        """Some resident files are opened and closed, or all."""
+        for id in sorted(self.resident)[:: 1 + number % 3]:
+            self.simulated.opened(id)
+            self.opened.add(id)
+
+    async def close_files(self, _: int) -> None:
+        """All open files are closed."""
+        for id in self.open:
+            self.cache.store.close_file(self.node_id(id))
+        self.open.clear()
+        self.simulated.busy.clear()
+
+    async def list(self, number: int) -> None:
+        """A reader lists everything or a directory, and a generation begins."""
+        real, copy = self.readers[number % READERS]
+        place = number // READERS % (1 + DIRECTORIES)
+        unrenewed = Holds(reader.unrenewed_holds(lists_now=reader is real) for reader, _ in self.readers)
+        generation = await self.cache.begin(unrenewed, frozenset(map(self.node_id, self.opened & self.resident)))
+        begun = self.simulated._generation = self.simulated._begin(copy, NOW)
+        assert generation
+        assert (generation.number, generation.files) == (begun.number, begun.files)
+        real.lists(self.cache.node(f"d{place}").id if place else EVERYWHERE, generation, NOW)
+        copy.lists(place, begun, NOW)
+        self.simulated.readers_changed()
+
+    async def end(self, number: int) -> None:
+        """All that a reader holds ends."""
+        for reader in self.readers[number % READERS]:
+            reader.release()
+        self.simulated.readers_changed()
+
+    async def draw(self, number: int) -> None:
+        """A draw needs room."""
+        await self._need(1 + number % NEED_MAX, self.cache.reserve_by_rotation, missed=False)
+
+    async def miss(self, number: int) -> None:
+        """A miss needs room."""
+        await self._need(1 + number % NEED_MAX, self.cache.reserve_by_eviction, missed=True)
+
+    async def _need(self, blocks: int, reserve: Callable[[int, Holds], Awaitable[int | None]], missed: bool) -> None:
+        before = self.resident
+        reserved = await reserve(blocks * BLOCK, self.holds())
+        assert self.simulated.make_room(blocks * BLOCK, NOW, missed) is (reserved is not None)
+        if reserved is not None:
+            self.cache.store.unreserve(reserved)
+        self.opened -= before - self.resident
+
+    def agree(self) -> None:
+        """Both have and list the same files, and delisted the same ones."""
+        assert self.ids(self.cache.resident()) == self.resident
+        if self.simulated.generation:
+            assert self.ids(self.cache.listed()) == set(self.simulated.listed(EVERYWHERE))
+        query = "SELECT id, left_out FROM resident WHERE suffix IS NOT NULL ORDER BY turn"
+        rows = self.cache.database.rows(query)
+        queue = sorted(self.simulated.cached.values(), key=lambda file: file.queue_position)
+        assert rows == [(self.node_id(file.id), file.delisted) for file in queue]
+
+
+async def twins_of(folder: Path, paths: list[str], sizes: list[int], limit: int) -> Twins:
+    """Two caches of a catalog of files d1/... and d2/..., which have not fetched any. sizes, limit: blocks."""
+    files = [File(int(path[1]), path, size * BLOCK) for path, size in zip(paths, sizes, strict=True)]
+    cache = open_local_cache(folder, limit * BLOCK)
+    cache.store.wanted_bytes = max(file.size for file in files)
+    await cache.list([file(of.path, of.size) for of in files])
+    twins = Twins(cache, paths, Rotating(files, limit * BLOCK, MountSettings(turnover=0.2)))
+    twins.simulated.live += [copy for _, copy in twins.readers]
+    return twins
+
+
+EVENTS = [
+    Twins.fill, Twins.fill, Twins.open_file, Twins.open_file, Twins.read_some, Twins.close_files,
+    Twins.list, Twins.list, Twins.end, Twins.draw, Twins.draw, Twins.miss, Twins.miss,
+]  # fmt: skip
+NUMBERS = st.integers(0, FILES - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, BLOCKS_MAX), min_size=FILES, max_size=FILES),
+    limit=st.integers(8, 20),
+    turnover=st.sampled_from([0.1, 0.3, 0.6]),
+    listings=st.lists(NUMBERS, min_size=2, max_size=5),
+    events=st.lists(st.tuples(st.sampled_from(EVENTS), NUMBERS), min_size=3, max_size=30),
+)
+def test_the_mount_and_the_simulation_list_and_evict_the_same(
+    sizes: list[int],
+    limit: int,
+    turnover: float,
+    listings: list[int],
+    events: list[tuple[Callable[[Twins, int], Awaitable[None]], int]],
+) -> None:
+    async def run(folder: str) -> None:
+        twins = await twins_of(Path(folder), [f"d{1 + n % 2}/{n:02}.s{n // 2 % 2}" for n in range(FILES)], sizes, limit)
+        twins.set_turnover(turnover)
+        await twins.fill(0)
+        await twins.read_some(0)
+        for number in listings:
+            await twins.list(number)
+            twins.agree()
+        for event, number in events:
+            await event(twins, number)
+            twins.agree()
+        twins.cache.database.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(run, folder)
+
+
+async def test_both_keep_the_last_listed_file_of_a_kind_where_a_delisted_one_is_open(tmp_path: Path) -> None:
+    twins = await twins_of(tmp_path, [f"d1/{n}.s" for n in range(4)], [1] * 4, limit=2)
+    await twins.fill(0)
+    await twins.read_some(0)
+    await twins.list(0)
+    await twins.list(0)
+    assert twins.simulated.listed(EVERYWHERE) == [1]
+    await twins.open_file(0)
+    await twins.miss(0)
+    twins.agree()
+    assert twins.resident == {0, 1}
+    await twins.close_files(0)
+    await twins.miss(0)
+    twins.agree()
+    assert twins.resident == {1}
+    twins.cache.database.close()
