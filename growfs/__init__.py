@@ -1,4 +1,4 @@
-"""growfs: a mount that lists only the files that are whole on the local disk, and adds the others in the background.
+"""Mount remote storage as a folder that lists only the files that are complete on the local disk.
 
 with growfs.mount("s3://bucket/train", cache_size="500GB") as path:
     train(path)
@@ -21,12 +21,12 @@ def mount(
     storage_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> AbstractContextManager[Path]:
-    """Mount for the time of a `with` block, in which training can start at once; gives the path.
+    """Mount for the duration of a `with` block, which gets the path; it starts when training can start.
 
-    url: any fsspec URL. mountpoint: an empty folder; without it, a temporary one. options: those of `growfs mount`,
-    with underscores, values as on the command line: cache_size="500GB", wait_files=10. storage_options: those of the
-    store's fsspec filesystem. Raises growfs.errors.GrowfsError.
+    url: any fsspec URL. mountpoint: an empty folder; a temporary one by default. options: those of `growfs mount`, with
+    underscores and with values as on the command line: cache_size="500GB", wait_files=10. storage_options: those of
+    the store's fsspec filesystem. Raises growfs.errors.GrowfsError.
     """
-    from growfs.daemon import launch  # not above: the daemon and its workers import this package too
+    from growfs.daemon import launch  # here, because the daemon and its workers import this package, too
 
     return launch.mounted(url, mountpoint, storage_options, options)

@@ -185,36 +185,37 @@ def list_() -> None:
         click.echo(f"{mounted.mountpoint}  {mounted.cache}  {state}")
 
 
-def _globs(name: str, text: str) -> Callable[[Callable[..., None]], click.Command]:
-    def decorate(run: Callable[..., None]) -> click.Command:
-        command = click.argument("globs", nargs=-1, required=True, metavar="GLOB...")(run)
-        return main.command(name, help=text)(click.argument("mountpoint", type=MOUNTPOINT)(command))
-
-    return decorate
+def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:
+    """A subcommand with a mountpoint and patterns; its help text is the docstring."""
+    command = click.argument("globs", nargs=-1, required=True, metavar="GLOB...")(run)
+    return main.command()(click.argument("mountpoint", type=MOUNTPOINT)(command))
 
 
-@_globs("pin", "Fetch matching files, and never evict them. Patterns use .gitignore syntax.")
+@_with_globs
 def pin(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See the help text above."""
+    """Fetch matching files, and never evict them. Patterns use .gitignore syntax."""
     _fetch(mountpoint, "pin", globs)
 
 
-@_globs("unpin", "Allow matching files to be evicted again.")
+@_with_globs
 def unpin(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See the help text above."""
+    """Allow matching files to be evicted again."""
     result = _call(mountpoint, "unpin", globs=globs)
     click.echo(f"{files(result['files'])} unpinned")
 
 
-@_globs("fetch", "Fetch matching files now.")
+@_with_globs
 def fetch(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See the help text above."""
+    """Fetch matching files now."""
     _fetch(mountpoint, "fetch", globs)
 
 
-@_globs("evict", "Delete the cached copies of matching files; an open fetches them again.")
+@_with_globs
 def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
-    """See the help text above."""
+    """Delete the cached copies of matching files.
+
+    Opening such a file fetches it again.
+    """
     from humanfriendly import format_size
 
     result = _call(mountpoint, "evict", globs=globs)
@@ -282,7 +283,7 @@ def release(mountpoint: Path) -> None:
 @click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
-    """Simulate how much of the data a cache shows, how soon, and how much is fetched."""
+    """Simulate the coverage and the traffic of a cache size."""
     from dataclasses import asdict
 
     from rich.console import Console

@@ -1,9 +1,9 @@
-"""One mount's process, and how it is started, controlled and described.
+"""The process of one mount: how it is started and controlled, and what it reports.
 
-Owns the composition: `wiring` alone constructs the components and connects them. Owns the options, the control socket
-and its commands, and the text and figures that people read.
+Owns the composition: only `wiring` constructs the components and connects them. Owns the options, the control socket
+and its commands, and the status.
 
-Always: the command line reaches a running daemon through the control socket only, never through the mount.
+Always: the command line talks to a running daemon over the control socket, never through the mount.
 
 For others: `launch` (start, stop, find and list mounts), `control.call`, `options.Options`, `render`.
 """

@@ -179,7 +179,9 @@ class FileCommands:
             try:
                 async with limit:
                     now = self._catalog.node(node.id)
-                    if now and now.seq is None:  # it may have been fetched, or removed from the remote, meanwhile
+                    if (
+                        now and now.seq is None
+                    ):  # it may have been fetched, or removed from the remote, while this waited
                         await self._fetch_file(now, self._catalog.path(now))
                 finished.send_nowait(None)
             except GrowfsError as error:

@@ -36,7 +36,7 @@ class MountInfo:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all cached files, which take too long to compute between two requests of the kernel.
+    """Sums over all cached files. They are computed in a thread, because they take long if there are many files.
 
     hidden: cached files that are not listed. held_bytes: what each hold keeps of the delisted files.
     skipped: (reason, number of files, one of them).

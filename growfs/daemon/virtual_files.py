@@ -1,4 +1,4 @@
-"""The files of .growfs/: a row for each, rendered once at each open."""
+"""The content of the files in .growfs/."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ from growfs.vfs.virtual import VirtualFile
 LOG_LINES_MAX = 1000
 
 
+Render = Callable[[IO[bytes], Generation | None], Awaitable[None]]
+Row = tuple[str, int, str, int]
+"""(path, size in bytes, directory, opens)"""
+LEDGER = ("path", "size", "fetches", "opens", "first_shown", "last_shown", "local")
+"""Columns of ledger.csv. first_shown, last_shown: the first and last generation that listed the file. local: 1 while it
+is cached."""
+
+
 class RecentLog(logging.Handler):
     """Keeps the last lines of the log."""
 
@@ -29,30 +37,30 @@ class RecentLog(logging.Handler):
         self.lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
+        """Keep a line."""
         self.lines.append(self.format(record))
 
 
 def virtual_files(
     catalog: Path, snapshot: Callable[[], Awaitable[dict[str, Any]]], recent: RecentLog
 ) -> list[VirtualFile]:
-    """The rows. catalog: the database file. snapshot: the status of this moment."""
+    """All virtual files. catalog: the path of the database. snapshot: returns the current status."""
 
-    def of_status(text: Callable[[dict[str, Any]], str | bytes]) -> VirtualRender:
+    def of_status(text: Callable[[dict[str, Any]], str | bytes]) -> Render:
         async def write(out: IO[bytes], _: Generation | None) -> None:
             content = text(await snapshot())
             out.write(content.encode() if isinstance(content, str) else content)
 
         return write
 
-    def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> VirtualRender:
+    def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> Render:
         async def write(out: IO[bytes], generation: Generation | None) -> None:
             assert generation
             await trio.to_thread.run_sync(lambda: write_rows(_listed(catalog, generation), out))
 
         return write
 
-    async def usage(out: IO[bytes], _: Generation | None) -> None:
+    async def ledger(out: IO[bytes], _: Generation | None) -> None:
         await trio.to_thread.run_sync(lambda: _write_csv(LEDGER, _ever_fetched(catalog), out))
 
     async def log(out: IO[bytes], _: Generation | None) -> None:
@@ -64,20 +72,13 @@ def virtual_files(
         VirtualFile("metrics", of_status(openmetrics)),
         VirtualFile("files", of_listing(_write_files), needs_generation=True),
         VirtualFile("index.csv", of_listing(_write_index), needs_generation=True),
-        VirtualFile("ledger.csv", usage),
+        VirtualFile("ledger.csv", ledger),
         VirtualFile("log", log),
     ]
 
 
-VirtualRender = Callable[[IO[bytes], "Generation | None"], Any]
-Row = tuple[str, int, str, int]
-"""(path, size in bytes, directory, opens)"""
-LEDGER = ("path", "size", "fetches", "opens", "first_shown", "last_shown", "local")
-"""Columns of ledger.csv. The generations that a file was shown in first and last; local: whether it is now."""
-
-
 def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
-    """The listed files, in the order of their admission."""
+    """The files that a generation lists, in order of admission."""
     connection = read_only(catalog)
     row_of, known = row_of_connection(connection), {ROOT: ""}
     for id, left_out, parent, name, size, opens in connection.execute(

@@ -1,4 +1,4 @@
-"""The table of options: each row reads its default, what people write, and refuses what makes no sense."""
+"""The table of options: every option parses its default and valid text, and refuses invalid text."""
 
 from __future__ import annotations
 
@@ -105,18 +105,18 @@ def test_all_defaults_are_read() -> None:
     assert (options.show_files, options.remote_budget) == (None, None)
 
 
-def test_every_row_is_tried() -> None:
+def test_every_option_is_tested() -> None:
     assert set(WRITTEN) == set(ROWS)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_people_write_is_read(name: str) -> None:
+def test_valid_text_is_parsed(name: str) -> None:
     written, meant = WRITTEN[name]
     assert getattr(Options.parse({name: written}), name) == meant
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
-def test_nonsense_is_refused_by_the_name_of_its_flag(name: str, text: object) -> None:
+def test_invalid_text_is_refused_with_the_name_of_its_flag(name: str, text: object) -> None:
     with pytest.raises(UsageError, match=f"^{flag_name(name)}: ") as raised:
         parse_value(ROWS[name], text)
     assert "\n" not in str(raised.value)
@@ -145,7 +145,7 @@ LAUNCHED = [name for pair in LAUNCHERS for name in pair]
         ({"GROUP_RANK": "2", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (5, 8)),
     ],
 )
-def test_the_launcher_tells_the_share(
+def test_auto_reads_the_environment_of_the_job(
     environment: dict[str, str], share: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in LAUNCHED:
@@ -156,9 +156,7 @@ def test_the_launcher_tells_the_share(
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_NODEID": "5"}, {"GROUP_RANK": "8", "GROUP_WORLD_SIZE": "8"}])
-def test_a_launcher_that_does_not_tell_the_share_is_a_reason(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_without_that_environment_is_refused(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -230,7 +228,7 @@ def test_dots_nest() -> None:
     assert nested((("a.b.c", 1), ("a.d", 2), ("e", 3))) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
 
 
-def test_an_option_that_is_a_value_has_nothing_in_it() -> None:
+def test_an_option_with_a_value_cannot_have_others_in_it() -> None:
     with pytest.raises(UsageError):
         nested((("a", 1), ("a.b", 2)))
 
@@ -243,14 +241,14 @@ def test_a_local_path_is_made_absolute() -> None:
     assert Options.parse({"manifest": "list.txt"}).remote("data").manifest == str(Path.cwd() / "list.txt")
 
 
-def test_a_producer_is_found_from_where_one_mounts() -> None:
-    asked = Options.parse({"producer": "shards.py:make", "rename": "{stem}.x"})
-    told = asked.remote("s3://bucket", Path("/home/me")).producer
-    assert told
-    assert (str(told.function), told.seed) == (f"{Path.cwd()}/shards.py:make", None)
-    told = Options.parse({"seed": "7"}).remote("py:shards:sample", Path("/home/me")).producer
-    assert told
-    assert (told.function, told.seed, told.count) == (Function("shards", "sample", "/home/me"), 7, None)
+def test_a_producer_is_looked_for_in_the_callers_folder() -> None:
+    options = Options.parse({"producer": "shards.py:make", "rename": "{stem}.x"})
+    producer = options.remote("s3://bucket", Path("/home/me")).producer
+    assert producer
+    assert (str(producer.function), producer.seed) == (f"{Path.cwd()}/shards.py:make", None)
+    producer = Options.parse({"seed": "7"}).remote("py:shards:sample", Path("/home/me")).producer
+    assert producer
+    assert (producer.function, producer.seed, producer.count) == (Function("shards", "sample", "/home/me"), 7, None)
     assert Options.parse({}).remote("s3://bucket", Path("/home/me")).producer is None
 
 
@@ -320,7 +318,7 @@ def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
         "cache-size = []",
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as raised:
         in_file(tmp_path, text)
     assert "\n" not in str(raised.value)
@@ -333,29 +331,29 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             read_file(path)
 
 
-# A flag wins over the environment, the environment over the file.
+# Flags, environment and file.
 
 
 @pytest.fixture
 def mount(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
-    """What the command would mount with."""
-    asked: list[Options] = []
+    """The options that `growfs mount` passes on; nothing is mounted."""
+    started: list[Options] = []
 
-    def start(url: str, mountpoint: Path, options: Options, told: object) -> None:
-        asked.append(options)
-        raise GrowfsError("only asked")
+    def start(url: str, mountpoint: Path, options: Options, on_progress: object) -> None:
+        started.append(options)
+        raise GrowfsError("not mounted")
 
     monkeypatch.setattr(launch, "start", start)
     monkeypatch.setattr(launch, "hide_secrets", lambda: None)
-    return asked
+    return started
 
 
-def test_who_wins(tmp_path: Path, mount: list[Options]) -> None:
+def test_a_flag_overrides_the_environment_and_that_the_file(tmp_path: Path, mount: list[Options]) -> None:
     path = tmp_path / "growfs.toml"
     path.write_text("seed = 1\nworkers = 1\ncache-size = '1GB'\nanon = true\nexclude = ['file']\n")
     env = {"GROWFS_SEED": "2", "GROWFS_WORKERS": "2", "GROWFS_ANON": "0", "GROWFS_EXCLUDE": "from env"}
-    told = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--config", str(path), "--seed", "3"], env=env)
-    assert "only asked" in told.output
+    result = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--config", str(path), "--seed", "3"], env=env)
+    assert "not mounted" in result.output
     (options,) = mount
     assert (options.seed, options.workers, options.cache_size) == (3, 2, CacheSize(bytes=10**9))
     assert options.exclude == ("from", "env")
@@ -373,9 +371,9 @@ def test_every_row_is_a_flag_and_a_variable(name: str, mount: list[Options]) -> 
 
 
 def test_wrong_usage_ends_with_2(mount: list[Options]) -> None:
-    told = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--workers", "0"])
-    assert (told.exit_code, mount) == (2, [])
-    assert told.stderr == "growfs: --workers: 0 is too few; write 1 or more\n"
+    result = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--workers", "0"])
+    assert (result.exit_code, mount) == (2, [])
+    assert result.stderr == "growfs: --workers: 0 is too few; write 1 or more\n"
 
 
 def test_the_environment_of_the_tests_is_clean() -> None:

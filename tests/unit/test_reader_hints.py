@@ -39,7 +39,7 @@ def test_a_reader_in_another_pid_namespace() -> None:
     assert "shareProcessNamespace" in hint_for(foreign)
 
 
-def test_who_opens_by_name(reader: Reader) -> None:
+def test_a_reader_whose_opens_wait(reader: Reader) -> None:
     shown(reader, 100)
     opens(reader, OPENS_MIN, waited=True)
     opens(reader, OPENS_MIN)
@@ -55,12 +55,12 @@ def test_a_few_opens_that_waited_say_nothing(reader: Reader) -> None:
     assert hint_for(reader) == ""
 
 
-def test_who_never_listed(reader: Reader) -> None:
+def test_a_reader_that_never_listed(reader: Reader) -> None:
     opens(reader, 1)
     assert hint_for(reader) == "opens by name and never listed: it waits for each file that is not cached"
 
 
-def test_who_listed_once(reader: Reader) -> None:
+def test_a_reader_that_listed_once(reader: Reader) -> None:
     shown(reader, 1200)
     opens(reader, 1200, times=6)
     assert hint_for(reader) == (
@@ -69,25 +69,25 @@ def test_who_listed_once(reader: Reader) -> None:
     )
 
 
-def test_who_listed_once_and_opened_all_once(reader: Reader) -> None:
+def test_a_reader_that_listed_once_and_opened_all_once(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 20)
     assert "has opened its 20 files, and will see nothing new" in hint_for(reader)
 
 
-def test_who_listed_all_that_there_is_misses_nothing(reader: Reader) -> None:
+def test_a_reader_that_listed_all_that_there_is_misses_nothing(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 20, times=6)
     assert hint_for(reader, share=1.0) == ""
 
 
-def test_who_has_files_left_to_open_needs_no_advice(reader: Reader) -> None:
+def test_a_reader_that_has_files_left_to_open_needs_no_advice(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 19)
     assert hint_for(reader) == ""
 
 
-def test_who_lists_again_needs_no_advice(reader: Reader) -> None:
+def test_a_reader_that_lists_again_needs_no_advice(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 20)
     shown(reader, 20, SECOND)
@@ -96,14 +96,14 @@ def test_who_lists_again_needs_no_advice(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize(("unread", "ending"), [((), ""), (("json", "txt"), "; consider --exclude '*.json'")])
-def test_who_leaves_much_unread(reader: Reader, unread: tuple[str, ...], ending: str) -> None:
+def test_a_reader_that_leaves_much_unread(reader: Reader, unread: tuple[str, ...], ending: str) -> None:
     shown(reader, 20)
     opens(reader, 15)
     shown(reader, 20, SECOND)
     assert hint_for(reader, unread=unread) == f"never opened 25% of the files that it listed{ending}"
 
 
-def test_who_leaves_little_unread(reader: Reader) -> None:
+def test_a_reader_that_leaves_little_unread(reader: Reader) -> None:
     shown(reader, 20)
     opens(reader, 17)
     shown(reader, 20, SECOND)
