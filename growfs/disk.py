@@ -29,7 +29,7 @@ def fault_point(label: str) -> None:
     if _fault_kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     code = getattr(errno, _fault_kind)
-    raise OSError(code, f"{os.strerror(code)} (asked for by GROWFS_FAULT)")
+    raise OSError(code, f"{os.strerror(code)} (injected by GROWFS_FAULT)")
 
 
 def rename(label: str, source: Path, target: Path) -> None:

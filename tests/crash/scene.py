@@ -1,4 +1,4 @@
-"""What the crash tests share: a mount that can be made to fail at a label, and what must hold after the next one."""
+"""Helpers of the crash tests: a mount that fails at a label, and what must hold after the next mount."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Scene:
         self.try_verb("set", options={"refresh": "0.1s"})
 
     def try_verb(self, verb: str, **request: Any) -> str | None:
-        """Ask the daemon; the error, where there is one: a daemon that dies of the question is one."""
+        """Call the daemon; returns the error, if there is one. A daemon that dies of the call is one."""
         try:
             call(self.growfs.cache, verb, **request)
         except GrowfsError as error:
@@ -71,7 +71,7 @@ class Scene:
         return {path: (self.growfs.mountpoint / path).read_bytes() for path in self.growfs.names()}
 
     def check(self) -> None:
-        """Mount anew, without a fault: nothing partial is ever visible, all comes back, and the books are right."""
+        """Mount anew, without a fault: nothing partial is ever visible, all comes back, and the figures are right."""
         self.mount("", "--no-wait")
         assert self.read_listed().items() <= self.tree.items()
         if self.evicted:  # what was evicted on demand comes back on demand
@@ -81,7 +81,7 @@ class Scene:
         self.growfs.umount()
 
     def check_whole(self) -> None:
-        """Every file is listed, bit for bit the remote's; the cache holds nothing else; the figures are true."""
+        """Every file is listed, bit for bit the remote's; the cache holds nothing else; the figures are right."""
         assert self.read_listed() == self.tree
         cache = self.growfs.cache
         assert files_below(cache / "partial") == set()

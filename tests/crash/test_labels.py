@@ -84,7 +84,7 @@ def in_mount_after_crash(growfs: Growfs, fault: str) -> Iterator[Scene]:
         scene.kill()
         stray = growfs.cache / "files" / "stray" / "file"
         stray.parent.mkdir()
-        stray.write_bytes(b"of nobody")
+        stray.write_bytes(b"no row")
         assert scene.mount(fault, check=False).returncode == 1
         yield scene
 
@@ -162,12 +162,12 @@ def with_waiting_drafts(growfs: Growfs, fault: str) -> Iterator[tuple[Scene, Gat
     with gated(growfs) as (scene, remote, order):
         scene.mount(fault, "--no-wait")
         until(lambda: remote.is_halfway(order[0]))
-        until(lambda: len(whole_drafts(growfs)) == len(order) - 1)
+        until(lambda: len(complete_staged_files(growfs)) == len(order) - 1)
         yield scene, remote, order
 
 
-def whole_drafts(growfs: Growfs) -> list[Path]:
-    """Drafts that are done: a worker makes them read-only at the end."""
+def complete_staged_files(growfs: Growfs) -> list[Path]:
+    """The complete staged files: a worker makes them read-only at the end."""
     return [path for path, stat in disk.walk_files(growfs.cache / "partial") if stat.st_mode & 0o777 == 0o444]
 
 
@@ -185,7 +185,7 @@ def in_stale_draft(growfs: Growfs, fault: str) -> Iterator[Scene]:
 @contextmanager
 def in_publish_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
     with with_waiting_drafts(growfs, fault) as (scene, remote, _):
-        max(whole_drafts(growfs)).unlink()  # so the commit of those before it fails
+        max(complete_staged_files(growfs)).unlink()  # so the commit of those before it fails
         remote.release()
         yield scene
 
@@ -235,7 +235,9 @@ def test_every_label_is_driven_to() -> None:
 def test_after_a_kill_all_is_whole(growfs: Growfs, label: str) -> None:
     with WAYS[label].drive(growfs, f"{label}:kill") as scene:
         announced = list(growfs.cache_dir.glob("*/daemon.json"))
-        assert bool(announced) == (label not in ("FORMAT", "ANNOUNCE", "UNDO"))  # one that ends by itself withdraws it
+        assert bool(announced) == (
+            label not in ("FORMAT", "ANNOUNCE", "UNDO")
+        )  # a daemon that stops by itself removes it
         if announced:
             scene.wait_for_death()
         scene.check()
@@ -245,8 +247,8 @@ def test_after_a_kill_all_is_whole(growfs: Growfs, label: str) -> None:
 @pytest.mark.parametrize(
     ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if not way.lives]
 )
-def test_where_the_disk_refuses_a_step_the_next_mount_is_whole(growfs: Growfs, label: str, kind: str) -> None:
-    growfs.tolerate_log = label == "SYNC_STOP"  # nobody is left whom it could tell in a line
+def test_after_the_disk_refused_a_step_the_next_mount_is_whole(growfs: Growfs, label: str, kind: str) -> None:
+    growfs.tolerate_log = label == "SYNC_STOP"  # nobody is left to read its line
     with WAYS[label].drive(growfs, f"{label}:{kind}") as scene:
         scene.check()
 
@@ -255,7 +257,7 @@ def test_where_the_disk_refuses_a_step_the_next_mount_is_whole(growfs: Growfs, l
 @pytest.mark.parametrize(
     ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if way.lives]
 )
-def test_a_mount_lives_on_where_the_disk_refuses_a_step(growfs: Growfs, label: str, kind: str) -> None:
+def test_a_mount_goes_on_after_the_disk_refused_a_step(growfs: Growfs, label: str, kind: str) -> None:
     with WAYS[label].drive(growfs, f"{label}:{kind}") as scene:
         pid = growfs.pid
         until(lambda: said(growfs) or not alive(pid))
@@ -266,13 +268,13 @@ def test_a_mount_lives_on_where_the_disk_refuses_a_step(growfs: Growfs, label: s
 
 
 def said(growfs: Growfs) -> bool:
-    """Whether the log has what is said where the disk refuses."""
-    texts = ("asked for by GROWFS_FAULT", "another takes over", "the cache directory cannot be written")
+    """Whether the log has the message for an operation that the disk refused."""
+    texts = ("injected by GROWFS_FAULT", "another takes over", "the cache directory cannot be written")
     return any(text in growfs.log() for text in texts)
 
 
 @pytest.mark.parametrize("label", ["FORMAT", "ANNOUNCE", "SOCKET", "SWEEP_PARTIAL", "PUBLISH", "PUBLISH_COMMIT"])
-def test_a_mount_that_the_disk_refuses_says_so_in_a_line_and_leaves_nothing(growfs: Growfs, label: str) -> None:
+def test_a_mount_that_the_disk_refuses_prints_one_line_and_leaves_nothing(growfs: Growfs, label: str) -> None:
     with local(growfs) as scene:
         refused = scene.mount(f"{label}:ENOSPC", check=False)
         assert refused.returncode == 1
@@ -283,7 +285,7 @@ def test_a_mount_that_the_disk_refuses_says_so_in_a_line_and_leaves_nothing(grow
 
 
 @pytest.mark.promise(3, 28)
-def test_what_the_full_disk_refused_takes_no_room(growfs: Growfs) -> None:
+def test_a_file_that_a_full_disk_refused_reserves_nothing(growfs: Growfs) -> None:
     with gated(growfs) as (scene, remote, order):
         scene.mount("PUBLISH:ENOSPC", "--no-wait")
         remote.release()

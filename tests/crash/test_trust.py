@@ -1,4 +1,4 @@
-"""What the next start believes of a cache after a crash, after a power loss, and after somebody has touched it."""
+"""What the next start trusts of a cache after a crash, after a power loss, and after its files were changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scene(growfs: Growfs) -> Scene:
 
 
 def database(growfs: Growfs) -> sqlite3.Connection:
-    """Of a cache that nobody uses."""
+    """The database of a cache that is not mounted."""
     return sqlite3.connect(growfs.cache / "catalog.sqlite", isolation_level=None)
 
 
@@ -41,7 +41,7 @@ def fetched_again(scene: Scene) -> int:
 
 
 def lose_power(growfs: Growfs, durable: int) -> None:
-    """Another boot, and rows of which a syncfs has covered so many."""
+    """Simulate another boot, with this many durable rows."""
     with database(growfs) as rows:
         rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
         rows.execute("UPDATE resident SET durable = 0")
@@ -199,12 +199,12 @@ def test_after_an_unclean_stop_a_file_without_a_row_is_removed(growfs: Growfs, s
     scene.kill()
     stray = growfs.cache / "files" / os.fsdecode(name)
     stray.parent.mkdir(parents=True, exist_ok=True)
-    stray.write_bytes(b"of nobody")
+    stray.write_bytes(b"no row")
     assert fetched_again(scene) == 0
 
 
 @pytest.mark.promise(29)
-def test_drafts_of_the_last_daemon_are_swept(growfs: Growfs, scene: Scene) -> None:
+def test_staged_files_of_the_last_daemon_are_removed(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
     (growfs.cache / "partial" / "1030").write_bytes(b"half")
     assert fetched_again(scene) == 0
@@ -212,7 +212,7 @@ def test_drafts_of_the_last_daemon_are_swept(growfs: Growfs, scene: Scene) -> No
 
 def test_without_its_database_a_cache_begins_anew(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
-    (growfs.cache / "files" / "stray").write_bytes(b"of nobody")
+    (growfs.cache / "files" / "stray").write_bytes(b"no row")
     for path in growfs.cache.glob("catalog.sqlite*"):
         path.unlink()
     assert fetched_again(scene) == len(scene.tree)
@@ -238,7 +238,7 @@ def test_misses_during_a_crash_leave_nothing(growfs: Growfs, scene: Scene) -> No
     ],
     ids=["empty", "text", "header only", "first page only", "half"],
 )
-def test_a_damaged_database_is_told_in_a_line_or_made_anew(
+def test_a_damaged_database_is_reported_in_one_line_or_created_anew(
     growfs: Growfs, scene: Scene, damage: Callable[[bytes], bytes]
 ) -> None:
     growfs.umount()

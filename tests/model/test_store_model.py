@@ -105,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(1, LIMIT_BLOCKS))
     def make_room(self, blocks: int) -> None:
-        """What is open, pinned or its directory's last of a kind survives any want of room."""
+        """A file that is open, pinned or the last of its kind in a directory survives any eviction."""
         kinds = {(str(Path(path).parent), Path(path).suffix) for path in self.resident}
         kept = {path for path in self.resident if path in self.pinned or self.cache.store.opened(self.id(path))}
         self.run(self.cache.reserve_by_eviction, blocks * BLOCK, Holds())
@@ -138,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(1, LIMIT_BLOCKS))
     def rotate(self, blocks: int) -> None:
-        """Only what is left out goes, and it is not open; nothing that the current generation lists."""
+        """Only delisted files that are not open are evicted, none that the current generation lists."""
         left_out = "SELECT id FROM resident WHERE left_out IS NOT NULL"
         may_go = {path for (id,) in self.cache.database.rows(left_out) if (path := self.path(id))}
         self.run(self.cache.reserve_by_rotation, blocks * BLOCK, Holds())

@@ -1,4 +1,4 @@
-"""A database that the first format of the cache left behind opens, and loses nothing."""
+"""A cache of the first format is migrated, and loses nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CREATE INDEX resident_by_parent ON resident (parent, seq);
 CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;
 """
-"""As the daemons wrote it that knew of no rotation."""
+"""The schema before rotation existed."""
 XXH3 = {
     "0.jpg": "cc64f372aabd92ef",
     "1.jpg": "d8265ef3a2f22018",
@@ -59,7 +59,7 @@ XXH3 = {
     "3.jpg": "4dcb6b5948720bf9",
     "README": "d212f98affbe1333",
 }
-"""The digests of the files, as those daemons computed them."""
+"""The digests of the files, as versions before CRC-64/NVME computed them."""
 NAMES = list(XXH3)
 FOLDER_ID = 1025
 DIGESTS = "SELECT n.name, r.digest FROM resident r JOIN node n USING (id)"
@@ -105,7 +105,7 @@ def cache(old_cache: Path) -> Iterator[LocalCache]:
 
 
 def columns(database: Database) -> dict[str, set[tuple[object, ...]]]:
-    """Each table's columns (name, type, NOT NULL, default), in whatever order; and the names of the indexes."""
+    """Each table's columns (name, type, NOT NULL, default), in any order; and the names of the indexes."""
     names = [name for (name,) in database.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
     told = {name: {row[1:5] for row in database.rows(f"PRAGMA table_info({name})")} for name in names}
     return told | {"indexes": set(database.rows("SELECT name FROM sqlite_master WHERE type = 'index'"))}

@@ -1,4 +1,4 @@
-"""growfs's own digest: one text for one content, however it came."""
+"""growfs's own digest: it depends on the content only, not on the order of the parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def feed(taken: Digest, start: int, end: int, data: bytes = DATA, piece: int = 7) -> None:
-    """Give a part of data in pieces, from a buffer that is written over again and again."""
+    """Feed a part of data in pieces, from a buffer that is reused."""
     part, buffer = taken.part(start), bytearray(piece)
     for at in range(start, end, piece):
         count = min(piece, end - at)
@@ -47,7 +47,7 @@ def test_what_it_is(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_order_of_parts_is_of_no_account(path: Path, size: int) -> None:
+def test_the_order_of_parts_does_not_matter(path: Path, size: int) -> None:
     path.write_bytes(DATA[:size])
     starts = list(range(0, size, PART))
     for seed in range(3):
@@ -59,14 +59,14 @@ def test_the_order_of_parts_is_of_no_account(path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("piece", [1, PART, 3 * PART])
-def test_a_stretch_may_go_over_several_parts(path: Path, size: int, piece: int) -> None:
+def test_a_stream_may_continue_into_the_next_parts(path: Path, size: int, piece: int) -> None:
     path.write_bytes(DATA[:size])
     taken = Digest()
     feed(taken, 0, size, DATA[:size], piece)
     assert taken.text() == of(path)
 
 
-def test_what_is_fetched_again_counts(path: Path) -> None:
+def test_a_part_that_is_fetched_again_replaces_the_first(path: Path) -> None:
     taken = Digest()
     feed(taken, 0, 2 * PART + 100, bytes(len(DATA)))
     feed(taken, PART, len(DATA))
@@ -74,7 +74,7 @@ def test_what_is_fetched_again_counts(path: Path) -> None:
     assert taken.text() == of(path)
 
 
-def test_parts_side_by_side(path: Path) -> None:
+def test_parts_on_several_threads(path: Path) -> None:
     taken = Digest()
     ends = [threading.Thread(target=feed, args=(taken, at, min(at + PART, len(DATA)))) for at in range(0, 4301, PART)]
     for thread in ends:
@@ -84,7 +84,7 @@ def test_parts_side_by_side(path: Path) -> None:
     assert taken.text() == of(path)
 
 
-def test_what_is_missing_shows() -> None:
+def test_missing_parts_are_an_error() -> None:
     taken = Digest()
     feed(taken, PART, 2 * PART)
     with pytest.raises(ValueError, match="missing"):

@@ -1,4 +1,4 @@
-"""What must not grow with the catalog or the cache: what the thread that answers does, and what stays in memory."""
+"""What must not grow with the catalog or the cache: the work of the thread that answers the kernel, and memory."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def scans(cache: LocalCache, queries: set[str]) -> set[str]:
 
 
 def asked(connection: sqlite3.Connection) -> set[str]:
-    """The queries that a connection is asked from now on."""
+    """The queries of a connection from now on."""
     queries = set[str]()
     connection.set_trace_callback(lambda query: queries.add(query) if query.startswith("SELECT") else None)
     return queries
 
 
 async def full(cache: LocalCache) -> list[str]:
-    """A cache with no room for more, of whose files a generation leaves some out; returns all names."""
+    """A full cache of which a generation has delisted some files; returns all names."""
     names = [f"a/{number}.bin" for number in range(FILES)]
     await cache.list([file(name, BLOCK) for name in [*names, *(f"b/{number}" for number in range(FILES))]])
     await cache.admit(*names, content=b"x" * BLOCK)
@@ -78,13 +78,13 @@ async def test_the_thread_that_answers_scans_no_table(tmp_path: Path) -> None:
     assert cache.catalog.undrawn(10)
     assert cache.catalog.pass_number == 1
     cache.database._reader.set_trace_callback(None)
-    kept = {query for query in queries if "n.is_dir = 0" not in query}  # the tests' own
+    kept = {query for query in queries if "n.is_dir = 0" not in query}  # queries of this test
     assert len(kept) > 5
     assert not scans(cache, kept)
     cache.close()
 
 
-async def test_files_that_are_left_out_are_passed_over_step_by_step(tmp_path: Path) -> None:
+async def test_delisted_files_are_skipped_step_by_step(tmp_path: Path) -> None:
     cache = open_local_cache(tmp_path)
     await full(cache)
     generation = cache.generations.current

@@ -1,4 +1,4 @@
-"""The quota, coming and going, open files, and who leaves first."""
+"""The quota, admission and eviction, open files, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ async def test_what_is_in_flight_counts(cache: LocalCache) -> None:
     assert cache.store.reserve(BLOCK) == BLOCK
 
 
-async def test_a_file_of_no_bytes_takes_no_room(cache: LocalCache) -> None:
+async def test_an_empty_file_needs_no_space(cache: LocalCache) -> None:
     await cache.list([file("a", 0)])
     cache.store.limit_bytes = 0
     await cache.admit("a", content=b"")
     assert cache.store.used_bytes == 0
 
 
-async def test_settling_takes_what_the_file_needs(cache: LocalCache) -> None:
+async def test_an_adjusted_reservation_is_what_the_file_needs(cache: LocalCache) -> None:
     reserved = cache.store.reserve(100 * BLOCK)
     assert reserved
     assert cache.store.adjust_reservation(reserved, BLOCK + 1) == cache.store.used_bytes == 2 * BLOCK
@@ -221,7 +221,7 @@ async def full(cache: LocalCache, count: int = 6, shown: int = 3) -> None:
 
 
 async def leaving(cache: LocalCache) -> list[str]:
-    """Who leaves, one after the other, as long as somebody may."""
+    """The files that are evicted, one after the other, until none may be."""
     order: list[str] = []
     while True:
         before = cache.resident()
@@ -235,7 +235,7 @@ async def leaving(cache: LocalCache) -> list[str]:
 
 
 @pytest.mark.promise(19)
-async def test_the_newest_that_nobody_saw_leave_first_then_the_oldest_shown(cache: LocalCache) -> None:
+async def test_the_newest_unshown_files_are_evicted_first_then_the_oldest_shown(cache: LocalCache) -> None:
     await full(cache)
     assert await leaving(cache) == ["5", "4", "3", "0", "1"]
     assert cache.resident() == {"a/2.jpg"}
@@ -264,14 +264,14 @@ async def test_a_directory_keeps_one_of_each_extension(cache: LocalCache) -> Non
     assert kinds == {("a", "jpg"), ("a", "txt"), ("b", "jpg")}
 
 
-async def test_nobody_leaves_where_room_is_left(cache: LocalCache) -> None:
+async def test_nothing_is_evicted_while_space_is_left(cache: LocalCache) -> None:
     await full(cache)
     cache.store.limit_bytes += BLOCK
     assert await cache.reserve_by_eviction(BLOCK, Holds())
     assert len(cache.resident()) == 6
 
 
-async def test_making_room_for_many_blocks(cache: LocalCache) -> None:
+async def test_evicting_for_many_blocks(cache: LocalCache) -> None:
     await full(cache)
     assert await cache.reserve_by_eviction(3 * BLOCK, Holds()) == 3 * BLOCK
     assert cache.store.used_bytes == cache.store.limit_bytes
@@ -285,13 +285,13 @@ async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
     assert cache.resident() == {"a/1.jpg", "a/2.jpg"}
 
 
-async def test_a_limit_under_what_must_stay_is_told(cache: LocalCache) -> None:
+async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
     await full(cache, count=1, shown=1)
     assert not await cache.evictor.shrink(0)
     assert cache.resident() == {"a/0.jpg"}
 
 
-async def test_room_that_is_wanted_twice_is_made_twice(cache: LocalCache) -> None:
+async def test_two_reservations_evict_twice(cache: LocalCache) -> None:
     await full(cache)
 
     async def take() -> None:
