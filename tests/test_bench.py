@@ -1,4 +1,4 @@
-"""tools/bench runs, and what it writes can be read by a program. Its figures are not looked at: machines differ."""
+"""tools/bench runs, and its JSON can be parsed. The figures are not checked, because machines differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.bench import BENCHMARKS
 
 ROOT = Path(__file__).parents[1]
 FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", "met"}
-SEEN = {
+EXPECTED = {
     "reads": ["cold, mmap, 1 reader", "libfuse, warm, daemon's CPU"],
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
     "directory": ["libfuse, os.listdir", "libfuse, open and read while it is listed, p99"],
@@ -39,7 +39,7 @@ SEEN = {
         "keys listed per second",
         "second mount returns",
         "side by side",
-    ],  # so short a listing may be over unseen
+    ],  # so short a listing may end before it is observed
     "start": ["mount returns"],
     "shards": ["rclone copy", "s5cmd cp", "growfs, of ", "growfs mount, from its start to its end"],
     "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
@@ -52,16 +52,15 @@ SEEN = {
         "another process, libfuse, p50, idle",
     ],
 }
-NEEDS = {
+NEEDED_MODULES = {
     "frameworks": ("tensorflow", "torchvision"),
     "gil": ("tensorflow", "torch"),
     "recipes": ("torchvision",),
     **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
 }
 
-MAY_BE_NOTHING = {"catalog", "directory", "gil", "idle", "page-cache"}
-"""An idle daemon sleeps; the machine's page cache is not ours alone; memory need not grow; nor
-need anybody wait for the GIL."""
+MAY_BE_ZERO = {"catalog", "directory", "gil", "idle", "page-cache"}
+"""An idle daemon sleeps, other programs use the page cache, memory may not grow, and no thread may wait for the GIL."""
 
 
 def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -73,23 +72,23 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_figures_as_json(name: str, tmp_path: Path) -> None:
-    for module in NEEDS.get(name, ()):
+    for module in NEEDED_MODULES.get(name, ()):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     file = tmp_path / "figures.json"
     done = bench(name, "--quick", "--rounds", 1, "--engine", "libfuse", "--json", file)
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(file.read_text())
-    assert told["quick"] is True
-    assert {"cores", "kernel", "python"} <= told["machine"].keys()
-    for figure in told["figures"]:
+    report: dict[str, Any] = json.loads(file.read_text())
+    assert report["quick"] is True
+    assert {"cores", "kernel", "python"} <= report["machine"].keys()
+    for figure in report["figures"]:
         assert set(figure) == FIGURE
         assert figure["benchmark"] == name
-        assert figure["measured"] > 0 or name in MAY_BE_NOTHING
+        assert figure["measured"] > 0 or name in MAY_BE_ZERO
         assert figure["rounds"]
         assert (figure["target"] is None) == (figure["met"] is None)
-    names = [figure["name"] for figure in told["figures"]]
-    for part in SEEN[name]:
+    names = [figure["name"] for figure in report["figures"]]
+    for part in EXPECTED[name]:
         assert any(part in one for one in names), (part, names)
     assert names[0].split(",")[0] in done.stdout
 
@@ -105,7 +104,7 @@ def test_all_engines_that_work_run_side_by_side(tmp_path: Path) -> None:
     assert not measured & refused
 
 
-def test_an_unknown_benchmark_is_a_wrong_usage() -> None:
+def test_an_unknown_benchmark_is_a_usage_error() -> None:
     done = bench("walks")
     assert done.returncode == 2
     assert "walks" in done.stderr

@@ -1,4 +1,4 @@
-"""tools/experiments runs, and trains on what it says. Which accuracies come out is not looked at: it is to find out."""
+"""tools/experiments runs and trains on the samples it reports. Accuracies are its result, so they are not checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def experiments(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def rows(page: str) -> list[dict[str, str]]:
-    """The tables of a page, one upon the other: each row by the names of its columns, the first of which is `way`."""
+    """The rows of all tables of a page, by column name; the first column is named `way`."""
     found, names = [], ["way"]
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -52,7 +52,7 @@ def share(cell: str) -> float:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that a quick run wrote."""
+    """The output folder of a quick run."""
     folder = tmp_path_factory.mktemp("experiments")
     done = experiments("--quick", "--out", folder)
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_way(quick: Path) -> dict[str, dict[str, str]]:
-    """The quick run's rows."""
+    """The rows of the quick run."""
     return {row["way"]: row for row in rows((quick / "experiments.md").read_text())}
 
 
@@ -69,22 +69,22 @@ def test_every_way_to_read_has_a_row(by_way: dict[str, dict[str, str]]) -> None:
     assert set(by_way) == WAYS
 
 
-def test_every_way_trains_as_many_steps_except_the_one_that_runs_out(by_way: dict[str, dict[str, str]]) -> None:
+def test_every_way_trains_equally_many_steps_except_the_stream_that_ends(by_way: dict[str, dict[str, str]]) -> None:
     steps = {way: int(row["steps"]) for way, row in by_way.items()}
     assert steps.pop("stream, once") == steps["everything local"] // 4
     assert len(set(steps.values())) == 1
 
 
-def test_as_much_is_fetched_as_was_asked_for(by_way: dict[str, dict[str, str]]) -> None:
+def test_fetches_per_open_are_as_configured(by_way: dict[str, dict[str, str]]) -> None:
     for way, row in by_way.items():
         name, _, number = way.rpartition(", ")
         if name in ("growfs", "stream, repeated"):
             assert 0.8 / int(number) < float(row["fetches per open"]) < 1.05 / int(number), way
-    assert float(by_way["LRU, 4"]["fetches per open"]) > 0.25  # what was evicted unread is fetched again
+    assert float(by_way["LRU, 4"]["fetches per open"]) > 0.25  # a file that was evicted unread is fetched again
     assert float(by_way["never evict"]["fetches per open"]) == 0
 
 
-def test_what_is_never_evicted_is_a_tenth_and_what_rotates_is_all(by_way: dict[str, dict[str, str]]) -> None:
+def test_a_static_subset_is_a_tenth_of_the_data_and_rotation_covers_all(by_way: dict[str, dict[str, str]]) -> None:
     seen = {way: share(row["data seen"]) for way, row in by_way.items()}
     assert seen["never evict"] == 0.1
     assert all(seen[way] > 0.9 for way in seen if way.startswith(("everything", "growfs", "stream, repeated")))
@@ -95,16 +95,16 @@ def test_only_lru_waits(by_way: dict[str, dict[str, str]]) -> None:
     assert waited == {"LRU, 4"}
 
 
-def test_something_was_learnt(by_way: dict[str, dict[str, str]]) -> None:
+def test_every_way_learns(by_way: dict[str, dict[str, str]]) -> None:
     for way, row in by_way.items():
-        assert 50 < float(row["accuracy, %"]) <= 100, way  # one guess in ten is right
+        assert 50 < float(row["accuracy, %"]) <= 100, way  # guessing gives 10
 
 
-def test_the_picture_shows_the_rotation(quick: Path) -> None:
+def test_the_plot_shows_the_rotation(quick: Path) -> None:
     assert b"growfs" in ElementTree.tostring(ElementTree.parse(quick / "experiments.svg").getroot())
 
 
-def test_the_results_that_are_kept_are_of_these_ways() -> None:
+def test_the_committed_results_cover_these_ways() -> None:
     assert {row["way"] for row in rows((ROOT / "tools" / "experiments.md").read_text())} == WAYS
 
 

@@ -1,11 +1,11 @@
-"""Measures growfs on this machine, beside the plain files and programs that copy, and says which targets are met.
+"""Measures growfs on this machine, compared with plain files and copy programs, and says which targets are met.
 
-Start it as tools/bench.
+Run it as tools/bench.
 
-Each figure is a median over rounds in which both engines, the plain files and the peers take turns: ratios are of
-neighbours in time. A mount is a fresh one in each round, so that "first" means that the kernel has nothing of the mount
-in its caches; unless a figure says "cold", the cached file's own pages are in memory, because a disk's speed is not
-growfs's. "noise" is the median's standard error.
+Each figure is a median over rounds in which both engines, the plain files and the peers alternate, so ratios compare
+runs that follow each other. Each round has a fresh mount: "first" means that the kernel's caches hold nothing of the
+mount. Unless a figure says "cold", the cached file's own pages are in memory, because growfs does not determine the
+disk's speed. "noise" is the median's standard error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tools.benchmarks import (
     while_filling,
 )
 from tools.benchmarks.measure import NOISE_MAX, BenchError, Figure, Setting, temporary_folder
-from tools.benchmarks.mounts import ENGINES, PEERS, engines_here
+from tools.benchmarks.mounts import ENGINES, PEERS, working_engines
 
 BENCHMARKS = {
     "reads": reads,
@@ -72,7 +72,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Properties of this machine that the figures depend on."""
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -86,7 +86,7 @@ def machine() -> dict[str, Any]:
 
 
 def table_of(title: str, figures: list[Figure]) -> Table:
-    """Figures for people."""
+    """A table of figures."""
     table = Table(title=title, title_justify="left")
     for name in ("figure", "median", "range", "noise", "target", ""):
         table.add_column(name, justify="left" if name in ("figure", "target", "") else "right")
@@ -106,37 +106,48 @@ def table_of(title: str, figures: list[Figure]) -> Table:
 
 
 def shown(value: float) -> str:
-    """Three digits, or all of a large number."""
+    """The value with three digits, or all digits of a large number."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def engines() -> tuple[str, ...]:
-    """All that work on this machine; it is told why the others do not."""
+    """The engines that work on this machine. Prints why the others do not."""
     with temporary_folder() as folder:
-        found, others = engines_here(folder)
+        found, others = working_engines(folder)
     for line in others:
         console.print(f"[yellow]{escape(line)}[/]")
     return found
 
 
 def stop(signum: int, frame: object) -> NoReturn:
-    """End in order: what is mounted is taken off."""
+    """Exit through the usual cleanup, which unmounts."""
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
 
 
 def main() -> int:
-    """Run the benchmarks that were named, or all."""
+    """Run the named benchmarks, or all."""
     parser = argparse.ArgumentParser(prog="tools/bench", description="Measure growfs on this machine.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: does it work at all?")
-    parser.add_argument("--rounds", type=int, help="how often each figure is taken")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument("--engine", action="append", choices=ENGINES, help="only this one (default: all that work)")
-    parser.add_argument("--peer", action="append", default=[], choices=PEERS, help="measure this one on the same data")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(BENCHMARKS)} (default: all)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few rounds, to check that everything runs"
+    )
+    parser.add_argument("--rounds", type=int, help="how often to measure each figure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--engine",
+        action="append",
+        choices=ENGINES,
+        help="measure only this engine; may be repeated (default: all that work)",
+    )
+    parser.add_argument(
+        "--peer", action="append", default=[], choices=PEERS, help="also measure this program on the same data"
+    )
     given = parser.parse_args()
     if unknown := set(given.names) - set(BENCHMARKS):
-        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; choose from {', '.join(BENCHMARKS)}")
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds is at least 1")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -145,7 +156,7 @@ def main() -> int:
     about = machine()
     console.print(f"growfs {growfs.__version__}; " + ", ".join(f"{name} {value}" for name, value in about.items()))
     if given.quick:
-        console.print("[yellow]--quick: the targets are about larger sizes; only look whether it runs[/]")
+        console.print("[yellow]--quick: the targets apply to larger sizes; these figures only show that it runs[/]")
     results = []
     try:
         contenders = (*(given.engine or engines()), *given.peer)
@@ -164,8 +175,8 @@ def main() -> int:
         print("bench: interrupted", file=sys.stderr)
         return 130
     if given.json:
-        whole = {"growfs": growfs.__version__, "machine": about, "quick": given.quick, "figures": results}
-        given.json.write_text(json.dumps(whole, indent=1) + "\n")
+        report = {"growfs": growfs.__version__, "machine": about, "quick": given.quick, "figures": results}
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Shows growfs at work on this machine alone: a model trains on a data set that is larger than the cache.
+"""Demonstrates growfs on this machine alone: a model trains on a data set that is larger than the cache.
 
-It makes the data set, serves it with a real S3 server (rclone) at the speed of a slow line, mounts it, trains with
-TensorFlow's own reader, and takes everything away again, also when interrupted. Start it as tools/demo, which installs
+It creates a data set, serves it with a real S3 server (rclone) at the speed of a slow connection, mounts it, trains
+with TensorFlow's own reader, and removes everything again, also when interrupted. Run it as tools/demo, which installs
 what it needs.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Before the first import of tensorflow, which otherwise tells a page about this machine's CPU.
+# Set before the first import of tensorflow, which otherwise logs a page about this machine's CPU.
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 
@@ -32,14 +32,14 @@ from rich.console import Console
 
 SHARDS = 64
 RECORDS_PER_SHARD = 128
-BATCH = 16  # records; it divides a shard's
-PADDING_BYTES = 32_000  # stands for an image: read from the disk, not looked at by the model
+BATCH = 16  # records; divides RECORDS_PER_SHARD
+PADDING_BYTES = 32_000  # in place of an image: read from the disk, ignored by the model
 CLASSES = 10
 FEATURES = 64
-NOISE = 2.0  # standard deviation around a class's centre; the centres' own is 1
+NOISE = 2.0  # standard deviation around a class's centre; that of the centres is 1
 
 CACHE_SIZE_MB = 96
-LINE_MIB_PER_S = 10  # slow enough that the growth can be watched
+SERVER_MIB_PER_S = 10  # slow enough to watch the mount grow
 DISK_NEEDED_MB = 500
 ACCESS_KEY, SECRET_KEY = "demo", "demo-secret"
 
@@ -47,7 +47,7 @@ SERVER_START_S_MAX = 20
 MOUNT_S_MAX = 120
 COMMAND_S_MAX = 30
 
-# Keras's remarks on any data set whose length is not known beforehand, which is every TFRecordDataset.
+# Keras warns about every data set of unknown length, and a TFRecordDataset always is one.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"keras\.")
 
 console = Console(highlight=False, soft_wrap=True)
@@ -55,10 +55,10 @@ bin_dir = Path(sys.executable).parent
 
 
 class DemoError(Exception):
-    """The demonstration cannot go on; `str(error)` is the whole line."""
+    """The demonstration cannot continue; `str(error)` is the whole message."""
 
 
-# --- the training: nothing of growfs from here ...
+# --- The training code, which does not know growfs.
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Epoch:
 
 
 def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoch]:
-    """Train on every TFRecord file that `folder` lists, listing it again before each epoch."""
+    """Train on every TFRecord file in `folder`, which is listed again before each epoch."""
     import tensorflow as tf
 
     def parse(record: Any) -> Any:
@@ -111,11 +111,11 @@ def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoc
         )
 
 
-# --- ... to here
+# --- The demonstration.
 
 
 def make_data(folder: Path) -> tuple[Any, Any]:
-    """Write the shards; return features and labels of records that are in none of them."""
+    """Write the shards; return features and labels of held-out records."""
     import numpy as np
     import tensorflow as tf
 
@@ -146,14 +146,14 @@ def make_data(folder: Path) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, unless something is still mounted in it."""
+    """A folder that is deleted at the block's end, unless something is still mounted in it."""
     folder = Path(tempfile.mkdtemp(prefix="growfs-demo-"))
     try:
         free_mb = shutil.disk_usage(folder).free // 10**6
         if free_mb < DISK_NEEDED_MB:
             raise DemoError(
-                f"{folder.parent} has {free_mb} MB free, and {DISK_NEEDED_MB} are needed; "
-                "name another folder: TMPDIR=/somewhere tools/demo"
+                f"{folder.parent} has {free_mb} MB free, but {DISK_NEEDED_MB} MB are needed; "
+                "use another folder: TMPDIR=/somewhere tools/demo"
             )
         yield folder
     finally:
@@ -166,17 +166,17 @@ def temporary_folder() -> Iterator[Path]:
 @contextlib.contextmanager
 def s3_server(folder: Path, log: Path) -> Iterator[str]:
     """Serve the folders in `folder` as buckets; yield the endpoint's URL."""
-    command = ["rclone", "serve", "s3", "--addr", "127.0.0.1:0", "--bwlimit", f"{LINE_MIB_PER_S}M"]
-    # With ETags it would read every file once to answer the first listing.
+    command = ["rclone", "serve", "s3", "--addr", "127.0.0.1:0", "--bwlimit", f"{SERVER_MIB_PER_S}M"]
+    # With ETags it would read every file before it answers the first listing.
     command += ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(folder)]
-    # In a session of its own: Ctrl-C must reach it after the mount is gone, not before.
+    # In its own session, so that Ctrl-C does not stop it before the mount is gone.
     with log.open("wb") as output:
         server = subprocess.Popen([bin_dir / command[0], *command[1:]], stderr=output, start_new_session=True)
     try:
         deadline = time.monotonic() + SERVER_START_S_MAX
         while not (found := re.search(r"server on \[(http://[^/\]]+)", log.read_text())):
             if server.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"the S3 server did not start; it said: {log.read_text().strip() or 'nothing'}")
+                raise DemoError(f"the S3 server did not start; its output: {log.read_text().strip() or 'none'}")
             time.sleep(0.05)
         yield found[1]
     finally:
@@ -189,13 +189,13 @@ def s3_server(folder: Path, log: Path) -> Iterator[str]:
 
 
 def is_mounted(folder: Path) -> bool:
-    # Not os.path.ismount: it asks the file system itself, which hangs when that does.
+    # Not os.path.ismount: it calls the file system, and hangs if that hangs.
     name = str(folder).replace(" ", r"\040")
     return any(line.split(" ")[1] == name for line in Path("/proc/self/mounts").read_text().splitlines())
 
 
 def show(command: str, short: dict[str, str]) -> None:
-    """Print the command as it would be typed, its paths shortened as `short` says."""
+    """Print a command as a user would type it. short: maps paths to shorter names."""
     for long, name in short.items():
         command = command.replace(long, name)
     console.print(f"[bold green]$[/] [bold]{command}[/]")
@@ -226,7 +226,7 @@ def mounted(url: str, mnt: Path, cache: Path, endpoint: str, short: dict[str, st
 
 
 def print_epochs(epochs: Iterator[Epoch]) -> tuple[int, int]:
-    """Print a line for each; returns how many files were listed at last, and how many the model has seen in all."""
+    """Print a line for each epoch; return the number of files in the last listing, and of all files seen."""
     seen: set[str] = set()
     listed = 0
     console.print("[dim]epoch  seen (of it listed)  listed  new  seen   records  seconds   MB/s   loss  accuracy[/]")
@@ -246,23 +246,23 @@ def demonstrate(epochs: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         mnt, cache = folder / "mnt", folder / "cache"
-        with console.status("making a data set ..."):
+        with console.status("creating a data set ..."):
             data = folder / "remote" / "demo" / "train"
             held_out = make_data(data)
             data_mb = sum(file.stat().st_size for file in data.iterdir()) // 10**6
         endpoint = stack.enter_context(s3_server(folder / "remote", folder / "server.log"))
         console.print(
-            f"A bucket holds {SHARDS} TFRecord files, {data_mb} MB, behind a line of {LINE_MIB_PER_S} MiB/s. "
-            f"The cache may take {CACHE_SIZE_MB} MB.\n"
+            f"A bucket holds {SHARDS} TFRecord files, {data_mb} MB, on a server that sends {SERVER_MIB_PER_S} MiB/s. "
+            f"The cache holds {CACHE_SIZE_MB} MB.\n"
         )
         stack.enter_context(mounted("s3://demo/train", mnt, cache, endpoint, {f"{folder}/": ""}))
-        # First of all at the end: a second Ctrl-C must not stop the taking away.
+        # Runs first in the cleanup: a second Ctrl-C must not interrupt it.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
         console.print(
             "\nNow a Keras model trains on what the mount lists, with TFRecordDataset and nothing else.\n"
-            "Listed is only what is whole on the local disk; each epoch lists again and finds what has arrived.\n"
-            "Once the cache is full, what was shown for longest makes room for what the model has not seen.\n"
+            "The mount lists only files that are whole on the local disk; each epoch lists again and finds new ones.\n"
+            "Once the cache is full, the files listed for longest are evicted for files that the model has not seen.\n"
         )
         listed, seen = print_epochs(train(mnt, epochs, held_out))
 
@@ -270,11 +270,11 @@ def demonstrate(epochs: int) -> None:
         show("cat mnt/.growfs/status", {})
         print((mnt / ".growfs" / "status").read_text().rstrip())
         console.print()
-        console.print(f"The model has seen {seen} of {SHARDS} files; {listed} of them were listed at last.")
+        console.print(f"The model has seen {seen} of {SHARDS} files; the last listing had {listed}.")
 
 
 def stop(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)  # once is enough; a second must not stop the taking away
+    signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     sys.exit(128 + signum)
 
 
@@ -289,7 +289,7 @@ def main() -> int:
     try:
         demonstrate(epochs)
     except KeyboardInterrupt:
-        console.print("\ninterrupted; everything is taken away again")
+        console.print("\ninterrupted; everything was removed again")
         return 130
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)

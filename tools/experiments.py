@@ -1,7 +1,7 @@
-"""Shows whether a cache of a tenth of the data, rotated while a model trains, trains as well as all the data does.
+"""Tests whether a model trains as well from a rotating cache of a tenth of the data as from all of it.
 
-Every way to read gets the same split, first weights, batches' size and number of steps in a repetition; only the order
-of the samples differs. Start it as tools/experiments.
+Within a repetition every way to read has the same split, initial weights, batch size and number of steps; only the
+order of the samples differs. Run it as tools/experiments.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tools.bench import stop
 from tools.benchmarks.measure import BenchError, temporary_folder
 from tools.training import results
 from tools.training.digits import BATCH, RESIDENT, TRAIN, Numbers, split, train
-from tools.training.mount import train_mounted
 from tools.training.orders import Reading, cached, everything, stream
 from tools.training.results import CONFIDENCE, GOAL_OPENS_MAX, GOAL_POINTS, Row
+from tools.training.through_mount import train_mounted
 
 ROOT = Path(__file__).parent
 REPETITIONS, REPETITIONS_MOUNT = 30, 5
@@ -30,10 +30,10 @@ EPOCHS = (10, 40)
 """Lengths of training, in epochs of everything local: each is a number of opens."""
 OPENS_PER_FETCH = (10, 4, 2, 1)
 USUAL = 4
-"""Opens per fetch, where one number stands for all: what the default turnover gives."""
+"""Opens per fetch where only one value is tested: what the default turnover gives."""
 
 Way = Callable[[Numbers, int, int], Reading]
-"""(labels, opens, seed) to what is read."""
+"""Maps (labels, opens, seed) to what is read."""
 
 ABOUT = f"""
 `{{command}}` wrote this page.
@@ -78,7 +78,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def ways() -> list[tuple[Row, Way]]:
-    """All ways to read. The first is what the others are held against."""
+    """All ways to read. The first is the baseline."""
     found: list[tuple[Row, Way]] = []
     found.append((Row("everything local", None), lambda labels, opens, seed: everything(opens, seed)))
     found += [(Row("growfs", number), growfs(number)) for number in OPENS_PER_FETCH]
@@ -90,17 +90,17 @@ def ways() -> list[tuple[Row, Way]]:
 
 
 def growfs(opens_per_fetch: int) -> Way:
-    """The rules of a mount."""
+    """Reading through a mount, simulated."""
     return lambda *given: cached("growfs", 1 / opens_per_fetch, *given)
 
 
 def streamed(opens_per_fetch: int) -> Way:
-    """A stream, each sample repeated so often."""
+    """Streaming, with each sample used opens_per_fetch times."""
     return lambda labels, opens, seed: stream(1 / opens_per_fetch, opens, seed)
 
 
 def repeat(epochs: int, repetitions: int) -> list[Row]:
-    """Train in every way, so many times."""
+    """Train with every way to read."""
     found = ways()
     for seed in range(repetitions):
         data = split(seed)
@@ -125,20 +125,24 @@ def repeat_mounted(epochs: int, repetitions: int) -> list[Row]:
 
 
 def add(row: Row, reading: Reading, accuracy: float, whole: Row) -> None:
-    """Note a run. whole: everything local, whose run of this repetition came first."""
+    """Record a run. whole: the row of everything local, which already has this repetition's run."""
     row.readings.append(reading)
     row.accuracies.append(accuracy)
     row.differences.append(accuracy - whole.accuracies[len(row.accuracies) - 1])
 
 
 def main() -> int:
-    """Train, and write what came out."""
+    """Train, and write the results."""
     parser = argparse.ArgumentParser(prog="tools/experiments", description="Does a rotating cache train as well?")
-    parser.add_argument("--quick", action="store_true", help="one short repetition, only printed: does it work at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short repetition, only printed, to check that it runs"
+    )
     parser.add_argument("--mount", action="store_true", help="train through a real mount; writes experiments-mount.md")
     parser.add_argument("--repetitions", type=int, help=f"default: {REPETITIONS}; with --mount: {REPETITIONS_MOUNT}")
-    parser.add_argument("--epochs", type=int, action="append", help="a length of training; may be given again")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write there (default: tools, and nowhere if quick)")
+    parser.add_argument("--epochs", type=int, action="append", help="a length of training; may be repeated")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the page there (default: tools; with --quick: nowhere)"
+    )
     given = parser.parse_args()
     usual = 1 if given.quick else REPETITIONS_MOUNT if given.mount else REPETITIONS
     repetitions = usual if given.repetitions is None else given.repetitions
@@ -147,7 +151,7 @@ def main() -> int:
         parser.error("--repetitions and --epochs are at least 1")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    torch.set_num_threads(1)  # so small a network only loses by more
+    torch.set_num_threads(1)  # more threads slow so small a network down
 
     found = {}
     try:

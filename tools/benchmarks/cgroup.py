@@ -1,4 +1,4 @@
-"""The CPU time of a command with all that it starts, daemons and ended processes too: a cgroup of its own."""
+"""Measures the CPU time of a command and everything it starts, including daemons, by a cgroup."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tools.benchmarks.measure import BenchError, until
+from tools.benchmarks.measure import BenchError, wait_until
 
 JOIN = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
 END_S_MAX = 30.0
 
 
-class Group:
-    """A child of this process's own cgroup (version 2), for as long as the block lasts; all in it has ended by then.
+class Cgroup:
+    """A child of this process's cgroup (version 2). The block's end waits until its processes have ended.
 
-    Where none can be made (it takes root, or a cgroup that was delegated), commands run outside and nothing is counted.
+    Where it cannot be created (that takes root or a delegated cgroup), commands run without it and nothing is counted.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Group:
         own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
         self._folder = Path(mounted[1], own[1], f"growfs-bench-{os.getpid()}") if mounted and own else None
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> Cgroup:
         try:
             if self._folder:
                 self._folder.mkdir()
@@ -35,7 +35,7 @@ class Group:
 
     def __exit__(self, *_: object) -> None:
         if self._folder:
-            until(self._is_removed, f"{self._folder}: its processes have not ended", timeout_s=END_S_MAX)
+            wait_until(self._is_removed, f"{self._folder}: its processes did not end", timeout_s=END_S_MAX)
 
     def _is_removed(self) -> bool:
         assert self._folder
@@ -44,14 +44,14 @@ class Group:
         return not self._folder.exists()
 
     def command(self, command: Sequence[object]) -> list[object]:
-        """The same command, to run in the group."""
+        """The same command, wrapped to run in the cgroup."""
         return ["sh", "-c", JOIN, self._folder, *command] if self._folder else list(command)
 
     def cpu_s(self) -> float | None:
-        """User and system time so far, in seconds; None where it cannot be told."""
+        """User and system time so far, in seconds; None without a cgroup."""
         if not self._folder:
             return None
         found = re.search(r"^usage_usec (\d+)$", (self._folder / "cpu.stat").read_text(), re.MULTILINE)
         if not found:
-            raise BenchError(f"{self._folder}/cpu.stat tells no usage")
+            raise BenchError(f"{self._folder}/cpu.stat has no usage_usec")
         return int(found[1]) / 1e6

@@ -1,7 +1,7 @@
-"""The download that a start is held against: the remote's own fetch, alone in a fresh process.
+"""Times one download with growfs's own code, alone in a fresh process. The benchmark "start" compares mounts with it.
 
-`python -m tools.benchmarks.download URL ENDPOINT PATH TARGET` prints its seconds as JSON: `fetch_s` from the first
-request on, imports not counted.
+`python -m tools.benchmarks.download URL ENDPOINT PATH TARGET` prints as JSON: `fetch_s`, the seconds from the first
+request on, without imports.
 """
 
 from __future__ import annotations

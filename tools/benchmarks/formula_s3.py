@@ -1,9 +1,9 @@
-"""A store of any number of keys that needs no disk: it answers as S3 does, from a formula.
+"""A synthetic S3 server with any number of keys, computed from a formula, so it needs no disk.
 
 `python -m tools.benchmarks.formula_s3 KEYS SIZE DELAY_S PER_DIRECTORY` serves the bucket 'formula' on loopback, prints
-its URL, and runs until it is ended. Each page of a listing takes DELAY_S longer. Key number n is
-d{n // 1000}/f{n % 1000}.bin, where directories have a thousand keys; the order of the keys is that of the numbers.
-Knows ListObjectsV2, HEAD and GET, and neither checks nor wants credentials.
+its URL, and runs until it is terminated. Each listing page is delayed by DELAY_S. With 1000 keys per directory, key
+number n is d{n // 1000}/f{n % 1000}.bin; keys sort as their numbers do. It supports ListObjectsV2, HEAD and GET, and
+ignores credentials.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
 
 
 def key(number: int, per_directory: int = PER_DIRECTORY) -> str:
-    """The name of a key, in the order of numbers up to ten million."""
+    """The name of a key. Names sort as their numbers up to ten million."""
     directory, place = divmod(number, per_directory)
     return f"d{directory:04}/f{place:0{max(4, len(str(per_directory - 1)))}}.bin"
 
 
 def etag(number: int) -> str:
-    """As long as a real one."""
+    """An ETag as long as a real one."""
     return f'"{number * 0x9E3779B97F4A7C15 % 2**128:032x}"'
 
 
@@ -44,7 +44,7 @@ class Formula(BaseHTTPRequestHandler):
     per_directory = PER_DIRECTORY
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a million lines would be measured too."""
+        """Log nothing: a million lines would distort the measurement."""
 
     def do_HEAD(self) -> None:
         self._object(body=False)
@@ -113,7 +113,7 @@ class Formula(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until ended."""
+    """Serve until terminated."""
     Formula.keys, Formula.size, Formula.delay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     Formula.per_directory = int(sys.argv[4])
     with ThreadingHTTPServer(("127.0.0.1", 0), Formula) as server:

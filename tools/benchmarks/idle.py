@@ -1,4 +1,4 @@
-"""What a mount costs that nobody uses."""
+"""The CPU time of an idle mount."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import time
 
 from tools.benchmarks.measure import Figure, Setting, at_most
-from tools.benchmarks.mounts import ENGINES, all_resident
+from tools.benchmarks.mounts import ENGINES, fully_cached
 
 TARGET_S = 0.02
 SETTLE_S = 1.0
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """All mounts at the same time, once: seconds of CPU do not depend on who else is there."""
+    """All mounts at once, and only one round: CPU seconds do not depend on other processes."""
     idle_s = 1 if setting.quick else 20
     remote = setting.folder / "remote"
     remote.mkdir()
@@ -21,16 +21,16 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
         (remote / f"{number}.bin").write_bytes(b"content")
     with contextlib.ExitStack() as stack:
         mounts = {}
-        for who in setting.contenders:
-            folder = setting.folder / who
+        for contender in setting.contenders:
+            folder = setting.folder / contender
             folder.mkdir()
-            mounts[who] = stack.enter_context(all_resident(who, remote, folder))
+            mounts[contender] = stack.enter_context(fully_cached(contender, remote, folder))
         time.sleep(SETTLE_S)
-        before = {who: mount.cpu_s() for who, mount in mounts.items()}
+        before = {contender: mount.cpu_s() for contender, mount in mounts.items()}
         time.sleep(idle_s)
-        used = {who: mount.cpu_s() - before[who] for who, mount in mounts.items()}
+        used = {contender: mount.cpu_s() - before[contender] for contender, mount in mounts.items()}
     found = [
-        at_most(f"{who}, daemon's CPU", [seconds], "s", TARGET_S if who in ENGINES else None)
-        for who, seconds in used.items()
+        at_most(f"{contender}, daemon's CPU", [seconds], "s", TARGET_S if contender in ENGINES else None)
+        for contender, seconds in used.items()
     ]
     return f"{idle_s} s of an idle mount", found

@@ -1,7 +1,7 @@
-"""The listing that a catalog is made of, alone in a fresh process.
+"""Times the listing of a bucket, alone in a fresh process.
 
-`python -m tools.benchmarks.listing ENDPOINT FILES REQUESTS` prints as JSON, for at least so many FILES of the bucket
-'formula', with at most so many REQUESTS under way: `keys_per_s`, and the process's `cpu_us` for each key.
+`python -m tools.benchmarks.listing ENDPOINT FILES REQUESTS` lists at least FILES files of the bucket 'formula' with at
+most REQUESTS requests in flight, and prints as JSON: `keys_per_s`, and the process's `cpu_us` per key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from growfs.remote.stores.s3 import lister
 
 
 def main() -> None:
-    """List it; the imports and the first page, for which a client is made, are not counted."""
+    """List the bucket. The imports and the first page, which creates the client, are not timed."""
     endpoint, files, requests = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     lister.REQUESTS_MAX = requests
     spec = RemoteSpec("s3://formula", endpoint_url=endpoint)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: settings, figures, commands, and what the kernel says of processes, files and memory."""
+"""What the benchmarks share: settings, figures, commands, and readings of processes, files and memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ CACHESTAT = 451
 
 
 class BenchError(Exception):
-    """The benchmark cannot be run; `str(error)` is the whole line."""
+    """The benchmark cannot run; `str(error)` is the whole message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to measure. folder: empty, and the benchmark's own. contenders: engines, and peers."""
+    """How to measure. folder: empty, for this benchmark alone. contenders: engines and peers."""
 
     folder: Path
     quick: bool
@@ -43,9 +44,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A median and what it was taken from. met: None where there is no target.
+    """A median and the values it was taken from. met: None where there is no target.
 
-    noise: the median's standard error, as a share of it; None where there are too few rounds to tell.
+    noise: the median's standard error, as a fraction of it; None with too few rounds.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Figure:
 def figure(
     name: str, rounds: Sequence[float], unit: str, target: str | None = None, met: Callable[[float], bool] | None = None
 ) -> Figure:
-    """The median of the rounds, held against the target."""
+    """The median of the rounds, compared with the target."""
     median = statistics.median(rounds)
     return Figure(name, median, unit, list(rounds), noise(rounds), target, met(median) if met else None)
 
@@ -80,7 +81,7 @@ def at_most(name: str, rounds: Sequence[float], unit: str, target: float | None)
 
 
 def noise(rounds: Sequence[float]) -> float | None:
-    """1.25 sigma / sqrt(n), the standard error of a median; sigma from the quartiles: one bad round counts little."""
+    """1.25 sigma / sqrt(n), the standard error of a median; sigma from the quartiles, so outliers count little."""
     median = statistics.median(rounds)
     if len(rounds) < 3 or not median:
         return None
@@ -93,29 +94,36 @@ def noise(rounds: Sequence[float]) -> float | None:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, unless something is still mounted in it."""
+    """A folder that is deleted at the block's end, unless something is still mounted in it."""
     folder = Path(tempfile.mkdtemp(prefix="growfs-bench-"))
     try:
         yield folder
     finally:
         if f"{folder}/" in Path("/proc/self/mounts").read_text():
-            print(f"bench: something is still mounted in {folder}; take it off and remove the folder", file=sys.stderr)
+            print(f"bench: something is still mounted in {folder}; unmount it and remove the folder", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def need_space(folder: Path, bytes: int) -> None:
-    """Raise BenchError where the disk has less."""
+    """Raise BenchError if the disk has less free."""
     free = shutil.disk_usage(folder).free
-    if free < bytes + (2 << 30):  # growfs leaves 1 GiB to others
+    if free < bytes + (2 << 30):  # growfs itself keeps 1 GiB free
         raise BenchError(
-            f"{folder.parent} has {free >> 20} MiB free, and {(bytes >> 20) + 2048} are needed;"
-            " name another folder: TMPDIR=/somewhere tools/bench"
+            f"{folder.parent} has {free >> 20} MiB free, but {(bytes >> 20) + 2048} MiB are needed;"
+            " use another folder: TMPDIR=/somewhere tools/bench"
         )
 
 
+def need_modules(*modules: str) -> None:
+    """Raise BenchError unless all of them are installed."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise BenchError(f"{module} is not installed; tools/setup test installs it")
+
+
 def make_file(path: Path, mib: int) -> None:
-    """A file without holes that no file system can shrink."""
+    """Write random bytes: no holes, and nothing to compress."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for _ in range(mib):
@@ -123,7 +131,7 @@ def make_file(path: Path, mib: int) -> None:
 
 
 def run(command: Sequence[object], **variables: object) -> str:
-    """A command's output. variables: more of its environment. Raises BenchError with what it said where it fails."""
+    """Run a command and return its output. variables: added to its environment. Raises BenchError on failure."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -143,30 +151,30 @@ def run(command: Sequence[object], **variables: object) -> str:
 
 
 def environment() -> dict[str, str]:
-    """This one, with the credentials of the benchmarks' servers and no others."""
+    """This process's environment, with no credentials but those of the benchmarks' servers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "GROWFS_", "RCLONE_"))}
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     files = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     return {**kept, **keys, **files, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 
-def until(condition: Callable[[], Any], what: str, every_s: float = 0.05, timeout_s: float = COMMAND_S_MAX) -> Any:
-    """Poll until it is true, and return its value."""
+def wait_until(condition: Callable[[], Any], what: str, every_s: float = 0.05, timeout_s: float = COMMAND_S_MAX) -> Any:
+    """Poll until the condition is true, and return its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise BenchError(f"{what}: not after {timeout_s:g} s")
+            raise BenchError(f"{what}: timed out after {timeout_s:g} s")
         time.sleep(every_s)
     return value
 
 
-# What the kernel says.
+# Processes, the page cache and memory.
 
 
 def cpu_s(pid: int) -> float:
     """User and system time of all threads of a process, in seconds: the clock of clock_getcpuclockid(3).
 
-    It counts nanoseconds, where /proc/PID/stat counts ticks of 10 ms.
+    Its resolution is a nanosecond; that of /proc/PID/stat is 10 ms.
     """
     return time.clock_gettime(~pid << 3 | 2)
 
@@ -180,7 +188,7 @@ def memory_mb(pid: int, which: str) -> float:
 
 @contextlib.contextmanager
 def on_cores(cores: set[int]) -> Iterator[None]:
-    """What is started meanwhile runs on these only."""
+    """Processes started in this block run on these cores only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -189,21 +197,21 @@ def on_cores(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def drop(*paths: Path) -> None:
-    """Have the kernel forget the pages of these files, in the cache's folder or in a mount."""
+def drop_pages(*paths: Path) -> None:
+    """Drop the pages of these files from the page cache. The files may be in the cache's folder or in a mount."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # a mount's file has nothing to write, and may not know how to
-            os.fdatasync(fd)  # what is not on the disk yet would stay
+        with contextlib.suppress(OSError):  # a mount's file is never dirty, and its file system may not support this
+            os.fdatasync(fd)  # dirty pages would stay
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 
 
-def touched_memory(bytes: int) -> mmap.mmap:
-    """So much memory that is there, but no more than half of what is free; close it just before it is wanted.
+def fault_in_memory(bytes: int) -> mmap.mmap:
+    """Map and touch this much memory, at most half of what is free; close it just before the memory is needed.
 
-    A virtual machine's host may take back what is free for some seconds, and the first write to such a page takes four
-    times as long.
+    A virtual machine's host may reclaim memory that has been free for some seconds, and the first write to such a page
+    takes four times as long.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -211,9 +219,9 @@ def touched_memory(bytes: int) -> mmap.mmap:
 
 
 def cached_bytes(fd: int) -> int | None:
-    """What the page cache holds of an open file by cachestat(2), or None where the kernel does not have that.
+    """Bytes of an open file in the page cache, by cachestat(2), or None where the kernel does not have it.
 
-    It counts pages of the inode that was opened: those of a mount's file do not count the cached file's.
+    It counts pages of the inode that was opened: for a mount's file, not those of the backing file.
     """
 
     class Range(ctypes.Structure):
@@ -224,8 +232,8 @@ def cached_bytes(fd: int) -> int | None:
     return None if failed else int(pages[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def cached_in_all() -> int:
-    """Bytes of the whole page cache, as /proc/meminfo counts them."""
+def page_cache_bytes() -> int:
+    """The size of the whole page cache, from /proc/meminfo."""
     found = re.search(r"^Cached:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     assert found
     return int(found[1]) * 1024

@@ -1,4 +1,4 @@
-"""What is measured: growfs with each of its engines, and peers that mount the same files."""
+"""The mounts that are measured: growfs with each engine, and peers that mount the same files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from growfs.fuse.mounting import mounted_at, unmount
-from tools.benchmarks.measure import BenchError, cpu_s, run, until
-from tools.benchmarks.servers import rclone, running
+from tools.benchmarks.measure import BenchError, cpu_s, run, wait_until
+from tools.benchmarks.servers import rclone_binary, running
 
 GROWFS = [sys.executable, "-m", "growfs.cli"]
 ENGINES = ("passthrough", "libfuse")
@@ -25,7 +25,7 @@ CACHE_SIZE = "8GB"
 
 @dataclass(slots=True)
 class Mount:
-    """A mount. files: the cached files themselves. returned_s: from the command's start to its end."""
+    """A mount. files: the folder of the cached files. returned_s: how long the mount command took."""
 
     mountpoint: Path
     files: Path
@@ -34,11 +34,11 @@ class Mount:
     returned_s: float = 0.0
 
     def status(self) -> dict[str, Any]:
-        """growfs's, by the control socket."""
+        """The status of a growfs mount, from the control socket."""
         return dict(json.loads(run([*GROWFS, "status", "--json", self.mountpoint])))
 
     def cpu_s(self) -> float:
-        """Of the daemon with its threads, without its workers."""
+        """CPU time of the daemon and its threads, without its workers."""
         return cpu_s(self.pid)
 
 
@@ -46,7 +46,7 @@ class Mount:
 def mounted(
     url: object, folder: Path, *flags: object, start: Callable[[Sequence[object]], object] = run
 ) -> Iterator[Mount]:
-    """Mount with folder/mnt and folder/cache. start: what runs the command."""
+    """Mount at folder/mnt with the cache in folder/cache. start: runs the command."""
     mount = Mount(folder / "mnt", folder)
     mount.mountpoint.mkdir(parents=True, exist_ok=True)
     command = [*GROWFS, "mount", url, mount.mountpoint, "--cache-dir", folder / "cache", *flags]
@@ -65,9 +65,9 @@ def mounted(
 
 
 @contextlib.contextmanager
-def all_resident(who: str, remote: Path, folder: Path) -> Iterator[Mount]:
-    """A fresh mount of a folder by an engine or a peer, with all of its files local. folder keeps the cache."""
-    if who == "rclone":
+def fully_cached(contender: str, remote: Path, folder: Path) -> Iterator[Mount]:
+    """A fresh mount of `remote` by an engine or a peer, with all files cached. `folder` keeps the cache."""
+    if contender == "rclone":
         if not (folder / "rclone-cache").exists():
             with rclone_mount(remote, folder) as mount:
                 for path in mount.mountpoint.rglob("*"):
@@ -76,22 +76,24 @@ def all_resident(who: str, remote: Path, folder: Path) -> Iterator[Mount]:
         with rclone_mount(remote, folder) as mount:
             yield mount
     else:
-        with mounted(remote, folder, "--engine", who, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0) as mount:
-            if mount.engine != who:
-                raise BenchError(f"{mount.engine} was taken in its place")
+        with mounted(
+            remote, folder, "--engine", contender, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0
+        ) as mount:
+            if mount.engine != contender:
+                raise BenchError(f"{mount.engine} was used instead")
             run([*GROWFS, "wait", mount.mountpoint, "--all"])
             yield mount
 
 
-def engines_here(folder: Path) -> tuple[tuple[str, ...], list[str]]:
-    """The engines that work on this machine, and a line about each of the others."""
+def working_engines(folder: Path) -> tuple[tuple[str, ...], list[str]]:
+    """The engines that work on this machine, and why each of the others does not."""
     remote = folder / "remote"
     remote.mkdir()
     (remote / "file").write_text("a file\n")
     engines, others = [], []
     for engine in ENGINES:
         try:
-            with all_resident(engine, remote, folder):
+            with fully_cached(engine, remote, folder):
                 engines.append(engine)
         except BenchError as error:
             others.append(f"the {engine} engine does not work here: {error}")
@@ -118,14 +120,16 @@ RCLONE_TUNED = {
 
 @contextlib.contextmanager
 def rclone_mount(source: Path, folder: Path) -> Iterator[Mount]:
-    """The same files through `rclone mount`, with the flags that served it best. Its cache is kept in folder."""
+    """The same files through `rclone mount`, with the fastest flags found. `folder` keeps its cache."""
     mountpoint = folder / "rclone-mnt"
     mountpoint.mkdir(exist_ok=True)
     flags = ["--config", os.devnull, "--cache-dir", folder / "rclone-cache"]
     flags += [f"--{name}={value}" for name, value in RCLONE_TUNED.items()]
     try:
-        with running([rclone(), "mount", "-v", source, mountpoint, *flags], folder / "rclone.log", "()") as process:
-            until(lambda: os.path.ismount(mountpoint), "rclone mount")
+        with running(
+            [rclone_binary(), "mount", "-v", source, mountpoint, *flags], folder / "rclone.log", "()"
+        ) as process:
+            wait_until(lambda: os.path.ismount(mountpoint), "rclone mount")
             yield Mount(mountpoint, Path(f"{folder}/rclone-cache/vfs/local{source}"), process.pid)
     finally:
         if os.path.ismount(mountpoint):

@@ -1,4 +1,4 @@
-"""How much of the kernel's page cache a file takes that is read through a mount: one copy or two."""
+"""Page cache that a file takes when it is read through a mount: one copy or two."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tools.benchmarks.measure import (
     Setting,
     at_most,
     cached_bytes,
-    cached_in_all,
-    drop,
+    drop_pages,
     make_file,
     need_space,
+    page_cache_bytes,
 )
-from tools.benchmarks.mounts import all_resident
-from tools.benchmarks.readers import Reader
+from tools.benchmarks.mounts import fully_cached
+from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.reads import MIB
 
 TARGETS = {"passthrough": 1.1}
@@ -23,31 +23,31 @@ NAME = "shard.bin"
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """Read twice with nothing of it in memory before; what is in memory then, of each byte read."""
+    """Read a file twice, starting with none of it in memory; then measure its page cache, per byte of the file."""
     mib = 64 if setting.quick else 1024
     need_space(setting.folder, 3 * mib * MIB)
     remote = setting.folder / "remote"
     make_file(remote / NAME, mib)
     held: dict[str, list[float]] = defaultdict(list)
     counted: dict[str, list[float]] = defaultdict(list)
-    with Reader() as reader:
+    with ReaderProcess() as reader:
         for _ in range(setting.rounds):
-            for who in setting.contenders:
-                with all_resident(who, remote, setting.folder) as mount:
+            for contender in setting.contenders:
+                with fully_cached(contender, remote, setting.folder) as mount:
                     through, plain = mount.mountpoint / NAME, mount.files / NAME
-                    for reads, path in (("native", plain), (who, through)):
-                        drop(through, plain)
+                    for reads, path in (("native", plain), (contender, through)):
+                        drop_pages(through, plain)
                         with through.open("rb") as one, plain.open("rb") as other:  # a later open may drop pages
-                            before = cached_in_all()
+                            before = page_cache_bytes()
                             for _ in range(2):
-                                reader.do("sequential", path, MIB)
-                            counted[reads].append((cached_in_all() - before) / (mib * MIB))
+                                reader.call("sequential", path, MIB)
+                            counted[reads].append((page_cache_bytes() - before) / (mib * MIB))
                             copies = [cached_bytes(file.fileno()) for file in (one, other)]
                         if None not in copies:
                             held[reads].append(sum(filter(None, copies)) / (mib * MIB))
     found = []
-    for who, times in counted.items():  # what else the machine does is in this one
-        found.append(at_most(f"{who}, by /proc/meminfo", times, "x", None if held else TARGETS.get(who)))
-    for who, times in held.items():
-        found.append(at_most(f"{who}, by cachestat", times, "x", TARGETS.get(who)))
+    for contender, times in counted.items():  # includes what the rest of the machine does
+        found.append(at_most(f"{contender}, by /proc/meminfo", times, "x", None if held else TARGETS.get(contender)))
+    for contender, times in held.items():
+        found.append(at_most(f"{contender}, by cachestat", times, "x", TARGETS.get(contender)))
     return f"page cache of a file of {mib} MiB, read twice, for each byte of it", found

@@ -1,4 +1,4 @@
-"""Shards that a producer makes: one that only copies, against plain fetching; and one that computes, by processes."""
+"""Shards from producers: a copying one compared with plain downloads, and a computing one by number of processes."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tools.benchmarks import shards
+from tools.benchmarks.bucket_copy import Source, compare, growfs_mount, ratios
 from tools.benchmarks.measure import Figure, Setting, at_least, figure
 from tools.benchmarks.mounts import mounted
-from tools.benchmarks.populate import Source, compare, growfs, ratios
-from tools.benchmarks.servers import rclone_serving
+from tools.benchmarks.servers import rclone_server
 
 TARGET = 0.8
 GROWTH = 0.8
-"""Of the number of processes, so much more is to be made."""
+"""The least speed-up, as a fraction of the number of processes."""
 SHARDS = 32
-"""So many that the half second of CPU with which each process begins is a small part."""
+"""Enough that the half second of CPU at each process's start matters little."""
 ROUNDS = 200_000
-"""Of a hash, for each sample: 0.1 s of one core."""
+"""Hash rounds per sample: 0.1 s of one core."""
 
 
 def busy(index: int, rng: random.Random, out: BinaryIO) -> None:
-    """A sample that costs CPU and nothing else."""
+    """A sample that costs only CPU."""
     out.write(hashlib.pbkdf2_hmac("sha256", rng.randbytes(8), b"", ROUNDS))
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """Both."""
+    """Both producers."""
     mib = 8 if setting.quick else 128
     engine = setting.contenders[0]
     bytes = shards.make(setting.folder / "remote", SHARDS, mib)
-    with rclone_serving(
-        setting.folder / "remote", setting.folder / "rclone.log", None, yields=True, hashes=False
+    with rclone_server(
+        setting.folder / "remote", setting.folder / "rclone.log", None, low_priority=True, hashes=False
     ) as server:
         source = Source(server, SHARDS, bytes)
-        copying = growfs(engine, "--producer", "growfs.producers:copy")
-        taken = compare(source, setting.folder, setting.rounds, {"growfs": growfs(engine), "producer": copying})
-    rates = {who: taken.per_s(who, bytes / 1e6) for who in taken.rounds}
+        copying = growfs_mount(engine, "--producer", "growfs.producers:copy")
+        results = compare(source, setting.folder, setting.rounds, {"growfs": growfs_mount(engine), "producer": copying})
+    rates = {contender: results.per_s(contender, bytes / 1e6) for contender in results.rounds}
     found = [
         figure("fetched", rates["growfs"], "MB/s"),
         figure("copied by a producer", rates["producer"], "MB/s"),
         at_least("copied, of fetched", ratios(rates["producer"], rates["growfs"]), "", TARGET),
     ]
-    cpu = {who: taken.cpu(who, bytes / 1e9) for who in taken.rounds}
+    cpu = {contender: results.cpu(contender, bytes / 1e9) for contender in results.rounds}
     if all(cpu.values()):
         found += [
-            figure(f"{name}, CPU", cpu[who], "s/GB") for who, name in (("growfs", "fetched"), ("producer", "copied"))
+            figure(f"{name}, CPU", cpu[contender], "s/GB")
+            for contender, name in (("growfs", "fetched"), ("producer", "copied"))
         ]
     cores = len(os.sched_getaffinity(0))
     made: dict[int, list[float]] = {1: [], cores: []}
@@ -65,8 +66,8 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
 
 
 def _made_per_s(engine: str, folder: Path, workers: int, files: int) -> float:
-    """From the first that is there to the last."""
+    """Files per second, from the first file to the last."""
     flags = ["--engine", engine, "--cache-size", "1GB", "--count", files, "--wait-files", files, "--workers", workers]
     with mounted(f"py:{__file__}:busy", folder, *flags) as mount:
-        came = sorted(path.stat().st_ctime for path in mount.files.rglob("*") if path.is_file())
-    return (len(came) - 1) / (came[-1] - came[0])
+        arrived = sorted(path.stat().st_ctime for path in mount.files.rglob("*") if path.is_file())
+    return (len(arrived) - 1) / (arrived[-1] - arrived[0])

@@ -1,5 +1,7 @@
-"""The readers that are timed, by the standard library alone. Each line on standard input, [WHAT, ARGUMENT...] in
-JSON, has it do something; it prints what it measured, a line of JSON. Times are in seconds.
+"""A program that reads files and times it, with the standard library alone.
+
+Each line on standard input is a command, [NAME, ARGUMENT...] in JSON; for each it prints its measurements, one line of
+JSON. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from pathlib import Path
 BUFFER = 1 << 20
 PAGE = 4096
 PROBE_EVERY_S = 0.005
-TURN_EVERY_S = 0.001
+ALTERNATE_EVERY_S = 0.001
 
 
 def sequential(path: str, block: int) -> list[float]:
-    """When it began and when it ended (of one clock for all processes) to read a file from its start to its end.
+    """Read a file from its start to its end; return the start and end times (all processes share the clock).
 
-    block: how many bytes at a time, all into one buffer; 0: by mmap, touching each page.
+    block: bytes per read, all into one buffer; 0: by mmap, touching each page.
     """
     into = [bytearray(block)]
     began = time.perf_counter()
@@ -41,7 +43,7 @@ def sequential(path: str, block: int) -> list[float]:
 
 
 def files(folder: str, names: str, order: int) -> dict[str, float]:
-    """Open, read and close all files in random order. names: a file of their paths in the folder, a line each."""
+    """Open, read and close all files in random order. names: a file that lists their paths in the folder."""
     paths = [f"{folder}/{name}" for name in Path(names).read_text().splitlines()]
     random.Random(order).shuffle(paths)
     into = [bytearray(BUFFER)]
@@ -64,7 +66,7 @@ def files(folder: str, names: str, order: int) -> dict[str, float]:
 
 
 def walk(folder: str, stat: bool) -> dict[str, float]:
-    """List a tree, then, if asked to, stat each of its files."""
+    """List a tree. stat: then stat each of its files."""
     began = time.perf_counter()
     paths = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
     listed = time.perf_counter()
@@ -74,9 +76,9 @@ def walk(folder: str, stat: bool) -> dict[str, float]:
 
 
 def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, float]]:
-    """Until the next line comes: how long a stat of a name takes that the kernel has not seen, and an open.
+    """Until the next input line: time a stat of a name that the kernel has not seen, and an open.
 
-    names: how many names of the formula's first ones may be asked for.
+    names: how many names, the first of formula_s3.py, may be used.
     """
     numbers = list(range(names))
     random.Random(1).shuffle(numbers)
@@ -95,11 +97,11 @@ def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, fl
     return {what: spread(times) for what, times in took.items() if len(times) > 1}
 
 
-def in_turn(folders: list[str], names: str) -> list[dict[str, float]]:
-    """Until the next line comes: how long it takes to open and read a file in each of the folders, at random.
+def alternate(folders: list[str], names: str) -> list[dict[str, float]]:
+    """Until the next input line: time the open and read of a random file, in each folder in turn.
 
-    names: a file of what each of the folders has, a line each. Last comes how long another process takes that sleeps
-    until a byte comes, and sends it back.
+    names: a file that lists the names that every folder has. The last result is the round trip of a byte to another
+    process, which sleeps until it arrives and sends it back.
     """
     paths = Path(names).read_text().splitlines()
     into = [bytearray(BUFFER)]
@@ -111,7 +113,7 @@ def in_turn(folders: list[str], names: str) -> list[dict[str, float]]:
             pass
         os._exit(0)
     far.close()
-    while not select.select([sys.stdin], [], [], TURN_EVERY_S)[0]:
+    while not select.select([sys.stdin], [], [], ALTERNATE_EVERY_S)[0]:
         for folder, times in zip(folders, took, strict=False):
             path = f"{folder}/{random.choice(paths)}"
             began = time.perf_counter()
@@ -136,8 +138,8 @@ def listing(folder: str) -> dict[str, float]:
     return {"files": files, "s": time.perf_counter() - began}
 
 
-def others(folder: str, files: int) -> dict[str, float]:
-    """Until the next line comes: how long it takes to open, read and close a file of the formula's first directory."""
+def random_opens(folder: str, files: int) -> dict[str, float]:
+    """Until the next input line: time open, read and close of random files in the first directory of formula_s3.py."""
     digits = max(4, len(str(files - 1)))
     took: list[float] = []
     while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0] or len(took) < 2:
@@ -152,16 +154,16 @@ def others(folder: str, files: int) -> dict[str, float]:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
     cuts = statistics.quantiles(times, n=100, method="inclusive")
     return {"n": len(times), "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "max_ms": max(times) * 1e3}
 
 
-def serve(doers: Mapping[str, Callable[..., object]]) -> None:
-    """Do what the lines say, until there are no more."""
+def serve(commands: Mapping[str, Callable[..., object]]) -> None:
+    """Run the commands of standard input until its end."""
     while line := sys.stdin.readline():
-        what, *arguments = json.loads(line)
-        print(json.dumps(doers[what](*arguments)), flush=True)
+        name, *arguments = json.loads(line)
+        print(json.dumps(commands[name](*arguments)), flush=True)
 
 
 if __name__ == "__main__":
@@ -171,8 +173,8 @@ if __name__ == "__main__":
             "files": files,
             "walk": walk,
             "probe": probe,
-            "in_turn": in_turn,
+            "alternate": alternate,
             "listing": listing,
-            "others": others,
+            "random_opens": random_opens,
         }
     )

@@ -1,7 +1,7 @@
-"""Resident files, read from their start to their end: by their own paths in the cache, and through a mount.
+"""Sequential reads of cached files: directly from the cache's folder, and through a mount.
 
-States: "cold", nothing is in memory; "warm", the cached file is, and of the mount nothing, as after mounting;
-"again", what the mount brought into memory is there too.
+States of the page cache: "cold", nothing is in it; "warm", only the cached file is, as after mounting; "again", the
+pages of the mount's file are too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.benchmarks.measure import Figure, Setting, at_least, at_most, drop, figure, make_file, need_space
-from tools.benchmarks.mounts import Mount, all_resident
-from tools.benchmarks.readers import Reader
+from tools.benchmarks.measure import Figure, Setting, at_least, at_most, drop_pages, figure, make_file, need_space
+from tools.benchmarks.mounts import Mount, fully_cached
+from tools.benchmarks.reader_process import ReaderProcess
 
 RATIO = 0.95
 CPU_S_PER_GB = 0.02
@@ -26,7 +26,7 @@ NAMES = ("shard-0.bin", "shard-1.bin")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to read. readers: processes, a file each. block: bytes at a time, 0 for mmap."""
+    """One kind of read. readers: processes, each with its own file. block: bytes per read, 0 for mmap."""
 
     state: str
     readers: int
@@ -45,7 +45,7 @@ CASES = [
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """Each way to read, natively and by each contender in turn."""
+    """Every kind of read, from the plain files and through each contender."""
     mib = 64 if setting.quick else 1024
     need_space(setting.folder, 3 * len(NAMES) * mib * MIB)
     remote = setting.folder / "remote"
@@ -55,11 +55,13 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     native: dict[Case, list[float]] = defaultdict(list)
     ratio: dict[tuple[str, Case], list[float]] = defaultdict(list)
     cpu: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with Reader() as first, Reader() as second:
+    with ReaderProcess() as first, ReaderProcess() as second:
         for number in range(setting.rounds):
-            for who in setting.contenders:
-                with all_resident(who, remote, setting.folder) as mount:
-                    timed(Case("warm", 2, MIB), [first, second], mount.files)  # brings the cached files into memory
+            for contender in setting.contenders:
+                with fully_cached(contender, remote, setting.folder) as mount:
+                    time_reads(
+                        Case("warm", 2, MIB), [first, second], mount.files
+                    )  # brings the cached files into memory
                     used: dict[str, list[float]] = defaultdict(list)
                     for case in CASES:
                         readers = [first, second][: case.readers]
@@ -67,42 +69,45 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                         for folder in (mount.files, mount.mountpoint)[:: -1 if number % 2 else 1]:
                             prepare(case, mount)
                             before = mount.cpu_s()
-                            rates[folder] = case.readers * gb / timed(case, readers, folder)
+                            rates[folder] = case.readers * gb / time_reads(case, readers, folder)
                             if folder == mount.mountpoint:
                                 used[case.state].append((mount.cpu_s() - before) / case.readers / gb)
                         native[case].append(rates[mount.files])
-                        ratio[who, case].append(rates[mount.mountpoint] / rates[mount.files])
+                        ratio[contender, case].append(rates[mount.mountpoint] / rates[mount.files])
                     for state, seconds in used.items():
-                        cpu[who, state].append(sum(seconds) / len(seconds))
+                        cpu[contender, state].append(sum(seconds) / len(seconds))
     found = [figure(f"plain files, {case}", native[case], "GB/s") for case in CASES]
-    for who in setting.contenders:
-        found += [at_least(f"{who}, {case}, of plain", ratio[who, case], "", target(who, case)) for case in CASES]
-        allowed = CPU_S_PER_GB if who == "passthrough" else None
+    for contender in setting.contenders:
+        found += [
+            at_least(f"{contender}, {case}, of plain", ratio[contender, case], "", target(contender, case))
+            for case in CASES
+        ]
+        allowed = CPU_S_PER_GB if contender == "passthrough" else None
         for state in ("warm", "cold"):
-            found.append(at_most(f"{who}, {state}, daemon's CPU", cpu[who, state], "s/GB", allowed))
+            found.append(at_most(f"{contender}, {state}, daemon's CPU", cpu[contender, state], "s/GB", allowed))
     return f"resident files of {mib} MiB, one for each reader", found
 
 
-def target(who: str, case: Case) -> float | None:
-    """The least share of the plain files' speed."""
-    if who == "passthrough":
+def target(contender: str, case: Case) -> float | None:
+    """The least ratio to the plain files' speed."""
+    if contender == "passthrough":
         return RATIO
-    if who == "libfuse" and (case.readers, case.block) == (1, MIB):
+    if contender == "libfuse" and (case.readers, case.block) == (1, MIB):
         return {"warm": LIBFUSE_FIRST_RATIO, "again": LIBFUSE_AGAIN_RATIO}.get(case.state)
     return None
 
 
 def prepare(case: Case, mount: Mount) -> None:
-    """Bring the page cache into the state; what is read by its own path always leaves the file in it."""
+    """Bring the page cache into the case's state. A read of the plain file always leaves it in the page cache."""
     if case.state != "again":
-        drop(*(mount.mountpoint / name for name in NAMES))
+        drop_pages(*(mount.mountpoint / name for name in NAMES))
     if case.state == "cold":
-        drop(*(mount.files / name for name in NAMES))
+        drop_pages(*(mount.files / name for name in NAMES))
 
 
-def timed(case: Case, readers: Sequence[Reader], folder: Path) -> float:
+def time_reads(case: Case, readers: Sequence[ReaderProcess], folder: Path) -> float:
     """Seconds from the start of the first reader to the end of the last."""
     for reader, name in zip(readers, NAMES, strict=False):
-        reader.ask("sequential", folder / name, case.block)
-    began, ended = zip(*(reader.answer() for reader in readers), strict=True)
+        reader.send("sequential", folder / name, case.block)
+    began, ended = zip(*(reader.receive() for reader in readers), strict=True)
     return float(max(ended) - min(began))

@@ -1,6 +1,6 @@
-"""What the recipes train on, of each kind. Made for the benchmark at full size, and for the recipes' tests very small.
+"""Writes data sets to train on: full-sized for the benchmarks, very small for the recipes' tests.
 
-Each function writes below an empty folder, the same each time.
+Each function writes to an empty or new folder, and the same data each time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ CIFAR_BYTES = 1 + 3 * 32 * 32
 
 
 def images(folder: Path, classes: int, each: int, width: int = 500, height: int = 375) -> None:
-    """Class folders of pictures. ImageNet's commonest size, and noise of that grain, make JPEGs of 110 kB, its average.
+    """JPEGs in class folders. At the default size, ImageNet's commonest, they have 110 kB, as its average image.
 
-    8 x 8 pixels make files of one block.
+    With 8 x 8 pixels a file takes one block.
     """
     generator = random.Random(5)
     for number in range(classes * each):
@@ -40,7 +40,7 @@ def picture(generator: random.Random, width: int, height: int) -> bytes:
 
 
 def train_and_val(folder: Path, classes: int, train: int, val: int, width: int = 500, height: int = 375) -> None:
-    """The same, twice: train/ and val/ with so many pictures of each class."""
+    """JPEGs in class folders below train/ and val/. train, val: images per class."""
     for name, each in (("train", train), ("val", val)):
         images(folder / name, classes, each, width, height)
 
@@ -51,7 +51,7 @@ def cifar(image: bytes, label: int) -> bytes:
 
 
 def shards(folder: Path, count: int, records: int, record: Callable[[bytes, int], bytes] = cifar) -> None:
-    """TFRecord files of images of CIFAR-10's size. record: makes one of pixels and a label."""
+    """TFRecord files of images of CIFAR-10's size. record: encodes pixels and a label."""
     generator = random.Random(6)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -60,21 +60,30 @@ def shards(folder: Path, count: int, records: int, record: Callable[[bytes, int]
         (folder / f"train-{number:05}.tfrecord").write_bytes(content)
 
 
+def random_records(folder: Path, count: int, records: int, size: int) -> None:
+    """TFRecord files of random records of `size` bytes."""
+    generator = random.Random(6)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        content = tfrecord([generator.randbytes(size) for _ in range(records)])
+        (folder / f"train-{number:05}.tfrecord").write_bytes(content)
+
+
 def examples(folder: Path, count: int, records: int) -> None:
-    """The same as tf.train.Example with the features "image" and "label"."""
+    """TFRecord files of tf.train.Example with the features "image" and "label"."""
     shards(folder, count, records, example)
 
 
 def train_and_val_examples(folder: Path, train: int, val: int, records: int) -> None:
-    """The same, twice: train/ and val/ with so many files."""
+    """Such files below train/ and val/. train, val: numbers of files."""
     for name, count in (("train", train), ("val", val)):
         examples(folder / name, count, records)
 
 
 def objects(folder: Path, count: int, side: int) -> None:
-    """Pictures as .npy files in folders of a hundred, side x side x 3 floats, and a table of their labels.
+    """Images as .npy files of side x side x 3 floats, a hundred per folder, and a table of their labels.
 
-    With the index that a mount has, so that the recipe can read the plain folder as well.
+    It has the index file of a mount, so the recipe can read the plain folder as well.
     """
     import pandas as pd
 
@@ -92,7 +101,7 @@ def objects(folder: Path, count: int, side: int) -> None:
 
 
 def tars(folder: Path, count: int, each: int, width: int = 500, height: int = 375) -> None:
-    """WebDataset shards: pictures as of `images`, each with its class beside it."""
+    """WebDataset shards of JPEGs with their classes."""
     generator = random.Random(8)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -106,7 +115,7 @@ def tars(folder: Path, count: int, each: int, width: int = 500, height: int = 37
 
 
 def tensors(folder: Path, count: int, each: int) -> None:
-    """safetensors files of latents, 4 x 32 x 32 halves."""
+    """safetensors files of latents: 4 x 32 x 32 float16."""
     from safetensors.numpy import save_file
 
     generator = np.random.default_rng(9)
@@ -117,7 +126,7 @@ def tensors(folder: Path, count: int, each: int) -> None:
 
 
 def raws(folder: Path, count: int, planes: int) -> None:
-    """Raw volumes of planes of 512 x 512 voxels of 16 bits."""
+    """Raw volumes: planes of 512 x 512 voxels of 16 bits."""
     generator = np.random.default_rng(10)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -125,7 +134,7 @@ def raws(folder: Path, count: int, planes: int) -> None:
 
 
 def tables(folder: Path, count: int, rows: int) -> None:
-    """Parquet files of eight numbers and a text in each row."""
+    """Parquet files with eight number columns and a text column."""
     import pandas as pd
 
     generator = np.random.default_rng(11)
@@ -137,7 +146,7 @@ def tables(folder: Path, count: int, rows: int) -> None:
 
 
 def volumes(folder: Path, count: int, side: int) -> None:
-    """Cubes of bytes as .npy files, in folders of eight."""
+    """Cubes of bytes as .npy files, eight per folder."""
     generator = np.random.default_rng(7)
     for number in range(count):
         path = folder / f"patient{number // 8:03}" / f"{number:05}.npy"
@@ -153,7 +162,7 @@ def example(image: bytes, label: int) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer: key, length, content."""
+    """A length-delimited protocol buffer field: key, length, content."""
     length, size = b"", len(content)
     while size > 127:
         length, size = length + bytes([size & 127 | 128]), size >> 7

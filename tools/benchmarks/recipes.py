@@ -1,11 +1,11 @@
 """The programs of tools/recipes, over a mount and over the plain files: samples per second.
 
-One process trains over each, and they take turns, an epoch each: what a machine can do differs by a tenth from one
-minute to the next. The first epoch warms up; of all others, each of which lists anew, the median ratio counts. PyTorch
-computes by one thread, as torchrun has it: a recipe then keeps one core busy with its model and one with its loader.
-With more threads than cores it is the scheduler that is measured: who sleeps for a moment, in an open for instance,
-finds its core taken.
-A further recipe is a line in RECIPES.
+One process trains over each, and they alternate epoch by epoch, because a machine's speed changes by a tenth from one
+minute to the next. The first epoch is a warm-up; the figure is the median ratio of the others, each of which lists
+again. PyTorch computes with one thread, as under torchrun: a recipe then keeps one core busy with its model and one
+with its loader. With more threads than cores the figure would be about the kernel's scheduler: a thread that sleeps
+briefly, in an open for instance, finds its core taken.
+To add a recipe, add a line to RECIPES.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tools.benchmarks.measure import (
     figure,
     need_space,
 )
-from tools.benchmarks.mounts import all_resident
-from tools.benchmarks.readers import SHIM
+from tools.benchmarks.mounts import fully_cached
+from tools.benchmarks.reader_process import SHIM
 
 TARGETS = {"passthrough": 0.97}
 DATA_BYTES_MAX = 400 << 20
@@ -48,14 +48,14 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a recipe reads. make: writes it below a folder, given these numbers; quick: those for --quick."""
+    """A recipe's data set. make: writes it to a folder, with the arguments `full`, or `quick` for --quick."""
 
     make: Callable[..., None]
     full: tuple[int, ...]
     quick: tuple[int, ...]
 
-    def made(self, setting: Setting) -> Path:
-        """The folder, made at the first call."""
+    def folder(self, setting: Setting) -> Path:
+        """The data set's folder. The first call writes it."""
         numbers = self.quick if setting.quick else self.full
         folder = setting.folder / " ".join((self.make.__name__, *map(str, numbers)))
         if not folder.exists():
@@ -65,7 +65,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """program: its name in tools/recipes. needs: modules. launcher: what stands between Python and the program."""
+    """program: its name in tools/recipes. needs: modules. launcher: Python's arguments before the program."""
 
     program: str
     data: Data
@@ -104,39 +104,42 @@ RECIPES = [
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """Pairs of a run over the plain files and one through the mount, with each engine in turn."""
+    """Compare a run over the plain files with one through a mount, for each contender in turn."""
     need_space(setting.folder, 6 * DATA_BYTES_MAX)
-    wanted = RECIPES[:1] if setting.quick else RECIPES  # most of what so short a run takes is the import
+    wanted = RECIPES[:1] if setting.quick else RECIPES  # so short a run is mostly imports
     missing = {recipe.program: module for recipe in wanted for module in recipe.needs if find_spec(module) is None}
     if missing.keys() == {recipe.program for recipe in wanted}:
-        raise BenchError(f"{', '.join(sorted(set(missing.values())))}: not installed; tools/setup test brings them")
-    found = [one for recipe in wanted if recipe.program not in missing for one in of_plain(setting, recipe)]
+        raise BenchError(f"{', '.join(sorted(set(missing.values())))}: not installed; tools/setup test installs them")
+    found = [one for recipe in wanted if recipe.program not in missing for one in compare(setting, recipe)]
     without = [f"{program} needs {module}" for program, module in missing.items()]
     return "; ".join(["samples per second in the median epoch of each recipe", *without]), found
 
 
-def of_plain(setting: Setting, recipe: Recipe) -> list[Figure]:
-    """The figures of one."""
-    remote = recipe.data.made(setting)
+def compare(setting: Setting, recipe: Recipe) -> list[Figure]:
+    """The figures of one recipe."""
+    remote = recipe.data.folder(setting)
     folder = setting.folder / f"mounts of {remote.name}"
     folder.mkdir(exist_ok=True)
     plain: list[float] = []
     ratios: dict[str, list[float]] = defaultdict(list)
     for _ in range(setting.rounds):
-        for who in setting.contenders:
-            with all_resident(who, remote, folder) as mount:
-                pairs = in_turns(recipe, remote, mount.mountpoint)
+        for contender in setting.contenders:
+            with fully_cached(contender, remote, folder) as mount:
+                pairs = alternate(recipe, remote, mount.mountpoint)
             plain.append(median(plainly for plainly, _ in pairs))
-            ratios[who].append(median(mounted / plainly for plainly, mounted in pairs))
+            ratios[contender].append(median(mounted / plainly for plainly, mounted in pairs))
     name = recipe.program.removesuffix(".py")
     return [
         figure(f"{name}, plain files", plain, "samples/s"),
-        *(at_least(f"{name}, {who}, of plain", ratios[who], "", TARGETS.get(who)) for who in setting.contenders),
+        *(
+            at_least(f"{name}, {contender}, of plain", ratios[contender], "", TARGETS.get(contender))
+            for contender in setting.contenders
+        ),
     ]
 
 
-def in_turns(recipe: Recipe, plain: Path, mounted: Path) -> list[tuple[float, float]]:
-    """Samples per second of the plain files and of the mounted ones, for each epoch but the first."""
+def alternate(recipe: Recipe, plain: Path, mounted: Path) -> list[tuple[float, float]]:
+    """Samples per second over the plain files and over the mount, for each epoch but the first."""
     found = []
     with training(recipe, plain) as over_plain, training(recipe, mounted) as over_mounted:
         for number in range(recipe.epochs):
@@ -147,8 +150,8 @@ def in_turns(recipe: Recipe, plain: Path, mounted: Path) -> list[tuple[float, fl
 
 @contextlib.contextmanager
 def training(recipe: Recipe, folder: Path) -> Iterator[Callable[[], float]]:
-    """A recipe that stands still between its epochs; gives what has it go on for one, and tells samples per second."""
-    program = [HERE / "in_turns.py", ROOT / "tools" / "recipes" / recipe.program, folder]
+    """Start a recipe that pauses before each epoch. Yields a function that runs an epoch and returns samples/s."""
+    program = [HERE / "pause_epochs.py", ROOT / "tools" / "recipes" / recipe.program, folder]
     words = [sys.executable, *recipe.launcher, *program, "--epochs", recipe.epochs, *recipe.arguments.split()]
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -162,25 +165,25 @@ def training(recipe: Recipe, folder: Path) -> Iterator[Callable[[], float]]:
             cwd=ROOT,
         ) as process,
     ):
-        said, told = process.stdout, process.stdin
-        assert said
-        assert told
+        output, commands = process.stdout, process.stdin
+        assert output
+        assert commands
 
         def epoch() -> float:
             with contextlib.suppress(BrokenPipeError):
-                told.write("\n")
-                told.flush()
-            for line in said:
+                commands.write("\n")
+                commands.flush()
+            for line in output:
                 if found := EPOCH.match(line):
                     return float(found[1])
             process.wait()
             errors.seek(0)
             raise BenchError(f"{recipe.program} ended: {errors.read().strip()[-500:] or process.returncode}")
 
-        killing = Timer(COMMAND_S_MAX, process.kill)
-        killing.start()
+        timeout = Timer(COMMAND_S_MAX, process.kill)
+        timeout.start()
         try:
             yield epoch
         finally:
-            process.communicate()  # after its last epoch it ends by itself
-            killing.cancel()
+            process.communicate()  # it ends by itself after its last epoch
+            timeout.cancel()

@@ -1,4 +1,4 @@
-"""As shards, over TLS: the server's certificate is one that the clients are told to trust."""
+"""The benchmark "shards" over TLS, with a certificate that the clients are configured to trust."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ TARGET = 0.9
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """As shards."""
-    return shards.measured(setting, Certificate.made(setting.folder), TARGET)
+    """Measure over TLS."""
+    return shards.measure_transport(setting, Certificate.create(setting.folder), TARGET)

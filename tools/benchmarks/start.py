@@ -1,4 +1,4 @@
-"""From `growfs mount --wait-files 1` to its return, held against the download of one file alone."""
+"""Time until `growfs mount --wait-files 1` returns, compared with a download of one file alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.benchmarks.formula_s3 import key
 from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, Figure, Setting, figure, need_space, run
 from tools.benchmarks.mounts import mounted
-from tools.benchmarks.servers import formula_server, rclone, rclone_server
+from tools.benchmarks.servers import formula_server, rclone_binary, rclone_server
 
 FACTOR = 1.5
 MORE_S = 1.5
@@ -20,7 +20,7 @@ CACHE_SIZE = "4GB"
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
-    """Few shards on a real server, and many keys on one that makes them up."""
+    """Few shards on a real server, and many keys on a synthetic one."""
     size = (20 if setting.quick else 200) * 10**6
     many = 5_000 if setting.quick else 100_000
     need_space(setting.folder, 4 * 10**9)
@@ -32,15 +32,15 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
             file.write(os.urandom(10**6))
     for name in names[1:]:
         os.link(bucket / names[0], bucket / name)
-    with rclone_server(bucket.parent, setting.folder / "rclone.log") as endpoint:
-        few = compared(setting, "s3://bucket", endpoint, names[0], f"{FEW} keys", peer=True)
+    with rclone_server(bucket.parent, setting.folder / "rclone.log") as server:
+        few = compare(setting, "s3://bucket", server.endpoint, names[0], f"{FEW} keys", peer=True)
     with formula_server(many, size, setting.folder / "formula.log") as endpoint:
-        lots = compared(setting, "s3://formula", endpoint, key(0), f"{many:,} keys", peer=False)
+        lots = compare(setting, "s3://formula", endpoint, key(0), f"{many:,} keys", peer=False)
     return f"shards of {size // 10**6} MB from S3 on loopback, an empty cache", few + lots
 
 
-def compared(setting: Setting, url: str, endpoint: str, path: str, what: str, peer: bool) -> list[Figure]:
-    """Download and mount in turn."""
+def compare(setting: Setting, url: str, endpoint: str, path: str, what: str, peer: bool) -> list[Figure]:
+    """Alternate between a download and a mount."""
     alone: list[float] = []
     start: list[float] = []
     copied: list[float] = []
@@ -74,9 +74,9 @@ def compared(setting: Setting, url: str, endpoint: str, path: str, what: str, pe
 
 
 def rclone_copy(url: str, endpoint: str, path: str, target: Path) -> float:
-    """Seconds, process and all."""
+    """Seconds, including the start of the process."""
     options = f"access_key_id='{ACCESS_KEY}',secret_access_key='{SECRET_KEY}',endpoint='{endpoint}'"
     source = f":s3,provider=Other,{options}:{url.partition('://')[2]}/{path}"
     began = time.monotonic()
-    run([rclone(), "copyto", "--config", os.devnull, source, target])
+    run([rclone_binary(), "copyto", "--config", os.devnull, source, target])
     return time.monotonic() - began

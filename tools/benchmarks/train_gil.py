@@ -1,10 +1,10 @@
-"""A program that trains as one reads TFRecord files without Python, or with it, and tells what it waited for the GIL.
+"""A program that trains while it reads TFRecord files with or without Python, and measures its waits for the GIL.
 
-Started and asked as reader.py is. A process takes one way to read, because TensorFlow and torch do not share one.
+It takes commands as reader.py does. A process uses one kind of input, because TensorFlow and torch cannot share one.
 
-The step stands for a GPU's: operations of some Python each, every one of which lets go of the GIL once (as torch's and
-TensorFlow's do), and then a wait for the device, without the GIL. What it takes beyond that is told apart: the
-processor's time, the time in its queue (schedstat, of the kernel), and the rest, which is the wait for the GIL.
+The step imitates a GPU's: operations that each run some Python and release the GIL once (as torch's and TensorFlow's
+do), then a wait for the device without the GIL. The rest of the step's time is split into CPU time, time in the run
+queue (the kernel's schedstat), and the remainder, which is the wait for the GIL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from reader import serve  # type: ignore[import-not-found]  # beside this file, which is run as a script
+from reader import serve  # type: ignore[import-not-found]  # beside this file, which runs as a script
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -29,15 +29,15 @@ LABEL_BYTES, PIXEL_BYTES = 1, 32 * 32 * 3
 """A sample is an image of CIFAR-10's binary version."""
 BATCH = 512
 AHEAD = 4
-"""Batches that each of the ways may have ready."""
+"""Batches that each kind of input may prefetch."""
 OPERATIONS = 20
 OPERATION_S, DEVICE_S = 0.0001, 0.002
-BEAT_S = 0.001
+PROBE_S = 0.001
 COUNT, COUNT_FOR_S = 10_000, 0.2
 
 
 def native(files: list[str]) -> Iterator[Any]:
-    """tf.data: read, mixed up, parsed and batched in C++."""
+    """tf.data: reads, interleaves, parses and batches in C++."""
     import tensorflow as tf
 
     def parse(records: Any) -> Any:
@@ -49,7 +49,7 @@ def native(files: list[str]) -> Iterator[Any]:
 
 
 def thread(files: list[str]) -> Iterator[Any]:
-    """A Python data set, read ahead by a thread of the training process (as a PyDataset of Keras is)."""
+    """A Python data set, prefetched by a thread of the training process (as a Keras PyDataset is)."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -66,7 +66,7 @@ def thread(files: list[str]) -> Iterator[Any]:
 
 
 def processes(files: list[str]) -> Iterator[Any]:
-    """The same data set, in two worker processes; batches come through a queue and shared memory."""
+    """The same data set in two worker processes; batches pass through a queue and shared memory."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -76,13 +76,13 @@ def processes(files: list[str]) -> Iterator[Any]:
 
 
 def nothing(files: list[str]) -> Iterator[Any]:
-    """As many batches, already there."""
+    """As many batches, without any input."""
     samples = sum(os.stat(file).st_size for file in files) // (LABEL_BYTES + PIXEL_BYTES + 16)
     return iter([()] * (samples // BATCH))
 
 
 def _shards(files: list[str]) -> Any:
-    """A torch data set that takes TFRecord files apart in Python."""
+    """A torch data set that parses TFRecord files in Python."""
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
 
@@ -99,7 +99,7 @@ def _shards(files: list[str]) -> Any:
     return Shards()
 
 
-WAYS: dict[str, Callable[[list[str]], Iterator[Any]]] = {
+INPUTS: dict[str, Callable[[list[str]], Iterator[Any]]] = {
     "nothing": nothing,
     "native": native,
     "thread": thread,
@@ -107,37 +107,37 @@ WAYS: dict[str, Callable[[list[str]], Iterator[Any]]] = {
 }
 
 
-class Heart(threading.Thread):
-    """A thread that wants the GIL each millisecond, and notes how much too late it gets it, in seconds.
+class GilProbe(threading.Thread):
+    """A thread that takes the GIL each millisecond and records how late it gets it, in seconds.
 
-    What it waits for a core does not count.
+    Waiting for a core does not count.
     """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.late: list[float] = []
-        self._enough = threading.Event()
+        self._stopping = threading.Event()
 
     def run(self) -> None:
-        while not self._enough.is_set():
-            queued, began = queued_s(), time.perf_counter()
-            time.sleep(BEAT_S)
-            self.late.append(time.perf_counter() - began - BEAT_S - (queued_s() - queued))
+        while not self._stopping.is_set():
+            queued, began = run_queue_s(), time.perf_counter()
+            time.sleep(PROBE_S)
+            self.late.append(time.perf_counter() - began - PROBE_S - (run_queue_s() - queued))
 
     def stop(self) -> None:
-        """End, and wait for that."""
-        self._enough.set()
+        """Stop the thread and wait for its end."""
+        self._stopping.set()
         self.join()
 
 
 def count(number: int) -> None:
-    """Python that holds the GIL."""
+    """Run Python bytecode, which holds the GIL."""
     for _ in range(number):
         pass
 
 
 def per_second() -> float:
-    """How far `count` counts in a second when nobody else is there."""
+    """How far `count` counts in a second on an otherwise idle process."""
     took = []
     end = time.perf_counter() + COUNT_FOR_S
     while time.perf_counter() < end:
@@ -147,38 +147,38 @@ def per_second() -> float:
     return COUNT / statistics.median(took)
 
 
-def queued_s() -> float:
-    """Seconds that the calling thread could have run and had no core."""
+def run_queue_s() -> float:
+    """Seconds that the calling thread was runnable without a core."""
     with open("/proc/thread-self/schedstat", "rb") as file:
         return int(file.read().split()[1]) / 1e9
 
 
 def step(number: int) -> None:
-    """One step. number: how far each operation's Python counts."""
+    """One training step. number: how far each operation counts."""
     for _ in range(OPERATIONS):
         count(number)
-        select.select((), (), (), 0)  # does nothing, without the GIL (sleep(0) would take 50 us)
+        select.select((), (), (), 0)  # releases the GIL and does nothing (sleep(0) would take 50 us)
     time.sleep(DEVICE_S)
 
 
 def train(batches: Iterable[Any], number: int) -> dict[str, float]:
-    """A step for each batch."""
-    heart = Heart()
+    """Run a step for each batch."""
+    probe = GilProbe()
     step_s = waited_s = began = 0.0
     steps = 0
     for _ in batches:
-        if not steps:  # what comes before the first batch is the start, not training
-            heart.start()
+        if not steps:  # time before the first batch is start-up, not training
+            probe.start()
             began = time.perf_counter()
-        queued, cpu, start = queued_s(), time.thread_time(), time.perf_counter()
+        queued, cpu, start = run_queue_s(), time.thread_time(), time.perf_counter()
         step(number)
         took, cpu = time.perf_counter() - start, time.thread_time() - cpu
-        waited_s += took - DEVICE_S - cpu - (queued_s() - queued)
+        waited_s += took - DEVICE_S - cpu - (run_queue_s() - queued)
         step_s += took
         steps += 1
     all_s = time.perf_counter() - began
-    heart.stop()
-    cuts = statistics.quantiles(heart.late, n=100, method="inclusive")
+    probe.stop()
+    cuts = statistics.quantiles(probe.late, n=100, method="inclusive")
     return {
         "samples/s": steps * BATCH / all_s,
         "step_ms": step_s / steps * 1e3,
@@ -188,12 +188,12 @@ def train(batches: Iterable[Any], number: int) -> dict[str, float]:
     }
 
 
-def epoch(folder: str, way: str) -> dict[str, float]:
-    """List, and train on everything."""
+def epoch(folder: str, kind: str) -> dict[str, float]:
+    """List the folder, and train on everything."""
     files = sorted(str(path) for path in Path(folder).glob("*.tfrecord"))
     number = round(per_second() * OPERATION_S)
     random.shuffle(files)
-    return train(WAYS[way](files), number)
+    return train(INPUTS[kind](files), number)
 
 
 if __name__ == "__main__":

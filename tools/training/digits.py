@@ -1,7 +1,7 @@
-"""What is trained: a small convolutional network on scikit-learn's digits (1,797 images of 8 x 8 pixels).
+"""The model and data that the experiments train: a small convolutional network on scikit-learn's digits (1,797 images).
 
-A run is given the samples of each of its steps, and knows nothing of caches. So two runs with the same seed differ in
-that order alone: the same split, the same first weights, the same number of steps.
+A run takes the samples of its steps as input and knows nothing of caches. So two runs with the same seed and number of
+steps differ only in the order of the samples: split and initial weights are the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A random split, with as many of each class in both parts. Images are (n, 8, 8), from 0 to 1."""
+    """A random split, stratified by class. Images are (n, 8, 8), from 0 to 1."""
 
     images: Images
     labels: Numbers
@@ -38,7 +38,7 @@ class Split:
 
 
 def split(seed: int) -> Split:
-    """The split of a seed."""
+    """The split for a seed."""
     digits = load_digits()
     images, labels = (digits.images / 16).astype(np.float32), digits.target.astype(np.int64)
     parts = train_test_split(images, labels, train_size=TRAIN, stratify=labels, random_state=seed)
@@ -46,7 +46,7 @@ def split(seed: int) -> Split:
 
 
 class Training:
-    """A model in training. steps: how many there will be; the learning rate falls to zero over them (a cosine)."""
+    """A model in training. steps: their number; the learning rate falls to zero over them along a cosine."""
 
     def __init__(self, seed: int, steps: int) -> None:
         torch.manual_seed(seed)
@@ -66,14 +66,14 @@ class Training:
         self._schedule.step()
 
     def accuracy(self, split: Split) -> float:
-        """Of what is held out: percent."""
+        """Accuracy on the held-out images, in percent."""
         with torch.no_grad():
-            told = self._model(tensor(split.held_out_images)).argmax(1).numpy()
-        return float(np.mean(told == split.held_out_labels) * 100)
+            predicted = self._model(tensor(split.held_out_images)).argmax(1).numpy()
+        return float(np.mean(predicted == split.held_out_labels) * 100)
 
 
 def tensor(images: Images) -> torch.Tensor:
-    """As the model takes them: with a dimension for the only channel."""
+    """Images as the model takes them: with a channel dimension."""
     return torch.from_numpy(images).unsqueeze(1)
 
 

@@ -1,7 +1,7 @@
-"""Which sample is trained on at which step, for each way to read a data set of which a tenth is local.
+"""The order of the samples, for each way to read a data set of which a tenth is local.
 
-The order of what is resident is that of growfs.simulation, which runs the mount's own rules. Its reader lists, opens
-what it was shown once each in random order, and lists again; an open takes a second, waits for misses apart.
+What is cached comes from growfs.simulation, which runs the mount's own rules. Its reader lists, opens each listed file
+once in random order, and lists again; an open takes one second, plus its wait on a miss.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from growfs.simulation.simulator import Simulation
 from tools.training.digits import RESIDENT, TRAIN, Numbers
 
 FILE_BYTES = 8192
-"""Each sample is a file of its own, all alike: what tools.training.mount writes takes so much of a disk."""
+"""Each sample is a file of this size: the disk space of a file that tools.training.through_mount writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a reader read. samples: indices, in the order of the opens.
+    """One training run's reads. samples: indices, in the order of the opens.
 
-    fill: samples fetched before the first open. fetches: those since. waited: opens that waited for a fetch.
+    fill: fetches before the first open. fetches: fetches after it. waited: opens that waited for a fetch.
     """
 
     samples: Numbers
@@ -33,40 +33,40 @@ class Reading:
 
     @property
     def fetches_per_open(self) -> float:
-        """Without the first fill."""
+        """Fetches per open, without the first fill."""
         return self.fetches / len(self.samples)
 
     @property
     def fetched(self) -> float:
-        """With the first fill: how many times the whole of the data."""
+        """All fetches, with the first fill, as a multiple of the data."""
         return (self.fill + self.fetches) / TRAIN
 
     @property
     def seen(self) -> float:
-        """The share of the data that was trained on."""
+        """The fraction of the data that was trained on."""
         return len(np.unique(self.samples)) / TRAIN
 
 
 def path(sample: int, label: int) -> str:
-    """The file of a sample: class folders."""
+    """The file of a sample, in its class folder."""
     return f"{label}/{sample:04}.npy"
 
 
 def everything(opens: int, seed: int) -> Reading:
-    """All of the data is local; each epoch reads it in a new order."""
-    return Reading(_drawn(_shuffled(np.random.default_rng(seed)), opens), TRAIN, 0)
+    """All data is local; each epoch reads it in a new random order."""
+    return Reading(_take(_shuffled(np.random.default_rng(seed)), opens), TRAIN, 0)
 
 
 def turnover(fetches_per_open: float) -> float:
-    """The turnover t at which t of the cache is replaced while the other 1 - t, which is listed, is read once."""
+    """The turnover t for which a fraction t of the cache is replaced while the listed rest, 1 - t, is read once."""
     return fetches_per_open / (1 + fetches_per_open)
 
 
 def cached(policy: str, fetches_per_open: float, labels: Numbers, opens: int, seed: int) -> Reading:
-    """A cache of a tenth of the data, full at the first listing, with the policies of growfs.simulation.
+    """A cache of a tenth of the data, full at the first listing, with a policy of growfs.simulation.
 
-    The remote gives fetches_per_open files in the time of an open, so no policy can fetch more between two opens;
-    what a miss fetches comes on top.
+    The remote delivers fetches_per_open files in the time of one open, so no policy can fetch more between two opens;
+    fetches for misses come on top.
     """
     files = [File(int(label) + 1, path(sample, label), FILE_BYTES) for sample, label in enumerate(labels)]
     simulation = Simulation(
@@ -91,35 +91,35 @@ def cached(policy: str, fetches_per_open: float, labels: Numbers, opens: int, se
                 simulation.sleep(1 + wait)
                 yield int(sample)
 
-    read = _drawn(samples(), opens)
+    read = _take(samples(), opens)
     return Reading(read, fill, sum(simulation.fetches) - fill, waited)
 
 
 def stream(fetches_per_open: float, opens: int, seed: int) -> Reading:
-    """Samples come from the remote in random order, pass after pass, through a shuffle buffer of a tenth of the data.
+    """Stream samples in random order, pass after pass, through a shuffle buffer of a tenth of the data.
 
-    As many fetches and as many steps as the rotating cache has, so each sample that comes is trained on several times
-    ("data echoing", Choi et al., 2019): a step draws from the buffer at random, and what was drawn so often makes room
-    for the next.
+    It makes as many fetches and steps as the rotating cache, so each fetched sample is trained on several times ("data
+    echoing", Choi et al., 2019): a step draws from the buffer at random, and a sample that was drawn often enough is
+    replaced by the next.
     """
     repeats = round(1 / fetches_per_open)
     rng = np.random.default_rng(seed)
-    coming = _shuffled(np.random.default_rng((seed, 1)))
+    source = _shuffled(np.random.default_rng((seed, 1)))
     fetches = 0
 
     def samples() -> Iterator[int]:
         nonlocal fetches
-        buffer = [next(coming) for _ in range(RESIDENT)]
+        buffer = [next(source) for _ in range(RESIDENT)]
         left = [repeats] * RESIDENT
         while True:
             place = int(rng.integers(RESIDENT))
             yield buffer[place]
             left[place] -= 1
             if not left[place]:
-                buffer[place], left[place] = next(coming), repeats
+                buffer[place], left[place] = next(source), repeats
                 fetches += 1
 
-    return Reading(_drawn(samples(), opens), RESIDENT, fetches)
+    return Reading(_take(samples(), opens), RESIDENT, fetches)
 
 
 def _shuffled(rng: np.random.Generator) -> Iterator[int]:
@@ -127,5 +127,5 @@ def _shuffled(rng: np.random.Generator) -> Iterator[int]:
         yield from map(int, rng.permutation(TRAIN))
 
 
-def _drawn(samples: Iterator[int], count: int) -> Numbers:
+def _take(samples: Iterator[int], count: int) -> Numbers:
     return np.fromiter(samples, np.int64, count)

@@ -1,4 +1,4 @@
-"""What came out: means with their confidence intervals, as a table and as a picture."""
+"""Reports the results: means with confidence intervals, as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tools.training.orders import Reading
 
 CONFIDENCE = 0.95
 GOAL_POINTS, GOAL_OPENS_MAX = 0.3, 4
-"""A rotating cache shall come so near to everything local where it has so many opens for each fetch, or fewer."""
+"""The goal: a rotating cache is within this many points of everything local, with at most this many opens per fetch."""
 COLOURS = {"growfs": "tab:blue", "stream, repeated": "tab:orange", "LRU": "tab:green"}
 
 
 @dataclass(slots=True)
 class Row:
-    """All repetitions of one way to read. opens_per_fetch: as asked for; None where nothing is fetched meanwhile.
+    """All repetitions of one way to read. opens_per_fetch: the nominal ratio; None where it does not apply.
 
-    accuracies: percent. differences: points, to everything local in the same repetition.
+    accuracies: percent. differences: points, compared with everything local in the same repetition.
     """
 
     way: str
@@ -37,20 +37,20 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The first column."""
+        """The text of the first column."""
         return f"{self.way}, {self.opens_per_fetch}" if self.opens_per_fetch else self.way
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, and how far its confidence interval reaches to either side (nan for a single repetition)."""
+    """A mean and the half-width of its confidence interval (nan for a single repetition)."""
 
     mean: float
     half: float
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """By Student's t distribution."""
+    """The interval by Student's t distribution."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, math.nan)
@@ -59,7 +59,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     lines = [
         "| way to read, opens per fetch | steps | fetches per open | fetched, times the data | data seen"
         " | opens that waited | accuracy, % | difference to everything local, points |",
@@ -88,19 +88,19 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def shown(value: Interval, sign: str) -> str:
-    """For people. sign: "+" where a gain is to be told from a loss."""
+    """The interval as text. sign: "+" to show the sign of gains too."""
     return f"{value.mean:{sign}.2f}" + ("" if math.isnan(value.half) else f" ± {value.half:.2f}")
 
 
 def verdict(rows: Iterable[Row]) -> list[str]:
-    """A line on each row of growfs that has the goal: whether it meets it, and how surely."""
+    """For each row of growfs that the goal covers, a line that says whether it is met."""
     lines = []
     for row in rows:
         if row.way.startswith("growfs") and row.opens_per_fetch and row.opens_per_fetch <= GOAL_OPENS_MAX:
             found = interval(row.differences)
             met = "met" if found.mean >= -GOAL_POINTS else "missed"
             if math.isnan(found.half):
-                met = "cannot be told from one repetition"
+                met = "unknown from one repetition"
             elif abs(found.mean + GOAL_POINTS) < found.half:
                 met += ", with the goal inside the interval"
             lines.append(f"- {row.name}: {shown(found, '+')} points: {met}.")
@@ -108,8 +108,8 @@ def verdict(rows: Iterable[Row]) -> list[str]:
 
 
 def draw(rows_by_epochs: dict[int, list[Row]], path: Path) -> None:
-    """The differences to everything local over the opens per fetch, for each length of training."""
-    # The same figures give the same file: no date, no random names; and text stays text, which is smaller.
+    """Plot the differences to everything local over the opens per fetch, for each length of training."""
+    # Equal results give equal files: no date, no random names. Text stays text, which is smaller.
     with mpl.rc_context({"svg.hashsalt": "growfs", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(4 * len(rows_by_epochs) + 0.5, 3.4), layout="constrained")
         axes = figure.subplots(1, len(rows_by_epochs), sharey=True, squeeze=False)[0]
@@ -121,19 +121,19 @@ def draw(rows_by_epochs: dict[int, list[Row]], path: Path) -> None:
 
 
 def draw_length(axis: Axes, epochs: int, rows: list[Row]) -> None:
-    """One length of training."""
+    """Plot one length of training."""
     axis.set_title(f"{epochs} epochs' worth of steps", fontsize=9)
     axis.axhline(0, color="black", linewidth=0.8)
     axis.axhline(-GOAL_POINTS, color="grey", linewidth=0.8, linestyle="--", label=f"goal: -{GOAL_POINTS}")
     for number, (way, colour) in enumerate(COLOURS.items()):
-        # By what was measured: an LRU cache fetches more than it was asked to.
+        # At the measured ratio: an LRU cache fetches more than the nominal one.
         points = [
             (1 / float(np.mean([one.fetches_per_open for one in row.readings])), interval(row.differences))
             for row in rows
             if row.way == way
         ]
         axis.errorbar(
-            [x * 1.03**number for x, _ in points],  # beside one another, so that the bars can be told apart
+            [x * 1.03**number for x, _ in points],  # side by side, so the bars do not overlap
             [found.mean for _, found in points],
             [0 if math.isnan(found.half) else found.half for _, found in points],
             marker="o",

@@ -1,6 +1,6 @@
-"""The same training through a real mount: each image is a file, and each epoch lists the mount again.
+"""Trains through a real mount: each image is a file, and each epoch lists the mount again.
 
-Nothing here knows of rotation but the flags of the mount: the reader is what a person would write.
+Only the mount's flags mention rotation; the reader is ordinary training code.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tools.training.digits import BATCH, RESIDENT, Images, Split, Training, tens
 from tools.training.orders import FILE_BYTES, Reading, path, turnover
 
 SCALE = 8
-"""A pixel becomes 8 x 8 bytes: files of 4,224 bytes take two blocks of any disk, so that a tenth of them is a tenth."""
+"""A pixel becomes 8 x 8 bytes: a file of 4,224 bytes takes two blocks on any disk, so the cache size is exact."""
 EPOCH_S_MIN = 0.3
-"""So small a network is done with an epoch before a few files have come; a real one takes minutes for it."""
+"""So small a network finishes an epoch before a few files are fetched; a real one takes minutes."""
 
 
 def write(split: Split, folder: Path) -> None:
-    """The remote: a file for each image to train on, in class folders."""
+    """Write the remote: a file for each training image, in class folders."""
     for sample, (image, label) in enumerate(zip(split.images, split.labels, strict=True)):
         file = folder / path(sample, int(label))
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def write(split: Split, folder: Path) -> None:
 
 
 def train_mounted(split: Split, fetches_per_open: float, opens: int, seed: int, folder: Path) -> tuple[float, Reading]:
-    """Accuracy in percent, and what was read, with a cache of a tenth. folder: empty, for the remote and the cache."""
+    """Train with a cache of a tenth of the data; return accuracy in percent and what was read. folder: empty."""
     remote = folder / "remote"
     write(split, remote)
     flags = ["--cache-size", RESIDENT * FILE_BYTES, "--seed", seed, "--settle", 0, "--wait-files", RESIDENT]
@@ -54,13 +54,13 @@ def train_mounted(split: Split, fetches_per_open: float, opens: int, seed: int, 
 
 
 def read(mountpoint: Path, seed: int) -> Iterator[tuple[Path, Images]]:
-    """The files and what is in them, epoch after epoch: each lists again, and reads what it finds in random order."""
+    """Yield files and their images, epoch after epoch. Each epoch lists again and reads in random order."""
     rng = random.Random(seed)
     while True:
         began = time.monotonic()
         files = list(mountpoint.glob("*/*.npy"))
         rng.shuffle(files)
         for file in files:
-            # Here and not by who asked: the next listing ends the promise of this one, and a batch may span both.
+            # Load before the yield: a batch may span two listings, and the second releases the holds of the first.
             yield file, np.load(file)[::SCALE, ::SCALE] / np.float32(16)
         time.sleep(max(0.0, began + EPOCH_S_MIN - time.monotonic()))

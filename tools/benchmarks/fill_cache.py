@@ -1,8 +1,7 @@
-"""Makes a cache whole without a fetch: `python -m tools.benchmarks.fill FOLDER BYTES`, while nothing is mounted.
+"""Fills a cache without fetching: `python -m tools.benchmarks.fill_cache FOLDER BYTES`, while it is not mounted.
 
-FOLDER: of the one cache, whose catalog is listed. Each of its files gets BYTES bytes, by the store's own code: a
-million files come in minutes, where a fetch of each would take an hour, and the next mount trusts them as it does its
-own.
+FOLDER is a cache's folder whose catalog is complete. Each file gets BYTES bytes and is admitted by growfs's own store,
+so the next mount trusts it. A million files take minutes; fetching them would take an hour.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from growfs.cache.store import Store
 from growfs.remote import digest
 from growfs.remote.protocol import Fetched, RemoteFile
 
-AT_ONCE = 1000
-"""Files that are admitted in one transaction."""
+BATCH = 1000
+"""Files admitted in one transaction."""
 
 
 async def fill(folder: Path, size: int) -> None:
-    """Have all files of the catalog be resident."""
+    """Admit every file of the catalog that is not cached."""
     database = Database(folder / "catalog.sqlite")
     recover(database, folder)
     catalog = Catalog(database)
     store = Store(folder, database, catalog, min_free=0)
     store.limit_bytes = sys.maxsize
-    drafts = _drafts(folder, catalog, store, bytes(size))
-    while some := list(itertools.islice(drafts, AT_ONCE)):
-        await store.admit(some)
+    staged = _staged_files(folder, catalog, store, bytes(size))
+    while batch := list(itertools.islice(staged, BATCH)):
+        await store.admit(batch)
     store.stop()
     database.close()
 
 
-def _drafts(folder: Path, catalog: Catalog, store: Store, content: bytes) -> Iterator[StagedFile]:
+def _staged_files(folder: Path, catalog: Catalog, store: Store, content: bytes) -> Iterator[StagedFile]:
     connection = read_only(catalog.file)
     rows = connection.execute(
         f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0 AND r.id IS NULL"

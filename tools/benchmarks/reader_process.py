@@ -1,4 +1,4 @@
-"""The benchmarks' side of the processes that read: reader.py, and the programs that train."""
+"""Starts the programs that read (reader.py and the training programs) and talks to them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HERE = Path(__file__).parent
 SHIM = ROOT / "tests" / "frameworks" / "shim"  # lets torchvision be imported
 
 
-class Reader:
-    """A process that knows nothing of growfs and does what it is asked, a line of JSON each. Ends with the block.
+class ReaderProcess:
+    """A process without any growfs code that runs commands, one line of JSON each. It is killed at the block's end.
 
-    program: a file beside this one. It lives through many measurements, so that none of them pays for its start.
+    program: a file beside this one. One process runs many measurements, so none of them includes its start.
     """
 
     def __init__(self, program: str = "reader.py") -> None:
@@ -33,7 +33,7 @@ class Reader:
             cwd="/",
         )
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> ReaderProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,29 +41,29 @@ class Reader:
         self._process.communicate()
         self._errors.close()
 
-    def ask(self, what: str, *arguments: object) -> None:
-        """Have it begin. arguments: what JSON can say, and paths."""
+    def send(self, command: str, *arguments: object) -> None:
+        """Start a command. arguments: JSON values and paths."""
         assert self._process.stdin
         try:
-            self._process.stdin.write(json.dumps([what, *arguments], default=str) + "\n")
+            self._process.stdin.write(json.dumps([command, *arguments], default=str) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._ended() from None
+            raise self._error() from None
 
-    def answer(self) -> Any:
-        """Wait for what it says to what it was asked; what else a framework prints is passed over."""
+    def receive(self) -> Any:
+        """Wait for the command's result; other lines, which frameworks print, are skipped."""
         assert self._process.stdout
         for line in self._process.stdout:
             if line.startswith(("{", "[")):
                 return json.loads(line)
-        raise self._ended()
+        raise self._error()
 
-    def do(self, what: str, *arguments: object) -> Any:
-        """Ask, and wait for the answer."""
-        self.ask(what, *arguments)
-        return self.answer()
+    def call(self, command: str, *arguments: object) -> Any:
+        """Run a command and return its result."""
+        self.send(command, *arguments)
+        return self.receive()
 
-    def _ended(self) -> BenchError:
+    def _error(self) -> BenchError:
         self._process.wait()
         self._errors.seek(0)
         return BenchError(f"the reader ended: {self._errors.read().strip()[-2000:] or self._process.returncode}")

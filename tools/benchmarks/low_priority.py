@@ -1,4 +1,4 @@
-"""Runs a command that takes only CPU time that nobody else wants: `python -m tools.benchmarks.aside COMMAND ...`."""
+"""Runs a command at idle priority: `python -m tools.benchmarks.low_priority COMMAND ...`."""
 
 import os
 import sys
