@@ -259,7 +259,7 @@ class PassthroughEngine:
         self._to_open_ahead.extend([entry.id for entry in self._vfs.mark_delivered(read.fh, count) if not entry.is_dir])
 
     def _open_ahead(self) -> bool:
-        """Open a listed file ahead: whoever lists a directory often reads the files in it."""
+        """Open a listed file ahead: a reader that lists a directory often reads its files."""
         if not self._to_open_ahead:
             return False
         id = self._to_open_ahead.popleft()

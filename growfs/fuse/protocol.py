@@ -171,7 +171,7 @@ def parse_request(message: bytes) -> FuseRequest:
         raise Malformed(f"a message of {len(message)} bytes")
     length, opcode, unique, nodeid, _, _, tid = InHeader.layout.unpack_from(message)
     if length != len(message):
-        raise Malformed(f"a message of {len(message)} bytes says that it has {length}")
+        raise Malformed(f"a message of {len(message)} bytes, whose header says {length}")
     return FuseRequest(opcode, unique, nodeid, tid, message)
 
 
