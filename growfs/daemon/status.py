@@ -76,7 +76,7 @@ class Status:
 
     async def snapshot(self) -> dict[str, Any]:
         """The status now, as a new dictionary. Sizes in bytes, times in seconds."""
-        readers = self._readers.living()
+        readers = self._readers.active()
         holds = {hold for reader in readers if (hold := _oldest_hold(reader))}
         totals = await self._database.query_in_thread(partial(self._totals, holds))
         return self._assemble(readers, totals)

@@ -161,8 +161,8 @@ def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool) -> _Ro
     decide = partial(plan_in_worker, workers, database.path)
     policy = TurnoverPolicy(rotates, options.turnover, options.show_files)
     generations = Generations(database, cache.catalog, store, policy, decide)
-    to_the_end = options.rotation == "always"
-    readers = ReaderRegistry(generations, options.settle, options.hold_idle, to_the_end, cache.usage.recently_opened)
+    always = options.rotation == "always"
+    readers = ReaderRegistry(generations, options.settle, options.hold_idle, always, cache.usage.recently_opened)
     evictor = Evictor(database, store, generations, readers.holds)
     for evictable in (readers.released, generations.written):
         evictable.connect(store.space_freed.notify)

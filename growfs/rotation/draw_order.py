@@ -1,7 +1,7 @@
-"""Who comes next: the order in which a pass draws the files of the catalog. Pure functions.
+"""The order in which a pass draws the files of the catalog. Pure functions.
 
-The order is that of a keyed hash of the path. So it is the same for every process that knows the seed, it does not
-depend on how the catalog was listed, and a file that is new to the catalog has its place without moving the others.
+Files are ordered by a keyed hash of the path. So the order is the same in every process that knows the seed, it does
+not depend on how the catalog was listed, and a file that is added to the catalog takes its place without moving others.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from hashlib import blake2b
 from growfs.remote.names import extension, template_fields
 
 SEED_DIRECTORIES_MAX = 10_000
-"""More directories than this are not seeded before a mount returns."""
+"""With more directories than this, a mount returns before each of them has a file."""
 SHARES = 0
-"""Stands for the number of a pass where the hash decides which node's share a file is in; passes count from 1."""
+"""In place of the number of a pass, where the hash decides which node's share a file is in; passes count from 1."""
 DEFERRED = 1 << 64
 """Added to the keys of files that come after all others."""
 PART_BITS = 8
-"""Keys are sorted in so many parts, by their first bits, because a sort makes objects of them."""
+"""Keys are sorted in 2**PART_BITS parts, by their first bits, because a sort makes a Python object of each key."""
 GROUP_FIELDS = ("stem", "name", "parent")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file of the catalog. size: bytes to count for it. drawn: this pass has had it already. frozen: by --freeze.
+    """A file of the catalog. size: bytes to count for it. drawn: this pass has drawn it already. frozen: by --freeze.
 
-    deferred: it was here when the pass came to it, and comes once more at the end.
+    deferred: it was cached when the pass came to it, and is drawn once more at the end.
     """
 
     id: int
@@ -44,10 +44,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What decides the order of a pass, from number 1 on.
+    """What decides the order of a pass. number: counts from 1.
 
-    share: (number, of how many) of this node; None: it has all files. group: a template of what files that are drawn as
-    one have in common, with the fields of `group_of`. size_max: bytes; larger files cannot be drawn.
+    share: (number, of how many) of this node; None: it has all files. group: a template, with the fields of `group_of`;
+    files for which it gives the same text are drawn as a group. size_max: bytes; larger files cannot be drawn.
     """
 
     seed: int
@@ -57,16 +57,16 @@ class Pass:
     size_max: int | None = None
 
     def has(self, path: str) -> bool:
-        """Whether a file is in this node's share; there may be others, because they are frozen or seeds."""
+        """Whether a file is in this node's share. Frozen files and seeds are drawn even where they are not."""
         return is_in_share(self.seed, self.share, group_of(self.group, path))
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a pass has still to draw: ids, in order. A negative one is drawn as one with the id before it.
+    """What a pass has still to draw: ids, in order. A negative id is of the same group as the id before it.
 
-    frozen come first, then a file of each directory that has none (seeds), then the rest. files: of this node's whole
-    share, drawn or not; bytes: of those among them that can be drawn.
+    frozen come first, then a file of each directory that has none (seeds), then the rest. files: how many this node's
+    whole share has, drawn or not; bytes: of those among them that can be drawn.
     """
 
     frozen: Sequence[int] = ()
@@ -77,15 +77,15 @@ class Order:
 
 
 def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
-    """The ids of an order, those together that are drawn as one."""
-    unit: list[int] = []
+    """The ids of an order, in groups."""
+    group: list[int] = []
     for id in ids:
-        if id > 0 and unit:
-            yield unit
-            unit = []
-        unit.append(abs(id))
-    if unit:
-        yield unit
+        if id > 0 and group:
+            yield group
+            group = []
+        group.append(abs(id))
+    if group:
+        yield group
 
 
 def draw_key(seed: int, number: int, path: str) -> int:
@@ -95,39 +95,40 @@ def draw_key(seed: int, number: int, path: str) -> int:
 
 
 def group_of(template: str | None, path: str) -> str:
-    """What decides the place of a file, and is the same for all that are drawn as one: its path without a template.
+    """The text that decides the place of a file, the same for all files of its group. Without a template, its path.
 
-    Fields of a template: {stem}, the path without its extension; {name}, that without its folder; {parent}, the folder.
+    Fields of a template: {stem}, the path without its extension; {name}, the same without its folder; {parent}, its
+    folder.
     """
     return path if template is None else template.format(**template_fields(path))
 
 
 def is_in_share(seed: int, share: tuple[int, int] | None, group: str) -> bool:
-    """Whether a file is one of this node's: decided by its path alone, so that a growing catalog moves none."""
+    """Whether a file is in this node's share. Its path alone decides, so that a growing catalog moves no file."""
     return share is None or draw_key(seed, SHARES, group) % share[1] == share[0]
 
 
-def draw_order(files: Iterable[Candidate], asked: Pass) -> Order:
+def draw_order(files: Iterable[Candidate], pass_: Pass) -> Order:
     """The order of a pass.
 
-    A directory's seed is the first in the first pass's order among those with the directory's commonest extension (the
-    alphabetically first of equally common ones): a README in a class folder seeds no class. Seeds are drawn from the
-    whole catalog, also where a node draws a share of it, and are the same on all nodes.
+    A directory's seed is, among its files with its commonest extension (the alphabetically first of equally common
+    ones), the first that the first pass draws: a README in a class folder is no seed. Seeds are drawn from the whole
+    catalog, even where a node draws a share of it, and are the same on all nodes.
     """
-    drawing = _Drawing(asked)
+    drawing = _Drawing(pass_)
     for file in files:
         drawing.add(file)
     return drawing.order()
 
 
 class _Keyed:
-    """Ids in the order of their keys, which may be DEFERRED: 16 bytes each, where ten million tuples take 2 GB."""
+    """Ids in the order of their keys, which may be DEFERRED. 16 bytes each: tuples of ten million files take 2 GB."""
 
     def __init__(self) -> None:
         self._parts = [array("Q") for _ in range(2 << PART_BITS)]
 
     def add(self, key: int, id: int) -> None:
-        """Put one in."""
+        """Add an id."""
         self._parts[key >> (64 - PART_BITS)].extend((key % DEFERRED, id))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -138,7 +139,7 @@ class _Keyed:
 
 @dataclass(slots=True)
 class _First:
-    """The file of a kind that the first pass draws first."""
+    """The file of a kind that the first pass draws first. mine: it is in this node's share."""
 
     first_key: int
     id: int
@@ -149,14 +150,14 @@ class _First:
 
 
 class _Drawing:
-    """An order while it is made. Of each file only its key and id are kept; groups: all ids with a key.
+    """Collects the files of an order. Keeps only the key and id of each file. _groups: all ids with a key.
 
-    others: the sizes of those with a key that are not this node's, which are drawn all the same where one of their
-    group is frozen or a seed: then their key is in `whole`.
+    _others: by key, the sizes of files that are not in this node's share. They are drawn all the same where a file of
+    their group is frozen or a seed; then their key is in `_whole`.
     """
 
-    def __init__(self, asked: Pass) -> None:
-        self._asked = asked
+    def __init__(self, pass_: Pass) -> None:
+        self._pass = pass_
         self._frozen = _Keyed()
         self._rest = _Keyed()
         self._firsts: dict[tuple[int, str], _First] = {}
@@ -168,18 +169,18 @@ class _Drawing:
         self._files = self._bytes = 0
 
     def add(self, file: Candidate) -> None:
-        asked = self._asked
-        group = group_of(asked.group, file.path)
-        key = draw_key(asked.seed, asked.number, group)
-        first_key = key if asked.number == 1 else draw_key(asked.seed, 1, group)
-        mine = file.frozen or is_in_share(asked.seed, asked.share, group)
+        pass_ = self._pass
+        group = group_of(pass_.group, file.path)
+        key = draw_key(pass_.seed, pass_.number, group)
+        first_key = key if pass_.number == 1 else draw_key(pass_.seed, 1, group)
+        mine = file.frozen or is_in_share(pass_.seed, pass_.share, group)
         if mine:
             self._count(file.size)
-        if mine and (not file.drawn or (file.frozen and not file.resident)):  # it may be frozen only now
+        if mine and (not file.drawn or (file.frozen and not file.resident)):  # it may be drawn, evicted, then frozen
             (self._frozen if file.frozen else self._rest).add(key + DEFERRED * file.deferred, file.id)
         if file.resident:
             self._seeded.add(file.directory)
-        if asked.group is not None:
+        if pass_.group is not None:
             self._groups.setdefault(key, []).append(file.id)
             if file.frozen:
                 self._whole.add(key)
@@ -195,9 +196,9 @@ class _Drawing:
         seeds = _Keyed()
         done = {id for _, id in self._frozen}
         for directory, seed in self._seeds().items():
-            if not seed.mine:  # seeds are every node's
+            if not seed.mine:  # every node draws the seeds
                 self._whole.add(seed.key)
-                if self._asked.group is None:
+                if self._pass.group is None:
                     self._count(seed.size)
             if directory not in self._seeded and seed.id not in done:
                 seeds.add(seed.key, seed.id)
@@ -214,7 +215,7 @@ class _Drawing:
 
     def _count(self, size: int) -> None:
         self._files += 1
-        if self._asked.size_max is None or size <= self._asked.size_max:
+        if self._pass.size_max is None or size <= self._pass.size_max:
             self._bytes += size
 
     def _seeds(self) -> dict[int, _First]:
@@ -225,7 +226,7 @@ class _Drawing:
         return {directory: self._firsts[directory, suffix] for directory, (_, suffix) in best.items()}
 
     def _ids(self, keys: _Keyed, done: set[int]) -> array[int]:
-        """Ids in the order of their keys, without those that are done; with groups, all of each."""
+        """Ids in the order of their keys, without those in `done`; with groups, all ids of each group."""
         ids = array("q")
         if not self._groups:
             ids.extend(id for _, id in keys if id not in done)

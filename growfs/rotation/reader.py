@@ -1,4 +1,4 @@
-"""What one process listed, opened and therefore holds. No clock and no /proc: who asks says what time it is."""
+"""What one process has listed and opened, and what it holds. No clock and no /proc: callers pass the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GROW_BYTES = 4096
 
 
 class Marks:
-    """A set of small numbers, a bit each: what one process opened may be millions of files."""
+    """A set of small numbers, one bit each: a process may open millions of files."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
@@ -20,7 +20,7 @@ class Marks:
         return self._count
 
     def add(self, number: int) -> None:
-        """Put a number in."""
+        """Add a number."""
         place, bit = number >> 3, 1 << (number & 7)
         if place >= len(self._bits):
             self._bits.extend(bytes(place - len(self._bits) + GROW_BYTES))
@@ -29,7 +29,7 @@ class Marks:
             self._count += 1
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all numbers."""
         self._bits = bytearray()
         self._count = 0
 
@@ -38,12 +38,12 @@ class Marks:
 class Reader:
     """A process that listed a directory, or opened a file without any ancestor that had listed.
 
-    pid: 0 stands for all those in other pid namespaces, which the kernel does not name. start: clock ticks after boot.
-    holds: by directory. listed_at, active_at: seconds, of any clock; None: never.
-    generations: in how many it has listed. shown: files in its last listing of each directory.
-    opens, waited: how many opens, and how many of them were misses. files: the ids opened since it last listed in a
-    new generation. handles: how many of its files are open. unread: of what it was shown before that, the share that it
-    never opened.
+    pid: 0 stands for all processes of other pid namespaces, which the kernel does not identify. start: clock ticks
+    after boot. holds: by directory. listed_at, active_at: seconds, of any clock; None: never.
+    generation: the last one in which it listed. generations: in how many it has listed. shown: how many files it was
+    shown by its last listing of each directory. opens, waited: how many opens, and how many of them were misses.
+    files: the ids that it opened since it first listed in the current generation. handles: how many of its files are
+    open. unread: the share of the files of its listings before that, which it never opened.
     """
 
     pid: int
@@ -62,32 +62,32 @@ class Reader:
     files: Marks = field(default_factory=Marks)
     unread: float = 0.0
     _listing_since: float = 0.0
-    _opens_before: int = 0
+    _opens_at_listing: int = 0
     _listed: dict[int, int] = field(default_factory=dict)
 
     @property
     def files_shown(self) -> int:
-        """Files in its last listings."""
+        """How many files its last listings showed."""
         return self.shown.get(EVERYWHERE) or sum(self.shown.values())
 
     @property
     def listed_once(self) -> bool:
-        """Whether all that it listed was of one generation: most stock code never lists again."""
+        """Whether it has listed in one generation only: most stock code never lists again."""
         return self.generations == 1
 
     def is_listing(self, generation: Generation | None, now: float, settle_s: float) -> bool:
-        """Whether it is in the middle of listing a generation: it began that a moment ago, and opened nothing since."""
+        """Whether it is in the middle of listing a generation: it began not long ago, and has opened nothing since."""
         return (
             generation is not None
             and self.generation == generation.number
-            and self.opens == self._opens_before
+            and self.opens == self._opens_at_listing
             and now - self._listing_since <= settle_s
         )
 
     def unrenewed_holds(self, lists_now: bool = False) -> dict[int, Hold]:
-        """The holds that it may never renew: those of directories that it passed by when it last listed.
+        """The holds that it may never renew: those of directories that it has not listed again in its last generation.
 
-        All, where it listed in no more than one generation, unless it lists_now in the next.
+        All of them, where it has listed in one generation only, unless lists_now: it lists again at this moment.
         """
         if self.generations <= 1 and not lists_now:
             return dict(self.holds)
@@ -95,20 +95,20 @@ class Reader:
 
     @property
     def opened_all(self) -> bool:
-        """Whether it opened as many files as it was shown."""
+        """Whether it has opened as many files as it was shown."""
         return 0 < self.files_shown <= len(self.files)
 
     def about_to_list(self, directory: int, generation: Generation | None, now: float) -> ListingContext:
-        """What decides whether a listing of a directory begins a new generation. generation: the current one."""
+        """The facts that decide whether its listing of a directory begins a generation. generation: the current one."""
         return ListingContext(
             listed_ever=self.listed_at is not None,
             listed_here=generation is not None and self._listed.get(directory) == generation.number,
-            opened_since=self.opens > self._opens_before,
+            opened_since=self.opens > self._opens_at_listing,
             listing_s=now - self._listing_since,
         )
 
     def lists(self, directory: int, generation: Generation, now: float) -> None:
-        """It lists a directory (EVERYWHERE: all), and holds what that shows from now on."""
+        """It lists a directory (EVERYWHERE: all), and holds what that generation shows of it from now on."""
         if self.generation != generation.number:
             if shown := self.files_shown:
                 self.unread = max(0.0, 1 - len(self.files) / shown)
@@ -117,9 +117,9 @@ class Reader:
             self.generation = generation.number
             self.generations += 1
             self._listing_since = now
-        elif self.opens > self._opens_before:
+        elif self.opens > self._opens_at_listing:
             self._listing_since = now
-        self._opens_before = self.opens
+        self._opens_at_listing = self.opens
         if directory == EVERYWHERE:
             self.holds.clear()
         self.shown[directory] = 0
@@ -128,11 +128,11 @@ class Reader:
         self.listed_at = self.active_at = now
 
     def is_shown(self, directory: int, files: int) -> None:
-        """Its listing of a directory goes on with so many files."""
+        """Its listing of a directory showed so many more files."""
         self.shown[directory] = self.shown.get(directory, 0) + files
 
     def opened(self, id: int, generation: Generation | None, now: float, waited: bool = False) -> None:
-        """It, or a process that it started, opens a file. One that never listed holds the generation of that moment."""
+        """It, or a process that it started, opens a file. If it has never listed, it holds the current generation."""
         self.opens += 1
         self.waited += waited
         self.handles += 1
@@ -147,9 +147,9 @@ class Reader:
         self.active_at = now
 
     def is_silent(self, now: float, hold_idle_s: float) -> bool:
-        """Whether it has had no file open, and opened none, for so long that its holds end."""
+        """Whether it has had no file open, and opened none, for longer than hold_idle_s: its holds end then."""
         return not self.handles and now - self.active_at > hold_idle_s
 
     def release(self) -> None:
-        """Nothing is held for it any more. It lists as one that has listed before."""
+        """End its holds. It still counts as a process that has listed."""
         self.holds.clear()

@@ -1,7 +1,7 @@
-"""Who listed, and who opened: which process a request is of, what it therefore holds, and when a generation begins.
+"""The readers of a mount: which process a request comes from, what it holds, and when its listing begins a generation.
 
-A process is its thread group and start time, because FUSE names the thread that asks, and numbers are used again.
-It is looked up while the kernel holds the asking thread in its call, so it cannot end meanwhile.
+A process is identified by its thread group and start time: FUSE gives the thread of a request, and the kernel reuses
+numbers. It is looked up while the kernel keeps that thread waiting in its call, so it cannot end meanwhile.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from growfs.rotation.reader import Reader
 from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_generation
 
 FORGET_THREADS_S = 1.0
-"""How long a thread number is taken for the same thread. Numbers are handed out in turn, so reuse takes far longer."""
+"""For how long a thread number is known to be the same thread. The kernel counts up, so reuse takes far longer."""
 THREADS_MAX = 256
 SILENCE_EVERY_S = 5.0
-"""How often silent readers are looked for."""
+"""How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
-"""Readers, before their numbers are used again."""
+"""How many readers there are before their numbers are used again."""
 NOTHING = Generation(0, 0, 0.0)
-"""What is listed before there is a generation."""
+"""Stands for the generation where there is none yet: it lists nothing."""
 FOREIGN = 0
 """The pid that FUSE gives for processes of other pid namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What /proc tells of a process. start: clock ticks after boot (proc(5), field 22)."""
+    """A process, as /proc describes it. start: clock ticks after boot (proc(5), field 22)."""
 
     pid: int
     parent: int
@@ -46,7 +46,7 @@ class Process:
 def process(pid: int) -> Process | None:
     """The process with that id, or None where there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a command may be cut within a letter
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # the kernel may cut a command within a character
     except OSError:
         return None
     command, _, rest = stat.partition("(")[2].rpartition(") ")
@@ -67,11 +67,11 @@ def thread_group(tid: int) -> int:
 
 
 class ReaderRegistry:
-    """Owns the readers and what they hold. Only it has a generation begin. `released` pulses when holds have ended.
+    """Owns the readers and their holds, and alone begins generations. `released` notifies when holds have ended.
 
-    settle_s: how long a generation is kept for those that only look. hold_idle_s: after how long a silence a reader's
-    holds end. to_the_end: hold only for readers that have not yet opened all that they were shown. opened_lately: ids
-    of files whose rows may not tell yet that they were opened.
+    settle_s: how long a generation is kept for processes that list and open nothing. hold_idle_s: after how long a
+    silence a reader's holds end. release_when_read: a reader that has opened all files that it was shown holds nothing.
+    recently_opened: returns ids of files that were opened, whose rows may not say so yet.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class ReaderRegistry:
         generations: Generations,
         settle_s: float,
         hold_idle_s: float,
-        to_the_end: bool,
-        opened_lately: Callable[[], frozenset[int]],
+        release_when_read: bool,
+        recently_opened: Callable[[], frozenset[int]],
     ) -> None:
         self.settle_s = settle_s
         self.hold_idle_s = hold_idle_s
-        self.to_the_end = to_the_end
+        self.release_when_read = release_when_read
         self.released = Signal[[]]()
         self._generations = generations
-        self._opened_lately = opened_lately
+        self._recently_opened = recently_opened
         self._beginning = trio.Lock()
         self._nursery: trio.Nursery
         self._readers: dict[tuple[int, str], Reader] = {}
@@ -96,7 +96,7 @@ class ReaderRegistry:
         self._last_number = 0
 
     async def run(self) -> None:
-        """Watch the readers: what one holds ends with it, and after a long silence."""
+        """End the holds of readers that have ended, or have been silent for long."""
         async with trio.open_nursery() as self._nursery:
             while True:
                 await trio.sleep(SILENCE_EVERY_S)
@@ -109,21 +109,21 @@ class ReaderRegistry:
     @property
     def rotation(self) -> str:
         """When listed files may be evicted: auto, never or always, as --rotation has it."""
-        return "never" if not self._generations.rotates else "always" if self.to_the_end else "auto"
+        return "never" if not self._generations.rotates else "always" if self.release_when_read else "auto"
 
     @rotation.setter
     def rotation(self, rotation: str) -> None:
         self._generations.rotates = rotation != "never"
-        self.to_the_end = rotation == "always"
+        self.release_when_read = rotation == "always"
 
-    # What they do.
+    # What readers do.
 
     def listing(self, tid: int, directory: int) -> tuple[Reader, Generation] | None:
-        """Note that a thread lists a directory (EVERYWHERE: all); returns who it is, and what it is shown.
+        """Note that a thread lists a directory (EVERYWHERE: all); returns its reader and the generation that it sees.
 
-        None where a generation has to `begin` first; then ask again.
+        None where a generation has to `begin` first.
         """
-        reader = self._self(tid)
+        reader = self._own(tid)
         generation = self._generations.current
         if generation is None or self._begins(reader, directory, generation):
             return None
@@ -131,34 +131,34 @@ class ReaderRegistry:
 
     def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
         if reader.listed_at is None:
-            self._threads.clear()  # from now on it is credited with what its children open
+            self._threads.clear()  # what its children open is credited to it from now on
         reader.lists(directory, generation, trio.current_time())
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
-        self.released.notify()  # what it saw before
+        self.released.notify()  # its holds on what it saw before have ended
         return reader, generation
 
     async def begin(self, tid: int, directory: int) -> tuple[Reader, Generation]:
-        """As `listing`, once a generation has begun that this thread's listing asks for."""
+        """As `listing`, after the generation that this listing needs has begun."""
         async with self._beginning:
             if listing := self.listing(tid, directory):
-                return listing  # another one began it meanwhile
-            reader = self._self(tid)
-            lasting = Holds((r.unrenewed_holds(lists_now=r is reader) for r in self._holding()), self.holds().foreign)
-            await self._generations.begin(lasting, self._opened_lately())
+                return listing  # another listing began it meanwhile
+            reader = self._own(tid)
+            unrenewed = Holds((r.unrenewed_holds(lists_now=r is reader) for r in self._holding()), self.holds().foreign)
+            await self._generations.begin(unrenewed, self._recently_opened())
             return self._join(reader, directory, self._generations.current or NOTHING)
 
     def _begins(self, reader: Reader, directory: int, generation: Generation) -> bool:
         now = trio.current_time()
-        known = reader.about_to_list(directory, generation, now)
+        context = reader.about_to_list(directory, generation, now)
         others = (other for other in self._readers.values() if other is not reader)
         others_listing = any(other.is_listing(generation, now, self.settle_s) for other in others)
-        return begins_generation(known, now - generation.began_at, self.settle_s, others_listing)
+        return begins_generation(context, now - generation.began_at, self.settle_s, others_listing)
 
     def opener(self, tid: int) -> int:
-        """Whom a thread's opens are credited to: the nearest of its process and ancestors that listed, or the process.
+        """The reader to which a thread's opens are credited: the nearest of its process and ancestors that has listed.
 
-        Returns the reader's number, for `opened` and `closed`.
+        Its own process, where none has. Returns the reader's number, for `opened` and `closed`.
         """
         now = time.monotonic()
         known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
@@ -170,7 +170,7 @@ class ReaderRegistry:
         return reader.number
 
     def opened(self, number: int, id: int, waited: bool) -> None:
-        """A reader has opened a file. waited: for it to be fetched."""
+        """A reader has opened a file. waited: until it was fetched."""
         if reader := self._by_number.get(number):
             reader.opened(id, self._generations.current, trio.current_time(), waited)
 
@@ -179,15 +179,15 @@ class ReaderRegistry:
         if reader := self._by_number.get(number):
             reader.closed(trio.current_time())
 
-    # What they hold.
+    # What readers hold.
 
     def holds(self) -> Holds:
-        """What all of them hold."""
+        """The holds of all readers."""
         foreign = any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
         return Holds((reader.holds for reader in self._holding()), foreign)
 
     def _holding(self) -> Iterator[Reader]:
-        return (reader for reader in self._readers.values() if not (self.to_the_end and reader.opened_all))
+        return (reader for reader in self._readers.values() if not (self.release_when_read and reader.opened_all))
 
     def release(self) -> None:
         """End all holds."""
@@ -195,18 +195,18 @@ class ReaderRegistry:
             reader.release()
         self.released.notify()
 
-    def living(self) -> list[Reader]:
-        """The readers that have not ended, the last to list first."""
+    def active(self) -> list[Reader]:
+        """The readers that have not ended; the one that listed last comes first."""
         return sorted(self._readers.values(), key=lambda reader: -(reader.listed_at or 0))
 
-    # Who they are.
+    # Which process a thread belongs to.
 
-    def _self(self, tid: int) -> Reader:
+    def _own(self, tid: int) -> Reader:
         found = process(thread_group(tid)) or Process(FOREIGN, 0, "", "another pid namespace")
         key = (found.pid, found.start)
         if key not in self._readers:
             pidfd = _watched(found.pid) if found.pid != FOREIGN else None
-            self._last_number = self._last_number % NUMBERS + 1  # 0 is nobody's
+            self._last_number = self._last_number % NUMBERS + 1  # 0 stands for no reader
             reader = self._readers[key] = Reader(found.pid, found.start, found.command, self._last_number)
             self._by_number[reader.number] = reader
             self._threads.clear()
@@ -221,7 +221,7 @@ class ReaderRegistry:
             if reader and reader.listed_at is not None:
                 return reader
             current = process(current.parent) if current.parent > 1 else None
-        return self._self(tid)
+        return self._own(tid)
 
     async def _until_it_ends(self, key: tuple[int, str], reader: Reader, pidfd: int) -> None:
         try:

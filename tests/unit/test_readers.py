@@ -74,7 +74,7 @@ async def gone(readers: ReaderRegistry, process: subprocess.Popen[bytes]) -> Non
     process.kill()
     process.wait()
     with trio.fail_after(10):
-        while any(reader.pid == process.pid for reader in readers.living()):
+        while any(reader.pid == process.pid for reader in readers.active()):
             await readers.released.wait()
 
 
@@ -127,7 +127,7 @@ async def test_a_listing_of_everything_is_a_listing(readers: ReaderRegistry) -> 
 async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: ReaderRegistry, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, other)
-    (reader,) = readers.living()
+    (reader,) = readers.active()
     assert (reader.pid, reader.opens) == (ME, 1)
     assert await generation(readers, ME) == 2
 
@@ -136,12 +136,12 @@ async def test_an_opener_that_listed_itself_has_its_own_opens(readers: ReaderReg
     await generation(readers, ME)
     await generation(readers, other)
     opens(readers, other)
-    assert {reader.pid: reader.opens for reader in readers.living()} == {ME: 0, other: 1}
+    assert {reader.pid: reader.opens for reader in readers.active()} == {ME: 0, other: 1}
 
 
 async def test_an_opener_without_any_lister_is_a_reader(readers: ReaderRegistry, other: int) -> None:
     opens(readers, other)
-    (reader,) = readers.living()
+    (reader,) = readers.active()
     assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
 
 
@@ -160,7 +160,7 @@ async def test_a_thread_is_its_process(readers: ReaderRegistry) -> None:
     assert thread_group(tids[0]) == ME
     assert await generation(readers, tids[0]) == 1
     opens(readers, tids[0])
-    assert [reader.pid for reader in readers.living()] == [ME]
+    assert [reader.pid for reader in readers.active()] == [ME]
     done.set()
     thread.join()
 
@@ -168,16 +168,16 @@ async def test_a_thread_is_its_process(readers: ReaderRegistry) -> None:
 async def test_a_process_that_ended_is_no_reader(readers: ReaderRegistry) -> None:
     child = sleeper()
     await generation(readers, child.pid)
-    assert [reader.pid for reader in readers.living()] == [child.pid]
+    assert [reader.pid for reader in readers.active()] == [child.pid]
     await gone(readers, child)
-    assert readers.living() == []
+    assert readers.active() == []
 
 
 async def test_readers_that_the_kernel_does_not_name_are_one(readers: ReaderRegistry) -> None:
     assert await generation(readers, 0) == 1
     opens(readers, 0)
     await generation(readers, ME)
-    living = {reader.pid: reader for reader in readers.living()}
+    living = {reader.pid: reader for reader in readers.active()}
     assert set(living) == {0, ME}
     assert (living[0].opens, living[0].command) == (1, "another pid namespace")
 
@@ -189,7 +189,7 @@ async def test_readers_that_ended_are_forgotten(readers: ReaderRegistry) -> None
         number = opens(readers, child.pid)
         await gone(readers, child)
         readers.closed(number)  # the kernel tells of that in its own time
-    assert readers.living() == []
+    assert readers.active() == []
     assert not readers._readers
     assert not readers._by_number
 
@@ -252,7 +252,7 @@ async def test_an_opener_without_any_lister_holds_everything_of_that_moment(
     opens(readers, child.pid)
     _, shown = await lists(readers, child.pid)
     opens(readers, other, waited=True)
-    (reader,) = [reader for reader in readers.living() if reader.pid == other]
+    (reader,) = [reader for reader in readers.active() if reader.pid == other]
     assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
     assert reader.holds == {EVERYWHERE: Hold(2, shown.last_seq)}
     await gone(readers, child)
@@ -268,7 +268,7 @@ async def test_holds_end_after_a_long_silence(readers: ReaderRegistry, autojump_
     assert readers.holds().cover(7, shown.last_seq, None)
     await trio.sleep(10)
     assert not readers.holds().cover(7, shown.last_seq, None)
-    assert [reader.pid for reader in readers.living()] == [ME]
+    assert [reader.pid for reader in readers.active()] == [ME]
 
 
 async def test_release_ends_all_holds(readers: ReaderRegistry, other: int) -> None:
@@ -276,7 +276,7 @@ async def test_release_ends_all_holds(readers: ReaderRegistry, other: int) -> No
     await generation(readers, other, 8)
     readers.release()
     assert not any(readers.holds().cover(directory, 0, None) for directory in (7, 8))
-    assert len(readers.living()) == 2
+    assert len(readers.active()) == 2
 
 
 async def test_readers_that_cannot_be_told_apart_hold_everything(readers: ReaderRegistry) -> None:
@@ -288,7 +288,7 @@ async def test_readers_that_cannot_be_told_apart_hold_everything(readers: Reader
 
 
 async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: ReaderRegistry) -> None:
-    readers.to_the_end = True
+    readers.release_when_read = True
     reader, _ = await lists(readers, ME, 7)
     reader.is_shown(7, 2)
     opens(readers, ME)
