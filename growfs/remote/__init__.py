@@ -1,4 +1,7 @@
-"""Where files come from. `open_remote` is the only thing that the rest of growfs constructs."""
+"""Where files come from: the interface of a remote, the stores, and what wraps them.
+
+The rest of growfs gets every remote from `open_remote`. A remote blocks, so it is used in worker processes only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpe
 
 if TYPE_CHECKING:
     from growfs.remote.http.threads import TransferThreads
-    from growfs.remote.manifests.manifest import Source
+    from growfs.remote.manifests.manifest import Manifest
     from growfs.remote.stores.fsspec import FsspecRemote
 
 __all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", "open_remote", "preload"]
@@ -23,11 +26,11 @@ def open_remote(
     on_busy: Callable[[], None] = lambda: None,
     limits: SharedLimits | None = None,
 ) -> Remote:
-    """The remote that spec describes, with all that wraps it. Touches no network and starts no thread.
+    """The remote that spec describes, with its wrappers. Does not touch the network and starts no thread.
 
-    streams: what fetches; none given: a few of its own. busy: called when the store is busy or fails, before it is
-    asked again. pace: how fast a producer may read.
-    Raises UsageError where the URL, its options or a pattern make no sense, or a package is missing.
+    threads: the transfer threads; if none are given, the remote has a few of its own. on_busy: called when the store
+    is busy or fails, before a request is repeated. limits: how fast a producer may read.
+    Raises UsageError if the URL, its options or a pattern is wrong, or a package is missing.
     """
     from growfs.remote.filter import FilteredRemote, PathFilter
 
@@ -65,9 +68,9 @@ def _open_source(
 
 
 def preload(spec: RemoteSpec) -> None:
-    """Import what open_remote(spec) and its first use import: for a process that forks afterwards.
+    """Import what open_remote(spec) and its first use import, for a process that forks afterwards.
 
-    Makes no filesystem, thread or event loop. Raises UsageError where a package is missing.
+    Creates no filesystem, thread or event loop. Raises UsageError if a package is missing.
     """
     import awscrt.checksums  # noqa: F401 - of each file a digest is computed
 
@@ -108,8 +111,8 @@ def _open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> Fss
     return FsspecRemote(spec, threads)
 
 
-def _open_manifest(spec: RemoteSpec, url: str) -> Source:
-    """A manifest in the same kind of store is read with the same options; in another, with none."""
+def _open_manifest(spec: RemoteSpec, url: str) -> Manifest:
+    """The manifest at url. In the same store as the files it is read with their options; in another one with none."""
     from growfs.remote.manifests.inventory import Inventory
     from growfs.remote.manifests.manifest import PathTable
     from growfs.remote.manifests.tables import open_table, suffix_of

@@ -155,7 +155,7 @@ def test_the_first_page_waits_for_no_other(rclone_s3: S3Server) -> None:
 
 def test_a_reader_that_goes_away_ends_all_threads(shown: Shown) -> None:
     def ours() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if "_walk" in thread.name]
+        return [thread for thread in threading.enumerate() if "_read_ranges" in thread.name]
 
     remote = shown(Bucket(NAMES, delay_s=0.02))
     pages = remote.pages()
@@ -184,7 +184,7 @@ def test_a_busy_server_is_asked_by_fewer_and_loses_nothing(shown: Shown, status:
     bucket.fault = lambda _: status if bucket.under_way >= 3 else None
     delays: list[float] = []
     assert sorted(paths(RetryingRemote(remote, sleep=delays.append).pages())) == NAMES
-    assert remote._width.limit < 8
+    assert remote._concurrency.limit < 8
 
 
 def test_errors_in_between_lose_nothing(shown: Shown) -> None:
@@ -196,7 +196,7 @@ def test_errors_in_between_lose_nothing(shown: Shown) -> None:
 
 def test_what_was_under_way_is_told_before_an_error(shown: Shown) -> None:
     remote = shown(bucket := Bucket(NAMES, delay_s=0.01, fault=lambda number: 403 if number >= 40 else None))
-    remote._odd_pages = FALLBACKS_MAX  # the library does not ask again
+    remote._listing_fallbacks = FALLBACKS_MAX  # the library does not ask again
     seen: list[Page] = []
     with pytest.raises(RemoteDenied):
         seen.extend(remote.pages())
@@ -238,9 +238,9 @@ def test_names_that_xml_cannot_carry(moto_s3: S3Server, by_library: bool) -> Non
     for name in ODD_NAMES:
         moto_s3.put(f"{prefix}/{name}", b"x")
     remote = S3Remote(moto_s3.spec(prefix))
-    remote._odd_pages = FALLBACKS_MAX if by_library else 0
+    remote._listing_fallbacks = FALLBACKS_MAX if by_library else 0
     assert sorted(paths(remote.pages())) == sorted(ODD_NAMES)
-    assert remote._odd_pages == (FALLBACKS_MAX if by_library else 0)
+    assert remote._listing_fallbacks == (FALLBACKS_MAX if by_library else 0)
 
 
 @pytest.mark.parametrize("kind", ["rclone", "moto"])
@@ -254,9 +254,9 @@ def test_the_library_tells_the_same(request: pytest.FixtureRequest, kind: str) -
         return sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
 
     plain, other = S3Remote(server.spec(prefix)), S3Remote(server.spec(prefix))
-    other._odd_pages = FALLBACKS_MAX
+    other._listing_fallbacks = FALLBACKS_MAX
     assert listed(plain) == listed(other)
-    assert plain._odd_pages == 0
+    assert plain._listing_fallbacks == 0
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "<html></html>", "<ListBucketResult><Contents/></ListBucketResult>"])
@@ -265,7 +265,7 @@ def test_what_is_no_listing_is_left_to_the_library(shown: Shown, monkeypatch: py
     real = bucket.answer
     monkeypatch.setattr(bucket, "answer", lambda query: (200, body) if "X-Amz-Signature" in query else real(query))
     assert sorted(paths(remote.pages())) == NAMES
-    assert remote._odd_pages == FALLBACKS_MAX
+    assert remote._listing_fallbacks == FALLBACKS_MAX
 
 
 def test_a_process_that_may_start_no_more_threads(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_a_process_that_may_start_no_more_threads(shown: Shown, monkeypatch: pyt
     start = threading.Thread.start
 
     def one(self: threading.Thread) -> None:
-        if "_walk" in self.name:
+        if "_read_ranges" in self.name:
             if started:
                 raise RuntimeError("can't start new thread")
             started.append(self)

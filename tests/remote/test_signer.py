@@ -69,7 +69,7 @@ def signer_of(bucket: str, options: dict[str, Any], endpoint_url: str | None, an
     remote._request("x")
     made = remote._signer
     assert made
-    return Signer(made._client, made._loop, {**made._wanted, "Bucket": bucket})
+    return Signer(made._client, made._loop, {**made._parameters, "Bucket": bucket})
 
 
 @pytest.mark.parametrize("case", CASES)

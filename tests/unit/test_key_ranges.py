@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from growfs.remote.stores.s3.key_ranges import (
     LAST,
-    PAGES_ALONE,
+    SERIAL_PAGES,
     ActiveRange,
     Cursor,
     KeyRange,
@@ -45,7 +45,7 @@ class Listing:
     def answer(self, interval: ActiveRange, after: str) -> None:
         """What was asked for with `after` arrives."""
         names, more = self.ask(after)
-        span = self.ranges.found(interval, names, f"after {names[-1]}" if more else None, more)
+        span = self.ranges.record_page(interval, names, f"after {names[-1]}" if more else None, more)
         if span is not None:
             self.ready.append((span, [name for name in names if span.until is None or name <= span.until]))
 
@@ -65,7 +65,7 @@ def read(listing: Listing, readers: int) -> int:
     rounds = 0
     while not listing.ranges.done:
         under_way: list[ActiveRange] = []
-        while len(under_way) < readers and (interval := listing.ranges.take()):
+        while len(under_way) < readers and (interval := listing.ranges.assign()):
             under_way.append(interval)
         for interval in under_way:
             listing.answer(interval, interval.after)
@@ -87,7 +87,7 @@ def test_each_name_comes_once(names: set[str], data: st.DataObject) -> None:
     while not listing.ranges.done or under_way or listing.ready:
         steps += 1
         todo = data.draw(st.sampled_from(["take", "answer", "tell", "refuse", "anew"] if steps < 200 else ["finish"]))
-        if todo in ("take", "finish") and (interval := listing.ranges.take()):
+        if todo in ("take", "finish") and (interval := listing.ranges.assign()):
             under_way.append((interval, interval.after))
         if todo in ("answer", "finish") and under_way:
             listing.answer(*under_way.pop(data.draw(st.integers(0, len(under_way) - 1))))
@@ -129,7 +129,7 @@ def test_any_naming_is_split_well(naming: str) -> None:
 
 @pytest.mark.parametrize("naming", NAMINGS)
 def test_a_small_bucket_costs_its_pages(naming: str) -> None:
-    for count in (0, 1, PAGE, PAGE + 1, PAGE * PAGES_ALONE):
+    for count in (0, 1, PAGE, PAGE + 1, PAGE * SERIAL_PAGES):
         listing = Listing({NAMINGS[naming](n) for n in range(count)})
         read(listing, 16)
         assert (len(listing.told), listing.requests) == (count, max(1, -(-count // PAGE)))
@@ -165,26 +165,26 @@ def test_points_are_fit_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("names", [["b", "a"], ["a", "a"], ["B", "a", "C"]])
 def test_another_order_is_noticed(names: list[str]) -> None:
     ranges = KeyRanges()
-    interval = ranges.take()
+    interval = ranges.assign()
     assert interval
     with pytest.raises(UnorderedListing):
-        ranges.found(interval, names, "token", True)
+        ranges.record_page(interval, names, "token", True)
     ranges.switch_to_serial()
-    again = ranges.take()
+    again = ranges.assign()
     assert again
-    assert again.span == KeyRange("", None)
-    assert ranges.found(again, names, "token", True)
-    assert ranges.take() is again
-    assert ranges.take() is None
-    assert ranges.found(again, ["0"], None, False)
+    assert again.range == KeyRange("", None)
+    assert ranges.record_page(again, names, "token", True)
+    assert ranges.assign() is again
+    assert ranges.assign() is None
+    assert ranges.record_page(again, ["0"], None, False)
     assert ranges.done
 
 
 def test_one_page_may_have_any_order() -> None:
     ranges = KeyRanges()
-    interval = ranges.take()
+    interval = ranges.assign()
     assert interval
-    assert ranges.found(interval, ["b", "a"], None, False) == KeyRange("", None)
+    assert ranges.record_page(interval, ["b", "a"], None, False) == KeyRange("", None)
     assert ranges.done
 
 
@@ -193,10 +193,10 @@ def test_a_server_that_begins_elsewhere_loses_nothing_and_tells_nothing_twice() 
     listing = Listing({f"{n:03}" for n in range(100)})
     ranges, told = listing.ranges, []
     while not ranges.done:
-        for interval in list(iter(ranges.take, None)):
+        for interval in list(iter(ranges.assign, None)):
             names, more = listing.ask(interval.after if interval.token else "")
             try:
-                span = ranges.found(interval, names, "token" if more else None, more)
+                span = ranges.record_page(interval, names, "token" if more else None, more)
             except UnorderedListing:
                 ranges.switch_to_serial()
                 continue
@@ -208,12 +208,12 @@ def test_a_server_that_begins_elsewhere_loses_nothing_and_tells_nothing_twice() 
 
 def test_a_cursor_goes_on_in_the_servers_order() -> None:
     ranges = KeyRanges(serial=True)
-    interval = ranges.take()
+    interval = ranges.assign()
     assert interval
-    ranges.found(interval, ["b", "a"], "token", True)
-    again = KeyRanges(ranges.cursor()).take()
+    ranges.record_page(interval, ["b", "a"], "token", True)
+    again = KeyRanges(ranges.cursor()).assign()
     assert again
-    assert again.span == KeyRange("a", None, "token")
+    assert again.range == KeyRange("a", None, "token")
     assert ranges.cursor([KeyRange("", None)]).left == (KeyRange("", None),)
 
 
@@ -221,7 +221,7 @@ def test_what_nobody_was_told_of_is_found_again_in_the_servers_order() -> None:
     listing = Listing({f"{n:03}" for n in range(100)})
     while len(listing.ready) < 6:
         listing.tell() if len(listing.ready) == 5 else None
-        for interval in list(iter(listing.ranges.take, None)):
+        for interval in list(iter(listing.ranges.assign, None)):
             listing.answer(interval, interval.after)
     told = listing.told
     listing.ranges.switch_to_serial(span for span, _ in listing.ready)

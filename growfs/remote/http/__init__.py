@@ -1,4 +1,4 @@
-"""HTTP as the remotes speak it: connections, downloads in parts, streams, checksums of what passes through.
+"""HTTP for the remotes: connections, downloads in parts, streams, threads, and checksums of the content.
 
 For others: `download`, `stream`, `threads`, `connection`, `checksum`.
 """

@@ -1,4 +1,4 @@
-"""Listings that somebody else made: tables of paths, and S3 Inventory.
+"""Listings from files in place of a store's own: tables of paths, and S3 Inventory.
 
-For others: `manifest` (a remote that is listed by one), `tables` and `inventory` (what reads them).
+For others: `manifest` (a remote that such a file lists), `tables` and `inventory` (which read the files).
 """

@@ -61,7 +61,7 @@ class Inventory:
     def _newest(self) -> str:
         if not self._manifest.spec.url.endswith("/"):
             return ""
-        with self._manifest.told():
+        with self._manifest.translating():
             names = [name.rstrip("/").rpartition("/")[2] for name in self._manifest.fs.ls(self._manifest.root, False)]
             for name in sorted(filter(_DATED.fullmatch, names), reverse=True):
                 if self._manifest.fs.exists(f"{self._manifest.root}/{name}/manifest.json"):
@@ -73,7 +73,7 @@ class Inventory:
 
     def _tables(self, where: str) -> Iterator[Table]:
         safe_url = self._manifest.safe_url(where)
-        with self._manifest.told(where), self._manifest.as_file(where) as stream:
+        with self._manifest.translating(where), self._manifest.as_file(where) as stream:
             content = stream.read(MANIFEST_BYTES_MAX)
         try:
             told = json.loads(content)

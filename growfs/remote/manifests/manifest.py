@@ -1,4 +1,4 @@
-"""`ManifestRemote`: a file of paths, or an inventory of a bucket, stands in for a listing."""
+"""`ManifestRemote`: a remote whose listing is a file of paths, or the inventory of a bucket."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ PAGE_FILES_MAX = 10_000
 _COLUMNS = ("path", "size", "mtime", "version", "etag")
 
 
-class Source(Protocol):
-    """What a manifest says."""
+class Manifest(Protocol):
+    """Reads the files that a manifest lists."""
 
     def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
-        """Each file, of any name, with the cursor to go on behind it."""
+        """Each file, of any name, with the cursor that continues after it."""
         ...
 
 
 class ManifestRemote(RemoteWrapper):
-    """Lists what a manifest says, and stats and fetches through another remote.
+    """Lists the files of a manifest; stats and fetches through another remote.
 
-    A path that stands in two rows is told twice: to know, one would have to remember all of them. The catalog takes the
+    A path in two rows is listed twice, because noticing that would mean remembering all paths. The catalog takes the
     first.
     """
 
-    def __init__(self, source: Source, remote: Remote) -> None:
-        self._source = source
+    def __init__(self, manifest: Manifest, remote: Remote) -> None:
+        self._manifest = manifest
         super().__init__(remote)
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        found = self._source.files(cursor)
+        found = self._manifest.files(cursor)
         while batch := list(itertools.islice(found, PAGE_FILES_MAX)):
             page = Page([], [], batch[-1][0])
             for _, file in batch:
@@ -68,7 +68,7 @@ class PathTable:
         if path.startswith(self._root):
             path = path[len(self._root) :]
             if self._root.startswith("http"):
-                path = unquote(path, errors="surrogateescape")  # a URL is quoted, a path is not
+                path = unquote(path, errors="surrogateescape")  # URLs are percent-encoded, paths are not
         if "://" in path or (path.startswith("/") and self._root.startswith("/")):
             raise self._table.wrong(row, "names a file outside the remote")
         return path

@@ -86,7 +86,7 @@ class Text(Table):
                 yield number, ("" if text.startswith("#") else text, *nothing)
 
     def _lines(self) -> Iterator[str]:
-        with self.store.told(self.path), self.store.as_file(self.path, block_size=READ_BYTES) as stream:
+        with self.store.translating(self.path), self.store.as_file(self.path, block_size=READ_BYTES) as stream:
             summed = _Md5Stream(stream)
             raw = io.BufferedReader(summed, READ_BYTES)
             packed = raw.peek(2).startswith(b"\x1f\x8b")  # not by the name: some web servers unpack what they send
@@ -157,7 +157,7 @@ class Parquet(Table):
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
 
-        with self.store.told(self.path), self.store.as_file(self.path, cache_type="none") as stream:
+        with self.store.translating(self.path), self.store.as_file(self.path, cache_type="none") as stream:
             try:
                 file = ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)  # else a row group at once
             except ArrowInvalid as error:

@@ -1,1 +1,1 @@
-"""The stores: local folders, any fsspec filesystem, web servers, S3. Each is a `protocol.Remote`."""
+"""The stores: local folders, any fsspec filesystem, web servers, S3. Each class here is a `protocol.Remote`."""

@@ -1,7 +1,7 @@
-"""`FsspecRemote`: a remote at any fsspec URL, and what its kinds (s3.py, http.py, local.py) have in common.
+"""`FsspecRemote`: a remote at any fsspec URL, and the base of S3Remote, HttpRemote and LocalRemote.
 
-Owns how options reach a store, how its answers become RemoteFiles, the walk over folders, and the checks after a
-transfer. The filesystem instance, with its thread, comes to life at the first call: not in a process that still forks.
+It owns how options reach a store, the walk over folders, and the checks after a transfer. The filesystem instance and
+its thread are created at the first call, so not in a process that forks later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from growfs.remote.stores import walk
 from growfs.remote.stores.metadata import file_from_info
 from growfs.remote.stores.walk import Entry
 
-FOLDERS_PARALLEL_MAX, CHUNK_BYTES, SIGNED_S = 16, 16 << 20, 3600  # chunks: of a part that the library reads
+FOLDERS_PARALLEL_MAX, CHUNK_BYTES, SIGNED_S = 16, 16 << 20, 3600  # chunks: of a range that the library reads
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
@@ -47,15 +47,15 @@ _LAZY_IMPORTS = {  # what a store's library imports only at its first file
 
 
 class FsspecRemote:
-    """A remote at any URL that fsspec opens; subclasses know one store better.
+    """A remote at any URL that fsspec opens. Subclasses know more of one store.
 
-    `store` is the store's name ('s3' for s3a:// too). `fs` and `root` are made at first use; nothing else has state.
+    `store` is the name of the store ('s3' for s3a:// too). `fs` and `root` are made at their first use.
     """
 
     _sequential_options: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}  # for files that are read in order
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
-        """Raises UsageError where the URL or the options make no sense. Touches no network."""
+        """Raises UsageError if the URL or the options are wrong. Does not touch the network."""
         self.spec = spec
         self._threads = threads or TransferThreads()
         self._library_lock = threading.RLock()
@@ -64,11 +64,11 @@ class FsspecRemote:
         self._options = self._store_options()
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
-        side_by_side = FOLDERS_PARALLEL_MAX if self._is_thread_safe else 1
-        return walk.pages(self._read_folder, side_by_side, cursor)
+        parallel = FOLDERS_PARALLEL_MAX if self._is_thread_safe else 1
+        return walk.pages(self._read_folder, parallel, cursor)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
-        with self.told(path):
+        with self.translating(path):
             self.fs.invalidate_cache()
             info = self.fs.info(self._key(path))
             if info["type"] == "directory":
@@ -78,7 +78,7 @@ class FsspecRemote:
     def fetch(self, task: FetchTask) -> RemoteFile:
         if found := self._fetch_by_get(task):
             return found
-        if task.byte_range:  # of which the library's answers may not tell the version
+        if task.byte_range:  # the library may not give the version with a range
             self._verified(task.file, self.stat(task.file.path))
 
         def throttle(count: int) -> None:
@@ -87,34 +87,34 @@ class FsspecRemote:
 
         return self._by_library(replace(task, progress=throttle))
 
-    def as_file(self, path: str = "", **how: Any) -> Any:
-        """The file at path, to read from anywhere in it; how: fsspec's options. Its errors are told's to translate."""
-        return self.fs.open(self._key(path), "rb", **how)
+    def as_file(self, path: str = "", **options: Any) -> Any:
+        """A seekable file object, opened with fsspec's options. Read it inside `translating`."""
+        return self.fs.open(self._key(path), "rb", **options)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
             return self._verified(file, self._file_from_headers(file.path, size, headers) or self.stat(file.path))
 
         if self._downloader.usable:
-            told = partial(translate, where=self._url(file.path), store=self.store, secrets=self._secrets)
+            to_error = partial(translate, where=self._url(file.path), store=self.store, secrets=self._secrets)
             with suppress(FallBack):
-                return HttpStream(self._downloader, partial(self._sign, file.path), start, check, told)
+                return HttpStream(self._downloader, partial(self._sign, file.path), start, check, to_error)
         return self._open_by_library(file, start)
 
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
         now = self._verified(file, self.stat(file.path))
-        told = partial(self.told, file.path)
-        with told():
+        translating = partial(self.translating, file.path)
+        with translating():
             source = self.as_file(file.path, **self._sequential_options)
-        return FileStream(source, now, start, partial(self.stat, file.path), self._threads.throttle, told)
+        return FileStream(source, now, start, partial(self.stat, file.path), self._threads.throttle, translating)
 
     @property
     def _is_thread_safe(self) -> bool:
-        """Only of libraries that have an event loop it is known that any thread may use them."""
+        """Libraries with an event loop can be used from any thread; of others that is not known."""
         return bool(self.fs.async_impl)
 
     def _fetch_by_get(self, task: FetchTask) -> RemoteFile | None:
-        """Fetch by plain GETs; None where that is left to the library."""
+        """Fetch by plain GETs; None if the library has to do it."""
         file = task.file
         if not self._downloader.usable:
             return None
@@ -136,15 +136,13 @@ class FsspecRemote:
             raise FallBack("cannot be signed") from error
 
     def _request(self, path: str, method: str = "GET") -> HttpRequest:
-        """A GET of path that needs nothing else, signed anew; a HEAD where that tells more. Raises anything where there
-        is none.
-        """
+        """A freshly signed GET or HEAD of path. Raises any error if there cannot be one."""
         if method != "GET":
-            raise FallBack("only what is told with the content", counts=False)
+            raise FallBack("no HEAD", counts=False)
         return HttpRequest(self.fs.sign(self._key(path), expiration=SIGNED_S))
 
     def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        """The file that the headers of a GET describe; None where they do not tell what a listing does."""
+        """The file that the headers of a GET describe; None if they lack what a listing has."""
         if headers.get("content-encoding", "identity") != "identity":
             raise FallBack("encoded")
         return None
@@ -158,33 +156,33 @@ class FsspecRemote:
         return self._trusted()
 
     def _trusted(self) -> ssl.SSLContext:
-        return ssl.create_default_context()  # SSL_CERT_FILE and SSL_CERT_DIR count
+        return ssl.create_default_context()  # it honors SSL_CERT_FILE and SSL_CERT_DIR
 
     def _by_library(self, task: FetchTask) -> RemoteFile:
-        """Fetch by the store's library. task.digest takes no part in it."""
+        """Fetch by the store's library. task.digest gets no bytes."""
         from fsspec.callbacks import Callback
 
         file, target, progress = task.file, task.target, task.progress
-        target.open("wb").close()  # a file of no bytes calls nothing back, and a bad target is no remote error
+        target.open("wb").close()  # an empty file has no callback; and a bad target is no error of the remote
         if task.byte_range:
             return self._fetch_range_by_library(task, task.byte_range)
-        told = 0
+        reported = 0
         raised: Exception | None = None
 
         def meter(size: int | None, value: int, **_: Any) -> None:
-            nonlocal told, raised
-            delta, told = value - told, value
+            nonlocal reported, raised
+            delta, reported = value - reported, value
             try:
                 progress(delta)
             except Exception as error:
-                raised = error  # some library may wrap it
+                raised = error  # the library may wrap it
                 raise
 
-        with self.told(file.path, lambda: raised):
+        with self.translating(file.path, lambda: raised):
             self.fs.get_file(self._key(file.path), str(target), callback=Callback(hooks={"growfs": meter}))
         now = self.stat(file.path)
         written = target.stat().st_size
-        progress(written - told)
+        progress(written - reported)
         return self._verified(file, now, written)
 
     def _fetch_range_by_library(self, task: FetchTask, part: ByteRange) -> RemoteFile:
@@ -192,7 +190,7 @@ class FsspecRemote:
         with task.target.open("wb") as out:
             for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
                 wanted = ByteRange(start, min(CHUNK_BYTES, part.offset + part.size - start))
-                with self.told(file.path):
+                with self.translating(file.path):
                     chunk = self.fs.cat_file(self._key(file.path), start, start + wanted.size)
                 self._check_length(file.path, wanted, len(chunk))
                 out.write(chunk)
@@ -211,7 +209,7 @@ class FsspecRemote:
 
     @cached_property
     def root(self) -> str:
-        """What the store's names begin with, without a slash at the end."""
+        """The prefix of all names in the store, without a slash at the end."""
         return str(self._open[1]).rstrip("/")
 
     @cached_property
@@ -222,15 +220,15 @@ class FsspecRemote:
         try:
             fs, root = url_to_fs(self.spec.url, **fresh, **self._options)
         except (TypeError, KeyError, ValueError) as error:
-            told = translate(error, self.spec.url, self.store, self._secrets)
-            raise UsageError(f"{told}; see --storage-option") from None
-        except Exception as error:  # noqa: BLE001 the libraries' exceptions have no common base
+            translated = translate(error, self.spec.url, self.store, self._secrets)
+            raise UsageError(f"{translated}; see --storage-option") from None
+        except Exception as error:  # noqa: BLE001 - the libraries' exceptions have no common base
             raise translate(error, self.spec.url, self.store, self._secrets) from None
-        fs.retries = 1  # s3fs's own; trying again is the business of Retrying alone
+        fs.retries = 1  # of s3fs; only RetryingRemote retries
         return fs, root
 
     def _store_options(self) -> dict[str, Any]:
-        """The storage options, with --endpoint-url and --anon in the store's own words."""
+        """The storage options, with --endpoint-url and --anon as the store's library names them."""
         options, url = dict(self.spec.storage_options), self.spec.endpoint_url
         if url and self.store not in ("s3", "gs", "az", "hf"):
             raise UsageError(f"--endpoint-url makes no sense for {self.store}://; it is for s3, gs, az and hf")
@@ -261,22 +259,25 @@ class FsspecRemote:
         return f"{self.spec.url.rstrip('/')}/{path}" if path else self.spec.url
 
     @contextmanager
-    def told(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
-        """Client errors leave as growfs's own; what progress raised and a full local disk leave as they are."""
+    def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
+        """Turn client errors into growfs's own. What progress raised, and a full local disk, are raised as they are.
+
+        raised: returns the error that progress raised, which the library may have wrapped.
+        """
         try:
             with nullcontext() if self._is_thread_safe else self._library_lock:
                 yield
         except Exception as error:
-            if (ours := raised()) is not None:
-                raise ours from None
+            if (callback_error := raised()) is not None:
+                raise callback_error from None
             if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
                 raise
             raise translate(error, self._url(path), self.store, self._secrets) from None
 
     def _read_folder(self, folder: str) -> list[Entry]:
-        """What _folder finds, by names that can be local ones. A folder that went away since it was seen is empty."""
+        """_list_folder, with names that cannot be local skipped. A folder that has disappeared meanwhile is empty."""
         try:
-            with self.told(folder):
+            with self.translating(folder):
                 found = self._list_folder(folder)
         except RemoteMissing:
             if folder:
@@ -290,7 +291,7 @@ class FsspecRemote:
         return entries
 
     def _list_folder(self, folder: str) -> list[Entry]:
-        """The files and, as texts, the folders in folder: each with its path from the root."""
+        """The files in a folder and, as strings, the folders in it: each with its path from the root."""
         found: list[Entry] = []
         key = self._key(folder)
         for info in self.fs.ls(key or "/", detail=True):
@@ -310,7 +311,7 @@ class FsspecRemote:
         return found
 
     def _verified(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
-        """now, unless it is not what was asked for, or only `written` bytes of it arrived."""
+        """`now`, if it is the version that was requested, and all of it arrived. written: the bytes that arrived."""
         if (file.version and now.version and file.version != now.version) or (
             file.size is not None and now.size is not None and file.size != now.size
         ):
@@ -321,18 +322,18 @@ class FsspecRemote:
         return RemoteFile(file.path, size if written is None else written, now.mtime_ns, now.version or file.version)
 
     def safe_url(self, path: str = "") -> str:
-        """The URL of path, fit for a message."""
+        """The URL of path without its secrets, for messages."""
         return clean(self._url(path), self._secrets)
 
 
 def store_of(url: str) -> str:
-    """The store that url names ('s3', 'gs', 'az', 'hf', 'http', 'file', 'memory', ...)."""
+    """The store of a URL ('s3', 'gs', 'az', 'hf', 'http', 'file', 'memory', ...)."""
     protocol = re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"
     return _STORES.get(protocol, protocol)
 
 
 def import_store(url: str) -> None:
-    """Import what url needs. Raises UsageError where the protocol is unknown or its package not installed."""
+    """Import what a URL needs. Raises UsageError if its store is unknown or its package is not installed."""
     from fsspec import get_filesystem_class
 
     store = store_of(url)

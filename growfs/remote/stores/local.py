@@ -1,6 +1,6 @@
-"""`LocalRemote`: a folder of this machine, or of a network mount, as a remote. Needs no fsspec.
+"""`LocalRemote`: a local folder, or one on a network mount, as a remote. It needs no fsspec.
 
-Links inside the folder are followed to files; no link leads out of it, when listed or when read.
+Symbolic links to files inside the folder are followed; links that lead out of it are neither listed nor read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class LocalRemote(FsspecRemote):
-    """The files below a folder. `base` is the folder's path, without links in it."""
+    """The files below a folder. `base` is the real path of the folder."""
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
@@ -33,34 +33,34 @@ class LocalRemote(FsspecRemote):
         return True
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
-        with self.told(path):
+        with self.translating(path):
             return _file(path, os.stat(self._resolved(path)))
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         file, part, written = task.file, task.byte_range, 0
         path = file.path
         left = part.size if part else sys.maxsize
-        passing = task.digest.part(0).update if task.digest else None
+        update_digest = task.digest.part(0).update if task.digest else None
         with task.target.open("wb") as out:
-            with self.told(path):
+            with self.translating(path):
                 source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo would block
             try:
-                with self.told(path):
+                with self.translating(path):
                     now = self._verified(file, _file(path, os.fstat(source)))
                     os.lseek(source, part.offset if part else 0, os.SEEK_SET)
                 while True:
-                    with self.told(path):
+                    with self.translating(path):
                         chunk = os.read(source, min(CHUNK_BYTES, left))
                     if not chunk:
                         break
                     left -= len(chunk)
                     out.write(chunk)
                     written += len(chunk)
-                    if passing:
-                        passing(memoryview(chunk))
+                    if update_digest:
+                        update_digest(memoryview(chunk))
                     self._threads.throttle(len(chunk))
                     task.progress(len(chunk))
-                with self.told(path):
+                with self.translating(path):
                     found = _file(path, os.fstat(source))
                     if part:
                         self._check_length(path, part, written)
@@ -70,20 +70,20 @@ class LocalRemote(FsspecRemote):
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         path = file.path
-        with self.told(path):
+        with self.translating(path):
             source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         stream = io.FileIO(source)
 
-        def still() -> RemoteFile:
-            with self.told(path):
+        def stat_now() -> RemoteFile:
+            with self.translating(path):
                 return _file(path, os.fstat(source))
 
         try:
-            now = self._verified(file, still())
+            now = self._verified(file, stat_now())
         except BaseException:
             stream.close()
             raise
-        return FileStream(stream, now, start, still, self._threads.throttle, partial(self.told, path))
+        return FileStream(stream, now, start, stat_now, self._threads.throttle, partial(self.translating, path))
 
     def _list_folder(self, folder: str) -> list[Entry]:
         here = os.path.join(self.base, folder)
@@ -106,7 +106,7 @@ class LocalRemote(FsspecRemote):
                 try:
                     found.append(_file(path, entry.stat()))
                 except FileNotFoundError:
-                    continue  # it went away since scandir
+                    continue  # it was removed since scandir
         return found
 
     def _reason_to_skip_entry(self, entry: os.DirEntry[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What a store's own answer says of a file: its size, its time and its version, whatever the store calls them."""
+"""RemoteFiles from the metadata of a store, whatever the store calls the size, the time and the version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def file_from_info(path: str, info: dict[str, Any]) -> RemoteFile:
-    """The RemoteFile that a store's own answer describes."""
+    """The RemoteFile that fsspec's info of a file describes."""
     size = info.get("size")
     mtime_ns = next((ns for key in _MTIME_KEYS if (ns := to_ns(info.get(key))) is not None), None)
     version = next((text for key in _VERSION_KEYS if (text := str(info.get(key) or "").strip('"'))), "")
@@ -34,7 +34,7 @@ def file_from_headers(path: str, size: int, headers: Headers) -> RemoteFile:
 
 
 def file_from_fields(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
-    """The RemoteFile of which a store tells this much; its version is the ETag, else the time and the size."""
+    """A RemoteFile with these fields. Its version is the ETag, else the time and the size."""
     version = etag.strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
     return RemoteFile(path, size, mtime_ns, version)
 
@@ -42,7 +42,7 @@ def file_from_fields(path: str, size: int, etag: str, mtime_ns: int | None) -> R
 def to_ns(when: Any) -> int | None:
     """Nanoseconds since the epoch of a datetime, of seconds, or of an ISO 8601 or HTTP date; None for anything else.
 
-    To the microsecond, so that one moment gives one number whether a store tells it as float or as datetime.
+    To the microsecond, so that one moment gives one number whether a store gives it as a float or as a datetime.
     """
     if isinstance(when, str):
         when = _parsed(when)
@@ -54,20 +54,20 @@ def to_ns(when: Any) -> int | None:
     return (moment - _EPOCH) // _MICROSECOND * 1000
 
 
-@lru_cache(maxsize=1024)  # files that were stored in one second are many
+@lru_cache(maxsize=1024)  # many files are stored in the same second
 def _parsed(text: str) -> datetime | float | None:
     text = text.strip()
-    if text[4:5] == "-":  # as most manifests have it, of which there may be 100 million rows
+    if text[4:5] == "-":  # as in most manifests, which may have 100 million rows
         try:
             return datetime.fromisoformat(f"{text[:-1]}+00:00" if text[-1] in "zZ" else text)
         except ValueError:
             pass
-    if text[3:5] == ", ":  # as HTTP has it
+    if text[3:5] == ", ":  # as in HTTP
         with suppress(TypeError, ValueError):
             return parsedate_to_datetime(text)
     with suppress(ValueError):
         return float(text)
-    iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text)  # Python 3.10 wants 6
+    iso = re.sub(r"\.(\d{1,6})\d*", lambda found: "." + found[1].ljust(6, "0"), text)  # Python 3.10 needs 6 digits
     with suppress(ValueError):
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", iso))
     with suppress(TypeError, ValueError):

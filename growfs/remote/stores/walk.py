@@ -1,4 +1,4 @@
-"""The walk over a tree of folders, some of which are read ahead side by side."""
+"""Walks over a tree of folders; several of them are read ahead in parallel."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from growfs.remote.protocol import Page, RemoteFile, Skipped
 PAGE_FILES_MAX = 1000
 
 Entry = RemoteFile | Skipped | str
-"""What is in a folder; a text is another folder, with its path from the root."""
+"""What is in a folder. A string is another folder, by its path from the root."""
 Read = Callable[[str], list[Entry]]
 
 
-def pages(read: Read, side_by_side: int, cursor: Any = None) -> Iterator[Page]:
-    """All that is below the root, folder by folder.
+def pages(read: Read, parallel: int, cursor: Any = None) -> Iterator[Page]:
+    """All files below the root, folder by folder.
 
-    read: gives what is in a folder, from its path; from that many threads where side_by_side is more than 1.
-    cursor: the folders still to read, and the last path that was told of the last one.
+    read: returns what is in a folder. It is called from `parallel` threads if that is more than 1.
+    cursor: the folders still to read, and the last path that was returned of the last one.
     """
     todo, after = (list(cursor[0]), cursor[1]) if cursor else ([""], "")
     files: list[RemoteFile] = []
     skipped: list[Skipped] = []
-    with _reading(read, side_by_side) as read_last:
+    with _reading_ahead(read, parallel) as read_last:
         while todo:
             found = read_last(todo)
             for entry in sorted((entry for entry in found if not isinstance(entry, str)), key=lambda entry: entry.path):
@@ -45,20 +45,20 @@ def pages(read: Read, side_by_side: int, cursor: Any = None) -> Iterator[Page]:
 
 
 @contextmanager
-def _reading(read: Read, side_by_side: int) -> Iterator[Callable[[list[str]], list[Entry]]]:
-    """Reads the last of some folders, and meanwhile those that come next."""
-    if side_by_side == 1:
+def _reading_ahead(read: Read, parallel: int) -> Iterator[Callable[[list[str]], list[Entry]]]:
+    """Gives a function that reads the last of some folders, and meanwhile reads ahead those before it."""
+    if parallel == 1:
         yield lambda todo: read(todo[-1])
         return
-    coming: dict[str, Future[list[Entry]]] = {}
+    pending: dict[str, Future[list[Entry]]] = {}
 
     def read_last(todo: list[str]) -> list[Entry]:
-        for folder in reversed(todo[-side_by_side:]):
-            if folder not in coming and (len(coming) < side_by_side or folder is todo[-1]):
-                coming[folder] = pool.submit(read, folder)
-        return coming.pop(todo[-1]).result()
+        for folder in reversed(todo[-parallel:]):
+            if folder not in pending and (len(pending) < parallel or folder is todo[-1]):
+                pending[folder] = pool.submit(read, folder)
+        return pending.pop(todo[-1]).result()
 
-    pool = ThreadPoolExecutor(side_by_side)
+    pool = ThreadPoolExecutor(parallel)
     try:
         yield read_last
     finally:

@@ -1,4 +1,4 @@
-"""`HttpRemote`: a folder that a web server shows as a page of links. Sizes are unknown until a file is asked for."""
+"""`HttpRemote`: a folder that a web server shows as a page of links. Sizes are unknown until a file is requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LISTING_BYTES_MAX = 64 << 20
 
 
 class HttpRemote(FsspecRemote):
-    """The files that a page links to below itself, and the pages of folders below it."""
+    """The files that a page links to below itself, and those of the folders' pages below it."""
 
     _sequential_options: ClassVar[dict[str, Any]] = {"block_size": 0}
 
@@ -27,7 +27,10 @@ class HttpRemote(FsspecRemote):
         super().__init__(spec, threads)
         if "?" in spec.url or "#" in spec.url:
             raise UsageError(f"{self.safe_url()}: give a folder's URL, without ? and #")
-        headers = {"Accept-Encoding": "identity", **self._options.get("headers", {})}  # else sizes are those of a gzip
+        headers = {
+            "Accept-Encoding": "identity",
+            **self._options.get("headers", {}),
+        }  # else sizes are of gzipped data
         self._options["headers"] = headers
 
     def _key(self, path: str) -> str:
@@ -46,7 +49,7 @@ class HttpRemote(FsspecRemote):
     def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         super()._file_from_headers(path, size, headers)
         if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
-            return None  # a part has its own
+            return None  # a range has a version of its own
         return file_from_headers(path, size, headers)
 
     def _list_folder(self, folder: str) -> list[Entry]:
@@ -58,7 +61,7 @@ class HttpRemote(FsspecRemote):
         below: set[str] = set()
         for link in links.found:
             if "?" in link or "#" in link:
-                continue  # a column to sort by, a place on the page
+                continue  # a link that sorts the page, or to a place on it
             there = urlsplit(urljoin(page, link))
             path = unquote(there.path, errors="surrogateescape")
             if there.netloc.rpartition("@")[2] == host and path.startswith(start) and path != start:
@@ -68,7 +71,7 @@ class HttpRemote(FsspecRemote):
             (prefix + path[:-1]) if path.endswith("/") else RemoteFile(prefix + path, None, None, "")
             for path in below
             if not any(path[: at + 1] in below for at, letter in enumerate(path[:-1]) if letter == "/")
-        ]  # what lies in a folder that has its own link is listed there
+        ]  # a file in a folder that has its own link is listed with that folder
 
     def _text(self, page: str) -> str:
         parts: list[bytes] = []

@@ -1,1 +1,1 @@
-"""Remotes around a remote: retries, members of archives, files that a producer makes."""
+"""Remotes around another remote: retries, members of archives, files made by a producer."""

@@ -1,1 +1,1 @@
-"""S3: signed requests, and a listing by several readers at once."""
+"""S3: signed requests, and a listing by several readers in parallel."""

@@ -1,4 +1,4 @@
-"""`Walkers`: the threads that read the intervals of a Keyspace side by side, and hand out what they find as pages."""
+"""`ParallelLister`: threads that read the ranges of a KeyRanges in parallel, and return what they find as pages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from growfs.remote.http.connection import Connection
 from growfs.remote.protocol import Page, RemoteFile, Skipped
 from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges, UnorderedListing
 
-REQUESTS_MAX = 32  # under way
-REQUESTS_FEW = 4  # not fewer because answers take longer
-SLOWER_MAX = 2.0  # how much longer than the fastest an answer may take while more requests at once help
-PAGES_MAX = 64  # that nobody has taken yet, with those that are being asked for
+REQUESTS_MAX = 32  # in flight
+REQUESTS_SLOW_MIN = 4  # slow responses alone do not reduce the limit below this
+SLOWDOWN_MAX = 2.0  # while responses take less than this times the fastest one, the limit rises
+PAGES_MAX = 64  # that are ready or in flight
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPage:
-    """A part of a listing: names in the server's order, what the server tells of each, how to go on, and whether to."""
+    """A page of the server's listing: names in its order, the metadata of each, and the token of the next page."""
 
     names: Sequence[str]
     metadata: Sequence[Any]
@@ -35,71 +35,72 @@ class KeyPage:
 
 
 class ConcurrencyLimit:
-    """How many requests may be under way: more as long as that helps, fewer where the server is busy.
+    """How many requests may be in flight: more as long as that helps, fewer when the server is busy.
 
-    An answer that takes twice as long as the fastest one waited for others, here or there.
+    A response that takes twice as long as the fastest one was queued, in this process or at the server.
     """
 
     def __init__(self) -> None:
         self._limit = 1.0
         self._fastest_s = float("inf")
-        self._refused = False
+        self._was_busy = False
 
     @property
     def limit(self) -> int:
         return int(self._limit)
 
-    def answered(self, took_s: float) -> None:
-        """A full page came."""
-        self._fastest_s = min(self._fastest_s, took_s)
-        if took_s <= SLOWER_MAX * self._fastest_s:
-            self._limit = min(REQUESTS_MAX, self._limit + (1 / self._limit if self._refused else 1))
-        elif self._limit > REQUESTS_FEW:
+    def record_page(self, duration_s: float) -> None:
+        """A full page arrived."""
+        self._fastest_s = min(self._fastest_s, duration_s)
+        if duration_s <= SLOWDOWN_MAX * self._fastest_s:
+            self._limit = min(REQUESTS_MAX, self._limit + (1 / self._limit if self._was_busy else 1))
+        elif self._limit > REQUESTS_SLOW_MIN:
             self._limit -= 1
 
-    def refused(self) -> bool:
-        """The server is busy; returns whether fewer requests are left to try."""
+    def record_busy(self) -> bool:
+        """The server is busy. Returns whether the limit could be reduced."""
         fewer = self._limit >= 2
         self._limit = max(1.0, self._limit / 2)
-        self._refused = True
+        self._was_busy = True
         return fewer
 
 
 class ParallelLister:
-    """Reads a keyspace to its end. Each thread keeps a connection, and has one interval at a time.
+    """Reads all key ranges to their ends. Each thread keeps one connection, and reads one range at a time.
 
-    ask: the names of a span, as many as come at once. make: the files and the names to skip, of some facts.
-    `_changed` guards all else. A page that is ready is left in the cursor of those before it.
+    list_keys: requests the first page of a range. make_files: makes files and skipped names of the metadata of names.
+    `_changed` guards all state. The cursor of a page includes the pages that are ready and not yet returned.
     """
 
     def __init__(
         self,
         ranges: KeyRanges,
-        width: ConcurrencyLimit,
+        concurrency: ConcurrencyLimit,
         connect: Callable[[], Connection],
-        ask: Callable[[Connection, KeyRange], KeyPage],
-        make: Callable[[Sequence[Any]], tuple[list[RemoteFile], list[Skipped]]],
+        list_keys: Callable[[Connection, KeyRange], KeyPage],
+        make_files: Callable[[Sequence[Any]], tuple[list[RemoteFile], list[Skipped]]],
     ) -> None:
-        self._ranges, self._width, self._connect, self._ask, self._make = ranges, width, connect, ask, make
+        self._ranges, self._concurrency, self._connect = ranges, concurrency, connect
+        self._list_keys, self._make_files = list_keys, make_files
         self._changed = threading.Condition()
         self._ready: deque[tuple[KeyRange, list[RemoteFile], list[Skipped]]] = deque()
-        self._connections: list[Connection] = []  # of each thread
-        self._asking = 0
+        self._connections: list[Connection] = []  # one for each thread
+        self._in_flight = 0
         self._failed: BaseException | None = None
         self._ended = False
 
     def pages(self) -> Iterator[Page]:
-        """Each page as soon as it is there; what ask raises comes after the pages that were under way meanwhile."""
+        """Each page as soon as it is ready. An error of list_keys is raised after the pages that were in flight."""
         try:
             with self._changed:
                 self._spawn()
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._ready or (self._over and not self._asking))
+                    self._changed.wait_for(lambda: self._ready or (self._is_over and not self._in_flight))
                     if not self._ready:
                         break
                     _, files, skipped = self._ready.popleft()
-                    cursor = self._ranges.cursor(span for span, *_ in self._ready)
+                    cursor = self._ranges.cursor(key_range for key_range, *_ in self._ready)
                     self._changed.notify_all()
                 yield Page(files, skipped, cursor)
             if self._failed:
@@ -112,48 +113,50 @@ class ParallelLister:
                     connection.interrupt()
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._ended or self._failed is not None or self._ranges.done
 
     def _spawn(self) -> None:
-        """Threads for what may be asked and nobody is free to ask."""
-        while len(self._connections) == self._asking and (interval := self._take()):
+        """Start threads while a range can be read and no thread is free."""
+        while len(self._connections) == self._in_flight and (active := self._assign()):
             connection = self._connect()
             try:
-                threading.Thread(target=self._walk, args=(connection, interval), daemon=True).start()
-            except RuntimeError:  # there may be no more of them
-                self._asking -= 1
-                self._ranges.release(interval)
+                threading.Thread(target=self._read_ranges, args=(connection, active), daemon=True).start()
+            except RuntimeError:  # the system allows no more threads
+                self._in_flight -= 1
+                self._ranges.release(active)
                 if not self._connections:
                     raise
                 return
             self._connections.append(connection)
 
-    def _take(self) -> ActiveRange | None:
-        if self._over or self._asking >= self._width.limit or self._asking + len(self._ready) >= PAGES_MAX:
+    def _assign(self) -> ActiveRange | None:
+        if self._is_over or self._in_flight >= self._concurrency.limit:
             return None
-        interval = self._ranges.take()
-        self._asking += interval is not None
-        return interval
+        if self._in_flight + len(self._ready) >= PAGES_MAX:
+            return None
+        active = self._ranges.assign()
+        self._in_flight += active is not None
+        return active
 
-    def _walk(self, connection: Connection, interval: ActiveRange | None) -> None:
+    def _read_ranges(self, connection: Connection, active: ActiveRange | None) -> None:
         try:
-            while interval is not None:
+            while active is not None:
                 began = time.monotonic()
                 try:
-                    answer = self._ask(connection, interval.span)
+                    page = self._list_keys(connection, active.range)
                 except RemoteBusy as error:
-                    self._back_off(interval, error)
+                    self._on_busy(active, error)
                 except GrowfsError:
-                    if interval.token is not None or not interval.after:
+                    if active.token is not None or not active.after:
                         raise
-                    self._refused()
+                    self._on_refusal()
                 else:
-                    self._take_in(interval, answer, time.monotonic() - began)
-                interval = self._next()
-        except BaseException as error:  # noqa: BLE001 raised by the thread that hears of it
+                    self._record(active, page, time.monotonic() - began)
+                active = self._next()
+        except BaseException as error:  # noqa: BLE001 - raised by `pages`
             with self._changed:
-                self._asking -= 1
+                self._in_flight -= 1
                 self._failed = self._failed or error
         finally:
             connection.close()
@@ -161,46 +164,46 @@ class ParallelLister:
                 self._connections.remove(connection)
                 self._changed.notify_all()
 
-    def _back_off(self, interval: ActiveRange, error: RemoteBusy) -> None:
+    def _on_busy(self, active: ActiveRange, error: RemoteBusy) -> None:
         with self._changed:
-            self._asking -= 1
-            self._ranges.release(interval)
-            if not self._width.refused():
+            self._in_flight -= 1
+            self._ranges.release(active)
+            if not self._concurrency.record_busy():
                 self._failed = self._failed or error
             self._changed.notify_all()
 
-    def _refused(self) -> None:
-        """A server may not like a name to begin after that was guessed; other errors come again without one."""
+    def _on_refusal(self) -> None:
+        """Some servers refuse to start at a guessed name. Any other error will come again without one."""
         with self._changed:
             self._switch_to_serial()
-            self._asking -= 1
+            self._in_flight -= 1
             self._changed.notify_all()
 
     def _switch_to_serial(self) -> None:
-        log.info("the server cannot be asked for names in order from any one on: its pages are read one by one")
-        self._ranges.switch_to_serial(span for span, *_ in self._ready)
+        log.info("the server cannot list from any name on, in order: its pages are read one by one")
+        self._ranges.switch_to_serial(key_range for key_range, *_ in self._ready)
         self._ready.clear()
 
-    def _take_in(self, interval: ActiveRange, answer: KeyPage, took_s: float) -> None:
+    def _record(self, active: ActiveRange, page: KeyPage, duration_s: float) -> None:
         with self._changed:
-            span = None
+            key_range = None
             try:
-                span = self._ranges.found(interval, answer.names, answer.token, answer.more)
+                key_range = self._ranges.record_page(active, page.names, page.token, page.more)
             except UnorderedListing:
                 self._switch_to_serial()
-            if answer.more:
-                self._width.answered(took_s)
-            if span is not None:
-                count = len(answer.names) if span.until is None else bisect_right(answer.names, span.until)
-                self._ready.append((span, *self._make(answer.metadata[:count])))
-            self._asking -= 1
+            if page.more:
+                self._concurrency.record_page(duration_s)
+            if key_range is not None:
+                count = len(page.names) if key_range.until is None else bisect_right(page.names, key_range.until)
+                self._ready.append((key_range, *self._make_files(page.metadata[:count])))
+            self._in_flight -= 1
             self._changed.notify_all()
 
     def _next(self) -> ActiveRange | None:
         with self._changed:
-            while not self._over:
-                if interval := self._take():
+            while not self._is_over:
+                if active := self._assign():
                     self._spawn()
-                    return interval
+                    return active
                 self._changed.wait()
             return None

@@ -1,6 +1,6 @@
-"""How a page of S3's ListObjectsV2 is read: by a plain GET, which costs a third of what the library takes for it.
+"""How a page of S3's ListObjectsV2 is read: by a plain GET, at a third of the CPU that the library takes for it.
 
-What is odd is left to the library, whose own answer then counts.
+Anything unusual is left to the library, whose own result then counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KeyMetadata = tuple[str, int, str, int | None]  # name, bytes, ETag, nanoseconds
 
 
 def get(connection: Connection, request: HttpRequest, prefix: str) -> KeyPage:
-    """The page that request asks for. Raises Odd, Answered and Unreached."""
+    """Request one page. Raises FallBack, HttpError and ConnectionFailed."""
     with _closed_on_error(connection):
         response = connection.send(request, {})
         if response.status in BUSY_STATUSES:
@@ -45,34 +45,36 @@ def _parsed(body: bytes, prefix: str) -> KeyPage:
         raise FallBack(f"no listing: {root.tag}")
     space = root.tag[: -len(ROOT)]
     key, size, etag, time, begin = *(space + name for name in ("Key", "Size", "ETag", "LastModified")), len(prefix)
-    encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server does not know of it
+    encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server ignored the parameter
     metadata: list[KeyMetadata] = []
     for item in root.iterfind(f"{space}Contents"):
-        told = {each.tag: each.text or "" for each in item}
-        name = unquote_plus(told[key]) if encoded else told[key]
-        metadata.append((name[begin:], int(told[size]), told.get(etag, ""), seconds_ns(told.get(time))))
+        fields = {each.tag: each.text or "" for each in item}
+        name = unquote_plus(fields[key]) if encoded else fields[key]
+        metadata.append((name[begin:], int(fields[size]), fields.get(etag, ""), seconds_ns(fields.get(time))))
     more = root.findtext(f"{space}IsTruncated") == "true"
-    return answer(metadata, root.findtext(f"{space}NextContinuationToken"), more)
+    return key_page(metadata, root.findtext(f"{space}NextContinuationToken"), more)
 
 
 def from_library(reply: dict[str, Any], prefix: str) -> KeyPage:
-    """The same of the library's reply."""
+    """The same from the library's reply."""
     metadata: list[KeyMetadata] = []
     for item in reply.get("Contents", []):
         when = seconds_ns(item.get("LastModified"))
         metadata.append((item["Key"][len(prefix) :], item["Size"], item.get("ETag", ""), when))
-    return answer(metadata, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
+    return key_page(metadata, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
 
 
-def answer(metadata: list[KeyMetadata], token: str | None, more: bool) -> KeyPage:
-    """Raises RemoteError where the server does not say how to go on."""
+def key_page(metadata: list[KeyMetadata], token: str | None, more: bool) -> KeyPage:
+    """Raises RemoteError if there are more names and the server gives no token for them."""
     if more and not token:
-        raise RemoteError("the server says that there are more names, and not how to get them; it is not S3's ListV2")
-    return KeyPage([fact[0] for fact in metadata], metadata, token, more)
+        raise RemoteError(
+            "the server says that there are more names, but not how to get them; it does not implement ListObjectsV2"
+        )
+    return KeyPage([entry[0] for entry in metadata], metadata, token, more)
 
 
 def files(metadata: Sequence[KeyMetadata]) -> tuple[list[RemoteFile], list[Skipped]]:
-    """What a page of them tells."""
+    """The files and the skipped names that metadata describes."""
     found: list[RemoteFile] = []
     skipped: list[Skipped] = []
     for path, size, etag, mtime_ns in metadata:
@@ -86,7 +88,7 @@ def files(metadata: Sequence[KeyMetadata]) -> tuple[list[RemoteFile], list[Skipp
 
 
 def seconds_ns(when: Any) -> int | None:
-    """Nanoseconds of whole seconds: a listing tells milliseconds where HEAD and GET tell none (rclone, MinIO)."""
+    """Nanoseconds of whole seconds: a listing has milliseconds where HEAD and GET have none (rclone, MinIO)."""
     if isinstance(when, str) and when.endswith("Z"):
         with suppress(ValueError):
             return int(datetime.fromisoformat(when[:19] + "+00:00").timestamp()) * 10**9

@@ -1,8 +1,8 @@
-"""`S3Remote`: S3 and what speaks like it.
+"""`S3Remote`: S3 and compatible stores.
 
-Listed flat and page by page, and read by GETs whose own headers say which version it is, so that no second request
-is needed to know. `fs.sign` and `fs.get_file` are not used: they take "?versionId=" in a key for an option, and the
-latter throws those headers away.
+The listing is flat, page by page. Files are read by GETs whose headers give the version, so no second request is
+needed for it. `fs.sign` and `fs.get_file` are not used: they take "?versionId=" in a key for an option, and the latter
+throws the headers away.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.stores.walk import PAGE_FILES_MAX
 
 CHUNK_BYTES = 256 * 1024
-UNORDERED = "--x-s3"  # directory buckets, which know no order and no place to begin at (S3 Express)
-_session: Any = None  # that has read them
+UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
+_session: Any = None  # made by preload, which has read the descriptions
 _NO_SESSION = {"key", "secret", "token", "anon", "client_kwargs", "config_kwargs", "requester_pays"}
-"""Options that say nothing of the session; s3fs hands it those that it does not know."""
-_NOT_FOLLOWED = {"proxies", "proxies_config", "client_cert"}  # of botocore's options, those that say how to connect
+"""Options that do not concern the session; s3fs passes those that it does not know on to it."""
+_CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
 
 
 def preload() -> None:
-    """Read the descriptions of S3 that botocore has in JSON, for a process that forks afterwards: they take 70 ms."""
+    """Read botocore's JSON descriptions of S3, for a process that forks afterwards: they take 70 ms."""
     global _session
     from aiobotocore.session import AioSession
 
@@ -54,47 +54,47 @@ def preload() -> None:
 
 
 class S3Remote(FsspecRemote):
-    """A bucket, or the keys below a prefix of it. The cursor of a page is the intervals of names that are left."""
+    """A bucket, or the keys below a prefix of it. The cursor of a page is the key ranges that are left."""
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.safe_url()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
-        self._width = ConcurrencyLimit()  # of the last listing, where that has to go on
-        self._odd_pages = 0
+        self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
+        self._listing_fallbacks = 0
         if self._options.keys() <= _NO_SESSION:
             self._options["session"] = _session
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
-        ranges = KeyRanges(cursor, serial=bucket.endswith(UNORDERED))
+        ranges = KeyRanges(cursor, serial=bucket.endswith(UNORDERED_SUFFIX))
         if cursor is None:
-            self._width = ConcurrencyLimit()
-        yield from ParallelLister(ranges, self._width, self._connection, self._names, listing.files).pages()
+            self._concurrency = ConcurrencyLimit()
+        yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys, listing.files).pages()
         if prefix and cursor is None and not ranges.pages:
             raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
 
     def _connection(self) -> Connection:
         return Connection(lambda: self._tls)
 
-    def _names(self, connection: Connection, span: KeyRange) -> KeyPage:
-        """A page of the names after the beginning of span."""
+    def _list_keys(self, connection: Connection, key_range: KeyRange) -> KeyPage:
+        """The first page of the names of a range."""
         bucket, prefix = self._bucket_and_prefix
-        asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX}
-        if span.token is not None:
-            asked["ContinuationToken"] = span.token
-        elif span.after:
-            asked["StartAfter"] = prefix + span.after
-        if self._odd_pages < FALLBACKS_MAX:
+        parameters: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE_FILES_MAX}
+        if key_range.token is not None:
+            parameters["ContinuationToken"] = key_range.token
+        elif key_range.after:
+            parameters["StartAfter"] = prefix + key_range.after
+        if self._listing_fallbacks < FALLBACKS_MAX:
             try:
-                return listing.get(connection, self._page_request(asked), prefix)
+                return listing.get(connection, self._page_request(parameters), prefix)
             except (HttpError, ConnectionFailed) as error:
                 raise translate(error, self._url(), self.store, self._secrets) from None
             except FallBack:
-                self._odd_pages += 1
-        reply = self._call("", "list_objects_v2", **asked)
-        # From the next page on: dateutil, which reads botocore's times, is half of what a page costs.
+                self._listing_fallbacks += 1
+        reply = self._call("", "list_objects_v2", **parameters)
+        # It is used from the next page on: botocore reads times by dateutil, which is half the cost of a page.
         self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
         return listing.from_library(reply, prefix)
 
@@ -111,21 +111,24 @@ class S3Remote(FsspecRemote):
 
     def _new_signer(self, bucket: str) -> Signer:
         client = self._client(bucket)
-        asks = getattr(client.meta.config, "response_checksum_validation", "") == "when_supported"
-        more = {"ChecksumMode": "ENABLED"} if asks else {}
-        return Signer(client, self.fs.loop, self._wanted(client.get_object, {"Bucket": bucket, "Key": "", **more}))
+        wants_checksums = getattr(client.meta.config, "response_checksum_validation", "") == "when_supported"
+        more = {"ChecksumMode": "ENABLED"} if wants_checksums else {}
+        return Signer(client, self.fs.loop, self._with_payer(client.get_object, {"Bucket": bucket, "Key": "", **more}))
 
-    def _page_request(self, asked: dict[str, Any]) -> HttpRequest:
-        """A GET that needs nothing else. Raises Odd where there is none."""
+    def _page_request(self, parameters: dict[str, Any]) -> HttpRequest:
+        """A signed GET of a page. Raises FallBack if there cannot be one."""
         from fsspec.asyn import sync
 
         try:
-            client = self._client(asked["Bucket"])
-            wanted = self._wanted(client.list_objects_v2, asked)
-            url = sync(self.fs.loop, client.generate_presigned_url, "list_objects_v2", wanted, SIGNED_S)
+            client = self._client(parameters["Bucket"])
+            signed = self._with_payer(client.list_objects_v2, parameters)
+            url = sync(self.fs.loop, client.generate_presigned_url, "list_objects_v2", signed, SIGNED_S)
         except Exception as error:
             raise FallBack("cannot be signed") from error
-        request = HttpRequest(url, {"x-amz-request-payer": wanted["RequestPayer"]} if "RequestPayer" in wanted else {})
+        request = HttpRequest(
+            url,
+            {"x-amz-request-payer": signed["RequestPayer"]} if "RequestPayer" in signed else {},
+        )
         if self._downloader.is_proxied(*request.origin):
             raise FallBack("behind a proxy")
         return request
@@ -139,18 +142,18 @@ class S3Remote(FsspecRemote):
 
         return sync(self.fs.loop, find)
 
-    def _wanted(self, method: Any, asked: dict[str, Any]) -> dict[str, Any]:
-        """What the library would have the method told. Raises Odd where only it can tell that."""
-        wanted: dict[str, Any] = self.fs._get_s3_method_kwargs(method, **asked)
-        if wanted.keys() - {*asked, "RequestPayer"} or self._options["config_kwargs"].keys() & _NOT_FOLLOWED:
+    def _with_payer(self, method: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The parameters, and RequestPayer if that option is set. Raises FallBack if other options are set."""
+        signed: dict[str, Any] = self.fs._get_s3_method_kwargs(method, **parameters)
+        if signed.keys() - {*parameters, "RequestPayer"} or self._options["config_kwargs"].keys() & _CONNECTION_OPTIONS:
             raise FallBack("an option that only the library knows")
-        return wanted
+        return signed
 
     def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         return file_from_headers(path, size, headers)
 
     def _trusted(self) -> ssl.SSLContext:
-        """As botocore has it: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else all."""
+        """As in botocore: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else the system's."""
         verify = self._options.get("client_kwargs", {}).get("verify")
         if verify is None:
             verify = self.fs.session.get_config_variable("ca_bundle")
@@ -168,9 +171,9 @@ class S3Remote(FsspecRemote):
 
         file, part = task.file, task.byte_range
         bucket, prefix = self._bucket_and_prefix
-        asked = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
+        parameters = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
         with task.target.open("wb") as out:
-            reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **asked)
+            reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **parameters)
             body = reply["Body"]
 
             async def copy() -> int:
@@ -178,7 +181,7 @@ class S3Remote(FsspecRemote):
                 while True:
                     try:
                         chunk = await body.read(CHUNK_BYTES)
-                    except Exception as error:  # noqa: BLE001 only read's own are told as the remote's
+                    except Exception as error:  # noqa: BLE001 - only the errors of `read` are the remote's
                         raise translate(error, self._url(file.path), self.store, self._secrets) from None
                     if not chunk:
                         return written
@@ -203,13 +206,13 @@ class S3Remote(FsspecRemote):
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
         bucket, prefix = self._bucket_and_prefix
         now = self._verified(file, self.stat(file.path))
-        if now.size == start:  # of which no range can be asked for
+        if now.size == start:  # a range that would be empty
             source: Any = io.BytesIO()
         else:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, Range=f"bytes={start}-")
             source = _Body(reply["Body"], self.fs.loop)
-        still, told = partial(self.stat, file.path), partial(self.told, file.path)
-        return FileStream(source, now, 0, still, self._threads.throttle, told)
+        stat_now, translating = partial(self.stat, file.path), partial(self.translating, file.path)
+        return FileStream(source, now, 0, stat_now, self._threads.throttle, translating)
 
     @cached_property
     def _bucket_and_prefix(self) -> tuple[str, str]:
@@ -217,13 +220,13 @@ class S3Remote(FsspecRemote):
         return bucket, f"{key}/" if key else ""
 
     def _call(self, path: str, method: str, **arguments: Any) -> dict[str, Any]:
-        with self.told(path):
+        with self.translating(path):
             reply: dict[str, Any] = self.fs.call_s3(method, **arguments)
             return reply
 
 
 class _Body(io.RawIOBase):
-    """An answer's body, which a loop of the library reads."""
+    """The body of a response, which the library's event loop reads."""
 
     def __init__(self, body: Any, loop: Any) -> None:
         self._body, self._loop = body, loop
@@ -241,7 +244,7 @@ class _Body(io.RawIOBase):
 
 
 def _time(value: Any) -> datetime:
-    """A time of a reply: as stores write it in a listing, else as botocore reads it."""
+    """A time in a reply: read as stores write it in a listing, else by botocore."""
     if isinstance(value, str) and value.endswith("Z"):
         with suppress(ValueError):
             return datetime.fromisoformat(value[:-1] + "+00:00")
@@ -252,7 +255,7 @@ def _time(value: Any) -> datetime:
 
 
 def _file(path: str, size: int, reply: dict[str, Any]) -> RemoteFile:
-    """A listing tells milliseconds where HEAD and GET tell seconds (rclone, MinIO): seconds are what they agree on."""
+    """The file, with its time in whole seconds: only a listing has milliseconds (rclone, MinIO)."""
     when = reply.get("LastModified")
     return file_from_info(
         path, {"size": size, "ETag": reply.get("ETag"), "mtime": when and when.replace(microsecond=0)}
