@@ -1,8 +1,8 @@
-"""growfs's own digest of a local file: CRC-64/NVME of the content, which parts in any order can be combined to.
+"""growfs's own digest of a local file: the CRC-64/NVME of its content, combined from parts that come in any order.
 
 A digest is a text that begins with the name of its algorithm. Caches that older versions wrote have XXH3 (64 bits)
-without a name: of the content, or, for a file larger than 16 MiB, of the XXH3 of each 16 MiB, followed by a hyphen and
-the number of these parts. Such a digest is verified once more, and then replaced.
+without a name: of the content, or, for a file larger than 16 MiB, of the XXH3s of its 16 MiB parts, followed by a
+hyphen and their number. Such a digest is verified once more, and then replaced.
 
 Every process of growfs imports this module, and few of them compute a digest. So awscrt, which takes 40 ms to import,
 is imported on first use.
@@ -30,20 +30,20 @@ class Digest:
         self._extend, self._combine = checksums.crc64nvme, checksums.combine_crc64nvme
         self._parts: dict[int, _Part] = {}
 
-    def part(self, start: int) -> Stream:
-        """Takes the bytes from start on, a multiple of PART_BYTES; they replace what came for that part before."""
+    def part(self, start: int) -> DigestStream:
+        """A stream for the bytes from start on, a multiple of PART_BYTES. It replaces what came for that part before."""
         number, rest = divmod(start, PART_BYTES)
         if rest:
             raise ValueError(f"no part begins at {start}")
-        return Stream(self._extend, self._parts, number)
+        return DigestStream(self._extend, self._parts, number)
 
     @property
     def bytes(self) -> int:
-        """How many bytes came."""
+        """The number of bytes that came."""
         return sum(part.bytes for part in self._parts.values())
 
     def text(self) -> str:
-        """The digest, once all bytes are in. Raises ValueError where it can be seen that some are missing."""
+        """The digest, when all bytes came. Raises ValueError if a part is missing or not whole."""
         parts = [part for _, part in sorted(self._parts.items())]
         if max(self._parts, default=-1) != len(parts) - 1 or any(part.bytes < PART_BYTES for part in parts[:-1]):
             raise ValueError("a part is missing, or not whole")
@@ -53,7 +53,7 @@ class Digest:
         return f"{ALGORITHM}{crc:016x}"
 
 
-class Stream:
+class DigestStream:
     """Takes consecutive bytes, from the beginning of a part on and into those that follow it."""
 
     def __init__(self, extend: Callable[[memoryview, int], int], parts: dict[int, _Part], number: int) -> None:
