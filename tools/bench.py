@@ -145,24 +145,26 @@ def main() -> int:
     parser.add_argument(
         "--peer", action="append", default=[], choices=PEERS, help="also measure this program on the same data"
     )
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(BENCHMARKS):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; choose from {', '.join(BENCHMARKS)}")
-    if given.rounds is not None and given.rounds < 1:
+    if arguments.rounds is not None and arguments.rounds < 1:
         parser.error("--rounds is at least 1")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
 
     about = machine()
     console.print(f"growfs {growfs.__version__}; " + ", ".join(f"{name} {value}" for name, value in about.items()))
-    if given.quick:
+    if arguments.quick:
         console.print("[yellow]--quick: the targets apply to larger sizes; these figures only show that it runs[/]")
     results = []
     try:
-        contenders = (*(given.engine or engines()), *given.peer)
-        for name in given.names or BENCHMARKS:
+        contenders = (*(arguments.engine or engines()), *arguments.peer)
+        for name in arguments.names or BENCHMARKS:
             with temporary_folder() as folder:
-                setting = Setting(folder, given.quick, given.rounds or (2 if given.quick else 5), contenders)
+                setting = Setting(
+                    folder, arguments.quick, arguments.rounds or (2 if arguments.quick else 5), contenders
+                )
                 began = time.monotonic()
                 with console.status(f"{name} ..."):
                     title, figures = BENCHMARKS[name].measure(setting)
@@ -174,9 +176,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130
-    if given.json:
-        report = {"growfs": growfs.__version__, "machine": about, "quick": given.quick, "figures": results}
-        given.json.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.json:
+        report = {"growfs": growfs.__version__, "machine": about, "quick": arguments.quick, "figures": results}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -82,8 +82,8 @@ def ways() -> list[tuple[Row, Way]]:
     found: list[tuple[Row, Way]] = []
     found.append((Row("everything local", None), lambda labels, opens, seed: everything(opens, seed)))
     found += [(Row("growfs", number), growfs(number)) for number in OPENS_PER_FETCH]
-    found.append((Row("LRU", USUAL), lambda *given: cached("lru", 1 / USUAL, *given)))
-    found.append((Row("never evict", None), lambda *given: cached("never", 1 / USUAL, *given)))
+    found.append((Row("LRU", USUAL), lambda *args: cached("lru", 1 / USUAL, *args)))
+    found.append((Row("never evict", None), lambda *args: cached("never", 1 / USUAL, *args)))
     found += [(Row("stream, repeated", number), streamed(number)) for number in OPENS_PER_FETCH]
     found.append((Row("stream, once", None), lambda labels, opens, seed: stream(1.0, opens // USUAL, seed)))
     return found
@@ -91,7 +91,7 @@ def ways() -> list[tuple[Row, Way]]:
 
 def growfs(opens_per_fetch: int) -> Way:
     """Reading through a mount, simulated."""
-    return lambda *given: cached("growfs", 1 / opens_per_fetch, *given)
+    return lambda *args: cached("growfs", 1 / opens_per_fetch, *args)
 
 
 def streamed(opens_per_fetch: int) -> Way:
@@ -143,10 +143,10 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="write the page there (default: tools; with --quick: nowhere)"
     )
-    given = parser.parse_args()
-    usual = 1 if given.quick else REPETITIONS_MOUNT if given.mount else REPETITIONS
-    repetitions = usual if given.repetitions is None else given.repetitions
-    lengths = given.epochs or (EPOCHS[:1] if given.quick else EPOCHS)
+    arguments = parser.parse_args()
+    usual = 1 if arguments.quick else REPETITIONS_MOUNT if arguments.mount else REPETITIONS
+    repetitions = usual if arguments.repetitions is None else arguments.repetitions
+    lengths = arguments.epochs or (EPOCHS[:1] if arguments.quick else EPOCHS)
     if repetitions < 1 or min(lengths) < 1:
         parser.error("--repetitions and --epochs are at least 1")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -158,7 +158,7 @@ def main() -> int:
         for epochs in lengths:
             began = time.monotonic()
             with console.status(f"{epochs} epochs, {repetitions} times ..."):
-                found[epochs] = (repeat_mounted if given.mount else repeat)(epochs, repetitions)
+                found[epochs] = (repeat_mounted if arguments.mount else repeat)(epochs, repetitions)
             console.print(f"{epochs} epochs, {repetitions} times: {time.monotonic() - began:.0f} s")
     except BenchError as error:
         print(f"experiments: {error}", file=sys.stderr)
@@ -167,16 +167,16 @@ def main() -> int:
         print("experiments: interrupted", file=sys.stderr)
         return 130
 
-    words = ["--quick"] * given.quick + ["--mount"] * given.mount
-    words += [f"--repetitions {given.repetitions}"] if given.repetitions else []
-    words += [f"--epochs {epochs}" for epochs in given.epochs or ()]
+    words = ["--quick"] * arguments.quick + ["--mount"] * arguments.mount
+    words += [f"--repetitions {arguments.repetitions}"] if arguments.repetitions else []
+    words += [f"--epochs {epochs}" for epochs in arguments.epochs or ()]
     command = " ".join(["tools/experiments", *words])
-    page = report(found, command, repetitions, given.mount)
+    page = report(found, command, repetitions, arguments.mount)
     print(page)
-    if out := given.out or (None if given.quick else ROOT):
-        name = "experiments-mount" if given.mount else "experiments"
+    if out := arguments.out or (None if arguments.quick else ROOT):
+        name = "experiments-mount" if arguments.mount else "experiments"
         (out / f"{name}.md").write_text(page)
-        if not given.mount:
+        if not arguments.mount:
             results.draw(found, out / f"{name}.svg")
     return 0
 

@@ -227,7 +227,7 @@ COPIERS: Mapping[str, Contender] = {"rclone copy": rclone_copy, "s5cmd cp": s5cm
 def figures(
     results: CopyResults, of: float, unit: str, each: str, target: float | None, scale: float = 1.0
 ) -> list[Figure]:
-    """Rates, and growfs compared with the fastest copier; CPU, and growfs compared with the lowest; the start.
+    """Rates and CPU, growfs compared with the copy program that is best at each, and what its start takes.
 
     of: the total amount, in `unit`. each: the unit of the CPU figures; scale: converts CPU seconds to it.
     target: for the ratio of rates; with one, growfs must also use no more CPU than the lowest copier.

@@ -1,4 +1,4 @@
-"""Epochs of TensorFlow's TFRecordDataset and torchvision's ImageFolder, all in one process each.
+"""Epochs of TensorFlow's TFRecordDataset and of torchvision's ImageFolder. Each has one process for all its epochs.
 
 Each epoch lists the folder again, as the README recommends; that is part of its time.
 """

@@ -29,9 +29,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(command: Sequence[object], log: Path, pattern: str) -> Iterator[Server]:
-    """Run a server while the block lasts. It counts as started when its output matches the pattern; group 1 becomes
-    its endpoint.
-    """
+    """Run a server until the block's end. pattern: matches its output once it has started; group 1 is its endpoint."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(word) for word in command],

@@ -104,7 +104,7 @@ def figures(contenders: tuple[str, ...], samples: Samples) -> list[Figure]:
             found.append(us(f"{start}, daemon's CPU", samples[contender, which, "cpu"]))
             found += [
                 figure(f"{start}, {what}", values, "per file")
-                for (whose, pass_, what), values in samples.items()
-                if (whose, pass_) == (contender, which) and what.endswith(" requests") and max(values) >= RARE
+                for (name, pass_, what), values in samples.items()
+                if (name, pass_) == (contender, which) and what.endswith(" requests") and max(values) >= RARE
             ]
     return found

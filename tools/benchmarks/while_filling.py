@@ -31,7 +31,7 @@ SIZE = 100_000
 SMALL = "small"
 TARGET = 3.0
 LOADS = ("filling", "idle")
-WHICH = ("p50_ms", "p99_ms")
+PERCENTILES = ("p50_ms", "p99_ms")
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
@@ -39,7 +39,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise BenchError("needs two cores, one of them for the server")
-    servers, growfs = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
+    server_cores, growfs_cores = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
     mib = 4 if setting.quick else 128
     remote = setting.folder / "remote"
     bytes = shards.make(remote, shards.SHARDS, mib)
@@ -50,39 +50,39 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
         for name in names.read_text().splitlines():
             (folder / name).write_bytes(os.urandom(SIZE))
     engines = [contender for contender in setting.contenders if contender in ENGINES]
-    took: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
+    latencies: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
-        with on_cores(servers):
+        with on_cores(server_cores):
             server = stack.enter_context(rclone_server(remote, setting.folder / "rclone.log"))
-        stack.enter_context(on_cores(growfs))
+        stack.enter_context(on_cores(growfs_cores))
         reader = stack.enter_context(ReaderProcess())
         flags = ["--endpoint-url", server.endpoint, "--cache-size", 2 * bytes + (1 << 30)]
         for _ in range(setting.rounds):
             for contender in engines:
                 folder = setting.folder / contender
                 folder.mkdir()
-                more = [*flags, "--engine", contender]
-                with mounted(f"s3://{NAME}", folder, *more, "--include", f"{SMALL}/**", "--wait-files", FILES):
+                engine_flags = [*flags, "--engine", contender]
+                with mounted(f"s3://{NAME}", folder, *engine_flags, "--include", f"{SMALL}/**", "--wait-files", FILES):
                     pass
                 os.sync()
                 fault_in_memory(2 * bytes).close()
-                with mounted(f"s3://{NAME}", folder, *more, "--no-wait") as mount:
+                with mounted(f"s3://{NAME}", folder, *engine_flags, "--no-wait") as mount:
                     rate, times = probe_latency(mount, reader, [mount.mountpoint / SMALL, local], names)
                 rates[contender].append(rate)
                 for load, both in times.items():
-                    for whose, one in zip((contender, *controls(contender)), both, strict=True):
-                        took[whose, contender, load].append(one)
+                    for subject, one in zip((contender, *controls(contender)), both, strict=True):
+                        latencies[subject, contender, load].append(one)
                 shutil.rmtree(folder)
     found = []
     for contender in engines:
         found.append(figure(f"{contender}, fetched meanwhile", rates[contender], "MB/s"))
-        for whose in (contender, *controls(contender)):
-            for which in WHICH:
-                values = {load: [one[which] for one in took[whose, contender, load]] for load in LOADS}
-                name = f"{whose}, {which[:3]}"
+        for subject in (contender, *controls(contender)):
+            for which in PERCENTILES:
+                values = {load: [one[which] for one in latencies[subject, contender, load]] for load in LOADS}
+                name = f"{subject}, {which[:3]}"
                 found += [figure(f"{name}, {load}", values[load], "ms") for load in LOADS]
-                target = TARGET if (whose, which) == (contender, "p99_ms") else None
+                target = TARGET if (subject, which) == (contender, "p99_ms") else None
                 slower = ratios(values["filling"], values["idle"])
                 found.append(at_most(f"{name}, filling, of idle", slower, "", target))
     return f"open and read of a resident file of 100 kB, while {shards.SHARDS} shards of {mib} MiB are fetched", found
