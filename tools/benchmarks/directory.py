@@ -1,4 +1,4 @@
-"""One directory with a million resident files: how long a listing takes, and how it delays other readers."""
+"""One directory with a million cached files: how long a listing takes, and how it delays other readers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
             found.append(at_most(f"{contender}, {what}", rounds, unit, P99_MS_MAX))
         else:
             found.append(figure(f"{contender}, {what}", rounds, unit))
-    return f"{files:,} resident files in one directory", found
+    return f"{files:,} cached files in one directory", found
 
 
 def time_listing(mountpoint: Path, files: int) -> dict[str, float]:

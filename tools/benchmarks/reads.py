@@ -85,7 +85,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
         allowed = CPU_S_PER_GB if contender == "passthrough" else None
         for state in ("warm", "cold"):
             found.append(at_most(f"{contender}, {state}, daemon's CPU", cpu[contender, state], "s/GB", allowed))
-    return f"resident files of {mib} MiB, one for each reader", found
+    return f"cached files of {mib} MiB, one for each reader", found
 
 
 def target(contender: str, case: Case) -> float | None:

@@ -43,7 +43,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                             samples["native", "", what].append(value)
                         for what, value in through.items():
                             samples[contender, which, what].append(value)
-    title = f"{files:,} resident files of 100 kB, opened, read and closed in random order"
+    title = f"{files:,} cached files of 100 kB, opened, read and closed in random order"
     return title, figures(setting.contenders, samples)
 
 

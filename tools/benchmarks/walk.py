@@ -44,4 +44,4 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     for (contender, turn, call), ratios in times.items():
         target = TIMES_NATIVE if contender in ENGINES and call == BOTH else None
         found.append(at_most(f"{contender}, {turn}, {call}, times plain", ratios, "x", target))
-    return f"{files:,} tiny resident files in {DIRECTORIES} directories", found
+    return f"{files:,} tiny cached files in {DIRECTORIES} directories", found

@@ -85,7 +85,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                 target = TARGET if (subject, which) == (contender, "p99_ms") else None
                 slower = ratios(values["filling"], values["idle"])
                 found.append(at_most(f"{name}, filling, of idle", slower, "", target))
-    return f"open and read of a resident file of 100 kB, while {shards.SHARDS} shards of {mib} MiB are fetched", found
+    return f"open and read of a cached file of 100 kB, while {shards.SHARDS} shards of {mib} MiB are fetched", found
 
 
 def controls(contender: str) -> tuple[str, str]:
