@@ -1,10 +1,10 @@
-"""Ready-made producers, and index functions of archives: examples for your own, too.
+"""Ready-made producers and index functions of archives. They are examples for your own, too.
 
-A producer makes a local file (`out`) of a remote one (`source`), in a process of its own, so it may be slow:
+A producer makes a local file (`out`) from a remote one (`source`). It runs in a process of its own, so it may be slow:
 
     growfs mount s3://bucket/volumes /mnt/train --producer gunzip --rename '{stem}'
 
-An index function finds the members of an archive, which are the files then:
+An index function finds the members of an archive, which then appear as files:
 
     growfs mount s3://bucket/shards /mnt/train --members webdataset
 """

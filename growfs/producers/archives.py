@@ -1,8 +1,8 @@
-"""What an archive has in it: functions that tell each member's name, and where in the archive its bytes are.
+"""Index functions: each yields the members of an archive, with their names and where their bytes are.
 
-Such a function is given the archive as a binary file that can be read and sought in, and yields its members in any
-order; best in that of the archive, because reading on is what is fast. Any file with parts worth a name is an archive:
-a volume, for example, of which each slice is a member.
+An index function gets the archive as a seekable binary file and yields its members in any order. The order of the
+archive is the fastest, because the file is then read in order. Any file with parts that deserve names is an archive:
+a volume, for example, with each slice as a member.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 CLASS_DIGITS = 5
-"""Of a class's number in its folder's name, so that ImageFolder, which sorts by name, gives it the same number."""
+"""A class number has so many digits as a folder name, so that ImageFolder, which sorts names, numbers it alike."""
 CLASS_BYTES_MAX = 200
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _ZIP_HEADER = struct.Struct("<26xHH")
-"""Of a member: the bytes of its name, and of what is extra (APPNOTE.TXT, 4.3.7)."""
+"""The lengths of a member's name and of its extra field (APPNOTE.TXT, 4.3.7)."""
 _ENCRYPTED = 0x1
 
 
 class Member(NamedTuple):
-    """size bytes of an archive, from offset on.
+    """`size` bytes of an archive, from `offset` on.
 
-    name: its path in the mount below a folder that is named like the archive; one that begins with '/' is from the
-    mount's own root on.
+    name: its path in the mount, below a folder named like the archive. A name that begins with '/' is below the root
+    of the mount.
     """
 
     name: str
@@ -36,15 +36,15 @@ class Member(NamedTuple):
 
 
 def tar(source: BinaryIO) -> Iterator[Member]:
-    """The regular files of a tar archive. Raises ValueError where it is compressed, or one is sparse."""
+    """The regular files of a tar archive. Raises ValueError if the archive is compressed or a member is sparse."""
     for info in _regular(_opened(source)):
         yield Member(_relative(info.name), info.offset_data, info.size)
 
 
 def webdataset(source: BinaryIO) -> Iterator[Member]:
-    """The samples of a WebDataset shard, as ImageFolder wants them: KEY.jpg of class 3 is /00003/KEY.jpg.
+    """The samples of a WebDataset shard in the layout of ImageFolder: KEY.jpg of class 3 is /00003/KEY.jpg.
 
-    The class is what KEY.cls holds, a number or a name. Raises ValueError where a sample has none.
+    KEY.cls holds the class, a number or a name. Raises ValueError if a sample has none.
     """
     archive = _opened(source)
     label, sample, key = "", list[Member](), ""
@@ -64,7 +64,7 @@ def webdataset(source: BinaryIO) -> Iterator[Member]:
 
 
 def zip_stored(source: BinaryIO) -> Iterator[Member]:
-    """The files of a zip archive without compression. Raises ValueError where one is compressed or encrypted."""
+    """The files of an uncompressed zip archive. Raises ValueError if a member is compressed or encrypted."""
     with zipfile.ZipFile(source) as archive:
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
     for info in infos:
@@ -91,24 +91,24 @@ def _opened(source: BinaryIO) -> tarfile.TarFile:
 
 def _regular(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while info := archive.next():
-        archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+        archive.members.clear()  # type: ignore[attr-defined] # else it would keep all members
         if info.issparse():
             raise ValueError("sparse members are no ranges of bytes; make it without --sparse")
         if info.isfile():
             yield info
-    archive.fileobj.seek(archive.offset)  # tarfile takes what it cannot read for the end
+    archive.fileobj.seek(archive.offset)  # tarfile takes a block that it cannot read for the end
     if archive.fileobj.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
         raise ValueError("damaged or cut short")
 
 
 def _relative(name: str) -> str:
-    """As tar(1) extracts it: without a slash at the beginning; and without the './' of `tar -c .`."""
+    """The name as tar(1) extracts it, without a leading slash; and without the './' of `tar -c .`."""
     return name.removeprefix("./").lstrip("/")
 
 
 def _labelled(label: str, sample: list[Member], key: str) -> Iterator[Member]:
     if sample and not label:
-        raise ValueError(f"sample {key} has no .cls, which would tell its class")
+        raise ValueError(f"sample {key} has no .cls file, which would give its class")
     folder = label.zfill(CLASS_DIGITS) if label.isdecimal() else label
     for member in sample:
         yield member._replace(name=f"/{folder}/{member.name}")

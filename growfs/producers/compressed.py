@@ -1,4 +1,4 @@
-"""Files that are stored compressed, and are to be local as they are: name them '{stem}', without the last extension."""
+"""Producers that decompress files. Use --rename '{stem}', which removes the last extension."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import shutil
 import sys
 from typing import BinaryIO
 
-COPY_BYTES = 1 << 17  # what is larger leaves a core's cache between reading and writing, and takes twice the CPU
+COPY_BYTES = 1 << 17  # a larger buffer does not fit in a core's cache, and takes twice the CPU
 
 
 def copy(source: BinaryIO, out: BinaryIO) -> None:
-    """As it is: to measure what a producer costs that does nothing."""
+    """Copy a file unchanged, to measure the cost of a producer that does nothing."""
     shutil.copyfileobj(source, out, COPY_BYTES)
 
 
 def gunzip(source: BinaryIO, out: BinaryIO) -> None:
-    """What gzip packed."""
+    """Decompress a gzip file."""
     with gzip.open(source, "rb") as unpacked:
         shutil.copyfileobj(unpacked, out, COPY_BYTES)
 
 
 def unxz(source: BinaryIO, out: BinaryIO) -> None:
-    """What xz packed."""
+    """Decompress an xz file."""
     with lzma.open(source, "rb") as unpacked:
         shutil.copyfileobj(unpacked, out, COPY_BYTES)
 
 
 def unzstd(source: BinaryIO, out: BinaryIO) -> None:
-    """What zstd packed. Needs Python 3.14, or the package backports.zstd: pip install 'growfs[zstd]'."""
+    """Decompress a zstd file. Needs Python 3.14, or the package backports.zstd: pip install 'growfs[zstd]'."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:

@@ -1,4 +1,4 @@
-"""Pictures that are stored larger than a model takes them."""
+"""Producers that shrink images to the size that a model needs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import BinaryIO
 
 
 def resize(source: BinaryIO, out: BinaryIO, pixels: int, quality: int = 90) -> None:
-    """The picture in its own format, at most so many pixels wide and high. Needs Pillow."""
+    """Shrink an image to at most so many pixels in width and height; its format stays. Needs Pillow."""
     try:
         from PIL import Image
     except ImportError:
         raise ImportError("resize needs a package that is not installed: pip install pillow") from None
     with Image.open(source) as image:
         format = image.format
-        image.draft("RGB", (pixels, pixels))  # of a JPEG, only what is needed is unpacked
+        image.draft("RGB", (pixels, pixels))  # a JPEG is decoded only as far as needed
         image.thumbnail((pixels, pixels), Image.Resampling.LANCZOS)
         image.save(out, format, quality=quality)
 

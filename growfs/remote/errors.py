@@ -1,7 +1,7 @@
-"""Client libraries' exceptions, told in growfs's own words.
+"""`translate` turns the exceptions of client libraries into growfs's own errors.
 
-The libraries share no base class, so an exception is judged by its HTTP status, its S3 error code and the names of its
-classes (which need no import), looked for along its causes; never by its text.
+The libraries have no common base class. So an exception is classified by its HTTP status, its S3 error code and the
+names of its classes (which need no import), along the chain of its causes; never by its text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteDenied, 
 from growfs.remote.names import redact
 
 DETAIL_CHARS_MAX = 200
-DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # no client library makes these up
+DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # only of the local disk
 
 _BUSY_STATUS = frozenset({408, 425, 429})
 _BUSY = frozenset(
@@ -47,7 +47,7 @@ _CREDENTIALS = {
 
 
 def secrets_in(options: Any, key: str = "") -> Iterator[str]:
-    """Every text in storage options that may be a secret: all of them, but for a few keys that are known to be none."""
+    """Every string in the storage options that may be a secret: all but those of a few known keys."""
     if isinstance(options, dict):
         for name, value in options.items():
             yield from secrets_in(value, str(name))
@@ -59,13 +59,13 @@ def secrets_in(options: Any, key: str = "") -> Iterator[str]:
 
 
 def userinfo(url: str) -> list[str]:
-    """The password and, where there is none, the name (then it is a token) that stand before the host in url."""
+    """The secrets in the URL's user:password@ part. Without a password the user name is a token."""
     found = re.match(r"(?:http|https|ftp|sftp|ssh|smb|webdav)://([^/?#]*)@", url, re.IGNORECASE)
     return [found[1].split(":", 1)[-1], found[1]] if found else []
 
 
 def translate(error: BaseException, where: str, store: str, secrets: Collection[str] = ()) -> GrowfsError:
-    """The GrowfsError that says what happened, to what, and what to do next. where: a URL; store: 's3', 'gs', ..."""
+    """The GrowfsError that says what happened, to which URL (`where`), and what to do. store: 's3', 'gs', ..."""
     if isinstance(error, GrowfsError):
         return error
     chain = list(_causes(error))
@@ -73,7 +73,7 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
     codes = {code for link in chain if (code := _code(link))}
     status = next((status for link in chain if (status := _status(link))), 0)
     where = clean(where, secrets)
-    texts = (str(link).strip() for link in chain if not isinstance(link, FileNotFoundError))  # its text is but a name
+    texts = (str(link).strip() for link in chain if not isinstance(link, FileNotFoundError))  # its text is only a name
     detail = clean(next(filter(None, texts), type(error).__name__), secrets)
     login = _CREDENTIALS.get(store, "see --storage-option")
     if "NoSuchBucket" in codes:
@@ -120,19 +120,19 @@ def _code(error: BaseException) -> str:
 
 
 def _status(error: BaseException) -> int:
-    """The HTTP status that a client library's exception carries, 0 if none: there are five places for it."""
+    """The HTTP status in a client library's exception, which may be in one of five places; 0 if there is none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     for holder, name in ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code")):
-        value = str(getattr(holder, name, ""))  # one by one: aiohttp warns whoever looks at `code`
+        value = str(getattr(holder, name, ""))  # one by one: reading `code` makes aiohttp warn
         if value.isdecimal() and 300 <= int(value) <= 599:
             return int(value)
     return 0
 
 
 def clean(text: str, secrets: Collection[str]) -> str:
-    """One line without secrets."""
+    """The text as one line, without secrets."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     text = " ".join(redact(text).split())

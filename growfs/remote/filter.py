@@ -1,4 +1,4 @@
-"""--include and --exclude: which paths count, by the rules of a .gitignore file."""
+"""--include and --exclude: which paths are listed, by the rules of .gitignore files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from growfs.remote.protocol import Page, Remote, RemoteWrapper
 
 
 class PathFilter:
-    """Says which paths match: any of include (or all, if there is none) and none of exclude."""
+    """A path matches if it matches any pattern of include (or include is empty) and none of exclude."""
 
     def __init__(self, include: Collection[str] = (), exclude: Collection[str] = ()) -> None:
-        """Raises UsageError for a pattern that cannot be read."""
+        """Raises UsageError for an invalid pattern."""
         self._include = _spec(include)
         self._exclude = _spec(exclude)
 
@@ -25,7 +25,7 @@ class PathFilter:
 
 
 class FilteredRemote(RemoteWrapper):
-    """A remote of which only the matching files are listed."""
+    """A remote that lists only the matching files of another one."""
 
     def __init__(self, remote: Remote, paths: PathFilter) -> None:
         super().__init__(remote)

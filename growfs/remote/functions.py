@@ -1,7 +1,7 @@
-"""A function of the user's: by which name it goes, where it is looked for, and how it is imported.
+"""`Function`: a function of the user, by name; where it is looked for, and how it is imported.
 
-Only worker processes call one: its module may be slow to import, start threads, or crash.
-`python -m growfs.remote.functions NAME FOLDER` prints a line that says what is wrong if it cannot be imported.
+Only worker processes call such a function: its module may be slow to import, start threads, or crash.
+`python -m growfs.remote.functions NAME FOLDER` prints what is wrong if it cannot be imported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from growfs.errors import UsageError
 READY_MADE = "growfs.producers"
 
 
-_WRITTEN = re.compile(r"(?:(.+\.py|\w+(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)|(\w+))")
+_PATTERN = re.compile(r"(?:(.+\.py|\w+(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)|(\w+))")
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """module: its dotted name, or the absolute path of its file. folder: where that name is looked for first, as it is
-    where Python is started.
+    """The name of a function. module: a dotted name, or the absolute path of a file. folder: searched for the module
+    first, as Python searches the current folder.
     """
 
     module: str
@@ -37,8 +37,8 @@ class Function:
 
     @classmethod
     def parse(cls, text: str, folder: str) -> Function:
-        """What 'module:function' or 'file.py:function' names; a name alone is growfs's own. Raises UsageError."""
-        found = _WRITTEN.fullmatch(text)
+        """Parse 'module:function' or 'file.py:function'; a name alone is one of growfs's own. Raises UsageError."""
+        found = _PATTERN.fullmatch(text)
         if not found:
             raise UsageError(f"{text!r} is no function; write it as module:function, or as path/to/file.py:function")
         module = found[1] or READY_MADE
@@ -55,7 +55,7 @@ class Function:
         return self.module.partition(".")[0] == "growfs"
 
     def load(self) -> Callable[..., Any]:
-        """Import it. Raises UsageError, whatever the module raises."""
+        """Import it. Any error of the module is raised as a UsageError."""
         advice = f"it is looked for in {self.folder}, then on PYTHONPATH and among what is installed"
         try:
             module = found = self._import()
@@ -66,8 +66,8 @@ class Function:
         except ModuleNotFoundError as error:
             raise UsageError(f"{self}: there is no module {error.name}; {advice}") from error
         except Exception as error:
-            told = f"{type(error).__name__}: {error}; try: python -c 'import {Path(self.module).stem}'"
-            raise UsageError(f"{self}: its module cannot be imported: {told}") from error
+            detail = f"{type(error).__name__}: {error}; try: python -c 'import {Path(self.module).stem}'"
+            raise UsageError(f"{self}: its module cannot be imported: {detail}") from error
         if not callable(found):
             raise UsageError(f"{self}: {module.__file__ or self.module} has no function {self.name}; check the name")
         loaded: Callable[..., Any] = found
@@ -88,13 +88,13 @@ class Function:
         return module
 
     def code(self) -> str:
-        """What differs when the function may have been changed: the digest of its file; growfs's own have none."""
+        """The hash of the function's file, which changes with the function; empty for growfs's own functions."""
         if self.is_growfs_own:
             return ""
         function = self.load()
         try:
             return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
-        except (TypeError, OSError):  # of no Python file
+        except (TypeError, OSError):  # it is in no Python file
             return ""
 
 

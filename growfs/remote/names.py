@@ -1,14 +1,14 @@
-"""Names are data from strangers: which of them may become local files, and how a URL is shown without its secrets."""
+"""Names from a remote are untrusted: which may become local files, and how URLs are shown without secrets."""
 
 from __future__ import annotations
 
 import re
 
 COMPONENT_BYTES_MAX = 255  # NAME_MAX of every Linux filesystem
-PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, and the cache folder comes in front
+PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, and the path of the cache folder is put before it
 FILE_AND_DIRECTORY = "is a file and a directory"
 DUPLICATE_NAME = "name comes twice"
-RESERVED = ".growfs"  # the mount's own folder
+RESERVED = ".growfs"  # the folder of growfs in a mount
 
 _USERINFO = re.compile(r"(?<!abfs)(?<!abfss)(?<!az)://[^/?#\s]*@", re.IGNORECASE)  # abfs://CONTAINER@account is a name
 _SIGNATURE = re.compile(
@@ -20,9 +20,9 @@ _SIGNATURE = re.compile(
 
 def reason_to_skip(path: str) -> str | None:
     """Why path cannot be a file below a local folder; None if it can. The reasons are few and fixed, to be counted."""
-    odd = path[:1] in "./" or path[-1] == "/" or "//" in path or "/." in path or "\0" in path
-    if not odd and len(path) <= COMPONENT_BYTES_MAX and path.isascii():
-        return None  # as nearly all names are, so this comes first
+    unusual = path[:1] in "./" or path[-1] == "/" or "//" in path or "/." in path or "\0" in path
+    if not unusual and len(path) <= COMPONENT_BYTES_MAX and path.isascii():
+        return None  # nearly all names are like this, so it is checked first
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -44,18 +44,18 @@ def reason_to_skip(path: str) -> str | None:
 
 
 def redact(text: str) -> str:
-    """text with the user:password@ of each URL in it removed, and the values of signing query parameters masked."""
+    """The text without user:password@ in its URLs, and with the values of signing query parameters masked."""
     return _SIGNATURE.sub(r"\1***", _USERINFO.sub("://", text))
 
 
 def extension(path: str) -> str:
-    """What follows the last dot of the file's name; empty where there is none."""
+    """What follows the last dot of the file name; empty if there is none."""
     name = path.rsplit("/", 1)[-1].lstrip(".")
     return name.rpartition(".")[2] if "." in name else ""
 
 
 def template_fields(path: str) -> dict[str, str]:
-    """What a template may take of a path: the fields of `group_of`, and {suffix}, the extension without its dot."""
+    """The fields that a template may use: {stem}, {name} and {parent} of a path, and {suffix} without its dot."""
     parent, _, name = path.rpartition("/")
     suffix = extension(path)
     bare = name.removesuffix(f".{suffix}") if suffix else name

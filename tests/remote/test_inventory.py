@@ -166,7 +166,7 @@ def test_what_is_wrong_is_told(
     ("kind", "at", "message"),
     [
         ("CSV", slice(-20), "is cut short or damaged after line"),
-        ("CSV", slice(0), r"is not the file that was meant \(its MD5 differs\)"),
+        ("CSV", slice(0), r"is not the file that the inventory lists \(its MD5 differs\)"),
         ("Parquet", slice(-20), "is no whole Parquet file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`Inventory`: what Amazon S3 Inventory wrote down of a bucket stands in for a listing of it.
+"""`Inventory`: the files that Amazon S3 Inventory lists replace a listing of the bucket.
 
 The format: https://docs.aws.amazon.com/AmazonS3/latest/userguide/storage-inventory-location.html
 """
@@ -26,16 +26,15 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
 
 
 class Inventory:
-    """The files of a bucket, or those below a prefix of it, as its inventory has them.
+    """The files of a bucket, or those below a prefix of it, by its inventory.
 
-    A cursor: the manifest.json that is read, the number of its data file, and the row in it.
+    A cursor is the manifest.json, the number of the data file, and the row in it.
     """
 
     def __init__(self, manifest: FsspecRemote, spec: RemoteSpec) -> None:
-        """manifest: a manifest.json, or the folder of an inventory's configuration, whose newest is then taken.
+        """manifest: a manifest.json, or the folder of an inventory's configuration; then its newest one is used.
 
-        spec: of the bucket; its options are those that the data files are read with. Raises UsageError where it is
-        no bucket.
+        spec: of the bucket. The data files are read with its options. Raises UsageError if it is no bucket.
         """
         if store_of(spec.url) != "s3":
             raise UsageError(f"{manifest.safe_url()}: is an inventory of a bucket; mount that, as s3://bucket/prefix")
@@ -43,7 +42,7 @@ class Inventory:
         self._spec = spec
         self._bucket, _, prefix = spec.url.partition("://")[2].rstrip("/").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._data: dict[str, FsspecRemote] = {}  # by its URL; kept, as its first request is slow
+        self._data: dict[str, FsspecRemote] = {}  # by URL; kept because the first request of each is slow
 
     def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
         where, first, after = cursor or (self._newest(), 0, 0)
@@ -76,10 +75,10 @@ class Inventory:
         with self._manifest.translating(where), self._manifest.as_file(where) as stream:
             content = stream.read(MANIFEST_BYTES_MAX)
         try:
-            told = json.loads(content)
-            source, target, kind = told["sourceBucket"], told["destinationBucket"], told["fileFormat"]
-            names = told["fileSchema"].split(",")
-            files = [(str(file["key"]), str(file.get("MD5checksum", ""))) for file in told["files"]]
+            manifest = json.loads(content)
+            source, target, kind = manifest["sourceBucket"], manifest["destinationBucket"], manifest["fileFormat"]
+            names = manifest["fileSchema"].split(",")
+            files = [(str(file["key"]), str(file.get("MD5checksum", ""))) for file in manifest["files"]]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise RemoteError(f"{safe_url}: is no manifest.json of an S3 Inventory ({what})") from None
@@ -102,16 +101,16 @@ class Inventory:
             if is_csv:
                 key = unquote_plus(key, errors="surrogateescape")
             if not key.startswith(prefix) or (key.endswith("/") and size in (0, "0", None, "")):
-                continue  # elsewhere, or a marker that stands for a folder
+                continue  # outside the prefix, or a marker that stands for a folder
             if bucket and bucket != self._bucket:
-                raise table.wrong(row, f"is of s3://{bucket}, not of {self._spec.url}")
+                raise table.error(row, f"is of s3://{bucket}, not of {self._spec.url}")
             mtime_ns = table.mtime_ns(row, when)
             yield (
                 row,
                 RemoteFile(
                     key[len(prefix) :],
                     table.size(row, size),
-                    mtime_ns and mtime_ns // SECOND_NS * SECOND_NS,  # what HEAD and GET tell too
+                    mtime_ns and mtime_ns // SECOND_NS * SECOND_NS,  # the precision of HEAD and GET
                     (etag or "").strip('"'),
                 ),
             )

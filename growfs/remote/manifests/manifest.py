@@ -70,5 +70,5 @@ class PathTable:
             if self._root.startswith("http"):
                 path = unquote(path, errors="surrogateescape")  # URLs are percent-encoded, paths are not
         if "://" in path or (path.startswith("/") and self._root.startswith("/")):
-            raise self._table.wrong(row, "names a file outside the remote")
+            raise self._table.error(row, "names a file outside the remote")
         return path

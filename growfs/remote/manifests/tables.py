@@ -1,6 +1,6 @@
-"""Files of rows that stand in for a listing: text, CSV and Parquet, the first two also as gzip.
+"""Files of rows that replace a listing: text, CSV and Parquet; the first two may be gzipped.
 
-They are streamed: a hundred million rows need no more memory than a few. What the columns mean is their reader's.
+They are streamed, so a hundred million rows need no more memory than a few. The caller knows what the columns mean.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from growfs.remote.stores.metadata import to_ns
 Row = tuple[Any, ...]
 
 LINE_CHARS_MAX = 65_536
-READ_BYTES = 4 << 20  # of a request; a Parquet file has one such buffer for each column that is read
+READ_BYTES = 4 << 20  # for each request; a Parquet file has one such buffer for each column that is read
 BATCH_ROWS = 10_000
-SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # to the delimiter of a table's columns
+SUFFIXES = {".txt": None, ".csv": ",", ".tsv": "\t", ".parquet": None}  # with the delimiter of the columns
 
 
 class Table:
-    """One file of rows, numbered from 1. Where md5 is given, a file that is not the one meant is an error."""
+    """One file of rows, numbered from 1. If md5 is given, a file with another MD5 raises a RemoteError."""
 
     unit = "line"
 
     def __init__(self, store: FsspecRemote, path: str = "", md5: str = "") -> None:
-        """path: of the file, relative to the store's root; the root itself where empty. md5: in hexadecimal."""
+        """path: relative to the root of the store; empty for the root itself. md5: in hexadecimal."""
         self.store = store
         self.path = path
         self._md5 = md5
 
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
-        """The number of each row behind number `after`, and its values of columns: None or '' where it has none.
+        """The number of each row after row `after`, and its values of columns: None or '' if it has none.
 
-        columns: at least two, as simple() makes them; a table without the first of them raises RemoteError.
+        columns: at least two, normalized by normalize(). A table without the first of them raises RemoteError.
         """
         raise NotImplementedError
 
     def size(self, number: int, value: Any) -> int | None:
-        """A value as bytes. Raises RemoteError, naming the row, where it is something else."""
+        """A value as a size in bytes. Raises RemoteError with the row if it is none."""
         if value is None or value == "":
             return None
         try:
@@ -60,23 +60,23 @@ class Table:
                 return int(value)
         except (TypeError, ValueError):
             pass
-        raise self.wrong(number, f"has a size that is no number: {value!r}")
+        raise self.error(number, f"has a size that is no number: {value!r}")
 
     def mtime_ns(self, number: int, value: Any) -> int | None:
-        """A value as nanoseconds since the epoch. Raises RemoteError, naming the row, where it is something else."""
+        """A value as nanoseconds since the epoch. Raises RemoteError with the row if it is no time."""
         if value is None or value == "":
             return None
         mtime_ns = to_ns(value)
         if mtime_ns is None:
-            raise self.wrong(number, f"has an mtime that is no time: {value!r}")
+            raise self.error(number, f"has an mtime that is no time: {value!r}")
         return mtime_ns
 
-    def wrong(self, number: int, what: str) -> RemoteError:
+    def error(self, number: int, what: str) -> RemoteError:
         return RemoteError(f"{self.store.safe_url(self.path)}: {self.unit} {number} {what}")
 
 
 class Text(Table):
-    """A value to a line, for the first column; lines that begin with # have none."""
+    """One value per line, for the first column. Lines that begin with # have no value."""
 
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
         nothing = (None,) * (len(columns) - 1)
@@ -89,8 +89,8 @@ class Text(Table):
         with self.store.translating(self.path), self.store.as_file(self.path, block_size=READ_BYTES) as stream:
             summed = _Md5Stream(stream)
             raw = io.BufferedReader(summed, READ_BYTES)
-            packed = raw.peek(2).startswith(b"\x1f\x8b")  # not by the name: some web servers unpack what they send
-            binary = gzip.GzipFile(fileobj=raw) if packed else raw
+            is_gzip = raw.peek(2).startswith(b"\x1f\x8b")  # not by the name: some servers decompress files
+            binary = gzip.GzipFile(fileobj=raw) if is_gzip else raw
             text = io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline="")
             number = 0
             try:
@@ -98,18 +98,20 @@ class Text(Table):
                     number += 1
                     if len(line) == LINE_CHARS_MAX:
                         what = f"is longer than {LINE_CHARS_MAX} characters; is this a list of paths?"
-                        raise self.wrong(number, what)
+                        raise self.error(number, what)
                     yield line
             except (EOFError, zlib.error, gzip.BadGzipFile):
                 raise RemoteError(
                     f"{self.store.safe_url(self.path)}: is cut short or damaged after line {number}; write it again"
                 ) from None
             if self._md5 and summed.md5.hexdigest() != self._md5:
-                raise RemoteError(f"{self.store.safe_url(self.path)}: is not the file that was meant (its MD5 differs)")
+                raise RemoteError(
+                    f"{self.store.safe_url(self.path)}: is not the file that the inventory lists (its MD5 differs)"
+                )
 
 
 class Csv(Text):
-    """Columns by a header, or by given names: then each row has just those."""
+    """Columns named by a header line, or by given names; then each row must have exactly those."""
 
     def __init__(
         self, store: FsspecRemote, path: str = "", md5: str = "", delimiter: str = ",", names: Sequence[str] = ()
@@ -121,9 +123,9 @@ class Csv(Text):
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
         reader = csv.reader(self._lines(), delimiter=self._delimiter)
         try:
-            names = [simple(name) for name in self._given or next(reader, [])]
+            names = [normalize(name) for name in self._given or next(reader, [])]
             if columns[0] not in names:
-                raise self.wrong(1, f"has no column {columns[0]!r}")
+                raise self.error(1, f"has no column {columns[0]!r}")
             width = len(names)
             blank = [""] * width
             chosen = itemgetter(*(names.index(name) if name in names else width for name in columns))
@@ -133,21 +135,21 @@ class Csv(Text):
                     continue
                 if len(row) != width:
                     if self._given and row:
-                        raise self.wrong(number, f"has {len(row)} columns, not {width}")
+                        raise self.error(number, f"has {len(row)} columns, not {width}")
                     row = (row + blank)[:width]
-                row.append("")  # for the columns that are not there
+                row.append("")  # for columns that do not exist
                 yield number, chosen(row)
         except csv.Error as error:
-            raise self.wrong(reader.line_num, str(error)) from None
+            raise self.error(reader.line_num, str(error)) from None
 
 
 class Parquet(Table):
-    """Columns by name. Only those that are asked for are read, a few MB of each at a time."""
+    """Columns by name. Only the requested columns are read, a few MB of each at a time."""
 
     unit = "row"
 
     def __init__(self, store: FsspecRemote, path: str = "") -> None:
-        """Raises UsageError where the package is missing."""
+        """Raises UsageError if the package is missing."""
         super().__init__(store, path)
         if find_spec("pyarrow") is None:
             safe_url = store.safe_url(path)
@@ -159,10 +161,10 @@ class Parquet(Table):
 
         with self.store.translating(self.path), self.store.as_file(self.path, cache_type="none") as stream:
             try:
-                file = ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)  # else a row group at once
+                file = ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)  # else it reads whole row groups
             except ArrowInvalid as error:
                 raise RemoteError(f"{self.store.safe_url(self.path)}: is no whole Parquet file: {error}") from None
-            names = {simple(name): name for name in reversed(file.schema_arrow.names)}
+            names = {normalize(name): name for name in reversed(file.schema_arrow.names)}
             if columns[0] not in names:
                 raise RemoteError(f"{self.store.safe_url(self.path)}: has no column {columns[0]!r}")
             present = [names[name] for name in columns if name in names]
@@ -181,7 +183,7 @@ class Parquet(Table):
 
 
 def open_table(store: FsspecRemote) -> Table:
-    """The table at the store's URL, of the kind that its suffix says; text where it says none."""
+    """The table at the URL of the store. Its suffix says which kind; text if there is no known suffix."""
     suffix = suffix_of(store.spec.url)
     if suffix == ".parquet":
         return Parquet(store)
@@ -194,13 +196,13 @@ def suffix_of(url: str) -> str:
     return Path(url.split("?")[0].lower().removesuffix(".gz")).suffix
 
 
-def simple(name: str) -> str:
-    """A column's name as all spell it: LastModifiedDate and last_modified_date are one."""
+def normalize(name: str) -> str:
+    """A column's name without differences in spelling: LastModifiedDate and last_modified_date are the same."""
     return name.strip().lower().replace("_", "")
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a Parquet file's column: times as seconds since the epoch, bytes as text."""
+    """The values of a column of a Parquet file: times as seconds since the epoch, bytes as text."""
     import pyarrow
 
     kind = column.type
@@ -214,7 +216,7 @@ def _values(column: Any) -> list[Any]:
 
 
 class _Md5Stream(io.RawIOBase):
-    """A stream, and the MD5 of what was read of it."""
+    """Reads a stream, and computes the MD5 of the bytes that were read."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
