@@ -31,7 +31,7 @@ class Digest:
         self._parts: dict[int, _Part] = {}
 
     def part(self, start: int) -> DigestStream:
-        """A stream for the bytes from start on, a multiple of PART_BYTES. It replaces what came for that part before."""
+        """A stream for the bytes from start on, a multiple of PART_BYTES. It replaces an earlier one."""
         number, rest = divmod(start, PART_BYTES)
         if rest:
             raise ValueError(f"no part begins at {start}")

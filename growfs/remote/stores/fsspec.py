@@ -189,10 +189,10 @@ class FsspecRemote:
         file = task.file
         with task.target.open("wb") as out:
             for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
-                wanted = ByteRange(start, min(CHUNK_BYTES, part.offset + part.size - start))
+                chunk_range = ByteRange(start, min(CHUNK_BYTES, part.offset + part.size - start))
                 with self.translating(file.path):
-                    chunk = self.fs.cat_file(self._key(file.path), start, start + wanted.size)
-                self._check_length(file.path, wanted, len(chunk))
+                    chunk = self.fs.cat_file(self._key(file.path), start, start + chunk_range.size)
+                self._check_length(file.path, chunk_range, len(chunk))
                 out.write(chunk)
                 task.progress(len(chunk))
         return self._verified(file, self.stat(file.path))

@@ -113,7 +113,7 @@ class SampledRemote(_ProducerRemote):
         reason = reason_to_skip(self._file(0).path)
         if reason or any(self._parse(self._file(number).path) != number for number in (1, LARGE_NUMBER)):
             raise UsageError(
-                f"--rename {self._template}: makes no names: {reason or 'no number can be told from them'}"
+                f"--rename {self._template}: makes no names: {reason or 'no number can be read back from them'}"
             )
         self._pool = ProducerPool(spec, producer, limits)
 
