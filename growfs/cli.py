@@ -291,15 +291,15 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
     from growfs.simulation import plan as planning
     from growfs.simulation.plot import draw as draw_it
 
-    question = planning.Question.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
-    found = planning.answers(question)
+    workload = planning.Workload.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
+    found = planning.simulate_policies(workload)
     if draw:
         draw_it(found, draw)
     if as_json:
         click.echo(json.dumps([asdict(row) for row in found], indent=1))
         return
-    Console(width=None if sys.stdout.isatty() else 120).print(planning.table(question, found))
-    for line in planning.advice(question, found[0]):
+    Console(width=None if sys.stdout.isatty() else 120).print(planning.table(workload, found))
+    for line in planning.advice(workload, found[0]):
         click.echo(line)
 
 

@@ -1,4 +1,4 @@
-"""What is listed, who holds it, and what may go.
+"""What is listed, which readers hold it, and what is evicted.
 
 Owns the rules (pure functions in `rules` and `draw_order`), the current generation, the readers and their holds, and
 the order of eviction. The daemon and the simulation call the same rules.
@@ -7,5 +7,5 @@ Always: what a process saw in a listing stays cached until it lists again, ends 
 file of each extension.
 
 For others: `rules`, `draw_order`, `reader`, `registry`, `generations`, `turnover`, `eviction`. Workers import `rules`,
-`draw_order` and `turnover`, so nothing is imported by this file.
+`draw_order` and `turnover`, so this file imports nothing.
 """

@@ -1,6 +1,6 @@
-"""A mount in memory, in simulated time, which runs the rules of `rotation`; `growfs plan` asks it.
+"""A mount in memory, in simulated time, which runs the rules of `rotation`; `growfs plan` uses it.
 
-Owns no rule: what the daemon decides by, the simulation decides by.
+Owns no rule: the simulation decides with the functions that the daemon decides with.
 
 Always deterministic: the same files, seed and readers give the same figures.
 

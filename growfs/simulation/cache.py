@@ -92,11 +92,11 @@ class Cache:
 
     @property
     def generation(self) -> Generation | None:
-        """The current one, where the policy has such."""
+        """The current generation, where the policy has generations."""
         return None
 
     def admit(self, id: int) -> None:
-        """A file becomes resident."""
+        """Make a file resident."""
         self.counter += 1
         self.seq[id] = self.counter
         self.used += self.files[id].size
@@ -104,7 +104,7 @@ class Cache:
         self.folders[EVERYWHERE][id] = self.folders[self.files[id].directory][id] = None
 
     def remove(self, id: int) -> None:
-        """A file is deleted."""
+        """Evict a file."""
         self.seq[id] = 0
         self.evicted += 1
         self.used -= self.files[id].size
@@ -116,7 +116,7 @@ class Cache:
         return list(self.folders[directory])
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
-        """What a reader is shown that lists a directory."""
+        """A reader lists a directory; returns what it is shown."""
         return self.listed(directory)
 
     def opened(self, id: int) -> None:
@@ -127,11 +127,11 @@ class Cache:
         return need <= self.free
 
     def readers_changed(self) -> None:
-        """A reader holds something else now."""
+        """Note that the holds of a reader have changed."""
 
 
 class Replacing(Cache):
-    """A folder where each arrival takes the place of the least recently used file, the oldest, a random one, or none.
+    """A folder where each new file takes the place of the least recently used one, the oldest, a random one, or none.
 
     Owns `folders[EVERYWHERE]` as its queue: the first is the next to go.
     """
@@ -144,13 +144,13 @@ class Replacing(Cache):
         self._place_of: dict[int, int] = {}
 
     def admit(self, id: int) -> None:
-        """A file becomes resident."""
+        """Make a file resident."""
         super().admit(id)
         self._place_of[id] = len(self._places)
         self._places.append(id)
 
     def remove(self, id: int) -> None:
-        """A file is deleted."""
+        """Evict a file."""
         super().remove(id)
         place, last = self._place_of.pop(id), self._places.pop()
         if last != id:
@@ -199,7 +199,7 @@ class Rotating(Cache):
 
     @property
     def generation(self) -> Generation | None:
-        """The current one."""
+        """The current generation."""
         return self._generation
 
     @property
@@ -207,13 +207,13 @@ class Rotating(Cache):
         return self._generation.last_seq if self._generation else 0
 
     def admit(self, id: int) -> None:
-        """A file becomes resident."""
+        """Make a file resident."""
         super().admit(id)
         directory, suffix = self.kinds[id]
         self.cached[id] = CachedFile(id, directory, suffix, self.files[id].size, self.counter, self.counter)
 
     def remove(self, id: int) -> None:
-        """A file is deleted."""
+        """Evict a file."""
         super().remove(id)
         file = self.cached.pop(id)
         if file.delisted is not None:
@@ -230,11 +230,11 @@ class Rotating(Cache):
             self.cached[id] = self.cached[id]._replace(opened=True)
 
     def readers_changed(self) -> None:
-        """A reader holds something else now."""
+        """Note that the holds of a reader have changed."""
         self._holds = None
 
     def holds(self, now: float) -> Holds:
-        """Those of all readers that live and are not silent."""
+        """The holds of all readers that are not silent."""
         if self._holds is None or now > self._holds_until:
             for reader in self.live:
                 if reader.holds and reader.is_silent(now, self._settings.hold_idle_s):
@@ -251,7 +251,7 @@ class Rotating(Cache):
         return [id for id in self.folders[directory] if (file := cached[id]).seq <= last and file.delisted is None]
 
     def listing(self, reader: Reader, directory: int, now: float) -> list[int]:
-        """What a reader is shown that lists a directory; that may begin a generation."""
+        """A reader lists a directory, which may begin a generation; returns what it is shown."""
         settle_s = self._settings.settle_s
         context = reader.about_to_list(directory, self._generation, now)
         began_at = self._generation.began_at if self._generation else 0.0

@@ -1,6 +1,6 @@
-"""`growfs plan`: what a cache will show of a data set, and what that costs, before either is there. By simulation.
+"""`growfs plan`: simulates how much of a data set a cache will show over time, and what that costs.
 
-The data set is scaled down to some thousands of files with all ratios kept; sizes, rates and times stay the real ones.
+The data set is scaled down to some thousands of files. All ratios are kept; sizes, rates and times stay the real ones.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from growfs.simulation.simulator import Simulation
 from growfs.units import count, fraction_of, positive, rate, size
 
 MODEL_FILES = 2000
-"""So many files a simulated data set has, or more where its cache would hold fewer than the next number."""
+"""How many files a simulated data set has; more, where its cache would hold fewer than MODEL_CACHE_FILES."""
 MODEL_CACHE_FILES = 200
 DIRECTORIES = 10
 BANDWIDTH_MOST = 4.0
-"""The link is simulated at most so many times as fast as files are read: growfs fetches no more than that."""
+"""The link is simulated as at most four times as fast as files are read: growfs fetches no more than that."""
 REPEATS_MAX = 4.0
-"""Beyond so many opens of each fetched file accuracy falls off, in what is published and in simulations."""
+"""With more opens of each fetched file, accuracy falls off, in published results and in simulations."""
 TOLERANCE = 1.05
 SEEN = 0.99
 FOREVER_S = 1e4 * 365 * 86400
@@ -34,8 +34,11 @@ TITLES = {"growfs": "growfs", "lru": "LRU", "fifo": "FIFO", "random": "random", 
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is planned. bandwidth, read_rate: bytes in a second. turnover: a share of the cache."""
+class Workload:
+    """The data set, cache, link and training run to simulate. bandwidth, read_rate: bytes per second.
+
+    turnover: a share of the cache.
+    """
 
     data_bytes: int
     files: float
@@ -46,8 +49,8 @@ class Question:
     epochs: int = 50
 
     @classmethod
-    def parse(cls, given: dict[str, str | None]) -> Question:
-        """From texts by flag. Raises UsageError that names the flag."""
+    def parse(cls, given: dict[str, str | None]) -> Workload:
+        """Parse the values of the flags. Raises UsageError that names the flag."""
         if (given["--files"] is None) == (given["--file-size"] is None):
             raise UsageError("plan: give one of --files and --file-size")
         data = _parsed(given, "--data-size", size)
@@ -81,7 +84,7 @@ def _parsed(given: dict[str, str | None], flag: str, parse: Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a training run stands at the end of an epoch. seen: share of the data set; the others: since the start."""
+    """The state of a training run at the end of an epoch. seen: share of the data set; the others: since the start."""
 
     s: float
     seen: float
@@ -92,12 +95,13 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a policy makes of it.
+class PolicyResult:
+    """The result of a simulated training run with one policy.
 
-    seen: share of the data after all epochs. days: how long they take. local: share of opens that wait for nothing.
-    epoch_bytes, repeats: fetched per epoch, and opens of each fetched file, in the second half of the epochs; no
-    repeats (None): nothing is fetched then. all_seen_days: until 99% of the data was seen; None: never.
+    seen: share of the data that was seen after all epochs. days: how long they take. local: share of opens that wait
+    for nothing. epoch_bytes, repeats: bytes fetched per epoch, and opens of each fetched file, in the second half of
+    the epochs; repeats is None where nothing is fetched then. all_seen_days: until 99% of the data was seen; None:
+    never.
     """
 
     policy: str
@@ -110,22 +114,22 @@ class Answer:
     points: list[Point]
 
 
-def answer(question: Question, policy: str) -> Answer:
-    """Simulate a training run that lists anew for each epoch, and reads all that it sees."""
-    cache_files = question.cache_bytes / question.data_bytes * question.files
-    scale = max(1.0, min(question.files / MODEL_FILES, cache_files / MODEL_CACHE_FILES))
-    total = max(1, round(question.files / scale))
-    bandwidth = min(question.bandwidth, BANDWIDTH_MOST * question.read_rate)
-    # Of a data set that all these epochs cannot get through, only so much is simulated as can come.
-    reach = cache_files / scale * (1 + question.epochs * (1 + bandwidth / question.read_rate))
-    file_bytes = max(1, round(question.data_bytes / total))
+def simulate_policy(workload: Workload, policy: str) -> PolicyResult:
+    """Simulate a training run that lists the files for each epoch, and reads all that it sees."""
+    cache_files = workload.cache_bytes / workload.data_bytes * workload.files
+    scale = max(1.0, min(workload.files / MODEL_FILES, cache_files / MODEL_CACHE_FILES))
+    total = max(1, round(workload.files / scale))
+    bandwidth = min(workload.bandwidth, BANDWIDTH_MOST * workload.read_rate)
+    # Of a data set that is too large for these epochs, only the part is simulated that can be fetched in them.
+    reach = cache_files / scale * (1 + workload.epochs * (1 + bandwidth / workload.read_rate))
+    file_bytes = max(1, round(workload.data_bytes / total))
     files = [File(1 + i % DIRECTORIES, f"{i % DIRECTORIES}/{i}", file_bytes) for i in range(min(total, int(reach) + 2))]
-    limit = max(question.cache_bytes, file_bytes)
-    simulation = Simulation(files, limit, bandwidth, MountSettings(policy, turnover=question.turnover))
-    points = _train(simulation, question, total)
+    limit = max(workload.cache_bytes, file_bytes)
+    simulation = Simulation(files, limit, bandwidth, MountSettings(policy, turnover=workload.turnover))
+    points = _train(simulation, workload, total)
     half, last = points[len(points) // 2 - 1] if len(points) > 1 else Point(0, 0, 0, 0, 0, 0), points[-1]
     opens, fetches = last.opens - half.opens, last.fetches - half.fetches
-    return Answer(
+    return PolicyResult(
         policy,
         seen=last.seen,
         days=last.s / 86400,
@@ -133,21 +137,21 @@ def answer(question: Question, policy: str) -> Answer:
         epoch_bytes=(last.remote_bytes - half.remote_bytes) / (len(points) - len(points) // 2),
         repeats=opens / fetches if fetches else None,
         all_seen_days=None
-        if policy == "never" and limit < SEEN * question.data_bytes
+        if policy == "never" and limit < SEEN * workload.data_bytes
         else _all_seen_days(points, half),
         points=points,
     )
 
 
-def _train(simulation: Simulation, question: Question, total: int) -> list[Point]:
+def _train(simulation: Simulation, workload: Workload, total: int) -> list[Point]:
     points: list[Point] = []
-    step_s = simulation.files[0].size / question.read_rate
+    step_s = simulation.files[0].size / workload.read_rate
     fits = min(simulation.cache.limit, simulation.cache.catalog_bytes)
     simulation.sleep(max(0.1 * fits, simulation.files[0].size) / simulation.bandwidth * 1.001)
     reader = simulation.reader()
     shuffle = random.Random(0)
     waited = 0
-    for _ in range(question.epochs):
+    for _ in range(workload.epochs):
         ids = reader.list()
         shuffle.shuffle(ids)
         for id in ids:
@@ -161,7 +165,7 @@ def _train(simulation: Simulation, question: Question, total: int) -> list[Point
 
 
 def _all_seen_days(points: list[Point], half: Point) -> float | None:
-    """Until 99% was seen; where the epochs do not reach that, it goes on as in their second half."""
+    """Days until 99% was seen; extrapolated from the second half of the epochs where they do not reach that."""
     last = points[-1]
     for point in points:
         if point.seen >= SEEN:
@@ -172,17 +176,17 @@ def _all_seen_days(points: list[Point], half: Point) -> float | None:
     return (last.s + left_s) / 86400 if left_s < FOREVER_S else None
 
 
-def answers(question: Question) -> list[Answer]:
-    """Of each policy."""
-    return [answer(question, policy) for policy in POLICIES]
+def simulate_policies(workload: Workload) -> list[PolicyResult]:
+    """The results of all policies."""
+    return [simulate_policy(workload, policy) for policy in POLICIES]
 
 
-def table(question: Question, found: list[Answer]) -> Table:
-    """For people: a row for each policy."""
+def table(workload: Workload, found: list[PolicyResult]) -> Table:
+    """The printed table: a row for each policy."""
     columns = Table(
         "policy",
         *(
-            f"seen after\n{question.epochs:,} epochs",
+            f"seen after\n{workload.epochs:,} epochs",
             "that takes",
             "opens that\ndo not wait",
             "fetched\nper epoch",
@@ -190,9 +194,9 @@ def table(question: Question, found: list[Answer]) -> Table:
             f"{SEEN:.0%} seen\nafter",
         ),
         title=(
-            f"{format_size(question.data_bytes)} in {question.files:,.0f} files,"
-            f" {format_size(question.cache_bytes)} of cache, {format_size(question.bandwidth)}/s,"
-            f" read at {format_size(question.read_rate)}/s"
+            f"{format_size(workload.data_bytes)} in {workload.files:,.0f} files,"
+            f" {format_size(workload.cache_bytes)} of cache, {format_size(workload.bandwidth)}/s,"
+            f" read at {format_size(workload.read_rate)}/s"
         ),
     )
     for row in found:
@@ -210,37 +214,37 @@ def table(question: Question, found: list[Answer]) -> Table:
 
 
 def timespan(days: float) -> str:
-    """In the two largest units."""
+    """A duration in its two largest units."""
     return str(format_timespan(round(days * 86400), max_units=2))
 
 
-def repeats_too_often(question: Question, found: Answer) -> bool:
-    """Whether the model sees each fetched file too often; where most of the data set is local, that is no matter."""
-    if question.cache_bytes > question.data_bytes / 2:
+def repeats_too_often(workload: Workload, found: PolicyResult) -> bool:
+    """Whether the model sees each fetched file too often. It does not matter where most of the data set is cached."""
+    if workload.cache_bytes > workload.data_bytes / 2:
         return False
     return found.repeats is None or found.repeats > TOLERANCE * REPEATS_MAX
 
 
-def advice(question: Question, found: Answer) -> list[str]:
-    """A warning where files are seen too often, and which knob helps, by simulating each; else nothing."""
-    if not repeats_too_often(question, found):
+def advice(workload: Workload, found: PolicyResult) -> list[str]:
+    """Lines that warn where files are seen too often, and say which option helps, by simulating each."""
+    if not repeats_too_often(workload, found):
         return []
-    more = min(1.0, 2 * question.turnover)
+    more = min(1.0, 2 * workload.turnover)
     knobs = {
-        f"--turnover {more:.0%}": replace(question, turnover=more),
-        f"--bandwidth {format_size(2 * question.bandwidth)}/s": replace(question, bandwidth=2 * question.bandwidth),
-        f"--read-rate {format_size(question.read_rate / 2)}/s (a slower or heavier step)": replace(
-            question, read_rate=question.read_rate / 2
+        f"--turnover {more:.0%}": replace(workload, turnover=more),
+        f"--bandwidth {format_size(2 * workload.bandwidth)}/s": replace(workload, bandwidth=2 * workload.bandwidth),
+        f"--read-rate {format_size(workload.read_rate / 2)}/s (a slower or heavier step)": replace(
+            workload, read_rate=workload.read_rate / 2
         ),
-        f"--cache-size {format_size(2 * question.cache_bytes)}": replace(
-            question, cache_bytes=min(question.data_bytes, 2 * question.cache_bytes)
+        f"--cache-size {format_size(2 * workload.cache_bytes)}": replace(
+            workload, cache_bytes=min(workload.data_bytes, 2 * workload.cache_bytes)
         ),
-        f"--turnover {more:.0%} with --bandwidth {format_size(2 * question.bandwidth)}/s": replace(
-            question, turnover=more, bandwidth=2 * question.bandwidth
+        f"--turnover {more:.0%} with --bandwidth {format_size(2 * workload.bandwidth)}/s": replace(
+            workload, turnover=more, bandwidth=2 * workload.bandwidth
         ),
     }
     before = found.repeats or math.inf
-    tried = {knob: answer(changed, "growfs").repeats or math.inf for knob, changed in knobs.items()}
+    tried = {knob: simulate_policy(changed, "growfs").repeats or math.inf for knob, changed in knobs.items()}
     lines = [f"warning: {before:.1f} opens of each fetched file; beyond {REPEATS_MAX:g} accuracy falls off"]
     for knob, repeats in sorted(tried.items(), key=lambda pair: pair[1]):
         helps = repeats * 1.1 < before

@@ -1,17 +1,17 @@
-"""Draws what `growfs plan` found. matplotlib comes with the extra `report`, and is imported when something is drawn."""
+"""Draws the results of `growfs plan`. matplotlib comes with the extra `report`, and is imported only to draw."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from growfs.errors import GrowfsError, UsageError
-from growfs.simulation.plan import TITLES, Answer
+from growfs.simulation.plan import TITLES, PolicyResult
 
 DAYS_FROM_S = 3 * 86_400
 
 
-def draw(found: list[Answer], path: Path) -> None:
-    """Coverage, and opens per fetch, over time, into an image. Raises GrowfsError."""
+def draw(found: list[PolicyResult], path: Path) -> None:
+    """Write an image of coverage, and of opens per fetch, over time. Raises GrowfsError."""
     try:
         import matplotlib
     except ImportError:

@@ -1,6 +1,6 @@
-"""A mount in memory, in simulated time: the rules of rotation, reader and sampling, without disk, network and kernel.
+"""A mount in memory, in simulated time: the rules of rotation and the order of draws, without disk, network and kernel.
 
-`growfs plan` and the tests of the promises run it. Deterministic: the same files, seed and readers, the same figures.
+`growfs plan` and the tests of the promises run it. The same files, seed and readers always give the same figures.
 
     simulation = Simulation(files, limit_bytes=10**9, bandwidth=1e6)
     simulation.sleep(3600)                  # the cache fills
@@ -9,7 +9,7 @@
         reader.open(id)
         simulation.sleep(0.1)
 
-Several processes are generators that yield the seconds until they go on; `run` interleaves them.
+Processes that run at the same time are generators that yield the seconds until they go on; `run` interleaves them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
 
 WINDOW = 16
-"""Files that may be whole and wait for one that was drawn before them, for each parallel fetch."""
+"""How many files may be complete and wait for one that was drawn before them, for each parallel fetch."""
 
 Process = Generator[float, None, None]
-"""A process of `run`: it yields seconds to sleep."""
+"""A process of `run`: it yields the seconds that it sleeps."""
 
 
 @dataclass(slots=True)
 class SimulatedDownload:
-    """A fetch under way. lacking: bytes still to come."""
+    """A fetch in flight. lacking: bytes still to fetch."""
 
     id: int
     lacking: float
@@ -44,11 +44,11 @@ class SimulatedDownload:
 class Simulation:
     """A remote, a cache and the link between them.
 
-    now: seconds. fetches, opens: of each file. gone: opens of files that the reader's listing showed and that are not
-    there any more. unlisted: opens of files that are not there and were not shown. remote_bytes: fetched. opened_files,
-    shown_files: how many were opened, or listed, at least once. waits: how long the misses waited in all, in seconds.
-    passes: of each pass that began, the bytes fetched before it. first: when each file was admitted first (a number
-    from 1; 0: never). shown: 1 for each file that was listed.
+    now: seconds. fetches, opens: of each file. gone: opens of files that the reader's listing showed and that are no
+    longer cached. unlisted: opens of files that are not cached and that it did not show. remote_bytes: fetched so far.
+    opened_files, shown_files: how many files were opened, or listed, at least once. waits: seconds that all misses
+    waited. passes: for each pass that began, the bytes fetched before it. first: the place of each file in the order of
+    first admissions (from 1; 0: never). shown: 1 for each file that was listed.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Simulation:
         self._begun_in_pass = 0
         self._window: deque[SimulatedDownload] = deque()
         self._moved_at = 0.0
-        self._look_at = 0.0
+        self._draw_at = 0.0
         self._pids = itertools.count(1)
 
     def reader(self) -> SimReader:
-        """A process that starts now. What its children open it opens itself."""
+        """A process that starts now. What its children open counts as opened by itself."""
         return SimReader(self, Reader(next(self._pids), "0", "simulated"))
 
     @property
@@ -125,20 +125,20 @@ class Simulation:
     def sleep(self, seconds: float) -> None:
         """Let time pass; the cache fills meanwhile."""
         until = self.now + max(0.0, seconds)
-        while self._look_at <= until:
-            self.now = max(self.now, self._look_at)
-            self._land()
+        while self._draw_at <= until:
+            self.now = max(self.now, self._draw_at)
+            self._advance()
             self._draw()
         self.now = until
 
-    def look(self) -> None:
-        """There may be room now."""
-        self._look_at = min(self._look_at, self.now)
+    def try_drawing(self) -> None:
+        """Try to draw at this moment: there may be room now."""
+        self._draw_at = min(self._draw_at, self.now)
 
-    # Population.
+    # Prefetching.
 
-    def _land(self) -> None:
-        """Bring what is in flight up to this moment; admit what is whole, in the order of the draws."""
+    def _advance(self) -> None:
+        """Advance the fetches in flight to this moment; admit the complete ones, in the order of the draws."""
         active = [download for download in self._window if download.lacking > 0]
         if active:
             each = max(0.0, self.now - self._moved_at) * self.bandwidth / len(active)
@@ -159,7 +159,7 @@ class Simulation:
         self.first[id] = self.first[id] or self.cache.counter
 
     def _draw(self) -> None:
-        """Begin fetches while there are slots, files and room; say when to look again."""
+        """Begin fetches while there are slots, files and room; set when to try again."""
         active = sum(download.lacking > 0 for download in self._window)
         stuck = False
         while active < self._parallel and len(self._window) < WINDOW * self._parallel:
@@ -173,27 +173,27 @@ class Simulation:
             active += 1
         if active:
             least = min(download.lacking for download in self._window if download.lacking > 0)
-            self._look_at = self._moved_at + least * active / self.bandwidth
-        else:  # a hold may end by silence
-            self._look_at = self.now + 180.0 if stuck else float("inf")
+            self._draw_at = self._moved_at + least * active / self.bandwidth
+        else:  # a hold may end because its reader is silent
+            self._draw_at = self.now + 180.0 if stuck else float("inf")
 
     def _next(self) -> int | None:
-        """The file to fetch next; None: there is none now. Leaves it in the order."""
+        """The file to fetch next, which stays in the order; None: there is none now."""
         while True:
             while self._order:
                 id = self._order[0]
                 if self.files[id].size <= self.cache.limit:
                     if not self.cache.seq[id] and not any(download.id == id for download in self._window):
                         return id
-                    if self.cache.seq[id]:  # it comes once more, late: so its stays are far apart
+                    if self.cache.seq[id]:  # it is drawn once more at the end, so that its stays are far apart
                         self._deferred.append(id)
                 self._order.popleft()
             if self._deferred:
                 self._deferred, late = [], self._deferred
-                self._order.extend(id for id in late if not self.cache.seq[id])  # the others sit this pass out
+                self._order.extend(id for id in late if not self.cache.seq[id])  # this pass skips the others
                 continue
-            whole = len(self.cache.folders[EVERYWHERE]) == len(self.files)
-            if self._window or whole or (self.passes and not self._begun_in_pass):
+            complete = len(self.cache.folders[EVERYWHERE]) == len(self.files)
+            if self._window or complete or (self.passes and not self._begun_in_pass):
                 return None
             self._begin_pass()
 
@@ -210,8 +210,8 @@ class Simulation:
         self._order.extend(order.rest)
 
     def miss(self, id: int) -> float:
-        """Fetch a file ahead of all; how long that takes, in seconds. The other fetches stand still meanwhile."""
-        self._land()
+        """Fetch a file before all others, which pause meanwhile; returns how long that takes, in seconds."""
+        self._advance()
         size = lacking = float(self.files[id].size)
         for download in self._window:
             if download.id == id:
@@ -223,7 +223,7 @@ class Simulation:
             if self.cache.make_room(int(size), self.now, missed=True):
                 self.cache.reserved += int(size)
                 self._admit(id)
-            else:  # it is read past the cache
+            else:  # it is read from the remote, and not cached
                 self.fetches[id] += 1
                 self.remote_bytes += int(size)
         wait = lacking / self.bandwidth
@@ -231,17 +231,17 @@ class Simulation:
         self._moved_at = max(self._moved_at, self.now) + wait
         if self._window:
             active = [download.lacking for download in self._window if download.lacking > 0]
-            self._look_at = self._moved_at + (min(active) * len(active) / self.bandwidth if active else 0.0)
+            self._draw_at = self._moved_at + (min(active) * len(active) / self.bandwidth if active else 0.0)
         return wait
 
     def show(self, ids: Iterable[int]) -> None:
-        """These were listed."""
+        """Note that these files were listed."""
         for id in ids:
             self.shown[id] = 1
 
 
 class SimReader:
-    """A process that lists and opens. reader: what the rules know of it."""
+    """A process that lists and opens files. reader: its facts for the rules."""
 
     def __init__(self, simulation: Simulation, reader: Reader) -> None:
         self.reader = reader
@@ -257,11 +257,11 @@ class SimReader:
             self._seen.clear()
         self._seen[directory] = set(shown)
         simulation.show(shown)
-        simulation.look()
+        simulation.try_drawing()
         return shown
 
     def open(self, id: int, keep: bool = False) -> float:
-        """Open a file; how long that waited for a fetch, in seconds. keep: until `close`."""
+        """Open a file; returns how long that waited for a fetch, in seconds. keep: until `close`."""
         simulation, reader = self._simulation, self.reader
         cache = simulation.cache
         wait = 0.0
@@ -276,7 +276,7 @@ class SimReader:
         simulation.opens[id] += 1
         if cache.seq[id]:
             cache.opened(id)
-        if not self._seen:  # it never listed: it holds what it could have listed
+        if not self._seen:  # it never listed: it holds what is listed now
             self._seen[EVERYWHERE] = set(cache.listed(EVERYWHERE))
             cache.readers_changed()
         reader.opened(id, cache.generation, simulation.now, wait > 0)
@@ -293,17 +293,17 @@ class SimReader:
         cache.busy[id] -= 1
         if not cache.busy[id]:
             del cache.busy[id]
-        self._simulation.look()
+        self._simulation.try_drawing()
 
     def exit(self) -> None:
-        """The process ends, with its holds. What it kept open it has closed."""
+        """The process ends, and so do its holds. It has closed what it kept open."""
         cache = self._simulation.cache
         cache.live.remove(self.reader)
         cache.readers_changed()
-        self._simulation.look()
+        self._simulation.try_drawing()
 
     def _was_shown(self, id: int) -> bool:
         if isinstance(self._simulation.cache, Rotating) and not self.reader.holds:
-            return False  # it was silent for so long that nothing is promised any more
+            return False  # it was silent for so long that its holds have ended
         directory = self._simulation.files[id].directory
         return any(id in self._seen[place] for place in (EVERYWHERE, directory) if place in self._seen)
