@@ -260,7 +260,7 @@ def test_a_smaller_cache_evicts_at_once(mounted: Growfs) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "condition",
     [
         ("--files", "6"),
         ("--files", "0"),
@@ -271,13 +271,13 @@ def test_a_smaller_cache_evicts_at_once(mounted: Growfs) -> None:
         ("--all", "--timeout", "10s"),
     ],
 )
-def test_wait_for_what_is_there(complete: Growfs, asked: tuple[str, ...]) -> None:
-    assert "6 of 6 files cached" in complete.run("wait", complete.mountpoint, *asked).stdout
+def test_wait_for_what_is_there(complete: Growfs, condition: tuple[str, ...]) -> None:
+    assert "6 of 6 files cached" in complete.run("wait", complete.mountpoint, *condition).stdout
 
 
-@pytest.mark.parametrize("asked", [("--files", "7"), ("--bytes", "1GB")])
-def test_wait_for_more_than_there_is_fails_at_once(complete: Growfs, asked: tuple[str, ...]) -> None:
-    done = complete.run("wait", complete.mountpoint, *asked, check=False)
+@pytest.mark.parametrize("condition", [("--files", "7"), ("--bytes", "1GB")])
+def test_wait_for_more_than_there_is_fails_at_once(complete: Growfs, condition: tuple[str, ...]) -> None:
+    done = complete.run("wait", complete.mountpoint, *condition, check=False)
     assert_refused(done, "no more files will be fetched", "6 of 6 files cached")
 
 
@@ -288,7 +288,7 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("condition", "says"),
     [
         ((), "--fraction"),
         (("--all", "--files", "1"), "one of"),
@@ -298,8 +298,8 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
         (("--all", "--timeout", "soon"), "not a time"),
     ],
 )
-def test_wait_refuses(complete: Growfs, asked: tuple[str, ...], says: str) -> None:
-    assert_refused(complete.run("wait", complete.mountpoint, *asked, check=False), says, exit_code=2)
+def test_wait_refuses(complete: Growfs, condition: tuple[str, ...], says: str) -> None:
+    assert_refused(complete.run("wait", complete.mountpoint, *condition, check=False), says, exit_code=2)
 
 
 def test_wait_gives_up_after_its_timeout(growfs: Growfs) -> None:

@@ -48,16 +48,16 @@ def overlay(lower: Path, folder: Path, depth: int) -> Iterator[Path]:
 @pytest.mark.usefixtures("passthrough")
 def test_auto_takes_passthrough_where_it_works_and_says_so(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
-    said = growfs.mount(tmp_path / "remote").stdout
-    assert f"{growfs.mountpoint}: passthrough engine (the kernel reads the cached files itself)\n" in said
+    output = growfs.mount(tmp_path / "remote").stdout
+    assert f"{growfs.mountpoint}: passthrough engine (the kernel reads the cached files itself)\n" in output
     assert growfs.status()["engine"] == "passthrough"
 
 
 @pytest.mark.promise(10)
 def test_libfuse_on_request(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
-    said = growfs.mount(tmp_path / "remote", "--engine", "libfuse").stdout
-    assert f"{growfs.mountpoint}: libfuse engine (requested by --engine)\n" in said
+    output = growfs.mount(tmp_path / "remote", "--engine", "libfuse").stdout
+    assert f"{growfs.mountpoint}: libfuse engine (requested by --engine)\n" in output
     assert growfs.status()["engine"] == "libfuse"
 
 

@@ -47,8 +47,8 @@ def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -
 
 @pytest.mark.promise(15)
 def test_by_default_the_whole_of_a_small_remote_is_there(growfs: Growfs, remote: Path) -> None:
-    said = growfs.mount(remote).stdout
-    assert said.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
+    output = growfs.mount(remote).stdout
+    assert output.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
     assert len(growfs.names()) == 12
 
 
@@ -78,7 +78,7 @@ def test_no_wait(growfs: Growfs) -> None:
 
 
 @pytest.mark.parametrize("asked", [("--wait-files", "99"), ("--wait-bytes", "99MB")])
-def test_what_can_never_be_is_not_waited_for(growfs: Growfs, remote: Path, asked: tuple[str, ...]) -> None:
+def test_mount_does_not_wait_for_more_than_there_is(growfs: Growfs, remote: Path, asked: tuple[str, ...]) -> None:
     assert "12 of 12 files" in growfs.mount(remote, *asked).stdout
 
 
@@ -163,13 +163,13 @@ def test_a_bar_on_a_terminal(growfs: Growfs) -> None:
         reading.start()
         until(lambda: b"0 of 12 files" in b"".join(shown))
         gate.let_go()
-        said, _ = mounting.communicate(timeout=30)
+        output, _ = mounting.communicate(timeout=30)
         assert mounting.returncode == 0
         reading.join(30)
         assert not reading.is_alive(), "the daemon keeps the terminal open"
     os.close(ours)
     assert b"mounting" in b"".join(shown)
-    first, engine, *notes = said.splitlines()
+    first, engine, *notes = output.splitlines()
     assert "engine" in engine
     assert "files cached" in first
     assert all(note.startswith("note: not every directory") for note in notes)  # the other may have come meanwhile
@@ -192,11 +192,11 @@ def test_a_mount_that_is_broken_off_leaves_nothing(growfs: Growfs, held: str, nu
         until(lambda: held in gate.asked)
         until(lambda: cache_folders(growfs.cache_dir))
         mounting.send_signal(number)
-        said, complained = mounting.communicate(timeout=30)
+        output, errors = mounting.communicate(timeout=30)
         assert mounting.returncode != 0
-        assert said == ""
+        assert output == ""
         if number == signal.SIGINT:
-            assert complained == "growfs: interrupted\n"
+            assert errors == "growfs: interrupted\n"
             assert left_over(growfs) == []
         until(lambda: left_over(growfs) == [])
 
@@ -234,8 +234,8 @@ def test_foreground(growfs: Growfs, remote: Path, ended_by: signal.Signals | str
             mounting.send_signal(ended_by)
         else:
             growfs.umount()
-        _, complained = mounting.communicate(timeout=30)
-        assert (mounting.returncode, complained) == (0, "")
+        _, errors = mounting.communicate(timeout=30)
+        assert (mounting.returncode, errors) == (0, "")
     assert not mounted_at(growfs.mountpoint)
     until(lambda: processes_of(growfs.mountpoint.parent) == [])
     assert len(list((growfs.cache / "files").glob("*/*"))) == 12
@@ -251,8 +251,12 @@ def signal_is_caught(pid: int, number: int) -> bool:
 
 def test_daemon_json_names_the_mount(growfs: Growfs, remote: Path) -> None:
     growfs.mount(remote)
-    told = json.loads((growfs.cache / "daemon.json").read_text())
-    assert (told["pid"], told["mountpoint"], told["url"]) == (growfs.pid, str(growfs.mountpoint), str(remote))
+    announced = json.loads((growfs.cache / "daemon.json").read_text())
+    assert (announced["pid"], announced["mountpoint"], announced["url"]) == (
+        growfs.pid,
+        str(growfs.mountpoint),
+        str(remote),
+    )
     growfs.umount()
     assert not (growfs.cache / "daemon.json").exists()
     assert not (growfs.cache / "control.sock").exists()

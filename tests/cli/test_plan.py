@@ -25,11 +25,11 @@ def plan(growfs: Growfs, *arguments: str) -> dict[str, dict[str, Any]]:
 
 
 def test_ten_petabytes_take_seconds(growfs: Growfs) -> None:
-    told = growfs.run("plan", *HUGE, *READ, timeout_s=30).stdout
-    assert "10 PB in 100,000,000 files" in told
+    output = growfs.run("plan", *HUGE, *READ, timeout_s=30).stdout
+    assert "10 PB in 100,000,000 files" in output
     for policy in ("growfs", "LRU", "FIFO", "random", "never evict"):
-        assert policy in told
-    assert "warning" not in told
+        assert policy in output
+    assert "warning" not in output
 
 
 def test_turnover_is_what_limits_a_fast_link(growfs: Growfs) -> None:
@@ -96,8 +96,8 @@ def test_all_of_the_data_fits(growfs: Growfs) -> None:
     ],
 )
 def test_the_knob_that_helps_is_named(growfs: Growfs, changed: tuple[str, str], first: str, helps_not: str) -> None:
-    told = growfs.run("plan", *SMALL, *READ, *changed).stdout
-    _, *knobs = (line.strip() for line in told.partition("warning: ")[2].splitlines())
+    output = growfs.run("plan", *SMALL, *READ, *changed).stdout
+    _, *knobs = (line.strip() for line in output.partition("warning: ")[2].splitlines())
     assert knobs[0].startswith(first)
     (line,) = (knob for knob in knobs if knob.startswith(helps_not + ":"))
     assert line.endswith("does not help")

@@ -26,8 +26,10 @@ def marked(growfs: Growfs) -> None:
 def traces(growfs: Growfs, *secrets: str) -> Iterator[str]:
     """Where one of the secrets can be read, among all that a running mount shows or writes."""
     shown: dict[str, bytes] = {
-        f"growfs {verb}": growfs.run(*verb.split(), *([] if verb == "list" else [growfs.mountpoint])).stdout.encode()
-        for verb in ("status", "status --json", "list")
+        f"growfs {command}": growfs.run(
+            *command.split(), *([] if command == "list" else [growfs.mountpoint])
+        ).stdout.encode()
+        for command in ("status", "status --json", "list")
     }
     for path in (growfs.mountpoint / ".growfs").iterdir():
         shown[str(path)] = path.read_bytes()

@@ -62,10 +62,10 @@ def test_a_users_mount_is_not_for_others_unless_asked(allowed: OtherUser) -> Non
     assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
 
 
-def test_root_may_ask_a_users_daemon_and_end_it(allowed: OtherUser) -> None:
+def test_root_may_control_a_users_daemon(allowed: OtherUser) -> None:
     assert allowed.run(*mount(allowed)).returncode == 0
-    for verb, says in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
-        done = allowed.root_runs(*GROWFS, verb, *([] if verb == "list" else [allowed.folder / "mnt"]))
+    for command, says in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
+        done = allowed.root_runs(*GROWFS, command, *([] if command == "list" else [allowed.folder / "mnt"]))
         assert (done.returncode, done.stderr) == (0, "")
         assert says in done.stdout
     assert list((allowed.folder / "mnt").iterdir()) == []
@@ -89,12 +89,12 @@ def test_roots_mount_can_be_read_by_all(growfs: Growfs, nobody: OtherUser) -> No
     growfs.run("umount", mountpoint)
 
 
-@pytest.mark.parametrize("verb", ["status", "pause", "resume", "pin", "evict", "set"])
-def test_a_verb_on_another_users_mount_is_refused(growfs: Growfs, nobody: OtherUser, verb: str) -> None:
+@pytest.mark.parametrize("command", ["status", "pause", "resume", "pin", "evict", "set"])
+def test_a_command_on_another_users_mount_is_refused(growfs: Growfs, nobody: OtherUser, command: str) -> None:
     mountpoint = nobody.folder / "mnt"
     growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
-    more = {"pin": ["*"], "evict": ["*"], "set": ["settle=1"]}.get(verb, [])
-    done = nobody.run(verb, mountpoint, *more)
+    more = {"pin": ["*"], "evict": ["*"], "set": ["settle=1"]}.get(command, [])
+    done = nobody.run(command, mountpoint, *more)
     growfs.run("umount", mountpoint)
     assert_refused(done, "belongs to another user")
 
@@ -118,23 +118,23 @@ def test_umount_of_another_users_mount_is_refused(growfs: Growfs, nobody: OtherU
     assert_refused(done, str(mountpoint))
 
 
-def test_the_socket_hears_only_its_user_and_root(growfs: Growfs, nobody: OtherUser) -> None:
-    """Even where its file could be opened: it asks the kernel who calls (unix(7), SO_PEERCRED)."""
+def test_the_socket_serves_only_its_user_and_root(growfs: Growfs, nobody: OtherUser) -> None:
+    """Even where its file could be opened: the daemon asks the kernel who connects (unix(7), SO_PEERCRED)."""
     mountpoint, cache_dir = nobody.folder / "mnt", nobody.folder / "cache-of-root"
     growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", cache_dir, "--cache-size", "1GB")
     (cache,) = cache_folders(cache_dir)
     assert stat.S_IMODE((cache / "control.sock").stat().st_mode) == 0o600
     for path, mode in ((cache_dir, 0o755), (cache, 0o755), (cache / "control.sock", 0o666)):
         path.chmod(mode)
-    ask = (
+    script = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
-        's.sendall(b\'{"verb": "status"}\\n\'); print(s.makefile().readline())'
+        's.sendall(b\'{"command": "status"}\\n\'); print(s.makefile().readline())'
     )
-    command = [*nobody.prefix, "/usr/bin/python3", "-c", ask, str(cache / "control.sock")]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, cwd="/")
+    command = [*nobody.prefix, "/usr/bin/python3", "-c", script, str(cache / "control.sock")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, cwd="/")
     growfs.run("umount", mountpoint)
-    assert said.stdout, said.stderr
-    assert "another user" in json.loads(said.stdout)["error"]
+    assert result.stdout, result.stderr
+    assert "another user" in json.loads(result.stdout)["error"]
 
 
 def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> 
     for nonsense, says in [
         (b"\n", b"does not understand"),
         (b"[1]\n", b"does not understand"),
-        (b'{"verb": "fly"}\n', b"no such verb"),
-        (b'{"verb": 7}\n', b"error"),
-        (b'{"verb": "pin"}\n', b"does not understand"),
-        (b'{"verb": "pin", "globs": 7}\n', b"does not understand"),
-        (b'{"verb": "set", "options": {"settle": 5}}\n', b"result"),
+        (b'{"command": "fly"}\n', b"no such command"),
+        (b'{"command": 7}\n', b"error"),
+        (b'{"command": "pin"}\n', b"does not understand"),
+        (b'{"command": "pin", "globs": 7}\n', b"does not understand"),
+        (b'{"command": "set", "options": {"settle": 5}}\n', b"result"),
         (b"\xff\xfe\n", b"does not understand"),
     ]:
         with socket.socket(socket.AF_UNIX) as line:
@@ -161,7 +161,7 @@ def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> 
 
 
 @pytest.mark.promise(10)
-def test_a_user_without_the_capability_gets_libfuse_and_hears_why(allowed: OtherUser) -> None:
+def test_a_user_without_the_capability_gets_libfuse_and_a_reason(allowed: OtherUser) -> None:
     refused = allowed.run(*mount(allowed, "--engine", "passthrough"))
     assert_refused(refused, "--engine passthrough: needs CAP_SYS_ADMIN", "mount as root", "--engine auto")
     assert allowed.run(*mount(allowed)).returncode == 0
