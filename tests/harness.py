@@ -22,15 +22,18 @@ from growfs.daemon.launch import find_living, stop
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.fuse.probe import why_not_passthrough
+from tests.forkserver import PRELOADED, ForkServer
 
 COMMAND_S = 100.0
 GROWFS = [sys.executable, "-m", "growfs.cli"]
+FORKS = ForkServer(*PRELOADED)
 
 
 class Growfs:
     """The command, with a mountpoint and a cache directory of its own.
 
-    Its log must hold no traceback when the test ends, unless the test says `tolerate_log = True`.
+    Its log must hold no traceback when the test ends, unless the test says `tolerate_log = True`. Commands, daemons and
+    workers are forked from a process that has imported what they import, unless it says `starts_python = True`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,13 +42,17 @@ class Growfs:
         self.mountpoint.mkdir()
         self.env = dict(os.environ)
         self.tolerate_log = False
+        self.starts_python = False
 
     def run(
         self, *arguments: object, check: bool = True, timeout_s: float = COMMAND_S
     ) -> subprocess.CompletedProcess[str]:
         """Run a verb. With check, a failure fails the test and shows what was said."""
         command = [*GROWFS, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.env, timeout=timeout_s, check=False)
+        if self.starts_python or pythons(self.env) != pythons(dict(os.environ)):
+            done = subprocess.run(command, capture_output=True, text=True, env=self.env, timeout=timeout_s, check=False)
+        else:
+            done = FORKS.run(command[1:], self.env, timeout_s)
         if check and done.returncode:
             pytest.fail(f"growfs {' '.join(map(str, arguments))}: {done.returncode}: {done.stderr}{self.log()}")
         return done
@@ -89,6 +96,11 @@ class Growfs:
     def names(self) -> set[str]:
         """The files that a walk of the mount lists now."""
         return files_below(self.mountpoint)
+
+
+def pythons(env: dict[str, str]) -> dict[str, str]:
+    """What tells Python itself how to start."""
+    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
 def files_below(folder: Path) -> set[str]:
