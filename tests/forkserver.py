@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import logging
 import os
 import pickle
 import select
@@ -24,10 +25,10 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from setproctitle import setproctitle
 
@@ -55,20 +56,25 @@ PRELOADED = (
 )
 """What the command, the daemon and the workers of most mounts import."""
 
+SWITCH_S = sys.getswitchinterval()
+THRESHOLDS = gc.get_threshold()
+
 
 @dataclass(frozen=True)
 class Request:
-    """words: what would follow `python` on the command line, and sys.argv for the program."""
+    """words: what would follow `python` on the command line. new_session: it leads one."""
 
     words: tuple[str, ...]
     env: dict[str, str]
     cwd: str
+    new_session: bool
 
 
 class Process:
-    """A program that a server forked. Its standard streams are the files that it was started with."""
+    """A program that a server forked. stdin, stdout: the ends of its pipes, where it was given such."""
 
-    def __init__(self, reply: socket.socket) -> None:
+    def __init__(self, reply: socket.socket, stdin: TextIO | None, stdout: TextIO | None) -> None:
+        self.stdin, self.stdout = stdin, stdout
         self._reply = reply
         self.pid = int(reply.recv(32))
         self.returncode: int | None = None
@@ -102,10 +108,15 @@ class Process:
 
 
 class ForkServer:
-    """Started when it is first needed; it ends with the process that started it."""
+    """Started when it is first needed; it ends with the process that started it.
 
-    def __init__(self, *modules: str) -> None:
+    modules: what it imports. env: what tells Python how to start (PYTHONPATH and the like) is the same for all that it
+    forks.
+    """
+
+    def __init__(self, modules: Iterable[str], env: Mapping[str, str]) -> None:
         self._modules = modules
+        self._env = dict(env)
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
@@ -114,35 +125,52 @@ class ForkServer:
         with theirs:
             fd = theirs.fileno()
             command = [sys.executable, "-c", "from tests.forkserver import main; main()", str(fd), *self._modules]
-            self._server = subprocess.Popen(command, pass_fds=[fd], cwd=ROOT, stdin=subprocess.DEVNULL)
+            null = subprocess.DEVNULL
+            self._server = subprocess.Popen(
+                command, pass_fds=[fd], cwd=ROOT, env=self._env, stdin=null, stdout=null, stderr=null
+            )
         return ours
+
+    def suits(self, env: Mapping[str, str]) -> bool:
+        """Whether a Python that is started with this environment would be as the server's."""
+        return pythons(env) == pythons(self._env)
 
     def start(
         self,
         words: Iterable[object],
-        env: dict[str, str],
-        stdout: int | IO[Any],
-        stderr: int | IO[Any],
-        stdin: int | IO[Any] | None = None,
+        env: Mapping[str, str],
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any] = subprocess.DEVNULL,
+        stderr: int | IO[Any] = subprocess.DEVNULL,
         cwd: str | Path | None = None,
+        new_session: bool = False,
     ) -> Process:
-        """Run `python *words`. Standard input is empty where none is given."""
+        """Run `python *words`. stdin, stdout: as for subprocess.Popen, with text."""
+        assert self.suits(env)
         with self._lock:
             self._socket = self._socket or self._start()
+        request = Request(tuple(map(str, words)), dict(env), str(cwd or Path.cwd()), new_session)
         ours, theirs = socket.socketpair()
-        request = Request(tuple(map(str, words)), env, str(cwd or Path.cwd()))
-        with theirs, Path("/dev/null").open() as empty:
-            files = (empty if stdin is None else stdin, stdout, stderr)
+        to_it = from_it = None
+        with theirs, contextlib.ExitStack() as stack:
+            if stdin == subprocess.PIPE:
+                read, write = os.pipe()
+                stdin, to_it = stack.enter_context(os.fdopen(read)), os.fdopen(write, "w")
+            if stdout == subprocess.PIPE:
+                read, write = os.pipe()
+                stdout, from_it = stack.enter_context(os.fdopen(write, "w")), os.fdopen(read)
+            null = stack.enter_context(Path("/dev/null").open("r+"))
+            files = (null if file == subprocess.DEVNULL else file for file in (stdin, stdout, stderr))
             fds = [file if isinstance(file, int) else file.fileno() for file in files]
             socket.send_fds(self._socket, [pickle.dumps(request)], [theirs.fileno(), *fds])
-        return Process(ours)
+        return Process(ours, to_it, from_it)
 
-    def run(self, words: Sequence[str], env: dict[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def run(self, words: Sequence[str], env: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         """As subprocess.run, with both streams captured."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            process = self.start(words, env, out, err)
+            process = self.start(words, env, stdout=out, stderr=err)
             try:
-                process.wait(timeout_s)
+                status = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
@@ -150,8 +178,12 @@ class ForkServer:
             for file in (out, err):
                 file.seek(0)
                 said.append(file.read())
-            assert process.returncode is not None
-            return subprocess.CompletedProcess(words, process.returncode, *said)
+            return subprocess.CompletedProcess(words, status, *said)
+
+
+def pythons(env: Mapping[str, str]) -> dict[str, str]:
+    """What tells Python itself how to start."""
+    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
 # The server's side.
@@ -193,6 +225,8 @@ def begin(request: Request, streams: Sequence[int]) -> None:
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if request.new_session:
+        os.setsid()
     os.environ.clear()
     os.environ.update(request.env)
     os.chdir(request.cwd)
@@ -217,9 +251,15 @@ def become(begin: Callable[[], None], words: Sequence[str]) -> None:
 
 def run(words: Sequence[str]) -> int:
     """As `python *words` does; returns its exit status."""
-    subprocess.Popen = Forking  # type: ignore[misc]
+    # As at the start of a Python, whatever the process set that this one was forked from.
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*THRESHOLDS)
+    gc.enable()
     tempfile.tempdir = None
     time.tzset()
+    subprocess.Popen = Forking  # type: ignore[misc]
     for number, mode in enumerate("rww"):
         stream = open(number, mode, buffering=-1 if number < 2 else 1, closefd=False)  # noqa: SIM115 - as Python's own
         setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
@@ -311,7 +351,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     setproctitle(f"the fork server of {os.getppid()}")  # which finds its place while the environment is as it began
     for module in sys.argv[2:]:
-        importlib.import_module(module)
+        with contextlib.suppress(ImportError):  # the program will say so itself
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()
     serve(control)

@@ -26,7 +26,7 @@ from tests.forkserver import PRELOADED, ForkServer
 
 COMMAND_S = 100.0
 GROWFS = [sys.executable, "-m", "growfs.cli"]
-FORKS = ForkServer(*PRELOADED)
+FORKS = ForkServer(PRELOADED, os.environ)
 
 
 class Growfs:
@@ -49,7 +49,7 @@ class Growfs:
     ) -> subprocess.CompletedProcess[str]:
         """Run a verb. With check, a failure fails the test and shows what was said."""
         command = [*GROWFS, *map(str, arguments)]
-        if self.starts_python or pythons(self.env) != pythons(dict(os.environ)):
+        if self.starts_python or not FORKS.suits(self.env):
             done = subprocess.run(command, capture_output=True, text=True, env=self.env, timeout=timeout_s, check=False)
         else:
             done = FORKS.run(command[1:], self.env, timeout_s)
@@ -96,11 +96,6 @@ class Growfs:
     def names(self) -> set[str]:
         """The files that a walk of the mount lists now."""
         return files_below(self.mountpoint)
-
-
-def pythons(env: dict[str, str]) -> dict[str, str]:
-    """What tells Python itself how to start."""
-    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
 def files_below(folder: Path) -> set[str]:

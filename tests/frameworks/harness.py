@@ -7,36 +7,44 @@ import json
 import os
 import random
 import subprocess
-import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from tests.forkserver import ForkServer
+
 HERE = Path(__file__).parent
 BLOCK = 4096
+
+
+ENV = {
+    **os.environ,
+    "PYTHONPATH": str(HERE / "shim"),
+    "PYTHONWARNINGS": "default",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+FORKS = {
+    "torch": ForkServer(["torch", "torch.utils.data", "torchvision.datasets", "PIL.PngImagePlugin"], ENV),
+    "tensorflow": ForkServer(["tensorflow", "keras", "pandas"], ENV),
+}
+"""By what the programs train with, which takes seconds to import."""
 
 
 class Program:
     """A training program: does one step for each line, and answers with a line. It ends when it is told no more.
 
-    name: a file of programs/. Frameworks make it slow to start, so start it before the mount is made.
+    name: a file of programs/. framework: one of FORKS.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
-        env = {**os.environ, "PYTHONPATH": str(HERE / "shim"), "PYTHONWARNINGS": "default"}
+    def __init__(self, name: str, framework: str, folder: Path) -> None:
         self._errors = folder.parent / f"{name}.stderr"
         with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, HERE / "programs" / name, folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=env,
-                cwd="/",
-            )
+            pipe = subprocess.PIPE
+            words = HERE / "programs" / name, folder
+            self._process = FORKS[framework].start(words, ENV, stdin=pipe, stdout=pipe, stderr=errors, cwd="/")
 
     def __enter__(self) -> Program:
         return self

@@ -46,7 +46,7 @@ def need(*modules: str) -> None:
 def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
     need("tensorflow")
     growfs.env["GROWFS_ENGINE"] = engine
-    with Program("tfrecord_epochs.py", growfs.mountpoint) as training:
+    with Program("tfrecord_epochs.py", "tensorflow", growfs.mountpoint) as training:
         generator = random.Random(11)
         shards = {}
         for number in range(12):
@@ -72,7 +72,7 @@ def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> N
 @pytest.mark.promise(6)
 def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow")
-    with Program("keras_subsets.py", growfs.mountpoint) as training:
+    with Program("keras_subsets.py", "tensorflow", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=4, each=10)
         growfs.mount(tmp_path / "remote", "--cache-size", 16 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
@@ -93,7 +93,7 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
 def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     need("torch", "torchvision")
     growfs.env["GROWFS_ENGINE"] = engine
-    with Program("imagefolder_loader.py", growfs.mountpoint) as training:
+    with Program("imagefolder_loader.py", "torch", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=6, each=5)
         growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
@@ -113,7 +113,7 @@ def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) ->
 def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server) -> None:
     need("torch", "torchvision")
     growfs.env.update(rclone_s3.env)
-    with Program("imagefolder_loader.py", growfs.mountpoint) as training:
+    with Program("imagefolder_loader.py", "torch", growfs.mountpoint) as training:
         pictures = images(tmp_path / "pictures", classes=12, each=3)
         classes = sorted({name for name, _ in pictures.values()})
         shards: list[dict[str, bytes]] = [{}, {}, {}]
@@ -137,7 +137,7 @@ def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path
 @pytest.mark.promise(6)
 def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
     need("pandas")
-    with Program("pandas_index.py", growfs.mountpoint) as training:
+    with Program("pandas_index.py", "tensorflow", growfs.mountpoint) as training:
         tree = make_tree(tmp_path / "remote", directories=2, files=6, size=1000)
         growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
