@@ -18,7 +18,6 @@ from tests.forkserver import ForkServer
 HERE = Path(__file__).parent
 BLOCK = 4096
 
-
 ENV = {
     **os.environ,
     "PYTHONPATH": str(HERE / "shim"),
@@ -26,8 +25,9 @@ ENV = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
+"""Of a training program, whatever it trains with."""
 FORKS = {
-    "torch": ForkServer(["torch", "torch.utils.data", "torchvision.datasets", "PIL.PngImagePlugin"], ENV),
+    "torch": ForkServer(["torch", "torchvision.datasets", "webdataset", "safetensors", "PIL.PngImagePlugin"], ENV),
     "tensorflow": ForkServer(["tensorflow", "keras", "pandas"], ENV),
 }
 """By what the programs train with, which takes seconds to import."""

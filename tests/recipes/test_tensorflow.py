@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import random
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.harness import BLOCK, blocks, tfrecord
+from tests.forkserver import Process
+from tests.frameworks.harness import BLOCK, ENV, FORKS, blocks, tfrecord
 from tests.harness import Growfs, make_tree, until
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import example
@@ -53,7 +52,7 @@ class Epoch:
 class Recipe:
     """A recipe that runs."""
 
-    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+    def __init__(self, process: Process, errors: Path) -> None:
         self._process = process
         self._errors = errors
 
@@ -86,17 +85,17 @@ def running(name: str, folder: Path, *arguments: object) -> Iterator[Recipe]:
     if find_spec("tensorflow") is None:
         pytest.skip("tensorflow is not installed")
     errors = folder.parent / f"{name}.stderr"
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "AWS_", "GROWFS_"))}
-    env["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, *map(str, (RECIPES / name, folder, *arguments))]
-    with (
-        errors.open("w") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=env, cwd="/") as process,
-    ):
-        try:
-            yield Recipe(process, errors)
-        finally:
-            process.kill()
+    env = {key: value for key, value in ENV.items() if not key.startswith(("AWS_", "GROWFS_"))}
+    words = RECIPES / name, folder, *arguments
+    with errors.open("w") as said:
+        process = FORKS["tensorflow"].start(words, env, stdout=subprocess.PIPE, stderr=said, cwd="/")
+        assert process.stdout
+        with process.stdout:
+            try:
+                yield Recipe(process, errors)
+            finally:
+                process.kill()
+                process.wait()
 
 
 def grow(growfs: Growfs, files: int, bytes: int) -> None:

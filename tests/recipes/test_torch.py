@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from tests.forkserver import Process
+from tests.frameworks.harness import ENV, FORKS
 from tests.harness import Growfs, until
 from tests.servers import S3Server, free_port
 from tools.benchmarks import recipe_data
@@ -55,7 +57,7 @@ class Epoch:
 class Running:
     """A recipe in a process of its own. said: its lines so far, of which a thread takes care."""
 
-    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+    def __init__(self, process: Process, errors: Path) -> None:
         self.said: list[str] = []
         self._process = process
         self._errors = errors
@@ -105,18 +107,15 @@ class Running:
 @contextmanager
 def running(recipe: str, growfs: Growfs, *arguments: object, **variables: object) -> Iterator[Running]:
     """Run a recipe over the mount, as the leader of a process group, and end it with the block."""
-    words = map(str, (sys.executable, RECIPES / recipe, growfs.mountpoint, *arguments))
-    env = {**os.environ, "PYTHONPATH": f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     errors = growfs.mountpoint.parent / f"{recipe}.stderr"
     with errors.open("w") as file:
-        process = subprocess.Popen(
-            list(words),
+        process = FORKS["torch"].start(
+            (RECIPES / recipe, growfs.mountpoint, *arguments),
+            ENV | {name: str(value) for name, value in variables.items()},
             stdout=subprocess.PIPE,
             stderr=file,
-            text=True,
-            env=env | {name: str(value) for name, value in variables.items()},
             cwd="/",
-            start_new_session=True,
+            new_session=True,
         )
     program = Running(process, errors)
     try:
