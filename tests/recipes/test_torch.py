@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +27,6 @@ from tools.benchmarks import recipe_data
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "tools" / "recipes"
-SHIM = ROOT / "tests" / "frameworks" / "shim"  # lets torchvision be imported where it has no library for this torch
 BLOCK = 4096
 START_S = 60.0
 EPOCH = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, [\d.]+ samples/s")
@@ -264,8 +262,9 @@ print("threads:", threading.active_count())
 
 def test_a_prefetcher_changes_nothing_and_hides_no_error(tmp_path: Path) -> None:
     need("torch")
-    command = [sys.executable, "-c", PREFETCHED, str(RECIPES / "torch_prefetch.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    (tmp_path / "prefetched.py").write_text(PREFETCHED)
+    words = [str(tmp_path / "prefetched.py"), str(RECIPES / "torch_prefetch.py")]
+    done = FORKS["torch"].run(words, ENV, START_S)
     assert done.stdout == "raised: the disk is gone\nthreads: 1\n", done.stderr
 
 
@@ -317,10 +316,8 @@ def test_nodes_have_equal_counts_of_files_of_their_own(growfs: Growfs, tmp_path:
 
 def test_nodes_say_how_to_start_them(tmp_path: Path) -> None:
     need("torchvision")
-    command = [sys.executable, str(RECIPES / "torch_nodes.py"), str(tmp_path)]
-    env = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
-    env["PYTHONPATH"] = str(SHIM)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    env = {name: value for name, value in ENV.items() if name != "LOCAL_RANK"}
+    done = FORKS["torch"].run([str(RECIPES / "torch_nodes.py"), str(tmp_path)], env, START_S)
     assert done.returncode == 2
     assert "torchrun" in done.stderr.splitlines()[-1]
 

@@ -1,5 +1,5 @@
 """Training with torchvision's ImageFolder: `imagefolder_loader.py FOLDER`. A line on standard input, "fork" or
-"spawn", begins an epoch with two workers that are started so.
+"spawn", begins an epoch with workers that are started so.
 
 Prints a line of JSON for each epoch: class_to_idx, and the class and a digest of each image.
 """
@@ -26,7 +26,9 @@ def main() -> None:
     folder = sys.argv[1]
     for line in sys.stdin:
         dataset = ImageFolder(folder, transform=as_tensor)
-        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context=line.strip())
+        start = line.strip()
+        workers = 1 if start == "spawn" else 2  # each that is spawned imports all of this anew
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, multiprocessing_context=start)
         images = [
             [dataset.classes[label], bytes(image.tolist()).hex()]
             for batch, labels in loader
