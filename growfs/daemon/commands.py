@@ -17,12 +17,12 @@ from growfs.cache.database import Database
 from growfs.cache.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.cache.store import Store
 from growfs.daemon.control import Command
+from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import Options, flag_name, parse_value
-from growfs.daemon.parsers import CacheSize
 from growfs.daemon.render import files
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
-from growfs.rotation.eviction import Evictor
+from growfs.rotation.evictor import Evictor
 
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""

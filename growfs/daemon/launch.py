@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from growfs.cache.directory import daemon_of, is_in_use
+from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
-from growfs.daemon.parsers import absolute
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import Mounted, is_dead, mounted_at, mounts, resolved, unmount
-from growfs.remote.functions import Function
 from growfs.remote.names import redact
+from growfs.remote.user_functions import Function
 
 END_S = 60.0
 """How long a daemon may take to save its state after the unmount."""
@@ -82,7 +82,7 @@ def _check_apart(url: str, *folders: Path) -> None:
 def _check_function(function: Function | None) -> None:
     """Raise UsageError if a worker could not import it; tried in a process of its own, as workers are."""
     if function:
-        command = [sys.executable, "-m", "growfs.remote.functions", str(function), function.folder]
+        command = [sys.executable, "-m", "growfs.remote.user_functions", str(function), function.folder]
         done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines()

@@ -34,8 +34,8 @@ from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
 from growfs.fuse.engine import Engine
 from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, raise_read_ahead
-from growfs.remote.limits import SharedLimits
 from growfs.remote.names import redact
+from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.wrappers.producer_pool import check
 from growfs.workers import process
 from growfs.workers.pool import WorkerPool

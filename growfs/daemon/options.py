@@ -17,7 +17,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from growfs.daemon.parsers import (
+from growfs.daemon.option_parsers import (
     PYTHON_SCHEME,
     CacheSize,
     absolute,
@@ -33,8 +33,8 @@ from growfs.daemon.parsers import (
     storage_option,
 )
 from growfs.errors import UsageError
-from growfs.remote.functions import Function
 from growfs.remote.protocol import Producer, RemoteSpec
+from growfs.remote.user_functions import Function
 from growfs.units import count as whole
 from growfs.units import fraction_of, positive, rate, seconds, size
 

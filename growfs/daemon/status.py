@@ -18,7 +18,7 @@ from growfs.cache.usage import UsageCounters
 from growfs.daemon.reader_hints import hint
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import Reader
-from growfs.rotation.registry import ReaderRegistry
+from growfs.rotation.reader_registry import ReaderRegistry
 from growfs.rotation.rules import Hold
 
 

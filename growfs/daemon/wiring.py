@@ -17,15 +17,15 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter, limit_bytes, set_cache_size
 from growfs.daemon.control import Command, Control
+from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import MountRequest, Options
-from growfs.daemon.parsers import CacheSize
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.rotation.draw_order import Pass
-from growfs.rotation.eviction import Evictor
+from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
-from growfs.rotation.registry import ReaderRegistry
+from growfs.rotation.reader_registry import ReaderRegistry
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher

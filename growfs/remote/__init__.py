@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.rate_limits import SharedLimits
 
 if TYPE_CHECKING:
     from growfs.remote.http.threads import TransferThreads

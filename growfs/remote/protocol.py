@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from growfs.remote.digest import Digest
-from growfs.remote.functions import Function
+from growfs.remote.user_functions import Function
 
 Progress = Callable[[int], None]
 """A progress callback. It gets the number of bytes written since its last call; an error that it raises ends the

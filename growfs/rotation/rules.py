@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -51,8 +51,8 @@ DELISTED_ORDER = ("delisted", "queue_position")
 """The fields that delisted files are sorted by: the first one is evicted first, and delisted again first."""
 LISTED_ORDER = ("queue_position",)
 """The fields that listed files are sorted by: the first one is delisted first."""
-_delisted_key, _listed_key = attrgetter(*DELISTED_ORDER), attrgetter(*LISTED_ORDER)
-_seq, _group = attrgetter("seq"), attrgetter("queue_position")
+delisted_key, listed_key = attrgetter(*DELISTED_ORDER), attrgetter(*LISTED_ORDER)
+_group = attrgetter("queue_position")
 
 
 # When a generation begins.
@@ -212,7 +212,7 @@ def file_groups(files: Iterable[CachedFile], unrenewed: Holds, opened: Container
 
     unrenewed: the holds of processes that may never list again. opened: ids that count as opened, whatever is known.
     """
-    for _, members in itertools.groupby(files, key=_delisted_key):
+    for _, members in itertools.groupby(files, key=delisted_key):
         group = list(members)
         size, is_held, is_opened = 0, False, False
         for file in group:
@@ -362,8 +362,8 @@ class GenerationPlan:
 def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:
     """The files that a generation listed, in the order in which the next one delists them."""
     listed = [file for file in files if file.seq <= shown_seq]
-    delisted = sorted([file for file in listed if file.delisted is not None], key=_delisted_key)
-    return delisted + sorted([file for file in listed if file.delisted is None], key=_listed_key)
+    delisted = sorted([file for file in listed if file.delisted is not None], key=delisted_key)
+    return delisted + sorted([file for file in listed if file.delisted is None], key=listed_key)
 
 
 def next_generation(
@@ -401,93 +401,3 @@ def _newest_groups(files: Iterable[CachedFile]) -> Iterator[tuple[int, list[Kind
     for _, members in itertools.groupby(files, key=_group):
         group = list(members)
         yield group[-1].seq, [file.kind for file in group], sum(file.bytes for file in group)
-
-
-# What is evicted.
-
-
-def delisted_groups(files: Iterable[CachedFile]) -> dict[int, list[CachedFile]]:
-    """The delisted ones among these files by queue position, in the order in which a draw evicts them."""
-    groups: dict[int, list[CachedFile]] = {}
-    for file in sorted([file for file in files if file.delisted is not None], key=_delisted_key):
-        groups.setdefault(file.queue_position, []).append(file)
-    return groups
-
-
-def draw_candidates(
-    groups: Mapping[int, Sequence[CachedFile]], in_use: Container[int], holds: Holds
-) -> Iterator[CachedFile]:
-    """What a draw may evict, in order. groups: as `delisted_groups` returns them.
-
-    A group goes as a whole, and not while any of it is held or in use.
-    """
-    for group in groups.values():
-        for file in group:
-            if file.id in in_use or holds.cover(file.directory, file.seq, file.delisted):
-                break
-        else:
-            yield from group
-
-
-def miss_candidates(files: Iterable[CachedFile], shown_seq: int, holds: Holds) -> Iterator[CachedFile]:
-    """What a miss may evict, in order: all of these files.
-
-    First those that no generation listed, the last admitted first; then the delisted ones, first those that nobody
-    holds; then the listed ones, those listed for longest first. shown_seq: the last admission that a generation lists.
-    """
-    unlisted: list[CachedFile] = []
-    delisted: list[CachedFile] = []
-    listed: list[CachedFile] = []
-    for file in files:
-        (delisted if file.delisted is not None else listed if file.seq <= shown_seq else unlisted).append(file)
-    yield from sorted(unlisted, key=_seq, reverse=True)
-    held: list[CachedFile] = []
-    for file in sorted(delisted, key=_delisted_key):
-        if holds.cover(file.directory, file.seq, file.delisted):
-            held.append(file)
-        else:
-            yield file
-    yield from held
-    yield from sorted(listed, key=_listed_key)
-
-
-def evictable(
-    files: Iterable[CachedFile], in_use: Container[int], counts: Callable[[Kind], tuple[int, int]], shown_seq: int
-) -> Iterator[CachedFile]:
-    """Those of the files that may all be evicted, in the same order: none is in use, and one of each kind stays.
-
-    That one is listed, if any is: else a directory would be listed as empty although it has a file that is delisted.
-
-    counts: how many files of a kind are (listed, cached); called once for each kind.
-    """
-    keep = LastOfKind({})
-    some_listed = set[Kind]()
-    for file in files:
-        if file.id in in_use:
-            continue
-        kind = file.kind
-        if kind not in keep:
-            listed, cached = counts(kind)
-            keep.count(kind, listed or cached)
-            if listed:
-                some_listed.add(kind)
-        counted = kind not in some_listed or (file.delisted is None and file.seq <= shown_seq)
-        if not counted or keep.take((kind,)):
-            yield file
-
-
-def pick_victims(candidates: Iterable[CachedFile], need: int) -> list[int]:
-    """The ids to evict for need bytes, in order; none where all candidates together have fewer bytes.
-
-    Files of one group that follow each other go together. Candidates are read only as far as needed.
-    """
-    chosen: list[int] = []
-    freed = 0
-    group: int | None = None
-    for file in candidates:
-        if freed >= need and file.queue_position != group:
-            break
-        chosen.append(file.id)
-        freed += file.bytes
-        group = file.queue_position
-    return chosen if freed >= need else []

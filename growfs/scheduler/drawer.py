@@ -15,7 +15,7 @@ from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.errors import NoRoom, NotMade
-from growfs.rotation.eviction import Evictor
+from growfs.rotation.evictor import Evictor
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download
 from growfs.scheduler.readiness import MountState, PrefetchState

@@ -22,7 +22,7 @@ from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMi
 from growfs.events import Signal
 from growfs.remote.digest import PART_BYTES
 from growfs.remote.protocol import Fetched, RemoteFile
-from growfs.rotation.eviction import Evictor
+from growfs.rotation.evictor import Evictor
 from growfs.scheduler.admission import AdmissionQueue
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Counters, Download, DownloadGroup, DownloadState, InFlightTable

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from growfs.remote.names import extension
+from growfs.rotation.eviction import delisted_groups, draw_candidates, evictable, miss_candidates, pick_victims
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import (
     EVERYWHERE,
@@ -22,12 +23,7 @@ from growfs.rotation.rules import (
     Kind,
     TurnoverInput,
     begins_generation,
-    delisted_groups,
-    draw_candidates,
-    evictable,
-    miss_candidates,
     next_generation,
-    pick_victims,
     turnover_order,
 )
 

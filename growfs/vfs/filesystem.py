@@ -22,7 +22,7 @@ from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
 from growfs.events import Signal
-from growfs.rotation.registry import NOTHING, ReaderRegistry, thread_group
+from growfs.rotation.reader_registry import NOTHING, ReaderRegistry, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.directory import Directory, visible_entries

@@ -13,8 +13,8 @@ from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, Remote
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.limits import SharedLimits, TokenBucket
 from growfs.remote.protocol import Fetched, FetchTask
+from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
 
 REPORT_EVERY_S = 0.1

@@ -12,9 +12,9 @@ from typing import Any
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.remote.limits import SharedLimits
 from growfs.remote.names import redact
 from growfs.remote.protocol import RemoteSpec
+from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import messages
 from growfs.workers.messages import Done, Failed
 

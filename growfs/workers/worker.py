@@ -26,12 +26,12 @@ from dataclasses import replace
 from typing import Any
 
 from growfs.cache.catalog import UNKNOWN_SIZE, ListingDiff
-from growfs.cache.diff import Comparison
+from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy
 from growfs.remote import open_remote, preload
-from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Remote, RemoteSpec
+from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from growfs.rotation.turnover import plan_generation
 from growfs.workers import messages, process

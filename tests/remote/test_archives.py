@@ -14,8 +14,8 @@ from growfs.cache.directory import folder_name
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
 from growfs.remote import open_remote
 from growfs.remote.digest import Digest
-from growfs.remote.functions import Function
 from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
+from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.archives import ArchiveRemote, MemberLocation, path_of
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of

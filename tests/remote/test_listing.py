@@ -169,7 +169,7 @@ def test_a_reader_that_goes_away_ends_all_threads(shown: Shown) -> None:
 
 
 def test_what_nobody_takes_is_not_read(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.stores.s3.lister.PAGES_MAX", 8)
+    monkeypatch.setattr("growfs.remote.stores.s3.parallel_lister.PAGES_MAX", 8)
     remote = shown(bucket := Bucket(NAMES))
     pages = remote.pages()
     told = paths(itertools.islice(pages, 12))

@@ -12,14 +12,14 @@ import trio
 from growfs import disk
 from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
 from growfs.cache.database import Database
-from growfs.cache.diff import Comparison
+from growfs.cache.listing_diff import Comparison
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.schema import ROOT, read_only
 from growfs.cache.store import Store
 from growfs.remote import digest
 from growfs.remote.protocol import Fetched, RemoteFile, Skipped
-from growfs.rotation.eviction import Evictor
+from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput
 from growfs.rotation.turnover import plan_generation

@@ -15,8 +15,8 @@ import trio.testing
 from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.digest import PART_BYTES
-from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Fetched
+from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.concurrency import STREAMS_FIRST
 from growfs.scheduler.dispatcher import AHEAD, AHEAD_FILES, PERIOD_S, Dispatcher
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState

@@ -12,8 +12,8 @@ import pytest
 
 from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
 from growfs.remote import digest
-from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Fetched, FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import downloader as module
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from growfs.errors import UsageError
-from growfs.remote.functions import Function
+from growfs.remote.user_functions import Function
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from growfs.fuse import protocol, session, structs
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
 from growfs.fuse.protocol import Opcode
 from growfs.fuse.session import FLAGS, Session
-from growfs.rotation.registry import ReaderRegistry
+from growfs.rotation.reader_registry import ReaderRegistry
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.virtual import VirtualFolder
 from tests.unit.local_cache import LocalCache, file

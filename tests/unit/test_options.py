@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from growfs import cli
 from growfs.daemon import launch
-from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
-from growfs.daemon.parsers import (
+from growfs.daemon.option_parsers import (
     LAUNCHERS,
     CacheSize,
     absolute,
@@ -23,8 +22,9 @@ from growfs.daemon.parsers import (
     rotation,
     storage_option,
 )
+from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
-from growfs.remote.functions import Function
+from growfs.remote.user_functions import Function
 from growfs.units import count, fraction_of, positive, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}

@@ -15,7 +15,7 @@ import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.rotation.reader import Reader
-from growfs.rotation.registry import FOREIGN, ReaderRegistry, process, thread_group
+from growfs.rotation.reader_registry import FOREIGN, ReaderRegistry, process, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold
 from tests.unit.local_cache import LocalCache, file
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from growfs.rotation.eviction import pick_victims
 from growfs.rotation.rules import (
     EVERYWHERE,
     CachedFile,
@@ -25,7 +26,6 @@ from growfs.rotation.rules import (
     delist,
     hold_on,
     last_listed,
-    pick_victims,
     turnover_bytes,
 )
 

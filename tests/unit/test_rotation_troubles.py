@@ -10,8 +10,8 @@ import trio
 from growfs import disk
 from growfs.daemon.virtual_files import _listed
 from growfs.errors import RemoteError
-from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Fetched
+from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.rules import Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from growfs.remote.stores.s3.lister import REQUESTS_MAX
+from growfs.remote.stores.s3.parallel_lister import REQUESTS_MAX
 from tools.benchmarks.formula_s3 import PER_DIRECTORY
 from tools.benchmarks.measure import BenchError, Figure, Setting, at_most, figure, memory_mb, run, wait_until
 from tools.benchmarks.mounts import Mount, mounted

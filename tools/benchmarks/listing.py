@@ -12,13 +12,13 @@ import time
 
 from growfs.remote import open_remote, preload
 from growfs.remote.protocol import RemoteSpec
-from growfs.remote.stores.s3 import lister
+from growfs.remote.stores.s3 import parallel_lister
 
 
 def main() -> None:
     """List the bucket. The imports and the first page, which creates the client, are not timed."""
     endpoint, files, requests = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    lister.REQUESTS_MAX = requests
+    parallel_lister.REQUESTS_MAX = requests
     spec = RemoteSpec("s3://formula", endpoint_url=endpoint)
     preload(spec)
     pages = open_remote(spec).pages()

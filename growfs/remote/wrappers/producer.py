@@ -14,9 +14,9 @@ from string import Formatter
 from typing import Any
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
-from growfs.remote.limits import SharedLimits
 from growfs.remote.names import reason_to_skip, template_fields
 from growfs.remote.protocol import FetchTask, Page, Producer, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.wrappers.producer_pool import ProduceFile, ProducerPool
 
 PAGE_FILES_MAX = 1000

@@ -27,8 +27,8 @@ from pathlib import Path
 from humanfriendly import format_size, format_timespan
 
 from growfs.errors import GrowfsError, NotMade, UsageError
-from growfs.remote.limits import SharedLimits
 from growfs.remote.protocol import Producer, Progress, RemoteFile, RemoteSpec
+from growfs.remote.rate_limits import SharedLimits
 
 CHECK_INTERVAL_S = 0.1
 """How often a process is checked: how much it has written, how long it takes, and how much memory."""

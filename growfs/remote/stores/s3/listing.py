@@ -18,7 +18,7 @@ from growfs.remote.http.download import BUSY_STATUSES, HttpError
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.remote.stores.metadata import file_from_fields, to_ns
-from growfs.remote.stores.s3.lister import KeyPage
+from growfs.remote.stores.s3.parallel_lister import KeyPage
 
 ROOT = "ListBucketResult"
 KeyMetadata = tuple[str, int, str, int | None]  # name, bytes, ETag, nanoseconds since the epoch

@@ -28,7 +28,7 @@ from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.s3 import listing
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
-from growfs.remote.stores.s3.lister import ConcurrencyLimit, KeyPage, ParallelLister
+from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, KeyPage, ParallelLister
 from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.stores.walk import PAGE_FILES_MAX
 

@@ -11,8 +11,8 @@ from string import Formatter
 from typing import Any
 
 from growfs.errors import UsageError
-from growfs.remote.functions import Function
 from growfs.remote.names import template_fields
+from growfs.remote.user_functions import Function
 from growfs.rotation.draw_order import GROUP_FIELDS
 from growfs.units import size
 

@@ -1,7 +1,7 @@
 """`Function`: a function of the user, by name; where it is looked for, and how it is imported.
 
 Only worker processes call such a function: its module may be slow to import, start threads, or crash.
-`python -m growfs.remote.functions NAME FOLDER` prints what is wrong if it cannot be imported.
+`python -m growfs.remote.user_functions NAME FOLDER` prints what is wrong if it cannot be imported.
 """
 
 from __future__ import annotations

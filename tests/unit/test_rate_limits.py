@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from growfs.remote import limits as module
-from growfs.remote.limits import BURST_S, RATE_MAX, SharedLimits, TokenBucket
+from growfs.remote import rate_limits as module
+from growfs.remote.rate_limits import BURST_S, RATE_MAX, SharedLimits, TokenBucket
 
 RATE = 1_000_000
 TICK_S = 1e-6
@@ -19,7 +19,7 @@ TICK_S = 1e-6
 class Clock:
     """Time that passes only while somebody sleeps, one after the other: the earliest to wake goes on first.
 
-    Stands in for time in growfs.remote.limits. Of the threads that `run` starts, one is at work at a time.
+    Stands in for time in growfs.remote.rate_limits. Of the threads that `run` starts, one is at work at a time.
     """
 
     def __init__(self) -> None:
