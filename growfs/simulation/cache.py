@@ -118,6 +118,12 @@ class Cache:
     def opened(self, id: int) -> None:
         """A resident file is opened."""
 
+    def closed(self, id: int) -> None:
+        """A handle of a file that is busy is closed."""
+        self.busy[id] -= 1
+        if not self.busy[id]:
+            del self.busy[id]
+
     def make_room(self, need: int, now: float, missed: bool = False) -> bool:
         """Evict for so many bytes; returns whether they are free. missed: for a file that a reader waits for."""
         return need <= self.free
@@ -179,7 +185,8 @@ class Replacing(Cache):
 class Rotating(Cache):
     """The policy of a mount: generations, holds, and eviction by the rules.
 
-    Always: `cached` has the facts of every resident file, in the order of admission.
+    Always: `cached` has the facts of every resident file, in the order of admission. `_refused`: for so many bytes no
+    draw could evict; None where something has changed since that may allow it. A draw that waits asks at every close.
     """
 
     def __init__(self, files: Sequence[File], limit: int, settings: MountSettings) -> None:
@@ -192,6 +199,7 @@ class Rotating(Cache):
         self._listed_counts: Counter[Kind] = Counter()
         self._holds: Holds | None = None
         self._holds_until = 0.0
+        self._refused: int | None = None
 
     @property
     def generation(self) -> Generation | None:
@@ -205,12 +213,14 @@ class Rotating(Cache):
     def admit(self, id: int) -> None:
         """Make a file resident."""
         super().admit(id)
+        self._refused = None
         directory, suffix = self.kinds[id]
         self.cached[id] = CachedFile(id, directory, suffix, self.files[id].size, self.counter, self.counter)
 
     def remove(self, id: int) -> None:
         """Evict a file."""
         super().remove(id)
+        self._refused = None
         file = self.cached.pop(id)
         if file.delisted is not None:
             group = self._delisted[file.queue_position]
@@ -225,6 +235,12 @@ class Rotating(Cache):
         if not self.cached[id].opened:
             self.cached[id] = self.cached[id]._replace(opened=True)
 
+    def closed(self, id: int) -> None:
+        """A handle of a file that is busy is closed."""
+        super().closed(id)
+        if id in self.cached and self.cached[id].delisted is not None:
+            self._refused = None
+
     def readers_changed(self) -> None:
         """Note that the holds of a reader have changed."""
         self._holds = None
@@ -237,6 +253,7 @@ class Rotating(Cache):
                     reader.release()
             self._holds = Holds(reader.holds for reader in self.live)
             self._holds_until = now + HOLDS_S
+            self._refused = None
         return self._holds
 
     def listed(self, directory: int) -> list[int]:
@@ -283,6 +300,7 @@ class Rotating(Cache):
             for id in ids:
                 self.cached[id] = self.cached[id]._replace(queue_position=self.counter)
         shown = [file for file in self.cached.values() if file.seq <= plan.last_seq]
+        self._refused = None
         self._delisted = delisted_groups(shown)
         self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
         return Generation(number, plan.last_seq, now, plan.files)
@@ -296,12 +314,18 @@ class Rotating(Cache):
         """Evict for so many bytes."""
         lacking = need - self.free
         if lacking > 0:
+            holds = self.holds(now)
             if missed:
-                candidates = miss_candidates(self.cached.values(), self._shown_seq, self.holds(now))
+                candidates = miss_candidates(self.cached.values(), self._shown_seq, holds)
+            elif self._refused is not None and lacking >= self._refused:
+                return False
             else:
-                candidates = draw_candidates(self._delisted, self.busy, self.holds(now))
-            for id in pick_victims(evictable(candidates, self.busy, self._counts, self._shown_seq), lacking):
+                candidates = draw_candidates(self._delisted, self.busy, holds)
+            victims = pick_victims(evictable(candidates, self.busy, self._counts, self._shown_seq), lacking)
+            for id in victims:
                 self.remove(id)
+            if not victims and not missed:
+                self._refused = lacking
         return need <= self.free
 
     def _counts(self, kind: Kind) -> tuple[int, int]:

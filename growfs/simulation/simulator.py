@@ -288,11 +288,8 @@ class SimReader:
 
     def close(self, id: int) -> None:
         """Close a file that was kept open."""
-        cache = self._simulation.cache
         self.reader.closed(self._simulation.now)
-        cache.busy[id] -= 1
-        if not cache.busy[id]:
-            del cache.busy[id]
+        self._simulation.cache.closed(id)
         self._simulation.try_drawing()
 
     def exit(self) -> None:

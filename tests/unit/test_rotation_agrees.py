@@ -91,7 +91,8 @@ class Twins:
         for id in self.open:
             self.cache.store.close_file(self.node_id(id))
         self.open.clear()
-        self.simulated.busy.clear()
+        for id in list(self.simulated.busy.elements()):
+            self.simulated.closed(id)
 
     async def list(self, number: int) -> None:
         """A reader lists everything or a directory, and a generation begins."""
