@@ -1,7 +1,12 @@
-"""Fixtures for all tests."""
+"""Fixtures and settings for all tests."""
+
+from hypothesis import settings
 
 from tests.harness import engine, growfs
 from tests.inventories import inventories
 from tests.servers import http_folder, moto_s3, rclone_s3
 
 __all__ = ["engine", "growfs", "http_folder", "inventories", "moto_s3", "rclone_s3"]
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine is slow, not wrong
+settings.load_profile("no deadline")

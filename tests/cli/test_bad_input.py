@@ -277,7 +277,7 @@ def test_a_cache_directory_on_a_full_disk(growfs: Growfs, remote: Path, flags: t
 def test_a_disk_with_less_free_than_is_to_be_left_free(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
     with tmpfs(growfs.cache_dir, "size=8m"):
         done = growfs.mount(remote, *flags, check=False)
-        assert_refused(done, str(growfs.cache_dir), "--min-free leaves 1.07 GB", "--cache-dir")
+        assert_refused(done, str(growfs.cache_dir), "--min-free keeps 1.07 GB", "--cache-dir")
         assert left_over(growfs) == []
 
 

@@ -288,4 +288,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=25, stateful_step_count=30)

@@ -200,7 +200,7 @@ LISTINGS = st.lists(st.dictionaries(PATHS, st.sampled_from(["v1", "v2"]), min_si
 
 
 @pytest.mark.promise(16)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LISTINGS, st.integers(1, 3), st.sets(PATHS))
 def test_after_any_listings_the_catalog_is_the_last_of_them(
     listings: list[dict[str, str]], page: int, fetched: set[str]

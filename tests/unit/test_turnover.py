@@ -371,7 +371,7 @@ async def test_fewer_files_than_are_to_be_shown_begin_no_generation(
 
 
 @pytest.mark.promise(25)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_exactly_so_many_are_shown(data: st.DataObject) -> None:
     """Over any sequence of arrivals, deletions and generations, as long as there are so many; pins are kept."""
