@@ -9,4 +9,5 @@ from tests.servers import http_folder, moto_s3, rclone_s3
 __all__ = ["engine", "growfs", "http_folder", "inventories", "moto_s3", "rclone_s3"]
 
 settings.register_profile("no deadline", deadline=None)  # a busy machine is slow, not wrong
+settings.register_profile("quick", deadline=None, max_examples=15)  # tools/test --quick
 settings.load_profile("no deadline")

@@ -134,5 +134,5 @@ def mounted(growfs: Growfs, tmp_path: Path) -> Growfs:
 
 
 def test_a_verb_on_nothing_is_an_error(mounted: Growfs) -> None:
-    with pytest.raises(GrowfsError, match="nothing in the catalog matches"):
+    with pytest.raises(GrowfsError, match="no file matches"):
         call(mounted.cache, "pin", globs=["*.none"])
