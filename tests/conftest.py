@@ -8,6 +8,6 @@ from tests.servers import http_folder, moto_s3, rclone_s3
 
 __all__ = ["engine", "growfs", "http_folder", "inventories", "moto_s3", "rclone_s3"]
 
-settings.register_profile("no deadline", deadline=None)  # a busy machine is slow, not wrong
+settings.register_profile("whole", deadline=None, max_examples=50)  # a busy machine is slow, not wrong
 settings.register_profile("quick", deadline=None, max_examples=15)  # tools/test --quick
-settings.load_profile("no deadline")
+settings.load_profile("whole")

@@ -152,7 +152,8 @@ def _train(simulation: Simulation, workload: Workload, total: int) -> list[Point
     shuffle = random.Random(0)
     waited = 0
     for _ in range(workload.epochs):
-        ids = reader.list()
+        while not (ids := reader.list()):  # of few large files none may have arrived yet
+            simulation.sleep(step_s)
         shuffle.shuffle(ids)
         for id in ids:
             wait_s = reader.open(id)

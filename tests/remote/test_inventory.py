@@ -74,7 +74,7 @@ def test_a_stale_row_is_found_by_the_fetch(
 
 
 @KINDS
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     keys=st.sets(
         st.text("aZ0 +%&=\"',;#?\\~\n\r\téü日😀", min_size=1, max_size=8)

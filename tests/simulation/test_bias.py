@@ -111,7 +111,7 @@ def rare_directories(share: float = 0.1, downloads: float = 0.25) -> dict[int, f
 
 
 def table_of_rare_directories() -> str:
-    """For the documents."""
+    """For docs/decisions/0015: `python -m tests.simulation.test_bias` prints it."""
     shares = (0.05, 0.1, 0.3, 0.5)
     rows = {share: rare_directories(share) for share in shares}
     lines = ["files in a directory  " + "".join(f"{f'cache {share:.0%}':>12}" for share in shares)]
@@ -121,8 +121,11 @@ def table_of_rare_directories() -> str:
 
 @pytest.mark.promise(20)
 def test_the_last_file_of_a_directory_is_shown_more_often() -> None:
-    print(table_of_rare_directories())
     shown = rare_directories()
     assert list(shown.values()) == sorted(shown.values(), reverse=True)
     assert 10 < shown[1] < 15, "always shown, where the others are for less than a tenth of the time"
     assert shown[50] == pytest.approx(1, rel=0.1)
+
+
+if __name__ == "__main__":
+    print(table_of_rare_directories())

@@ -78,7 +78,7 @@ def read(listing: Listing, readers: int) -> int:
 texts = st.text(st.sampled_from("ab01/.é日\U0010ffff\x01 %"), max_size=6)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.sets(texts, max_size=150), st.data())
 def test_each_name_comes_once(names: set[str], data: st.DataObject) -> None:
     listing = Listing(names, page=data.draw(st.integers(1, 5)))
