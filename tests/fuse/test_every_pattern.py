@@ -14,7 +14,7 @@ from tests.fuse.played import MountedWorld
 from tests.harness import Growfs
 from tests.simulation.patterns import PATTERNS
 
-OPENS = 800
+OPENS = 500
 LISTS_FOR_LONG = ("Keras lists twice while the cache fills", "Hugging Face lists 65 times")
 """Their listings must be of one generation, however slow this machine is. So new processes see nothing new in time."""
 MOUNTED = (
