@@ -173,6 +173,7 @@ class ForkServer:
                 status = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
                 raise
             said = []
             for file in (out, err):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import botocore.session
 import pytest
 
 from growfs.remote.protocol import FetchTask, RemoteFile
@@ -43,3 +45,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def show() -> Iterator[Show]:
     with ExitStack() as stack:
         yield lambda store, tls=None: stack.enter_context(store.shown(tls))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def descriptions_are_read_once() -> None:
+    """Each client of S3 reads botocore's descriptions from JSON, where workers read them once and fork."""
+    botocore.session.create_loader = functools.cache(botocore.session.create_loader)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -43,12 +43,15 @@ FILES = {
     "odd/<tag>": b"14",
 }
 
+CHANGED = ("a.bin", "train/cat/1.jpg")
+
 
 @dataclass
 class Place:
-    """A remote, and how to change what it holds behind its back."""
+    """A remote, and how to change what it holds behind its back. open: the same remote by a client of its own."""
 
     remote: Remote
+    open: Callable[[], Remote]
     put: Callable[[str, bytes], None]
     delete: Callable[[str], None]
     open_again: Callable[[str], Remote]  # at a folder below
@@ -59,23 +62,33 @@ class Place:
 SERVED = ("rclone", "moto", "http")
 
 
-@pytest.fixture(params=["fake", "memory", "file", *SERVED, *(f"{kind} by library" for kind in SERVED)])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    kind, _, library = request.param.partition(" ")
-    name = uuid.uuid4().hex
-    if library:
+@pytest.fixture(scope="module", params=["fake", "memory", "file", *SERVED, *(f"{kind} by library" for kind in SERVED)])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def as_of_this_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "kind" in request.fixturenames and request.getfixturevalue("kind").endswith(" by library"):
         monkeypatch.setattr("growfs.remote.http.download.RangeDownloader.fetch", lambda *_: None)
     monkeypatch.setattr("growfs.remote.digest.PART_BYTES", 50_000)
     monkeypatch.setattr(
         "growfs.remote.http.download._has_validator", lambda _: True
     )  # these files are of this very second
+
+
+def place(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """An empty one."""
+    kind = kind.removesuffix(" by library")
+    name = uuid.uuid4().hex
     if kind == "fake":
         fake = FakeRemote(page_files=5)
-        return Place(fake, fake.put, fake.delete, lambda _: FakeRemote(missing=True))
+        return Place(fake, lambda: fake, fake.put, fake.delete, lambda _: FakeRemote(missing=True))
     if kind in ("rclone", "moto"):
         server = request.getfixturevalue(f"{kind}_s3")
         return Place(
             open_remote(server.spec(name)),
+            lambda: open_remote(server.spec(name)),
             lambda path, data: server.put(f"{name}/{path}", data),
             lambda path: server.delete(f"{name}/{path}"),
             lambda below: open_remote(server.spec(f"{name}/{below}")),
@@ -87,11 +100,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
         return Place(
             open_remote(RemoteSpec(f"memory://{name}")),
+            lambda: open_remote(RemoteSpec(f"memory://{name}")),
             lambda path, data: store.pipe_file(f"/{name}/{path}", data),
             lambda path: store.rm_file(f"/{name}/{path}"),
             lambda below: open_remote(RemoteSpec(f"memory://{name}/{below}")),
         )
-    folder = tmp_path if kind == "file" else request.getfixturevalue("http_folder").folder / name
+    is_local = kind == "file"
+    folder = tmp_path_factory.mktemp("place") if is_local else request.getfixturevalue("http_folder").folder / name
 
     def put(path: str, data: bytes) -> None:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -99,22 +114,40 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         if kind == "http":  # its versions have whole seconds
             os.utime(folder / path, (len(data), len(data)))
 
-    url = f"file://{folder}" if kind == "file" else request.getfixturevalue("http_folder").url + name
+    url = f"file://{folder}" if is_local else request.getfixturevalue("http_folder").url + name
     return Place(
         open_remote(RemoteSpec(url)),
+        lambda: open_remote(RemoteSpec(url)),
         put,
         lambda path: (folder / path).unlink(),
         lambda below: open_remote(RemoteSpec(f"{url}/{quote(below)}")),
-        sizes_listed=kind == "file",
-        has_ranges=kind == "file",
+        sizes_listed=is_local,
+        has_ranges=is_local,
     )
 
 
-@pytest.fixture
-def filled(place: Place) -> Place:
+@pytest.fixture(scope="module")
+def stored(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A place with FILES, which tests do not change."""
+    stored = place(kind, request, tmp_path_factory)
     for path, data in FILES.items():
-        place.put(path, data)
-    return place
+        stored.put(path, data)
+    return stored
+
+
+@pytest.fixture
+def filled(stored: Place) -> Place:
+    """The same, with a client of the test's own: it remembers what the server cannot do."""
+    return replace(stored, remote=stored.open())
+
+
+@pytest.fixture
+def changing(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Those of FILES that a test changes, for it alone."""
+    changing = place(kind, request, tmp_path_factory)
+    for path in CHANGED:
+        changing.put(path, FILES[path])
+    return changing
 
 
 @pytest.fixture(autouse=True)
@@ -184,12 +217,12 @@ def test_a_part_of_a_file_comes_alone(filled: Place, tmp_path: Path, part: ByteR
 
 @pytest.mark.parametrize("content", [b"x" * 300_001, b"short"])
 def test_a_part_of_another_version_is_not_taken_for_the_listed_one(
-    filled: Place, tmp_path: Path, content: bytes
+    changing: Place, tmp_path: Path, content: bytes
 ) -> None:
-    file = filled.remote.stat("a.bin")
-    filled.put("a.bin", content)
+    file = changing.remote.stat("a.bin")
+    changing.put("a.bin", content)
     with pytest.raises(RemoteChanged):
-        filled.remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(1000, 10)))
+        changing.remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(1000, 10)))
 
 
 def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> None:
@@ -202,31 +235,31 @@ def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> N
         filled.remote.fetch(FetchTask(file, tmp_path / "target", progress))
 
 
-def test_another_version_is_not_taken_for_the_listed_one(filled: Place, tmp_path: Path) -> None:
-    file = filled.remote.stat("train/cat/1.jpg")
-    filled.put("train/cat/1.jpg", b"quite another cat")
+def test_another_version_is_not_taken_for_the_listed_one(changing: Place, tmp_path: Path) -> None:
+    file = changing.remote.stat("train/cat/1.jpg")
+    changing.put("train/cat/1.jpg", b"quite another cat")
     with pytest.raises(RemoteChanged):
-        filled.remote.fetch(FetchTask(file, tmp_path / "target"))
-    now = filled.remote.stat("train/cat/1.jpg")
+        changing.remote.fetch(FetchTask(file, tmp_path / "target"))
+    now = changing.remote.stat("train/cat/1.jpg")
     assert now.version != file.version
-    filled.remote.fetch(FetchTask(now, tmp_path / "target"))
+    changing.remote.fetch(FetchTask(now, tmp_path / "target"))
     assert (tmp_path / "target").read_bytes() == b"quite another cat"
 
 
-def test_a_file_that_is_gone_is_missing(filled: Place, tmp_path: Path) -> None:
-    file = filled.remote.stat("a.bin")
-    filled.delete("a.bin")
+def test_a_file_that_is_gone_is_missing(changing: Place, tmp_path: Path) -> None:
+    file = changing.remote.stat("a.bin")
+    changing.delete("a.bin")
     with pytest.raises(RemoteMissing):
-        filled.remote.stat("a.bin")
+        changing.remote.stat("a.bin")
     with pytest.raises(RemoteMissing):
-        filled.remote.fetch(FetchTask(file, tmp_path / "target"))
-    assert "a.bin" not in listed(list(filled.remote.pages()))
+        changing.remote.fetch(FetchTask(file, tmp_path / "target"))
+    assert "a.bin" not in listed(list(changing.remote.pages()))
 
 
-def test_a_listing_shows_what_was_added_since(filled: Place) -> None:
-    list(filled.remote.pages())
-    filled.put("train/new/1.jpg", b"new")
-    assert set(listed(list(filled.remote.pages()))) == {*FILES, "train/new/1.jpg"}
+def test_a_listing_shows_what_was_added_since(changing: Place) -> None:
+    list(changing.remote.pages())
+    changing.put("train/new/1.jpg", b"new")
+    assert set(listed(list(changing.remote.pages()))) == {*CHANGED, "train/new/1.jpg"}
 
 
 def test_a_root_that_does_not_exist_is_missing(filled: Place) -> None:
@@ -265,20 +298,20 @@ def test_open_reads_each_file_from_anywhere(filled: Place) -> None:
             assert source.read() == content[-5:]
 
 
-def test_open_is_of_the_version_that_was_listed(filled: Place) -> None:
-    file = filled.remote.stat("train/cat/1.jpg")
-    filled.put("train/cat/1.jpg", b"quite another cat")
+def test_open_is_of_the_version_that_was_listed(changing: Place) -> None:
+    file = changing.remote.stat("train/cat/1.jpg")
+    changing.put("train/cat/1.jpg", b"quite another cat")
     with pytest.raises(RemoteChanged):
-        open_seekable(filled.remote, file)
-    filled.delete("train/cat/1.jpg")
+        open_seekable(changing.remote, file)
+    changing.delete("train/cat/1.jpg")
     with pytest.raises(RemoteMissing):
-        open_seekable(filled.remote, file)
+        open_seekable(changing.remote, file)
 
 
-def test_what_changes_while_it_is_read_is_noticed(filled: Place) -> None:
-    with open_seekable(filled.remote, filled.remote.stat("a.bin")) as source:
+def test_what_changes_while_it_is_read_is_noticed(changing: Place) -> None:
+    with open_seekable(changing.remote, changing.remote.stat("a.bin")) as source:
         source.read(10)
-        filled.put("a.bin", os.urandom(400_000))
+        changing.put("a.bin", os.urandom(400_000))
         source.raw.seek(0)
         with pytest.raises(RemoteChanged):
             source.raw.readall()
