@@ -83,10 +83,10 @@ def test_a_password_in_a_url(growfs: Growfs) -> None:
     seen: list[str | None] = []
     with gated({"a": b"a"}) as gate:
         gate.on_headers = lambda headers: seen.append(headers["Authorization"])
-        done = growfs.mount(gate.url.replace("http://", f"http://me:{PASSWORD}@"))
+        done = growfs.mount(gate.url.replace("http://", f"http://someone:{PASSWORD}@"))
         assert growfs.names() == {"a"}
-        assert_hidden(growfs, done, PASSWORD, "me:")
-    expected = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+        assert_hidden(growfs, done, PASSWORD, "someone:")
+    expected = "Basic " + base64.b64encode(f"someone:{PASSWORD}".encode()).decode()
     assert set(seen) == {expected}, "it never got to the server"
 
 
@@ -94,10 +94,10 @@ def test_a_password_in_a_url(growfs: Growfs) -> None:
 def test_a_password_in_a_url_that_fails(growfs: Growfs) -> None:
     with gated({"a": b"a", "b": b"b"}) as gate:
         gate.refused.add("b")
-        done = growfs.mount(gate.url.replace("http://", f"http://me:{PASSWORD}@"), "--wait-files", "1")
+        done = growfs.mount(gate.url.replace("http://", f"http://someone:{PASSWORD}@"), "--wait-files", "1")
         until(lambda: growfs.status()["last_error"])
         assert f"{gate.url}b: access denied" in growfs.status()["last_error"]
-        assert_hidden(growfs, done, PASSWORD, "me:")
+        assert_hidden(growfs, done, PASSWORD, "someone:")
 
 
 @pytest.mark.promise(32)
@@ -118,7 +118,7 @@ def test_an_error_shows_no_secret(growfs: Growfs, rclone_s3: S3Server) -> None:
 def test_an_error_shows_no_password(growfs: Growfs, more: tuple[str, ...], debug: tuple[str, ...]) -> None:
     with gated({"a": b"a"}) as gate:
         gate.refused.add("")
-        url = gate.url.replace("http://", f"http://me:{PASSWORD}@")
+        url = gate.url.replace("http://", f"http://someone:{PASSWORD}@")
         flags = ("--cache-dir", growfs.cache_dir, *more)
         done = growfs.run(*debug, "mount", url, growfs.mountpoint, *flags, check=False)
     assert done.returncode != 0
@@ -133,7 +133,7 @@ def test_the_command_that_waits_hides_its_arguments(growfs: Growfs, joined: bool
     """All who may list processes could read them."""
     option = ("--storage-option=token=s3kr1t-t0ken",) if joined else ("--storage-option", "token=s3kr1t-t0ken")
     with gated({"a": b"a"}, "") as gate:
-        url = gate.url.replace("http://", f"http://me:{PASSWORD}@")
+        url = gate.url.replace("http://", f"http://someone:{PASSWORD}@")
         arguments = ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, *option)
         with started(growfs, *arguments) as mounting:
             until(lambda: "growfs: " in "".join(processes_of(growfs.mountpoint.parent)))
