@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import botocore.session
 import pytest
 
 from growfs.remote.protocol import FetchTask, RemoteFile
@@ -50,4 +49,6 @@ def show() -> Iterator[Show]:
 @pytest.fixture(scope="session", autouse=True)
 def descriptions_are_read_once() -> None:
     """Each client of S3 reads botocore's descriptions from JSON, where workers read them once and fork."""
+    import botocore.session
+
     botocore.session.create_loader = functools.cache(botocore.session.create_loader)
