@@ -7,6 +7,7 @@ with growfs.mount("s3://bucket/train", cache_size="500GB") as path:
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -30,3 +31,13 @@ def mount(
     from growfs.daemon import launch  # here, because the daemon and its workers import this package, too
 
     return launch.mounted(url, mountpoint, storage_options, options)
+
+
+def main() -> None:
+    """The `growfs` command. The daemon of a mount is started before anything is imported that reads the arguments."""
+    from growfs.daemon.spawn import start_early
+
+    start_early(sys.argv[1:])
+    from growfs import cli
+
+    cli.main()

@@ -19,6 +19,8 @@ from growfs.errors import GrowfsError, UsageError
 
 MOUNTPOINT = click.Path(path_type=Path)
 POLL_S = 0.2
+LIST_S = 5.0
+"""How long a daemon may take to answer `growfs list`, which asks one after the other."""
 
 
 class CommandGroup(click.Group):
@@ -92,6 +94,8 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     click.echo(f"{status['mountpoint']}: {engine(status)}")
     if status["unpromised"]:
         click.echo(f"note: not every directory has a file yet: {status['unpromised']}")
+    for warning in status["warnings"]:
+        click.echo(f"warning: {warning}")
     if foreground:
         sys.exit(launch.run_in_foreground(daemon))
 
@@ -177,12 +181,14 @@ def list_() -> None:
     from growfs.daemon.control import call
     from growfs.daemon.launch import living, running
 
-    for mounted in running():
+    for mount in running():
         try:
-            state = brief(call(mounted.cache, "status")) if living(mounted) else "dead; remove it with growfs umount"
+            state = brief(call(mount.cache, "status")) if living(mount) else "dead; remove it with growfs umount"
         except GrowfsError as error:
             state = str(error)
-        click.echo(f"{mounted.mountpoint}  {mounted.cache}  {state}")
+        if not mount.mounted:
+            state = f"{'not mounted yet' if mount.starting else 'unmounted, but still in use'}: {state}"
+        click.echo(f"{mount.mountpoint}  {mount.cache}  {state}")
 
 
 def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:

@@ -87,7 +87,9 @@ def write_text(label: str, path: Path, text: str) -> None:
     """Replace the content of a file atomically: a reader sees the old or the new."""
     fault_point(label)
     new = path.with_name(path.name + ".new")
-    new.write_text(text)
+    new.unlink(missing_ok=True)  # of a crash; or a link that somebody has put there
+    with new.open("x") as file:
+        file.write(text)
     os.rename(new, path)
 
 
@@ -112,8 +114,11 @@ def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def allocated(stat: os.stat_result) -> int:
-    """Bytes that a file takes on the disk (st_blocks counts 512 bytes on every file system: stat(2))."""
-    return stat.st_blocks * 512
+    """Bytes that a file takes on the disk (st_blocks counts 512 bytes on every file system: stat(2)).
+
+    At least its size: ZFS, and others that allocate late, tell the blocks seconds after the file was written.
+    """
+    return max(stat.st_blocks * 512, stat.st_size)
 
 
 def allocation(size: int) -> int:

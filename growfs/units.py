@@ -27,10 +27,10 @@ def rate(text: str) -> int:
     """Bytes per second: 200MB/s, or 200MB; 0: no limit."""
     amount = text.strip().removesuffix("/s")
     try:
-        if re.search("bit|bps", amount, re.IGNORECASE):  # parse_size would take them for bytes
-            raise UsageError("bits")
-        return size(amount)
-    except UsageError:
+        if not re.search("bit|bps", amount, re.IGNORECASE):  # parse_size would take them for bytes
+            return int(humanfriendly.parse_size(amount))
+        raise humanfriendly.InvalidSize
+    except humanfriendly.InvalidSize:
         raise UsageError(f"{text!r} is not a rate in bytes; write it as 200MB/s, or 0 for no limit") from None
 
 

@@ -1,4 +1,4 @@
-"""Archives for tests."""
+"""Archives for the tests of several packages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def tar_of(content: dict[str, bytes], kind: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 def by_tarfile(archive: bytes) -> dict[str, bytes]:
-    """What tarfile reads in one."""
+    """The files of a tar archive, as tarfile reads them."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as reader:
-        found = {info.name: reader.extractfile(info) for info in reader if info.isfile()}
-        return {name: stream.read() for name, stream in found.items() if stream}
+        members = {info.name: reader.extractfile(info) for info in reader if info.isfile()}
+        return {name: stream.read() for name, stream in members.items() if stream}
 
 
 def samples(shard: int, each: int = 6, classes: int = 3) -> dict[str, bytes]:
-    """Of a WebDataset shard: KEY.cls and KEY.bin of random content, of which each class has some."""
+    """The files of a WebDataset shard: KEY.cls and KEY.bin with random content. They cycle through the classes."""
     generator = random.Random(shard)
     content = {}
     for number in range(each):

@@ -1,7 +1,10 @@
 """Fixtures and settings for all tests."""
 
+import os
+
 from hypothesis import settings
 
+from growfs.workers.process import KEEP_PRIORITY_VARIABLE
 from tests.harness import engine, growfs
 from tests.inventories import inventories
 from tests.servers import http_folder, moto_s3, rclone_s3
@@ -11,3 +14,5 @@ __all__ = ["engine", "growfs", "http_folder", "inventories", "moto_s3", "rclone_
 settings.register_profile("whole", deadline=None, max_examples=50)  # a busy machine is slow, not wrong
 settings.register_profile("quick", deadline=None, max_examples=15)  # tools/test --quick
 settings.load_profile("whole")
+
+os.environ[KEEP_PRIORITY_VARIABLE] = "1"

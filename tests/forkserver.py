@@ -1,16 +1,18 @@
-"""Python programs without the start of a Python: a server imports their libraries once, and forks for each of them.
+"""Runs Python programs without the start-up time: a server imports their libraries once, and forks for each program.
 
 The programs are unmodified, and run in processes of their own. What they start with `python -m growfs...` is forked,
-too: a mount is a command, a daemon and a fork server of workers, which each take longer to import than to run.
+too: a mount is a command, a daemon and a fork server of workers, and each takes longer to import than to run.
 
-`main` is the server: it imports modules, and takes requests from a socket until that is closed.
+`main` is the server: it imports modules, and serves requests from a socket until the test session ends.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
+import hashlib
 import importlib
 import importlib.util
 import logging
@@ -35,34 +37,50 @@ from setproctitle import setproctitle
 ROOT = Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
 RELOADED = ("growfs.disk",)
-"""What these modules do depends on the environment at their import."""
+"""Modules that read the environment when they are imported."""
+SESSION_VARIABLE = "TEST_SESSION"
+"""An environment variable: the process of the test session, whose workers share the servers."""
+CONNECT_S = 10.0
+FORK_ALL_VARIABLE = "TEST_FORK_ALL"
+"""An environment variable: the Python programs that a forked program starts are forked, too, whatever they are. They
+have the PYTHON* variables of the server."""
+SETUP_VARIABLE = "TEST_SETUP"
+"""An environment variable: Python code that each forked program runs first."""
 PRELOADED = (
     "growfs.cli",
     "growfs.daemon.launch",
     "growfs.daemon.main",
+    "growfs.daemon.server",
     "growfs.workers.worker",
     "growfs.fuse.passthrough",
     "growfs.fuse.libfuse",
-    "growfs.remote.stores.s3.store",
-    "growfs.remote.stores.web",
     "growfs.remote.stores.local",
     "growfs.remote.manifests.inventory",
     "growfs.remote.manifests.manifest",
     "growfs.remote.wrappers.archives",
     "growfs.remote.wrappers.producer",
+    "growfs.remote.wrappers.retry",
+    "awscrt.checksums",
+    "rich.progress",
+    "rich._emoji_codes",
+)
+"""Modules that the command, the daemon and the workers of most mounts import."""
+PRELOADED_NETWORK = (
+    "growfs.remote.stores.s3.store",
+    "growfs.remote.stores.web",
     "s3fs",
     "fsspec.implementations.http",
-    "rich.progress",
 )
-"""What the command, the daemon and the workers of most mounts import."""
+"""More modules, of mounts of a URL. They double the memory of a process, and so the time that a fork takes."""
 
+os.environ.setdefault(SESSION_VARIABLE, str(os.getpid()))
 SWITCH_S = sys.getswitchinterval()
 THRESHOLDS = gc.get_threshold()
 
 
 @dataclass(frozen=True)
 class Request:
-    """words: what would follow `python` on the command line. new_session: it leads one."""
+    """words: the arguments of `python`. new_session: whether the program leads a session of its own."""
 
     words: tuple[str, ...]
     env: dict[str, str]
@@ -71,34 +89,36 @@ class Request:
 
 
 class Process:
-    """A program that a server forked. stdin, stdout: the ends of its pipes, where it was given such."""
+    """A program that the server forked. stdin, stdout, stderr: the ends of its pipes, if it has any."""
 
-    def __init__(self, reply: socket.socket, stdin: TextIO | None, stdout: TextIO | None) -> None:
-        self.stdin, self.stdout = stdin, stdout
+    def __init__(
+        self, reply: socket.socket, stdin: TextIO | None, stdout: TextIO | None, stderr: TextIO | None
+    ) -> None:
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self._reply = reply
         self.pid = int(reply.recv(32))
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, as of subprocess; raises subprocess.TimeoutExpired."""
+        """The exit status, as subprocess returns it; raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             self._reply.settimeout(timeout)
             try:
-                said = self._reply.recv(32)
+                reply = self._reply.recv(32)
             except TimeoutError:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from None
-            self.returncode = os.waitstatus_to_exitcode(int(said)) if said else -signal.SIGKILL
+            self.returncode = os.waitstatus_to_exitcode(int(reply)) if reply else -signal.SIGKILL
             self._reply.close()
         return self.returncode
 
     def poll(self) -> int | None:
-        """Its exit status, or None while it runs."""
+        """The exit status, or None while it runs."""
         if self.returncode is None and select.select([self._reply], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -106,34 +126,56 @@ class Process:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait for the end; returns what it wrote to stdout and stderr, if these are pipes. A pipe holds 64 KiB."""
+        self.wait(timeout)
+        return self.stdout.read() if self.stdout else "", self.stderr.read() if self.stderr else ""
+
 
 class ForkServer:
-    """Started when it is first needed; it ends with the process that started it.
+    """A server process, started on first use, which ends with the test session. The workers of pytest-xdist share it.
 
-    modules: what it imports. env: what tells Python how to start (PYTHONPATH and the like) is the same for all that it
-    forks.
+    modules: the modules that it imports. env: its environment; all programs share its PYTHON* variables.
     """
 
     def __init__(self, modules: Iterable[str], env: Mapping[str, str]) -> None:
-        self._modules = modules
+        self._modules = tuple(modules)
         self._env = dict(env)
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            fd = theirs.fileno()
-            command = [sys.executable, "-c", "from tests.forkserver import main; main()", str(fd), *self._modules]
-            null = subprocess.DEVNULL
-            self._server = subprocess.Popen(
-                command, pass_fds=[fd], cwd=ROOT, env=self._env, stdin=null, stdout=null, stderr=null
-            )
-        return ours
+    def _connect(self) -> socket.socket:
+        """Connect to the server, after starting it unless a worker has."""
+        session = os.environ[SESSION_VARIABLE]
+        name = f"\0tests {session} {hashlib.sha256(repr(self._modules).encode()).hexdigest()}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(name)
+            except OSError:  # another worker has started it
+                pass
+            else:
+                listener.listen()
+                fd = listener.fileno()
+                command = [sys.executable, "-c", "from tests.forkserver import main; main()", str(fd), session]
+                null = subprocess.DEVNULL
+                self._server = subprocess.Popen(
+                    [*command, *self._modules],
+                    pass_fds=[fd],
+                    cwd=ROOT,
+                    env=self._env,
+                    stdin=null,
+                    stdout=null,
+                    stderr=null,
+                )
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        deadline = time.monotonic() + CONNECT_S
+        while connection.connect_ex(name) and time.monotonic() < deadline:  # bound, and not listening yet
+            time.sleep(0.01)
+        return connection
 
     def suits(self, env: Mapping[str, str]) -> bool:
-        """Whether a Python that is started with this environment would be as the server's."""
-        return pythons(env) == pythons(self._env)
+        """Whether a program with this environment can be forked: its PYTHON* variables are those of the server."""
+        return python_variables(env) == python_variables(self._env)
 
     def start(
         self,
@@ -145,13 +187,13 @@ class ForkServer:
         cwd: str | Path | None = None,
         new_session: bool = False,
     ) -> Process:
-        """Run `python *words`. stdin, stdout: as for subprocess.Popen, with text."""
+        """Run `python *words`. stdin, stdout, stderr: as for subprocess.Popen, with text."""
         assert self.suits(env)
         with self._lock:
-            self._socket = self._socket or self._start()
+            self._socket = self._socket or self._connect()
         request = Request(tuple(map(str, words)), dict(env), str(cwd or Path.cwd()), new_session)
-        ours, theirs = socket.socketpair()
-        to_it = from_it = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        to_it = from_it = errors = None
         with theirs, contextlib.ExitStack() as stack:
             if stdin == subprocess.PIPE:
                 read, write = os.pipe()
@@ -159,14 +201,17 @@ class ForkServer:
             if stdout == subprocess.PIPE:
                 read, write = os.pipe()
                 stdout, from_it = stack.enter_context(os.fdopen(write, "w")), os.fdopen(read)
+            if stderr == subprocess.PIPE:
+                read, write = os.pipe()
+                stderr, errors = stack.enter_context(os.fdopen(write, "w")), os.fdopen(read)
             null = stack.enter_context(Path("/dev/null").open("r+"))
             files = (null if file == subprocess.DEVNULL else file for file in (stdin, stdout, stderr))
             fds = [file if isinstance(file, int) else file.fileno() for file in files]
             socket.send_fds(self._socket, [pickle.dumps(request)], [theirs.fileno(), *fds])
-        return Process(ours, to_it, from_it)
+        return Process(ours, to_it, from_it, errors)
 
     def run(self, words: Sequence[str], env: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """As subprocess.run, with both streams captured."""
+        """Run a program as subprocess.run does, with both streams captured."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             process = self.start(words, env, stdout=out, stderr=err)
             try:
@@ -175,29 +220,38 @@ class ForkServer:
                 process.kill()
                 process.wait()
                 raise
-            said = []
+            captured = []
             for file in (out, err):
                 file.seek(0)
-                said.append(file.read())
-            return subprocess.CompletedProcess(words, status, *said)
+                captured.append(file.read())
+            return subprocess.CompletedProcess(words, status, *captured)
 
 
-def pythons(env: Mapping[str, str]) -> dict[str, str]:
-    """What tells Python itself how to start."""
+def python_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that configure the interpreter."""
     return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
-# The server's side.
+# The server process.
 
 
-def serve(control: socket.socket) -> None:
-    """Fork for each request until the other side hangs up."""
+def serve(listener: socket.socket, session: int) -> None:
+    """Fork for each request, until the process `session` ends."""
     poll = select.poll()
-    poll.register(control, select.POLLIN)
+    poll.register(listener, select.POLLIN)
+    poll.register(session, select.POLLIN)
+    clients: dict[int, socket.socket] = {}
     running: dict[int, tuple[int, socket.socket]] = {}
     while True:
         for fd, _ in poll.poll():
-            if fd != control.fileno():
+            if fd == session:
+                return
+            if fd == listener.fileno():
+                client, _ = listener.accept()
+                clients[client.fileno()] = client
+                poll.register(client, select.POLLIN)
+                continue
+            if fd in running:
                 pid, reply = running.pop(fd)
                 poll.unregister(fd)
                 os.close(fd)
@@ -205,9 +259,11 @@ def serve(control: socket.socket) -> None:
                 with contextlib.suppress(OSError), reply:
                     reply.send(str(status).encode())
                 continue
-            message, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, 4)
+            message, fds, _, _ = socket.recv_fds(clients[fd], REQUEST_BYTES, 4)
             if not message:
-                return
+                poll.unregister(fd)
+                clients.pop(fd).close()
+                continue
             request: Request = pickle.loads(message)
             pid = os.fork()
             if pid == 0:
@@ -222,7 +278,7 @@ def serve(control: socket.socket) -> None:
 
 
 def begin(request: Request, streams: Sequence[int]) -> None:
-    """Be as a process that was just started."""
+    """Set up streams, session, environment and directory, as in a process that was just started."""
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -239,7 +295,7 @@ def become(begin: Callable[[], None], words: Sequence[str]) -> None:
     try:
         begin()
         status = run(words)
-    except BaseException:  # noqa: BLE001 - this process's alone
+    except BaseException:  # noqa: BLE001 - the program's, not the server's
         sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(BaseException):
@@ -251,10 +307,13 @@ def become(begin: Callable[[], None], words: Sequence[str]) -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """As `python *words` does; returns its exit status."""
-    # As at the start of a Python, whatever the process set that this one was forked from.
+    """Run a program as `python *words` does; returns its exit status."""
+    # The state of a new interpreter, whatever the parent has set.
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
+    for signum in signal.valid_signals():
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*THRESHOLDS)
     gc.enable()
@@ -264,10 +323,11 @@ def run(words: Sequence[str]) -> int:
     for number, mode in enumerate("rww"):
         stream = open(number, mode, buffering=-1 if number < 2 else 1, closefd=False)  # noqa: SIM115 - as Python's own
         setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
-    setproctitle(" ".join([sys.executable, *words, *told_of_itself()]))
+    setproctitle(" ".join([sys.executable, *words, *title_marker()]))
     for name in RELOADED:
         if name in sys.modules:
             importlib.reload(sys.modules[name])
+    exec(os.environ.get(SETUP_VARIABLE, ""), {})
     main = types.ModuleType("__main__")
     if words[0] == "-m":
         spec = importlib.util.find_spec(words[1])
@@ -280,6 +340,10 @@ def run(words: Sequence[str]) -> int:
         main.__spec__, main.__package__, main.__loader__ = spec, spec.parent, spec.loader
         code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
         sys.path[0] = os.getcwd()
+    elif words[0] == "-c":
+        path, argv = "-c", words[2:]
+        code = compile(words[1], "<string>", "exec")
+        sys.path[0] = ""
     else:
         path, argv = words[0], words[1:]
         code = compile(Path(path).read_bytes(), path, "exec")
@@ -299,7 +363,10 @@ def run(words: Sequence[str]) -> int:
 
 
 class Forking(subprocess.Popen[Any]):
-    """subprocess.Popen, which does not start `python -m growfs...` anew but forks, where that makes no difference."""
+    """subprocess.Popen that forks for `python -m growfs...`, where that is equivalent to starting an interpreter.
+
+    With FORK_ALL_VARIABLE set, it forks for all Python programs.
+    """
 
     def _execute_child(self, *arguments: Any) -> None:
         names = EXECUTE_CHILD.co_varnames[1 : len(arguments) + 1]
@@ -307,9 +374,7 @@ class Forking(subprocess.Popen[Any]):
         words = given["args"]
         if not (
             isinstance(words, list)
-            and words[:2] == [sys.executable, "-m"]
-            and words[2].startswith("growfs.")
-            and given["env"] is None
+            and is_forked(words, given["env"])
             and given["preexec_fn"] is None
             and threading.active_count() == 1
         ):
@@ -317,17 +382,24 @@ class Forking(subprocess.Popen[Any]):
             return
         self.pid = os.fork()
         if self.pid == 0:
-            become(lambda: begin_as(given), words[1:])
+            become(lambda: begin_as(given), list(map(str, words[1:])))
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def is_forked(words: list[Any], env: Mapping[str, str] | None) -> bool:
+    """Whether to fork for this command with this environment."""
+    if FORK_ALL_VARIABLE in os.environ:
+        return words[0] == sys.executable and (words[1] in ("-m", "-c") or str(words[1]).endswith(".py"))
+    return words[:2] == [sys.executable, "-m"] and words[2].startswith("growfs.") and env is None
 
 
 EXECUTE_CHILD = subprocess.Popen._execute_child.__code__  # type: ignore[attr-defined]
 
 
 def begin_as(given: dict[str, Any]) -> None:
-    """As a child of subprocess does, given its arguments."""
+    """Set up the streams and descriptors of a child, from the arguments of subprocess.Popen._execute_child."""
     for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
         if given[name] != -1:
             os.dup2(given[name], number)
@@ -338,22 +410,37 @@ def begin_as(given: dict[str, Any]) -> None:
         os.set_inheritable(fd, True)
     if given["start_new_session"]:
         os.setsid()
+    if given["env"] is not None:
+        os.environ.clear()
+        os.environ.update(given["env"])
     if given["cwd"] is not None:
         os.chdir(given["cwd"])
 
 
-def told_of_itself() -> list[str]:
-    """What a test looks for in the environment of what it started, which of a forked process is the server's."""
+def title_marker() -> list[str]:
+    """TEST_FOLDER for the process title, where tests search: a forked process shows the server's environment."""
     return [f"TEST_FOLDER={os.environ['TEST_FOLDER']}"] if "TEST_FOLDER" in os.environ else []
 
 
+def parse_descriptions_once() -> None:
+    """Have botocore parse its JSON descriptions of S3 here. That takes 0.2 s, and every mount of a bucket does it."""
+    from botocore.loaders import JSONFileLoader
+
+    from growfs.remote.stores.s3 import store
+
+    JSONFileLoader.load_file = staticmethod(functools.cache(JSONFileLoader().load_file))
+    store.preload()
+
+
 def main() -> None:
-    """The server's process."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    setproctitle(f"the fork server of {os.getppid()}")  # which finds its place while the environment is as it began
-    for module in sys.argv[2:]:
-        with contextlib.suppress(ImportError):  # the program will say so itself
+    """The program of the server process."""
+    listener, session = socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[2]))
+    setproctitle(f"a fork server of {sys.argv[2]}")  # setproctitle locates the title in the unchanged environment
+    for module in sys.argv[3:]:
+        with contextlib.suppress(ImportError):  # the program reports a missing module itself
             importlib.import_module(module)
+    if "growfs.remote.stores.s3.store" in sys.modules:
+        parse_descriptions_once()
     gc.collect()
     gc.freeze()
-    serve(control)
+    serve(listener, session)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,24 @@ from growfs.daemon.launch import find_living, stop
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.fuse.probe import why_not_passthrough
-from tests.forkserver import PRELOADED, ForkServer
+from tests.forkserver import PRELOADED, PRELOADED_NETWORK, ForkServer
 
 COMMAND_S = 100.0
 GROWFS = [sys.executable, "-m", "growfs.cli"]
 FORKS = ForkServer(PRELOADED, os.environ)
+NETWORK_FORKS = ForkServer((*PRELOADED, *PRELOADED_NETWORK), os.environ)
+
+
+def forks_for(words: Sequence[object]) -> ForkServer:
+    """The fork server for a command: that with the clients of S3 and HTTP, if the command names a URL."""
+    return NETWORK_FORKS if any("://" in str(word) for word in words) else FORKS
 
 
 class Growfs:
     """The command, with a mountpoint and a cache directory of its own.
 
-    Its log must hold no traceback when the test ends, unless the test says `tolerate_log = True`. Commands, daemons and
-    workers are forked from a process that has imported what they import, unless it says `starts_python = True`.
+    Its log must hold no traceback when the test ends, unless the test sets `tolerate_log`. Commands, daemons and
+    workers are forked from a process that has imported their modules, unless the test sets `starts_python`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,12 +53,13 @@ class Growfs:
     def run(
         self, *arguments: object, check: bool = True, timeout_s: float = COMMAND_S
     ) -> subprocess.CompletedProcess[str]:
-        """Run a verb. With check, a failure fails the test and shows what was said."""
+        """Run a command. With check, a failure fails the test, with the output of the command."""
         command = [*GROWFS, *map(str, arguments)]
-        if self.starts_python or not FORKS.suits(self.env):
+        forks = forks_for(command)
+        if self.starts_python or not forks.suits(self.env):
             done = subprocess.run(command, capture_output=True, text=True, env=self.env, timeout=timeout_s, check=False)
         else:
-            done = FORKS.run(command[1:], self.env, timeout_s)
+            done = forks.run(command[1:], self.env, timeout_s)
         if check and done.returncode:
             pytest.fail(f"growfs {' '.join(map(str, arguments))}: {done.returncode}: {done.stderr}{self.log()}")
         return done
@@ -63,30 +70,30 @@ class Growfs:
         return self.run("mount", url, self.mountpoint, "--cache-dir", self.cache_dir, *size, *flags, check=check)
 
     def umount(self, lazy: bool = False) -> None:
-        """Take the mount off; returns when the daemon has ended. As the verb does, without a Python of its own."""
+        """Unmount, and return when the daemon has ended. As the command does, but without a new process."""
         stop(self.mountpoint, lazy)
 
     def status(self) -> dict[str, Any]:
-        """The status, through the control socket. As the verb, without a Python of its own: tests poll it."""
+        """The status, from the control socket. As the command, but without a new process, since tests poll it."""
         return dict(call(find_living(self.mountpoint).cache, "status"))
 
     @property
     def cache(self) -> Path:
-        """The folder of the only cache."""
+        """The cache folder, if there is exactly one."""
         (cache,) = (path for path in self.cache_dir.iterdir() if path.is_dir())
         return cache
 
     def log(self) -> str:
-        """The daemons' logs."""
+        """The logs of all daemons."""
         return "".join(path.read_text() for path in self.cache_dir.glob("*/log"))
 
     @property
     def pid(self) -> int:
-        """Of the daemon."""
+        """The process of the daemon."""
         return int(json.loads((self.cache / "daemon.json").read_text())["pid"])
 
     def kill(self) -> None:
-        """SIGKILL the daemon, and return when it is gone with all of its threads: then the kernel knows it, too."""
+        """SIGKILL the daemon, and return when all of its threads have ended, so that the kernel has seen its end."""
         process = os.pidfd_open(self.pid)
         signal.pidfd_send_signal(process, signal.SIGKILL)
         ended, _, _ = select.select([process], [], [], COMMAND_S)
@@ -94,7 +101,7 @@ class Growfs:
         assert ended, "SIGKILL did not end the daemon"
 
     def names(self) -> set[str]:
-        """The files that a walk of the mount lists now."""
+        """The files that a walk of the mount lists."""
         return files_below(self.mountpoint)
 
 
@@ -104,11 +111,11 @@ def files_below(folder: Path) -> set[str]:
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """Poll until condition is true, and return its value; fails the test when that takes too long."""
+    """Poll until the condition is true, and return its value; fails the test after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f"not so after {timeout_s:g} s")
+            pytest.fail(f"the condition was false for {timeout_s:g} s")
         time.sleep(0.02)
     return value
 
@@ -130,7 +137,7 @@ def make_tree(
 
 @pytest.fixture(scope="module", params=["libfuse", "passthrough"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Each engine in turn: a test that asks for it runs once with each."""
+    """Each engine in turn: a test with this fixture runs once with each."""
     engine = str(request.param)
     if engine == "passthrough" and (reason := why_not_passthrough(tmp_path_factory.getbasetemp())):
         pytest.skip(f"passthrough cannot run here: {reason}")
@@ -139,7 +146,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def growfs(tmp_path: Path) -> Iterator[Growfs]:
-    """The command; what it mounted is taken off afterwards, and its log is looked at."""
+    """The command. After the test its mount is removed, and its log is checked for tracebacks."""
     command = Growfs(tmp_path)
     yield command
     if mounted_at(command.mountpoint):
@@ -149,17 +156,17 @@ def growfs(tmp_path: Path) -> Iterator[Growfs]:
         with contextlib.suppress(Exception):
             command.kill()
         unmount(command.mountpoint, lazy=True)
-        pytest.fail("the mount could not be taken off")
+        pytest.fail("the mount could not be removed")
     if not command.tolerate_log:
         assert "Traceback" not in command.log()
 
 
-def policy(tid: int = 0) -> int:
-    """How a thread is scheduled: SCHED_OTHER, SCHED_FIFO, ... Without a thread: this one."""
+def scheduling_policy(tid: int = 0) -> int:
+    """The scheduling policy of a thread: SCHED_OTHER, SCHED_FIFO, ... The default is the calling thread."""
     return os.sched_getscheduler(tid) & ~os.SCHED_RESET_ON_FORK
 
 
-def may_take_precedence() -> bool:
+def may_use_real_time() -> bool:
     """Whether real-time scheduling is allowed here."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -1,4 +1,4 @@
-"""S3 Inventories as Amazon documents them, of a bucket on moto's server, in a bucket of their own."""
+"""Writes S3 Inventories in Amazon's documented formats: of a bucket on moto's server, to another bucket there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARQUET_COLUMNS = [
 
 @dataclass
 class InventoryBucket:
-    """Where inventories of source are written. put and delete change it; objects are source's, as listed now."""
+    """The bucket that inventories of source are written to. put and delete change it; objects lists source."""
 
     source: S3Server
     name: str
@@ -50,19 +50,19 @@ class InventoryBucket:
         pack: Callable[[bytes], bytes] = lambda data: data,
         **changes: Any,
     ) -> str:
-        """Write an inventory of rows in so many data files (parts); the URL of its manifest.json.
+        """Write an inventory of rows in `parts` data files; returns the URL of its manifest.json.
 
-        rows: as list_objects_v2 tells objects, or with the columns of a Parquet inventory. pack: applied to each
-        data file behind the manifest's back. changes: of the manifest.json.
+        rows: objects as list_objects_v2 returns them, or with the columns of a Parquet inventory. pack: applied to
+        each data file after its size and MD5 went into the manifest. changes: replace entries of the manifest.json.
         """
         folder = folder or f"inv/{self.source.bucket}/{uuid.uuid4().hex}/2026-01-02T01-00Z"
-        told = []
+        files = []
         for number in range(parts):
             part = [self._row(row) for row in rows[number::parts]]
             data = csv_gz(part) if kind == "CSV" else parquet(part)
             key = f"{folder.rpartition('/')[0]}/data/{uuid.uuid4()}.{'csv.gz' if kind == 'CSV' else 'parquet'}"
             self.put(key, pack(data))
-            told.append({"key": key, "size": len(data), "MD5checksum": hashlib.md5(data).hexdigest()})
+            files.append({"key": key, "size": len(data), "MD5checksum": hashlib.md5(data).hexdigest()})
         manifest = {
             "sourceBucket": self.source.bucket,
             "destinationBucket": f"arn:aws:s3:::{self.name}",
@@ -70,30 +70,30 @@ class InventoryBucket:
             "creationTimestamp": "1514944800000",
             "fileFormat": kind,
             "fileSchema": ", ".join(CSV_COLUMNS) if kind == "CSV" else "message s3.inventory { required binary key; }",
-            "files": told,
+            "files": files,
             **changes,
         }
         self.put(f"{folder}/manifest.json", json.dumps(manifest).encode())
         return f"s3://{self.name}/{folder}/manifest.json"
 
-    def _row(self, found: dict[str, Any]) -> list[Any]:
-        given = {
+    def _row(self, entry: dict[str, Any]) -> list[Any]:
+        values = {
             "bucket": self.source.bucket,
-            "key": found.get("Key"),
+            "key": entry.get("Key"),
             "is_latest": True,
             "is_delete_marker": False,
-            "size": found.get("Size"),
-            "last_modified_date": found.get("LastModified"),
-            "e_tag": str(found.get("ETag", "")).strip('"'),
-            **found,
+            "size": entry.get("Size"),
+            "last_modified_date": entry.get("LastModified"),
+            "e_tag": str(entry.get("ETag", "")).strip('"'),
+            **entry,
         }
-        return [given.get(column) for column in PARQUET_COLUMNS]
+        return [values.get(column) for column in PARQUET_COLUMNS]
 
 
 def csv_gz(rows: Sequence[Sequence[Any]]) -> bytes:
-    """All quoted, keys encoded as in a URL, no header."""
+    """All fields quoted, keys URL-encoded, no header."""
 
-    def told(value: Any, column: str) -> Any:
+    def encoded(value: Any, column: str) -> Any:
         if isinstance(value, datetime):
             return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03}Z"
         if isinstance(value, bool):
@@ -102,7 +102,7 @@ def csv_gz(rows: Sequence[Sequence[Any]]) -> bytes:
 
     text = io.StringIO(newline="")
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    writer.writerows([told(*cell) for cell in zip(row, CSV_COLUMNS, strict=False)] for row in rows)
+    writer.writerows([encoded(*cell) for cell in zip(row, CSV_COLUMNS, strict=False)] for row in rows)
     return gzip.compress(text.getvalue().encode())
 
 

@@ -1,8 +1,7 @@
-"""Which tests hold which promise of SEMANTICS.md: the marks in the tests, and docs/promises.md, made from them.
+"""Which tests check which promise of SEMANTICS.md, by the marks in the tests; docs/promises.md is made from them.
 
-A test that holds promise 6 is marked `@pytest.mark.promise(6)`. The marks are read from the source, so no test has to
-be run or imported. `python -m tests.promises` writes docs/promises.md anew; tests/test_promises.py fails where it is
-out of date.
+A test of promise 6 is marked `@pytest.mark.promise(6)`. The marks are read from the source, so no test has to be run
+or imported. `python -m tests.promises` writes docs/promises.md; tests/test_promises.py fails where it is out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SEMANTICS = TESTS.parent / "SEMANTICS.md"
 TABLE = TESTS.parent / "docs" / "promises.md"
 HEAD = """# Promises and their tests
 
-Each numbered promise of [SEMANTICS.md](../SEMANTICS.md), and the tests that hold it. `python -m tests.promises` writes
+Each numbered promise of [SEMANTICS.md](../SEMANTICS.md), and the tests that check it. `python -m tests.promises` writes
 this file from the marks in the tests (`@pytest.mark.promise(6)`), and `tests/test_promises.py` fails where the two
 differ, where a promise has no test, and where a mark names no promise.
 
@@ -30,7 +29,7 @@ WHOLE_MODULE = "(all)"
 
 
 class Mark(NamedTuple):
-    """A test that is said to hold a promise. test: its name, or WHOLE_MODULE."""
+    """The mark of a test that checks a promise. test: its name, or WHOLE_MODULE."""
 
     promise: int
     path: str
@@ -38,15 +37,15 @@ class Mark(NamedTuple):
 
 
 def promises() -> dict[int, str]:
-    """The numbered promises of SEMANTICS.md: the words in bold that each begins with."""
-    found = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", SEMANTICS.read_text(), re.MULTILINE | re.DOTALL)
-    return {int(number): " ".join(title.split()).rstrip(".:") for number, title in found}
+    """The titles of the numbered promises of SEMANTICS.md, which are in bold."""
+    titles = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", SEMANTICS.read_text(), re.MULTILINE | re.DOTALL)
+    return {int(number): " ".join(title.split()).rstrip(".:") for number, title in titles}
 
 
 @cache
 def marks() -> list[Mark]:
-    """All marks. Raises ValueError for one that marks no test: pytest would not count it either."""
-    found = []
+    """All marks. Raises ValueError for a mark that is on no test, which pytest would ignore."""
+    all_marks = []
     for path in sorted(TESTS.rglob("*.py")):
         tree = ast.parse(path.read_text())
         name = str(path.relative_to(TESTS.parent))
@@ -56,11 +55,11 @@ def marks() -> list[Mark]:
             for argument in call.args:
                 if not (isinstance(argument, ast.Constant) and isinstance(argument.value, int)):
                     raise ValueError(f"{name}:{call.lineno}: a promise is a number")
-                found.append(Mark(argument.value, name, test))
+                all_marks.append(Mark(argument.value, name, test))
         for node in ast.walk(tree):
             if _is_mark(node) and node not in used:
                 raise ValueError(f"{name}:{node.lineno}: this mark is on no test")
-    return found
+    return all_marks
 
 
 def _marked(tree: ast.Module, path: Path) -> Iterator[tuple[str, ast.Call]]:

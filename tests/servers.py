@@ -1,7 +1,7 @@
-"""Real servers on loopback, as session fixtures: two S3 servers that differ in what they check, and a web server.
+"""Real servers on loopback, as session fixtures: two S3 servers and a web server.
 
-rclone_s3 answers like a plain store: no ETags, seconds in HEAD where a listing has milliseconds. moto_s3 answers
-like AWS: ETags, and its error codes.
+rclone_s3 answers like a simple store: without ETags, and with times in seconds by HEAD, in milliseconds by listings.
+moto_s3 answers like AWS, with ETags and its error codes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_S_MAX = 20
 
 @dataclass
 class S3Server:
-    """One bucket of a real S3 server. put and delete change it behind growfs's back."""
+    """A bucket of a real S3 server. put and delete change it without growfs."""
 
     endpoint_url: str
     bucket: str
@@ -47,7 +47,7 @@ class S3Server:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a process needs in its environment to reach the server without options."""
+        """The environment with which a process reaches the server without options."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -61,7 +61,7 @@ class S3Server:
 
 @dataclass
 class WebFolder:
-    """A folder that http.server shows at url."""
+    """A folder that http.server serves at url."""
 
     url: str
     folder: Path
@@ -91,7 +91,7 @@ def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def moto_s3() -> Iterator[S3Server]:
-    """moto's S3 server, in a process of its own: in this one it would patch botocore."""
+    """moto's S3 server, in a separate process because it patches botocore."""
     boto3 = pytest.importorskip("boto3")
     pytest.importorskip("moto.server")
     port = free_port()
@@ -119,7 +119,7 @@ def http_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebFolder]
 
 class _QuietServer(http.server.ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that hangs up early is a test's intention."""
+        """Print nothing: tests close connections early on purpose."""
 
 
 class _QuietFiles(http.server.SimpleHTTPRequestHandler):
@@ -128,7 +128,7 @@ class _QuietFiles(http.server.SimpleHTTPRequestHandler):
 
 
 class serving:  # noqa: N801 used as a function
-    """A threaded web server on loopback for as long as the block lasts; gives its URL, with a slash at the end."""
+    """Runs a threaded web server on loopback for the block; gives its URL, with a slash at the end."""
 
     def __init__(
         self, handler: Callable[..., http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
@@ -150,7 +150,7 @@ class serving:  # noqa: N801 used as a function
 
 
 class running:  # noqa: N801 used as a function
-    """A server process for as long as the block lasts; it listens when the block begins."""
+    """Runs a server process for the block, which begins when the server listens."""
 
     def __init__(self, command: list[str], port: int, env: dict[str, str]) -> None:
         self._command, self._port, self._env = command, port, env
@@ -158,9 +158,9 @@ class running:  # noqa: N801 used as a function
     def __enter__(self) -> None:
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(self._command, env=self._env, stdin=quiet, stdout=quiet, stderr=quiet)
-        give_up = time.monotonic() + START_S_MAX
+        deadline = time.monotonic() + START_S_MAX
         while not listens(self._port):
-            if self._process.poll() is not None or time.monotonic() > give_up:
+            if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process.kill()
                 self._process.wait()
                 raise RuntimeError(f"{self._command[0]} did not start")

@@ -6,16 +6,17 @@ import json
 import os
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forkserver import FORK_ALL_VARIABLE
+from tests.frameworks.harness import ENV, FORKS
+from tests.harness import NETWORK_FORKS
 from tools.bench import BENCHMARKS
 
-ROOT = Path(__file__).parents[1]
 FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", "met"}
 EXPECTED = {
     "reads": ["cold, mmap, 1 reader", "libfuse, warm, daemon's CPU"],
@@ -39,13 +40,20 @@ EXPECTED = {
         "keys listed per second",
         "second mount returns",
         "side by side",
-    ],  # so short a listing may end before it is observed
+    ],  # a listing this short may end before it is observed
     "start": ["mount returns"],
+    "first": ["first file, growfs", "k files, the worst k", "a miss, of the time allowed", "rate, of rclone copy"],
     "shards": ["rclone copy", "s5cmd cp", "growfs, of ", "growfs mount, from its start to its end"],
     "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
     "producers": ["copied, of fetched", "computed by 1"],
     "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
     "far": ["shards, growfs, of the link's rate", "small files, s5cmd cp"],
+    "stalls": [
+        "files, no room for a miss",
+        "directories, a pass begins",
+        "readers x directories, all",
+        "commands, fetch",
+    ],
     "while-filling": [
         "libfuse, p99, filling, of idle",
         "local file, libfuse, p99, filling",
@@ -56,22 +64,25 @@ NEEDED_MODULES = {
     "frameworks": ("tensorflow", "torchvision"),
     "gil": ("tensorflow", "torch"),
     "recipes": ("torchvision",),
-    **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far"), ("s5cmd",)),
+    **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far", "first"), ("s5cmd",)),
 }
 
+FRAMEWORKS = {"frameworks", "gil", "recipes"}
+"""Benchmarks that start programs which import TensorFlow or PyTorch."""
 MAY_BE_ZERO = {"catalog", "directory", "gil", "idle", "page-cache"}
 """An idle daemon sleeps, other programs use the page cache, memory may not grow, and no thread may wait for the GIL."""
 
 
-def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tools.bench", *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=200, check=False)
+def bench(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run tools/bench. It is forked, and what it starts too, from a process that has imported what they need."""
+    forks, env = (FORKS, ENV) if name in FRAMEWORKS else (NETWORK_FORKS, dict(os.environ))
+    words = ["-m", "tools.bench", name, *map(str, arguments)]
+    return forks.run(words, {**env, FORK_ALL_VARIABLE: "1"}, timeout_s=200)
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_figures_as_json(name: str, tmp_path: Path) -> None:
+def test_a_benchmark_writes_its_figures_as_json(name: str, tmp_path: Path) -> None:
     for module in NEEDED_MODULES.get(name, ()):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")

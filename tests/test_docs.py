@@ -1,4 +1,4 @@
-"""What the documents say of options, verbs, virtual files, status and messages is what the program has."""
+"""The documents agree with the program on options, commands, virtual files, status and messages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from growfs import errors
 from growfs.cli import main
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
@@ -27,7 +28,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def option_rows() -> Iterator[str]:
-    """The lines of the table of options."""
+    """The rows of the options table, as the code defines them."""
     for row in fields(Options):
         meta = row.metadata
         value = f" {meta['metavar']}" if "metavar" in meta else ""
@@ -41,9 +42,11 @@ def test_every_option_is_documented_as_in_its_help() -> None:
     assert table == list(option_rows())
 
 
-def test_every_verb_is_documented() -> None:
-    told = set(re.findall(r"`([a-z]+)(?: MOUNTPOINT[^`]*)?`", OPTIONS)) | set(re.findall(r"`growfs ([a-z]+)", OPTIONS))
-    assert set(main.commands) <= told
+def test_every_command_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z]+)(?: MOUNTPOINT[^`]*)?`", OPTIONS)) | set(
+        re.findall(r"`growfs ([a-z]+)", OPTIONS)
+    )
+    assert set(main.commands) <= documented
 
 
 def test_every_option_that_can_be_set_is_documented() -> None:
@@ -68,25 +71,44 @@ def test_every_state_is_documented() -> None:
     assert {state.value for state in MountState} == set(re.findall(r"^\| `(\w+)` \|", VIRTUAL, re.MULTILINE))
 
 
-def test_every_error_number_of_a_miss_is_documented() -> None:
+def test_every_errno_of_a_miss_is_documented() -> None:
     for page in (ROOT / "SEMANTICS.md", DOCS / "troubleshooting.md"):
         text = page.read_text()
         assert all(f"| {name} |" in text for name in ("EIO", "ETIMEDOUT", "EFBIG", "ENOSPC", "ENFILE", "ENOENT"))
 
 
-def test_every_message_of_the_troubleshooting_page_is_one_of_the_program() -> None:
-    source = "\n".join(text for path in (ROOT / "growfs").rglob("*.py") for text in texts(path))
-    page = (DOCS / "troubleshooting.md").read_text()
-    messages = [
-        message for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE) for message in cell.split("`, `")
-    ]
-    assert len(messages) > 20
-    assert [message for message in messages if message.strip("`") not in source] == []
+def test_every_message_of_the_troubleshooting_page_exists_in_the_code() -> None:
+    source = "\n".join(text for path in (ROOT / "growfs").rglob("*.py") for text in texts(ast.parse(path.read_text())))
+    assert len(quoted_messages()) > 20
+    assert [message for message in quoted_messages() if message not in source] == []
 
 
-def texts(path: Path) -> Iterator[str]:
-    """The strings in a program, of which adjacent ones are one; a mark stands for what is filled in."""
+def test_every_message_that_a_person_can_meet_is_on_the_troubleshooting_page() -> None:
+    known = quoted_messages()
+    raised = [message for path in (ROOT / "growfs").rglob("*.py") for message in raised_messages(path)]
+    assert len(raised) > 100
+    assert [message for message in raised if not any(part in message for part in known)] == []
+
+
+def quoted_messages() -> list[str]:
+    """The parts of messages that the troubleshooting page quotes."""
+    cells = re.findall(r"^\| (`[^|]*) \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    return [message.removeprefix("`").removesuffix("`") for cell in cells for message in cell.split("`, `")]
+
+
+def raised_messages(path: Path) -> Iterator[str]:
+    """The messages of the errors of growfs that a module creates, if they have any text but values."""
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes and node.args:
+            message = next(texts(node.args[0]), "")  # the first is the whole
+            if message.strip("\0:;() "):
+                yield message
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """The string literals in the code. Adjacent ones are joined; NUL stands for each value in an f-string."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -94,13 +116,13 @@ def texts(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", LINES_MAX)
-def test_a_page_is_short(name: str) -> None:
+def test_a_page_is_short_enough(name: str) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= LINES_MAX[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    """Relative ones: to a file that exists and, after a #, a heading in it."""
+def test_every_relative_link_has_a_target(page: Path) -> None:
+    """Relative links lead to a file that exists and, after a #, to a heading in it."""
     for link in LINK.findall(page.read_text()):
         if not re.match(r"[a-z]+:", link):
             name, _, anchor = link.partition("#")
@@ -121,7 +143,7 @@ def test_every_page_is_in_the_index() -> None:
     assert pages <= set(LINK.findall(index))
 
 
-def test_the_decisions_are_numbered_without_a_gap_and_in_their_index() -> None:
+def test_the_decisions_are_numbered_without_gaps_and_in_their_index() -> None:
     pages = sorted(page.name for page in (DOCS / "decisions").glob("0*.md"))
     assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
     assert [name for name in LINK.findall((DOCS / "decisions/README.md").read_text()) if "/" not in name] == pages
@@ -129,7 +151,7 @@ def test_the_decisions_are_numbered_without_a_gap_and_in_their_index() -> None:
 
 @pytest.mark.parametrize("page", CODE_PAGES, ids=lambda page: page.name)
 def test_the_files_and_classes_that_a_page_names_exist(page: Path) -> None:
-    """Files by the end of their paths; classes and methods where they stand in brackets behind their file."""
+    """Files may be named by the end of their path; classes and methods are checked in brackets after their file."""
     text = page.read_text()
     files = [
         f"/{path.relative_to(ROOT)}" for top in ("growfs", "tests", "tools") for path in (ROOT / top).rglob("*.py")

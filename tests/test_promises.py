@@ -1,4 +1,4 @@
-"""Every promise of SEMANTICS.md has a test, and docs/promises.md says which."""
+"""Every promise of SEMANTICS.md has a test, and docs/promises.md lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.promises import TABLE, marks, promises, table
 REAL_MOUNTS = ("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/")
 
 
-def test_the_promises_are_numbered_without_a_gap() -> None:
+def test_the_promises_are_numbered_without_gaps() -> None:
     assert list(promises()) == list(range(1, len(promises()) + 1))
 
 
@@ -17,7 +17,7 @@ def test_every_mark_names_a_promise() -> None:
     assert [mark for mark in marks() if mark.promise not in promises()] == []
 
 
-def test_no_mark_is_there_twice() -> None:
+def test_no_test_has_a_mark_twice() -> None:
     assert [mark for mark, count in Counter(marks()).items() if count > 1] == []
 
 
@@ -27,4 +27,4 @@ def test_every_promise_has_a_test_with_a_real_mount() -> None:
 
 
 def test_the_table_is_up_to_date() -> None:
-    assert TABLE.read_text() == table(), "write it anew: python -m tests.promises"
+    assert TABLE.read_text() == table(), "update it: python -m tests.promises"

@@ -1,4 +1,4 @@
-"""The rules that the code keeps: who constructs components, who touches the disk, what no module has.
+"""Rules for the code: which modules construct components or change the disk, and what no module may have.
 
 Which package may import which is in pyproject.toml, for import-linter.
 """
@@ -35,10 +35,11 @@ TOUCHES_DISK = {
 }
 DISK_METHODS = {"rename", "unlink", "rmdir", "mkdir", "touch", "symlink_to", "hardlink_to", "write_text", "write_bytes"}
 MAY_TOUCH_DISK = {
-    ("growfs.workers.downloader", "unlink"): "a worker removes its own draft",
+    ("growfs.workers.downloader", "unlink"): "a worker removes its own staged file",
+    ("growfs.workers.worker", "unlink"): "a worker removes the byte that a probe wrote",
     ("growfs.remote.wrappers.archive_index", "mkdir"): "the folder of the indexes, which only workers use",
     ("growfs.remote.wrappers.archive_index", "replace"): "an index is whole or absent, whichever worker writes it",
-    ("growfs.remote.wrappers.archive_index", "unlink"): "indexes and their drafts, which only workers use",
+    ("growfs.remote.wrappers.archive_index", "unlink"): "indexes and their temporary files, which only workers use",
     ("growfs.remote.wrappers.producer_pool", "rename"): "a worker moves a produced file to its staging path",
     ("growfs.remote.wrappers.producer_pool", "unlink"): "a worker clears a scratch folder of its own, below partial/",
     ("growfs.remote.wrappers.producer_pool", "rmtree"): "the same",
@@ -85,12 +86,12 @@ COMPONENTS = {
 
 
 def test_only_wiring_constructs_components() -> None:
-    made = {
+    constructed = {
         name: {call.func.id for call in calls(tree) if isinstance(call.func, ast.Name)} & COMPONENTS
         for name, tree in MODULES.items()
     }
-    assert made.pop("growfs.daemon.wiring") == COMPONENTS, "a component was renamed: correct the set"
-    assert not {name: found for name, found in made.items() if found}
+    assert constructed.pop("growfs.daemon.wiring") == COMPONENTS, "a component was renamed: correct the set"
+    assert not {name: components for name, components in constructed.items() if components}
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -98,7 +99,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def disk_calls(name: str) -> Iterator[str]:
-    """The operations of the disk that a module calls without a label."""
+    """The disk operations that a module calls without a label."""
     for call in calls(MODULES[name]):
         if not isinstance(call.func, ast.Attribute):
             continue
@@ -113,16 +114,16 @@ def disk_calls(name: str) -> Iterator[str]:
 
 
 def test_only_disk_touches_the_disk() -> None:
-    found = {(name, call) for name in MODULES if name != "growfs.disk" for call in disk_calls(name)}
-    assert found <= MAY_TOUCH_DISK.keys()
+    operations = {(name, call) for name in MODULES if name != "growfs.disk" for call in disk_calls(name)}
+    assert operations <= MAY_TOUCH_DISK.keys()
 
 
-def test_no_exception_is_left_over() -> None:
+def test_every_exception_for_the_disk_is_used() -> None:
     for name, method in MAY_TOUCH_DISK:
-        assert method in set(disk_calls(name)), f"{name} does not call {method}: take it out of the list"
+        assert method in set(disk_calls(name)), f"{name} does not call {method}: remove it from MAY_TOUCH_DISK"
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [name for name, tree in MODULES.items() if not ast.get_docstring(tree)] == []
 
 
@@ -138,5 +139,5 @@ def test_no_print() -> None:
             assert not (isinstance(call.func, ast.Name) and call.func.id == "print"), f"{name}:{call.lineno}"
 
 
-def test_nothing_is_left_to_do() -> None:
+def test_no_module_has_a_marker_of_unfinished_work() -> None:
     assert [path for path in PATHS if re.search("TO" + "DO|FIX" + "ME|XX" + "X", path.read_text())] == []

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from tools.benchmarks import (
     catalog,
     directory,
     far,
+    first,
     frameworks,
     gil,
     idle,
@@ -41,6 +43,7 @@ from tools.benchmarks import (
     shards_tls,
     small_fetch,
     small_files,
+    stalls,
     start,
     walk,
     while_filling,
@@ -60,12 +63,14 @@ BENCHMARKS = {
     "idle": idle,
     "catalog": catalog,
     "start": start,
+    "first": first,
     "shards": shards,
     "shards-tls": shards_tls,
     "producers": producers,
     "small-fetch": small_fetch,
     "far": far,
     "while-filling": while_filling,
+    "stalls": stalls,
 }
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -136,6 +141,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, help="how often to measure each figure")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the arrival curves of the benchmark `first`")
     parser.add_argument(
         "--engine",
         action="append",
@@ -162,11 +168,10 @@ def main() -> int:
         contenders = (*(arguments.engine or engines()), *arguments.peer)
         for name in arguments.names or BENCHMARKS:
             with temporary_folder() as folder:
-                setting = Setting(
-                    folder, arguments.quick, arguments.rounds or (2 if arguments.quick else 5), contenders
-                )
+                rounds = arguments.rounds or (2 if arguments.quick else 5)
+                setting = Setting(folder, arguments.quick, rounds, contenders, arguments.plot)
                 began = time.monotonic()
-                with console.status(f"{name} ..."):
+                with console.status(f"{name} ...") if console.is_terminal else nullcontext():
                     title, figures = BENCHMARKS[name].measure(setting)
             console.print(table_of(f"{name}: {title} ({time.monotonic() - began:.0f} s)", figures))
             results += [{"benchmark": name, **asdict(figure)} for figure in figures]

@@ -10,7 +10,8 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -131,8 +132,8 @@ def add(row: Row, reading: Reading, accuracy: float, whole: Row) -> None:
     row.differences.append(accuracy - whole.accuracies[len(row.accuracies) - 1])
 
 
-def main() -> int:
-    """Train, and write the results."""
+def main(given: Sequence[str] | None = None) -> int:
+    """Train, and write the results. given: the arguments, by default those of the process."""
     parser = argparse.ArgumentParser(prog="tools/experiments", description="Does a rotating cache train as well?")
     parser.add_argument(
         "--quick", action="store_true", help="one short repetition, only printed, to check that it runs"
@@ -143,7 +144,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="write the page there (default: tools; with --quick: nowhere)"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     usual = 1 if arguments.quick else REPETITIONS_MOUNT if arguments.mount else REPETITIONS
     repetitions = usual if arguments.repetitions is None else arguments.repetitions
     lengths = arguments.epochs or (EPOCHS[:1] if arguments.quick else EPOCHS)
@@ -157,7 +158,8 @@ def main() -> int:
     try:
         for epochs in lengths:
             began = time.monotonic()
-            with console.status(f"{epochs} epochs, {repetitions} times ..."):
+            status = console.status(f"{epochs} epochs, {repetitions} times ...")
+            with status if console.is_terminal else nullcontext():
                 found[epochs] = (repeat_mounted if arguments.mount else repeat)(epochs, repetitions)
             console.print(f"{epochs} epochs, {repetitions} times: {time.monotonic() - began:.0f} s")
     except BenchError as error:

@@ -6,6 +6,7 @@ Owns the table `node`, the totals, and the names that were skipped. The store ow
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,16 +33,15 @@ if TYPE_CHECKING:
 
 UNKNOWN_SIZE = 64 << 20
 """Bytes that are reserved for a file of unknown size at first; doubled each time that they do not suffice."""
+SAMPLES = 3
+"""Files that are tried besides a resident one: some may be refused, and the rest not."""
 LAST_CHARACTER = "\U0010ffff"
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
 """The columns of a Node in `node AS n` and `resident AS r`."""
 NODES = f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE"
 VERSION = "SELECT CASE is_dir WHEN 0 THEN version END FROM node WHERE parent = ? AND name = ?"
-FOLDERS = (
-    "SELECT count(*) FROM node d WHERE d.is_dir = 1"
-    " AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
-)
+FOLDERS = "FROM node d WHERE d.is_dir = 1 AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,10 @@ class Share:
 
     files: int
     bytes: int
+
+
+NO_FILTER = "[[], []]"
+"""How --include and --exclude are stored where neither is given."""
 
 
 class Catalog:
@@ -176,20 +180,30 @@ class Catalog:
         """The path of a name in a directory, relative to the root."""
         return join(directory_path(self._db.row, parent, self.paths), name)
 
-    @property
-    def folders_with_files(self) -> int:
-        """The number of directories that contain files."""
-        return int(self._db.row(FOLDERS)[0])
+    async def folders_with_files(self) -> int:
+        """The number of directories that contain files. Counted on a thread: a million directories take a second."""
+        return await self._db.query_in_thread(lambda ask: int(ask(f"SELECT count(*) {FOLDERS}")[0][0]))
 
-    def unseeded(self) -> int:
-        """The number of directories that contain files, none of them resident."""
+    async def has_unseeded(self) -> bool:
+        """Whether a directory contains files, and none of them is resident. A thread looks."""
         seeded = "SELECT 1 FROM resident r JOIN node f USING (id) WHERE r.parent = d.id AND f.is_dir = 0"
-        return int(self._db.row(f"{FOLDERS} AND NOT EXISTS ({seeded})")[0])
+        query = f"SELECT 1 {FOLDERS} AND NOT EXISTS ({seeded}) LIMIT 1"
+        return await self._db.query_in_thread(lambda ask: bool(ask(query)))
 
     def undrawn(self, limit: int) -> list[Node]:
         """The first files, in the order of the listing, that no pass has drawn."""
         query = f"{NODES} n.is_dir = 0 AND n.drawn = 0 ORDER BY n.id LIMIT ?"
         return [Node(*row) for row in self._db.rows(query, limit)]
+
+    def samples(self) -> list[Node]:
+        """Some files with which the remote can be tried, others at each call: first a resident one."""
+        ids: dict[int, None] = {}
+        for table, is_file in (("resident", "suffix IS NOT NULL"), *[("node", "is_dir = 0")] * SAMPLES):
+            query = f"SELECT id FROM {table} WHERE {is_file} AND id >= ? ORDER BY id LIMIT 1"
+            (last,) = self._db.row(f"SELECT coalesce(max(id), 0) FROM {table}")
+            for (id,) in self._db.rows(query, random.randint(0, last)) or self._db.rows(query, 0):
+                ids[id] = None
+        return [node for id in ids if (node := self.node(id))]
 
     @staticmethod
     def skipped(ask: Query) -> list[tuple[str, int, str]]:
@@ -234,6 +248,32 @@ class Catalog:
     def save(self, writer: sqlite3.Connection) -> None:
         """Leave the totals to the next daemon, when this one stops."""
         set_last_known(writer, "catalog", (self.files, self.bytes, self.directories))
+
+    def forget_excluded(self, paths: PathFilter, options: str, then: Callable[[Changes], None]) -> Changes:
+        """Remove the files that do not match, if --include and --exclude have changed since the last mount.
+
+        A new listing of the remote may take long, and until then the catalog serves. options: the two, as text. then:
+        called with the changes after the commit.
+        """
+        changes = Changes()
+        if self._db.meta("filter", NO_FILTER) == options:
+            return changes
+
+        def write(writer: sqlite3.Connection) -> None:
+            row_of = row_of_connection(writer)
+            for id, parent, name in writer.execute("SELECT id, parent, name FROM node WHERE is_dir = 0").fetchall():
+                if not paths.matches(join(directory_path(row_of, parent, self.paths), name)):
+                    self._prune(writer, self._remove(writer, id, changes), changes)
+            if len(changes.removed) == self.files:
+                set_meta(writer, "listing", 0)  # nothing is left that could serve
+            set_meta(writer, "filter", options)
+
+        self._db.write_now(write)
+        self.files -= len(changes.removed)
+        self.bytes -= sum(gone.size for gone in changes.removed)
+        self.directories += changes.directories
+        then(changes)
+        return changes
 
     def _freeze_known(self, globs: str) -> None:
         """Mark the files that --freeze matches, if its globs changed since the last mount."""
@@ -331,5 +371,5 @@ class Catalog:
 
 
 def _delete(writer: sqlite3.Connection, id: int) -> None:
-    writer.execute("DELETE FROM resident WHERE id = ?", (id,))
-    writer.execute("DELETE FROM node WHERE id = ?", (id,))
+    for table in ("resident", "usage", "node"):
+        writer.execute(f"DELETE FROM {table} WHERE id = ?", (id,))

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LOG_BYTES_MAX = 16 << 20
+"""What the write-ahead log keeps on the disk after it was larger."""
 RETRY_S = 5.0
 """Pause before a write is retried that the disk refused."""
 
@@ -40,6 +42,7 @@ class Database:
         self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.execute("PRAGMA synchronous = NORMAL")
+        self._writer.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
         self._writer.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         script = missing(self._writer)
         with transaction(self._writer):

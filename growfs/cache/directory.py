@@ -8,16 +8,18 @@ import json
 import os
 import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISVTX, S_IWGRP, S_IWOTH
 from typing import Any
 
 from growfs import disk
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import RemoteSpec
 
-FORMAT = 2
+FORMAT = 3
 """Of everything below a cache directory. A growfs that finds a higher number refuses it; lower ones are migrated."""
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
@@ -54,15 +56,23 @@ class CacheFolder:
     def release(self) -> None:
         """Release the lock."""
         with suppress(OSError):  # only the lock counts
-            disk.unlink("WITHDRAW", self.path / "daemon.json")
             disk.unlink("WITHDRAW", self.path / "control.sock")
+            disk.unlink("WITHDRAW", self.path / "daemon.json")  # last: `growfs umount` returns when it is gone
         os.close(self.lock)
 
-    def undo(self) -> None:
-        """Remove a folder that was created for a mount that failed."""
-        if self.fresh:
-            with suppress(OSError):  # the user is told why the mount failed
+    def undo(self) -> Path | None:
+        """Remove a folder that was created for a mount that failed, and keep its log beside it.
+
+        Returns the path of the log; None where it is empty.
+        """
+        log = self.log
+        with suppress(OSError):  # the user is told why the mount failed
+            if self.fresh and log.stat().st_size:
+                log = self.path.with_name(f"{self.path.name}.log")
+                disk.rename("UNDO", self.log, log)
+            if self.fresh:
                 disk.remove_tree("UNDO", self.path)
+        return log if log.exists() and log.stat().st_size else None
 
 
 def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
@@ -70,11 +80,16 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
     cache_dir = cache_dir.expanduser().absolute()
     path = cache_dir / folder_name(spec, url)
     try:
-        fresh = not path.exists()
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _check_format(cache_dir)
-        path.mkdir(exist_ok=True, mode=0o700)
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with _opened(cache_dir) as directory:
+            _check_owner(cache_dir, os.fstat(directory), shared=True)
+            _check_format(cache_dir)
+            fresh = _make_folder(path.name, directory)
+            with _opened(path, path.name, directory) as folder:
+                _check_owner(path, os.fstat(folder))
+                _check_content(path, folder)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                lock = os.open("lock", flags, 0o600, dir_fd=folder)
     except OSError as error:
         reason = "is not a folder" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
         raise GrowfsError(
@@ -86,6 +101,60 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
         os.close(lock)
         raise GrowfsError(f"{path}: {_user(path)}; unmount that first, or pass another --cache-dir") from None
     return CacheFolder(path, lock, fresh)
+
+
+@contextmanager
+def _opened(path: Path, name: str | None = None, parent: int | None = None) -> Iterator[int]:
+    """The descriptor of a folder. With parent, name is looked up there, and must not be a link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags) if name is None else os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _make_folder(name: str, parent: int) -> bool:
+    """Create a folder; False if it exists."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _check_content(path: Path, folder: int) -> None:
+    """Raise GrowfsError unless everything directly in a cache's folder is the user's, and no link.
+
+    Otherwise another user could lead the daemon, which deletes and overwrites files there, to files elsewhere.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise GrowfsError(f"{path / entry.name}: is a link, which growfs did not make; delete it")
+            _check_owner(path / entry.name, entry.stat(follow_symlinks=False))
+
+
+def _check_owner(path: Path, stat: os.stat_result, shared: bool = False) -> None:
+    """Raise GrowfsError if a user other than root and the one who mounts can replace what growfs reads and deletes.
+
+    The group of this process is trusted. shared: a folder where everybody may create files, but nobody may remove those
+    of others (as /tmp), will do.
+    """
+    if stat.st_uid not in (os.geteuid(), 0):
+        raise GrowfsError(
+            f"{path}: belongs to another user (uid {stat.st_uid}), who could have growfs delete other files; pass"
+            " another --cache-dir, or delete it"
+        )
+    writers = S_IWOTH if stat.st_gid == os.getegid() else S_IWGRP | S_IWOTH
+    if stat.st_mode & writers and not (shared and stat.st_mode & S_ISVTX):
+        raise GrowfsError(
+            f"{path}: other users may write to it, and could have growfs delete other files; chmod go-w {path}"
+        )
 
 
 def folder_name(spec: RemoteSpec, url: str) -> str:

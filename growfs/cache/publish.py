@@ -6,6 +6,7 @@ without a row, which the next start deletes, and never a row without its file.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -23,6 +24,12 @@ from growfs.remote.protocol import Fetched
 
 log = logging.getLogger(__name__)
 
+OF_ONE_PATH = {
+    *(errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL),  # the file system does not take the name
+    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY),  # it does not tell upper from lower case, perhaps
+    *(errno.EMLINK, errno.EPERM),  # it has no hard links, which keep the old version meanwhile
+}
+"""Errors that other files need not have."""
 IS_RESIDENT = (
     "SELECT n.id, r.id IS NOT NULL FROM json_each(?) wanted JOIN node n ON n.id = wanted.value LEFT JOIN resident r"
     " ON r.id = n.id"
@@ -58,12 +65,13 @@ class Renamed:
 class Published:
     """What was published. last_seq: the last admission. admitted: bytes on the disk, by the id of the staged node.
 
-    replaced: the old versions that are gone.
+    replaced: the old versions that are gone. refused: errors OF_ONE_PATH, by the id of the staged node.
     """
 
     last_seq: int
     admitted: dict[int, int] = field(default_factory=dict)
     replaced: list[Removed] = field(default_factory=list)
+    refused: dict[int, OSError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +123,13 @@ class Publisher:
                 disk.unlink("DRAFT_STALE", file.file)
                 continue
             path = self._files / file.path
-            old = file.file.with_suffix(".old")
-            renamed.append(Renamed(path, old if file.renews and disk.link("PUBLISH", path, old) else None))
-            disk.rename("PUBLISH", file.file, path)
+            try:
+                renamed.append(self._rename(file, path))
+            except OSError as error:
+                if error.errno not in OF_ONE_PATH or file.group:  # a group is admitted as a whole or not at all
+                    raise
+                done.refused[file.node.id] = error
+                continue
             id, place = self._replace(writer, file, done) if file.renews else (file.node.id, None)
             if place is None:
                 if file.node.parent not in folders:
@@ -131,13 +143,26 @@ class Publisher:
             residents.append(_resident_row(id, file, place, stat))
             nodes.append((file.fetched.size, file.fetched.file.mtime_ns, pass_number, id))
         writer.executemany(INSERT_RESIDENT, residents)
+        writer.executemany("UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ? WHERE id = ?", nodes)
         writer.executemany(
-            "UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ?, fetches = fetches + 1 WHERE id = ?",
-            nodes,
+            "INSERT INTO usage (id, fetches) VALUES (?, 1) ON CONFLICT DO UPDATE SET fetches = fetches + 1",
+            [(id,) for *_, id in nodes],
         )
         done.last_seq = self.last_seq
         disk.fault_point("PUBLISH_COMMIT")
         return done
+
+    @staticmethod
+    def _rename(file: StagedFile, path: Path) -> Renamed:
+        old = file.file.with_suffix(".old")
+        renamed = Renamed(path, old if file.renews and disk.link("PUBLISH", path, old) else None)
+        try:
+            disk.rename("PUBLISH", file.file, path)
+        except OSError:
+            if renamed.old:
+                disk.unlink("PUBLISH_UNDO", renamed.old)
+            raise
+        return renamed
 
     def _join_group(self, writer: sqlite3.Connection, group: Iterable[int], queue_position: int) -> None:
         """Give the resident files of a group one queue position; those that are delisted are admitted anew."""
@@ -160,17 +185,18 @@ class Publisher:
         """Give a new version the place of the old one, also in listings; returns (its id, its place)."""
         node = file.node
         size, bytes, seq, queue_position, delisted, opened, *kept = writer.execute(
-            "SELECT n.size, r.bytes, r.seq, r.turn, r.left_out, r.opened, n.pinned, n.fetches, n.opens, n.first_shown,"
-            " n.last_shown FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?",
+            "SELECT n.size, r.bytes, r.seq, r.turn, r.left_out, r.opened, n.pinned, n.first_shown, n.last_shown"
+            " FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?",
             (node.id,),
         ).fetchone()
         writer.execute("DELETE FROM resident WHERE id = ?", (node.id,))
         writer.execute("DELETE FROM node WHERE id = ?", (node.id,))
         cursor = writer.execute(
-            "INSERT INTO node (is_dir, parent, name, mtime_ns, version, pinned, fetches, opens, first_shown,"
-            " last_shown) VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO node (is_dir, parent, name, mtime_ns, version, pinned, first_shown, last_shown)"
+            " VALUES (0, ?, ?, ?, ?, ?, ?, ?)",
             (node.parent, node.name, node.mtime_ns, node.version, *kept),
         )
+        writer.execute("UPDATE usage SET id = ? WHERE id = ?", (cursor.lastrowid, node.id))
         done.replaced.append(Removed(node.id, node.parent, node.name, file.path, size or 0, bytes))
         return cursor.lastrowid or 0, Place(seq, queue_position, delisted, opened) if seq else None
 
@@ -257,9 +283,21 @@ class Publisher:
             log.warning("%s: cannot be removed: %s", path, error)
 
 
-def mark_durable(writer: sqlite3.Connection) -> None:
-    """Record that all resident files are on the medium."""
-    writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0")
+def last_admitted(writer: sqlite3.Connection) -> tuple[int, int]:
+    """(the last admission, the last node id), for `mark_durable`."""
+    row: tuple[int, int] = writer.execute(
+        "SELECT (SELECT coalesce(max(seq), 0) FROM resident), (SELECT max(id) FROM node)"
+    ).fetchone()
+    return row
+
+
+def mark_durable(writer: sqlite3.Connection, admitted: tuple[int, int]) -> None:
+    """Record that the files which were resident at a moment are on the medium. admitted: `last_admitted` then.
+
+    A file that was admitted since has a later place, and a version that replaced another one has its place but a later
+    id.
+    """
+    writer.execute("UPDATE resident SET durable = 1 WHERE durable = 0 AND seq <= ? AND id <= ?", admitted)
 
 
 INSERT_RESIDENT = (
@@ -284,11 +322,15 @@ def _resident_row(id: int, file: StagedFile, place: Place, stat: os.stat_result)
     )
 
 
+FIRST_SHOWN = "(SELECT number FROM generation g WHERE g.last_seq >= r.seq ORDER BY g.last_seq, g.number LIMIT 1)"
+"""The first generation that shows the file of a row r of `resident`."""
+
+
 def _record_generations(writer: sqlite3.Connection, id: int) -> None:
     """Record the first and the last generation that showed a file, before its row is deleted or admitted anew."""
     writer.execute(
         "UPDATE node SET last_shown = shown.last, first_shown = coalesce(first_shown, shown.first)"
-        " FROM (SELECT (SELECT min(g.number) FROM generation g WHERE g.last_seq >= r.seq) AS first,"
+        f" FROM (SELECT {FIRST_SHOWN} AS first,"
         " coalesce(r.left_out - 1, (SELECT max(number) FROM generation)) AS last"
         " FROM resident r WHERE r.id = ?1) AS shown WHERE id = ?1 AND shown.first IS NOT NULL",
         (id,),

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple
 
 from growfs import disk
 from growfs.cache.database import Database
-from growfs.cache.schema import ROOT, directory_path, join, row_of_connection, set_meta
+from growfs.cache.schema import ROOT, directory_path, forget_last_known, join, row_of_connection, set_meta
 from growfs.errors import TooManyOpen
 from growfs.remote import digest
 
@@ -47,6 +49,13 @@ def verify_content(path: Path, expected: str) -> Identity | None:
     return Identity(stat.st_ino, stat.st_ctime_ns, found) if found else None
 
 
+def verify_on_medium(path: Path, expected: str) -> bool:
+    """Whether a file has its content on the medium: the page cache may have what a failing disk has lost."""
+    with suppress(OSError), path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return verify_content(path, expected) is not None
+
+
 def set_identity(writer: sqlite3.Connection, id: int, identity: Identity) -> None:
     """Record which file on the disk is the resident one."""
     writer.execute("UPDATE resident SET ino = ?, ctime_ns = ?, digest = ? WHERE id = ?", (*identity, id))
@@ -64,6 +73,7 @@ def recover(database: Database, folder: Path) -> None:
     if not database.meta("clean", int(not files.exists())):  # without a database, all files are strays
         durable_only = database.meta("boot_id") != boot_id()
         lost = database.write_now(lambda writer: _drop_untrusted(writer, files, durable_only))
+        database.write_now(forget_last_known)
         strays = [path for path, _ in disk.walk_files(files) if not _has_row(database, path.relative_to(files))]
         for path in strays:
             disk.unlink("SWEEP_STRAY", path)

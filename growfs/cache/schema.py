@@ -31,7 +31,7 @@ DIRECTORY_CACHE_MAX = 100_000
 PAGE_CACHE_KIB = 2 * 1024
 """For each connection. The kernel's page cache has the rest: with ten million rows, 16 MiB were no faster."""
 
-VERSION = 2
+VERSION = 3
 """Of the schema (PRAGMA user_version). The first had none."""
 
 PINNED, FROZEN = 1, 2
@@ -51,14 +51,11 @@ CREATE TABLE node (
     version TEXT NOT NULL DEFAULT '',
     drawn INTEGER NOT NULL DEFAULT 0,      -- the last pass that drew it; negative: deferred it
     pinned INTEGER NOT NULL DEFAULT 0,     -- PINNED and FROZEN as bits; 0: may be delisted and evicted
-    fetches INTEGER NOT NULL DEFAULT 0,
-    opens INTEGER NOT NULL DEFAULT 0,
     first_shown INTEGER,                   -- generations that showed it before its last eviction
     last_shown INTEGER,
     UNIQUE (parent, name)
 );
 CREATE INDEX directories ON node (id) WHERE is_dir = 1;
-CREATE INDEX fetched ON node (opens, fetches) WHERE is_dir = 0 AND fetches > 0;
 INSERT INTO node (id, parent, name, is_dir) VALUES ({ROOT}, 0, '', 1);
 UPDATE sqlite_sequence SET seq = {NODES_FROM} WHERE name = 'node';
 
@@ -70,7 +67,7 @@ CREATE TABLE resident (
     seq INTEGER NOT NULL UNIQUE,           -- the order of admission
     turn INTEGER NOT NULL,                 -- position in the queue to be delisted; a group has one
     left_out INTEGER,                      -- the generation that delisted it
-    opened INTEGER NOT NULL DEFAULT 0,     -- opens since its admission
+    opened INTEGER NOT NULL DEFAULT 0,     -- whether it was opened since its admission
     bytes INTEGER NOT NULL,                -- allocated on the disk
     ino INTEGER NOT NULL,                  -- with ctime_ns: identifies the cached file
     ctime_ns INTEGER NOT NULL,
@@ -85,12 +82,22 @@ CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEG
 """
 
 
-INDEXES = f"""
+INDEXES = """
 CREATE INDEX resident_by_turn ON resident (turn) WHERE suffix IS NOT NULL AND left_out IS NULL;
 CREATE INDEX left_out ON resident (left_out, turn, bytes) WHERE left_out IS NOT NULL;
 
--- Generations: the last admission that each shows, and when it began (seconds since 1970).
+-- Generations: the last admission that each shows, and when it began (seconds since 1970). Those are kept that were the
+-- first to show a file which is still cached, and the last one.
 CREATE TABLE generation (number INTEGER PRIMARY KEY, last_seq INTEGER NOT NULL, began REAL NOT NULL);
+"""
+
+USAGE = f"""
+CREATE INDEX resident_files ON resident (seq) WHERE suffix IS NOT NULL;
+CREATE INDEX generation_by_seq ON generation (last_seq);
+
+-- How often each file was fetched and opened. A table of its own, because opens are counted for thousands of files at a
+-- time, and in the large rows of `node` each of them would change another page.
+CREATE TABLE usage (id INTEGER PRIMARY KEY, fetches INTEGER NOT NULL DEFAULT 0, opens INTEGER NOT NULL DEFAULT 0);
 PRAGMA user_version = {VERSION};
 """
 
@@ -103,7 +110,14 @@ ALTER TABLE resident ADD COLUMN left_out INTEGER;
 ALTER TABLE resident ADD COLUMN opened INTEGER NOT NULL DEFAULT 0;
 UPDATE resident SET turn = seq, suffix = (SELECT extension(name) FROM node n WHERE n.id = resident.id AND is_dir = 0);
 """
-"""Migrates the first version; INDEXES follows, as it follows SCHEMA."""
+"""Migrates the first version; INDEXES and FROM_2 follow."""
+
+FROM_2 = f"""
+{USAGE}
+INSERT INTO usage SELECT id, fetches, opens FROM node WHERE is_dir = 0 AND fetches > 0;
+DROP INDEX fetched;
+"""
+"""Migrates the second version. The columns fetches and opens of `node` stay, unused: SQLite before 3.35 drops none."""
 
 
 def missing(writer: sqlite3.Connection) -> str:
@@ -111,10 +125,12 @@ def missing(writer: sqlite3.Connection) -> str:
     (version,) = writer.execute("PRAGMA user_version").fetchone()
     if version == VERSION:
         return ""
+    if version == 2:
+        return FROM_2
     if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone():
-        return SCHEMA + INDEXES
+        return SCHEMA + INDEXES + USAGE
     writer.create_function("extension", 1, extension, deterministic=True)
-    return FROM_1 + INDEXES
+    return FROM_1 + INDEXES + FROM_2
 
 
 def read_only(path: Path) -> sqlite3.Connection:
@@ -160,6 +176,16 @@ def set_meta(writer: sqlite3.Connection, key: str, value: Any) -> None:
     writer.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", (key, value))
 
 
+LAST_KNOWN = ("catalog", "resident")
+"""The keys of the values that a daemon leaves to the next one."""
+
+
+def forget_last_known(writer: sqlite3.Connection) -> None:
+    """Delete these values, after a crash: a power loss may have brought back what was read and deleted before it."""
+    writer.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in LAST_KNOWN])
+
+
 def set_last_known(writer: sqlite3.Connection, key: str, value: Any) -> None:
     """Leave a value that JSON can express to the next daemon, which saves it a long query."""
+    assert key in LAST_KNOWN
     set_meta(writer, key, json.dumps(value))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,16 @@ import trio
 from growfs import disk
 from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
 from growfs.cache.database import Database
+from growfs.cache.events import Signal
 from growfs.cache.open_files import OpenFile, OpenFiles
-from growfs.cache.publish import Publisher, Renamed, StagedFile, mark_durable
-from growfs.cache.recovery import set_identity, verify_content
+from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, mark_durable
+from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
-from growfs.events import Signal
 
 log = logging.getLogger(__name__)
+
+EVICTED_FILES_MAX = 1000
+"""Files that are evicted in one transaction: others that write, and readers, wait for some ten milliseconds."""
 
 
 class Store:
@@ -36,6 +39,7 @@ class Store:
     the node id.
 
     shown_seq: the last admission that a generation showed. wanted_bytes: what the draw that waits for space needs.
+    renewal_bytes: what new versions need that wait for space.
     """
 
     def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
@@ -54,7 +58,7 @@ class Store:
         self._catalog = catalog
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
-        self.wanted_bytes = 0
+        self.wanted_bytes = self.renewal_bytes = 0
         self.resident_files: int
         self.resident_bytes: int
         self.resident_content_bytes: int
@@ -94,6 +98,20 @@ class Store:
             return None
         self.reserved_bytes += need
         return need
+
+    def reserve_part(self, need: int, at_least: int) -> int | None:
+        """Reserve half of what is free, up to `need`; all of it where half is less than at_least.
+
+        Returns the bytes, or None where less is free than at_least. Half of it is left to the next file.
+        """
+        self.collect_orphans()
+        free = max(0, -self.bytes_short(0)) // disk.BLOCK * disk.BLOCK
+        half = disk.allocation(free // 2)
+        part = min(disk.allocation(need), half if half >= at_least else free)
+        if part < max(at_least, disk.BLOCK):
+            return None
+        self.reserved_bytes += part
+        return part
 
     def unreserve(self, reserved: int) -> None:
         """Return the reservation of a file that was not fetched."""
@@ -145,11 +163,12 @@ class Store:
         self.limit_bytes = limit_bytes
         self.space_freed.notify()
 
-    async def admit(self, staged: list[StagedFile]) -> set[int]:
+    async def admit(self, staged: list[StagedFile], refused: dict[int, OSError] | None = None) -> set[int]:
         """Publish files, in this order, in one transaction; returns the ids that became resident.
 
         Files whose version the catalog no longer has are not among them. Raises OSError or sqlite3.Error where the
-        disk refuses; then none of them is resident. Either way, their reservations end.
+        disk refuses; then none of them is resident. Either way, their reservations end. refused: is given the errors of
+        files whose path alone the disk refuses, by node id; the others are admitted.
         """
         renamed: list[Renamed] = []
         pass_number = self._catalog.pass_number
@@ -163,12 +182,12 @@ class Store:
             raise
         finally:
             self.reserved_bytes -= sum(file.reserved for file in staged)
+        if refused is not None:
+            refused.update(done.refused)
         self._durable = False
         self.last_seq = max(self.last_seq, done.last_seq)
-        for old in done.replaced:
-            self._catalog.bytes -= old.size
-            if old.bytes is not None:
-                self._count_gone(old.id, old.size, old.bytes)
+        self._catalog.bytes -= sum(old.size for old in done.replaced)
+        self._count_gone([(old.id, old.size, old.bytes) for old in done.replaced if old.bytes is not None])
         for file in staged:
             if file.node.id in done.admitted:
                 self.resident_files += 1
@@ -186,18 +205,21 @@ class Store:
 
         return_to_pass: the current pass may draw them again.
         """
-        if not ids:
-            return 0
+        freed = 0
+        for start in range(0, len(ids), EVICTED_FILES_MAX):
+            freed += await self._evict(ids[start : start + EVICTED_FILES_MAX], return_to_pass)
+        if ids and return_to_pass:
+            self.returned_to_pass.notify()
+        return freed
+
+    async def _evict(self, ids: Sequence[int], return_to_pass: bool) -> int:
         evicted = await self._db.write(
             lambda writer: self._publisher.evict(writer, ids, return_to_pass), self._publisher.remove
         )
-        for file in evicted:
-            self._count_gone(file.id, file.size, file.bytes)
+        self._count_gone([(file.id, file.size, file.bytes) for file in evicted])
         freed = sum(file.bytes for file in evicted)
         self.evicted_files += len(evicted)
         self.evicted_bytes += freed
-        if return_to_pass:
-            self.returned_to_pass.notify()
         return freed
 
     def drop_files(self, changes: Changes) -> None:
@@ -206,15 +228,17 @@ class Store:
 
     def count_dropped(self, changes: Changes) -> None:
         """Subtract the files that left the catalog from the counters."""
-        for gone in changes.removed:
-            if gone.bytes is not None:
-                self._count_gone(gone.id, gone.size, gone.bytes)
+        self._count_gone([(gone.id, gone.size, gone.bytes) for gone in changes.removed if gone.bytes is not None])
 
-    def _count_gone(self, id: int, size: int, bytes: int) -> None:
-        self.resident_files -= 1
-        self.resident_bytes -= bytes
-        self.resident_content_bytes -= size
-        if not self._open.orphan(id, bytes):
+    def _count_gone(self, gone: Sequence[tuple[int, int, int]]) -> None:
+        """Subtract files that are no longer resident from the counters. gone: (id, size, bytes on the disk) of each."""
+        is_freed = False
+        for id, size, bytes in gone:
+            self.resident_files -= 1
+            self.resident_bytes -= bytes
+            self.resident_content_bytes -= size
+            is_freed = not self._open.orphan(id, bytes) or is_freed
+        if is_freed:
             self.space_freed.notify()
 
     def entries(self, parent: int, after_seq: int, last_seq: int, limit: int, mtime_ns: int) -> list[Any]:
@@ -230,7 +254,7 @@ class Store:
             mtime_ns, parent, after_seq, last_seq, limit,
         )  # fmt: skip
 
-    def requeue(self, writer: sqlite3.Connection, groups: Sequence[tuple[int, ...]]) -> None:
+    def requeue(self, writer: sqlite3.Connection, groups: Iterable[Sequence[int]]) -> None:
         """Move groups of files, given as ids, to the end of the queue to be delisted; within a write."""
         self._publisher.requeue(writer, groups)
 
@@ -296,23 +320,36 @@ class Store:
         if self._durable:
             return
         self._durable = True  # `admit` resets it
-
-        def sync() -> None:
-            disk.syncfs("SYNC", self.folder)
-            self._db.write_now(mark_durable)  # in the same step of the writing thread: nothing is admitted in between
-
         try:
-            await self._db.run_in_writer(sync)
+            admitted = await self._db.write(last_admitted)
+            await trio.to_thread.run_sync(lambda: disk.syncfs("SYNC", self.folder))  # takes seconds on a busy disk
+            await self._db.write(lambda writer: mark_durable(writer, admitted))
+        except OSError:
+            self._durable = False
+            await self._drop_lost()
+            raise
         except BaseException:
             self._durable = False
             raise
+
+    async def _drop_lost(self) -> None:
+        """Evict what a failed sync has lost. The kernel tells each error once: the next sync would vouch for it."""
+        rows = self._db.rows(
+            f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE r.durable = 0 AND n.is_dir = 0"
+        )
+        for *columns, digest in rows:
+            node = Node(*columns)
+            path = self._files / self._catalog.path(node)
+            if not await trio.to_thread.run_sync(verify_on_medium, path, digest):
+                log.warning("%s: the disk has lost it; it is fetched again", path)
+                await self.evict([node.id], return_to_pass=True)
 
     def stop(self) -> None:
         """Sync, and mark the cache as cleanly stopped: the last step of a daemon."""
         disk.syncfs("SYNC_STOP", self.folder)
 
         def write(writer: sqlite3.Connection) -> None:
-            mark_durable(writer)
+            mark_durable(writer, last_admitted(writer))
             self._catalog.save(writer)
             resident = self.resident_files, self.resident_bytes, self.resident_content_bytes, self._publisher.last_seq
             set_last_known(writer, "resident", resident)

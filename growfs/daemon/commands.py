@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import fields
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import trio
 from humanfriendly import format_size
 
 from growfs import disk
-from growfs.cache.catalog import NODE, Catalog, Node
+from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
+from growfs.cache.events import Signal
 from growfs.cache.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.cache.store import Store
 from growfs.daemon.control import Command
@@ -26,6 +28,8 @@ from growfs.rotation.evictor import Evictor
 
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""
+BATCH_FILES = 1000
+"""Files that are evicted or pinned in one step: requests are answered, and others write, in between."""
 
 Setter = Callable[[Any], Awaitable[None]]
 """Changes an option of the running mount. Raises GrowfsError."""
@@ -34,7 +38,8 @@ Setter = Callable[[Any], Awaitable[None]]
 class MountCommands:
     """The commands on the mount as a whole.
 
-    setters: a function for each option that `growfs set` can change.
+    setters: a function for each option that `growfs set` can change. waiting: returns the processes that wait for a
+    file.
     """
 
     def __init__(
@@ -42,11 +47,13 @@ class MountCommands:
         snapshot: Callable[[], Awaitable[dict[str, Any]]],
         pause: Callable[[bool], None],
         release: Callable[[], None],
+        waiting: Callable[[], list[int]],
         setters: Mapping[str, Setter],
     ) -> None:
         self._snapshot = snapshot
         self._pause = pause
         self._release = release
+        self._waiting = waiting
         self._setters = setters
         self._live = {row.name: row for row in fields(Options) if row.metadata["live"]}
         assert self._live.keys() == setters.keys()
@@ -59,6 +66,7 @@ class MountCommands:
             "pause": self.pause,
             "resume": self.resume,
             "release": self.release,
+            "waiting": self.waiting,
         }
 
     async def status(self) -> AsyncIterator[Any]:
@@ -80,6 +88,10 @@ class MountCommands:
         self._release()
         yield await self._snapshot()
 
+    async def waiting(self) -> AsyncIterator[Any]:
+        """Return the processes that wait for a file: they use the mount, and have nothing open yet."""
+        yield {"pids": self._waiting()}
+
     async def set(self, options: dict[str, str]) -> AsyncIterator[Any]:
         """Change options, given as text by field name: all of them, or none if one is wrong."""
         values = {}
@@ -91,6 +103,20 @@ class MountCommands:
         for name, value in values.items():
             await self._setters[name](value)
         yield await self._snapshot()
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """The ids of the files that match patterns, in arrays: there may be millions.
+
+    missing: those that are not cached. unpinned: those that are, and are neither pinned nor frozen. bytes: that all of
+    them take on the disk.
+    """
+
+    ids: Sequence[int]
+    missing: Sequence[int]
+    unpinned: Sequence[int]
+    bytes: int
 
 
 class FileCommands:
@@ -119,86 +145,88 @@ class FileCommands:
 
     async def pin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch the matching files, and never evict them."""
-        nodes = await self._matching(globs)
-        self._refuse_too_much(nodes)
-        await self._set_pinned(nodes, True)
-        async for progress in self._fetch(nodes):
+        matching = await self._matching(globs)
+        self._refuse_too_much(matching)
+        await self._set_pinned(matching.ids, True)
+        async for progress in self._fetch(matching):
             yield progress
 
     async def unpin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Allow the matching files to be evicted again."""
-        nodes = await self._matching(globs)
-        await self._set_pinned(nodes, False)
-        yield {"files": len(nodes)}
+        matching = await self._matching(globs)
+        await self._set_pinned(matching.ids, False)
+        yield {"files": len(matching.ids)}
 
     async def fetch(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch the matching files now."""
-        nodes = await self._matching(globs)
-        self._refuse_too_much(nodes)
-        async for progress in self._fetch(nodes):
+        matching = await self._matching(globs)
+        self._refuse_too_much(matching)
+        async for progress in self._fetch(matching):
             yield progress
 
     async def evict(self, globs: list[str]) -> AsyncIterator[Any]:
         """Evict the matching files, except pinned and open ones and the last of each kind in a directory."""
-        nodes = [node for node in await self._matching(globs) if node.seq is not None]
-        allowed = await self._evictor.evictable([node.id for node in nodes if not node.pinned])
-        before = self._store.evicted_files
-        freed = await self._store.evict([node.id for node in nodes if node.id in allowed])
-        evicted = self._store.evicted_files - before
-        yield {"files": evicted, "bytes": freed, "kept": len(nodes) - evicted}
+        matching = await self._matching(globs)
+        evicted = freed = 0
+        for ids in _batches(matching.unpinned):
+            before = self._store.evicted_files
+            freed += await self._evictor.evict(ids)
+            evicted += self._store.evicted_files - before
+        yield {"files": evicted, "bytes": freed, "kept": len(matching.ids) - len(matching.missing) - evicted}
 
-    async def _matching(self, globs: list[str]) -> list[Node]:
-        nodes = await trio.to_thread.run_sync(lambda: list(_matches(self._database, PathFilter(globs))))
-        if not nodes:
+    async def _matching(self, globs: list[str]) -> Matching:
+        matching = await trio.to_thread.run_sync(lambda: _match(self._database, PathFilter(globs)))
+        if not matching.ids:
             raise GrowfsError(f"no file matches {' '.join(globs)}; patterns use .gitignore syntax")
-        return nodes
+        return matching
 
-    def _refuse_too_much(self, nodes: list[Node]) -> None:
-        need = sum(disk.allocation(node.size or 0) for node in nodes)
-        if need > self._store.limit_bytes:
+    def _refuse_too_much(self, matching: Matching) -> None:
+        if matching.bytes > self._store.limit_bytes:
             raise GrowfsError(
-                f"the {files(len(nodes))} that match ({format_size(need)}) do not fit in the cache; match fewer files,"
-                " or raise cache-size"
+                f"the {files(len(matching.ids))} that match ({format_size(matching.bytes)}) do not fit in the cache;"
+                " match fewer files, or raise cache-size"
             )
 
-    async def _set_pinned(self, nodes: list[Node], pinned: bool) -> None:
-        def write(writer: sqlite3.Connection) -> None:
-            change = f"pinned | {PINNED}" if pinned else f"pinned & ~{PINNED}"
-            writer.executemany(f"UPDATE node SET pinned = {change} WHERE id = ?", [(node.id,) for node in nodes])
+    async def _set_pinned(self, matching: Sequence[int], pinned: bool) -> None:
+        change = f"pinned | {PINNED}" if pinned else f"pinned & ~{PINNED}"
 
-        await self._database.write(write)
+        def write(ids: Sequence[int], writer: sqlite3.Connection) -> None:
+            writer.executemany(f"UPDATE node SET pinned = {change} WHERE id = ?", [(id,) for id in ids])
 
-    async def _fetch(self, nodes: list[Node]) -> AsyncIterator[Any]:
-        """Fetch what is not resident; yields the progress after each file."""
-        wanted = [node for node in nodes if node.seq is None]
-        result: dict[str, Any] = {"files": len(nodes), "wanted": len(wanted), "fetched": 0, "failed": 0, "error": None}
-        finished, outcomes = trio.open_memory_channel[str | None](math.inf)
-        limit = trio.Semaphore(FETCHES_MAX)
+        for ids in _batches(matching):
+            await self._database.write(partial(write, ids))
 
-        async def fetch(node: Node) -> None:
-            try:
-                async with limit:
-                    now = self._catalog.node(node.id)
-                    if (
-                        now and now.seq is None
-                    ):  # it may have been fetched, or removed from the remote, while this waited
-                        await self._fetch_file(now, self._catalog.path(now))
-                finished.send_nowait(None)
-            except GrowfsError as error:
-                finished.send_nowait(str(error))
+    async def _fetch(self, matching: Matching) -> AsyncIterator[Any]:
+        """Fetch what is not cached; yields the progress."""
+        wanted = len(matching.missing)
+        result: dict[str, Any] = {
+            "files": len(matching.ids), "wanted": wanted, "fetched": 0, "failed": 0, "error": None
+        }  # fmt: skip
+        finished = Signal[[]]()
+        remaining = iter(matching.missing)
 
-        async def fetch_all() -> None:
-            async with trio.open_nursery() as nursery:
-                for node in wanted:
-                    nursery.start_soon(fetch, node)
+        async def fetch_remaining() -> None:
+            for id in remaining:
+                await trio.lowlevel.checkpoint()  # there may be nothing to wait for in a million files
+                node = self._catalog.node(id)
+                try:
+                    if node and node.seq is None:  # else it was fetched meanwhile, or removed from the remote
+                        await self._fetch_file(node, self._catalog.path(node))
+                    result["fetched"] += 1
+                except GrowfsError as error:
+                    result["failed"] += 1
+                    result["error"] = str(error)
+                finished.notify()
 
         yield result
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(fetch_all)
-            for _ in wanted:
-                error = await outcomes.receive()
-                result["failed" if error else "fetched"] += 1
-                result["error"] = error or result["error"]
+            for _ in range(min(FETCHES_MAX, wanted)):
+                nursery.start_soon(fetch_remaining)
+            reported = 0
+            while reported < wanted:
+                while (done := result["fetched"] + result["failed"]) == reported:
+                    await finished.wait()
+                reported = done
                 yield result
 
 
@@ -208,7 +236,7 @@ async def set_cache_size(store: Store, evictor: Evictor, size: CacheSize) -> Non
     if not await evictor.shrink(limit):
         raise GrowfsError(
             f"cache-size is {format_size(limit)} now, but {format_size(store.used_bytes)} cannot be"
-            " evicted: open files, pinned files, or a directory's last files"
+            " evicted: open files, which go once they are closed, pinned files, or a directory's last files"
         )
 
 
@@ -220,13 +248,24 @@ def limit_bytes(size: CacheSize, store: Store) -> int:
     return int((disk.free_bytes(store.folder) + store.resident_bytes) * size.share)
 
 
-def _matches(database: Database, paths: PathFilter) -> list[Node]:
+def _match(database: Database, paths: PathFilter) -> Matching:
     connection = read_only(database.path)
     row_of, known = row_of_connection(connection), {ROOT: ""}
-    nodes = []
-    for row in connection.execute(f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0"):
-        node = Node(*row)
-        if paths.matches(join(directory_path(row_of, node.parent, known), node.name)):
-            nodes.append(node)
+    ids, missing, unpinned, bytes = array("q"), array("q"), array("q"), 0
+    for id, parent, name, size, pinned, is_cached in connection.execute(
+        "SELECT n.id, n.parent, n.name, n.size, n.pinned, r.id IS NOT NULL FROM node n LEFT JOIN resident r USING (id)"
+        " WHERE n.is_dir = 0"
+    ):
+        if paths.matches(join(directory_path(row_of, parent, known), name)):
+            ids.append(id)
+            bytes += disk.allocation(size or 0)
+            if not is_cached:
+                missing.append(id)
+            elif not pinned:
+                unpinned.append(id)
     connection.close()
-    return nodes
+    return Matching(ids, missing, unpinned, bytes)
+
+
+def _batches(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (ids[start : start + BATCH_FILES] for start in range(0, len(ids), BATCH_FILES))

@@ -113,13 +113,19 @@ def _line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def call(folder: Path, command: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
-    """Have the daemon of a cache folder run a command; returns its result.
+def call(
+    folder: Path,
+    command: str,
+    on_progress: Callable[[Any], None] | None = None,
+    answer_s: float = ANSWER_S,
+    **arguments: Any,
+) -> Any:
+    """Have the daemon of a cache folder run a command; returns its result. answer_s: how long its next line may take.
 
     Raises GrowfsError if the command fails or no daemon answers.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_S)
+        connection.settimeout(answer_s)
         try:
             with _short_path(folder) as path:
                 connection.connect(path)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -13,20 +14,29 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from growfs.cache.directory import daemon_of, is_in_use
+from growfs.daemon.control import call
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
+from growfs.daemon.spawn import TITLE, daemon_process
 from growfs.errors import GrowfsError, UsageError
-from growfs.fuse.mounting import Mounted, is_dead, mounted_at, mounts, resolved, unmount
+from growfs.fuse.mounting import DEVICE, InUse, Mounted, is_dead, mounted_at, mounts, resolved, unmount
+from growfs.fuse.users import name_of, other_mounts, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
+from growfs.syscalls import pidfd_open
 
 END_S = 60.0
 """How long a daemon may take to save its state after the unmount."""
+WAITING_S = 2.0
+"""How long a daemon may take to name the processes that wait for files."""
+SANDBOX_S = 2.0
+"""How long a sandbox may take to drop the mounts that it does not need."""
 POLL_S = 0.02
 
 OnProgress = Callable[[dict[str, Any]], None]
@@ -45,28 +55,15 @@ def start(
     _check_function(options.members)
     if is_dead(mountpoint):
         unmount(mountpoint, lazy=True)
-    reading, writing = os.pipe()
-    with os.fdopen(reading) as pipe, tempfile.TemporaryFile("w+") as errors:
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    daemon = daemon_process(scheme)
+    with contextlib.closing(daemon):
+        daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, Path.cwd())))
         try:
-            daemon = subprocess.Popen(
-                [sys.executable, "-m", "growfs.daemon.main", str(writing)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=[writing],
-                start_new_session=True,
-                cwd="/",
-            )
-        finally:
-            os.close(writing)
-        assert daemon.stdin
-        with daemon.stdin:
-            daemon.stdin.write(pickle.dumps(MountRequest(url, mountpoint, options, Path.cwd())))
-        try:
-            return daemon, _wait_until_ready(pipe, on_progress, errors)
+            return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
         except BaseException:
-            pipe.close()  # the daemon notices and unmounts; a signal might come before its handler is installed
-            daemon.wait()
+            daemon.close()  # a signal might come before the daemon's handler is installed
+            daemon.process.wait()
             raise
 
 
@@ -93,7 +90,8 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
     for line in pipe:
         message = json.loads(line)
         if "error" in message:
-            error = (UsageError if message["exit_code"] == 2 else GrowfsError)(message["error"])
+            text = f"{message['error']}; its log is {message['log']}" if message["log"] else message["error"]
+            error = (UsageError if message["exit_code"] == 2 else GrowfsError)(text)
             error.__notes__ = [message["trace"]] if "trace" in message else []
             raise error
         if "ready" in message:
@@ -101,31 +99,67 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
         if on_progress:
             on_progress(message["progress"])
     errors.seek(0)
-    error = GrowfsError("the daemon died without an error message; try growfs --debug mount, and look at dmesg")
-    error.__notes__ = [errors.read()]
+    printed = errors.read().strip()
+    if printed:
+        error = GrowfsError(
+            f"the daemon died: {printed.splitlines()[-1]}; growfs --debug mount shows all of its output"
+        )
+    else:
+        error = GrowfsError("the daemon died without an error message; look at dmesg: it may have run out of memory")
+    error.__notes__ = [printed]
     raise error
 
 
-def running() -> list[Mounted]:
-    """The growfs mounts of this machine, including dead ones (see `living`)."""
-    return mounts()
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A mount, or a daemon without one in the mount table. starting: it has not mounted yet; else it was unmounted."""
+
+    mountpoint: Path
+    cache: Path
+    mounted: Mounted | None
+    starting: bool = False
 
 
-def living(mounted: Mounted) -> bool:
+def running() -> list[Running]:
+    """The growfs mounts of this machine, with dead ones (see `living`), and daemons before their mount and after it."""
+    mounted = [Running(mount.mountpoint, mount.cache, mount) for mount in mounts()]
+    return mounted + list(_unmounted({mount.cache for mount in mounted}))
+
+
+def _unmounted(mounted: set[Path]) -> Iterator[Running]:
+    """The daemons without a mount in the mount table: they still list the remote, or somebody still uses the mount.
+
+    They are found by what they hold open, as far as this user may see that: root sees all.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if not (process / "cmdline").read_bytes().startswith(os.fsencode(TITLE)):
+                continue
+            held = {os.readlink(link) for link in (process / "fd").iterdir()}
+        except OSError:
+            continue
+        for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
+            if daemon := daemon_of(cache):
+                yield Running(Path(daemon["mountpoint"]), cache, None, starting=str(DEVICE) not in held)
+
+
+def living(mount: Running) -> bool:
     """Whether the daemon of a mount is running."""
-    return is_in_use(mounted.cache)
+    return is_in_use(mount.cache)
 
 
-def find(mountpoint: Path) -> Mounted:
-    """The growfs mount on a mountpoint. Raises GrowfsError if there is none."""
+def find(mountpoint: Path) -> Running:
+    """The growfs mount on a mountpoint, or a daemon before its mount or after it. Raises GrowfsError."""
     mountpoint = resolved(mountpoint.expanduser().absolute())
-    mounted = mounted_at(mountpoint)
-    if mounted is None:
+    if mounted := mounted_at(mountpoint):
+        return Running(mountpoint, mounted.cache, mounted)
+    found = next((mount for mount in running() if mount.mountpoint == mountpoint), None)
+    if found is None:
         raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
-    return mounted
+    return found
 
 
-def find_living(mountpoint: Path) -> Mounted:
+def find_living(mountpoint: Path) -> Running:
     """As `find`; raises GrowfsError if the daemon is gone, too."""
     mounted = find(mountpoint)
     if not living(mounted):
@@ -134,20 +168,97 @@ def find_living(mountpoint: Path) -> Mounted:
 
 
 def stop(mountpoint: Path, lazy: bool = False) -> bool:
-    """Unmount, and return when the daemon has ended; with lazy, at once. Returns whether the mount was dead."""
-    mounted = find(mountpoint)
-    dead = is_dead(mounted.mountpoint)
-    unmount(mounted.mountpoint, lazy or dead)
-    deadline = time.monotonic() + END_S
-    while (
-        not lazy and is_in_use(mounted.cache) and daemon_of(mounted.cache).get("mountpoint") == str(mounted.mountpoint)
-    ):
-        if time.monotonic() > deadline:
-            raise GrowfsError(
-                f"{mountpoint}: unmounted, but its daemon is still running after {END_S:g} s; see {mounted.cache}/log"
-            )
-        time.sleep(POLL_S)
+    """Unmount, and return when the daemon has ended; with lazy, at once. Returns whether the mount was dead.
+
+    Raises GrowfsError, and leaves the mount as it is, if somebody uses it, be it in another mount namespace.
+    """
+    found = find(mountpoint)
+    ended = _end_of(found)
+    if found.starting:
+        _interrupt(found)
+    dead = _unmount(found, lazy) if found.mounted else False
+    if lazy:
+        return dead
+    others = other_mounts(found.cache, None)
+    if others and not found.mounted:
+        raise GrowfsError(
+            f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; end it, or the daemon:"
+            f" kill {daemon_of(found.cache).get('pid')}"
+        )
+    if not others and not ended(END_S):
+        raise GrowfsError(
+            f"{mountpoint}: unmounted, but its daemon is still running after {END_S:g} s, because a file is open, or"
+            f" a container has the mount; see {found.cache}/log"
+        )
     return dead
+
+
+def _interrupt(found: Running) -> None:
+    """End a daemon that has not mounted yet. One that is ending by itself does not answer any more."""
+    with suppress(GrowfsError):
+        call(found.cache, "status", answer_s=WAITING_S)
+        with suppress(ProcessLookupError):
+            os.kill(daemon_of(found.cache)["pid"], signal.SIGTERM)
+
+
+def _unmount(found: Running, lazy: bool) -> bool:
+    """Unmount, if nobody else uses the mount; returns whether it was dead."""
+    assert found.mounted
+    path = found.mountpoint
+    if os.geteuid() not in (0, found.mounted.owner):
+        raise GrowfsError(f"{path}: belongs to another user; unmount it as that user or as root")
+    dead = not lazy and is_dead(path)
+    anyway = "end it, or unmount anyway: umount --lazy"
+    is_bind_mount = daemon_of(found.cache).get("mountpoint") != str(path)
+    if not (lazy or dead or is_bind_mount) and (others := _lasting_mounts(found.cache, path)):
+        raise GrowfsError(f"{path}: in use by {', '.join(others)}; {anyway}")
+    try:
+        unmount(path, lazy or dead)
+    except InUse:
+        users = ", ".join(users_of(path) + _waiting(found.cache)) or "a process that you may not see"
+        raise GrowfsError(f"{path}: in use by {users}; {anyway}") from None
+    return dead
+
+
+def _lasting_mounts(cache: Path, path: Path) -> list[str]:
+    """As `other_mounts`, without those that are gone in a moment: a sandbox copies all mounts when it starts."""
+    deadline = time.monotonic() + SANDBOX_S
+    while (others := other_mounts(cache, path)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return others
+
+
+def _waiting(cache: Path) -> list[str]:
+    """The processes that wait for a file, which they have not open yet, as 'command (pid)'."""
+    names = []
+    with suppress(GrowfsError):
+        for pid in call(cache, "waiting", answer_s=WAITING_S)["pids"]:
+            with suppress(OSError):
+                names.append(name_of(pid))
+    return names
+
+
+def _end_of(found: Running) -> Callable[[float], bool]:
+    """A function that waits up to so many seconds for the end of the daemon; whether it has ended."""
+    pid = daemon_of(found.cache).get("pid", 0)
+    process: int | None = None
+    with suppress(OSError):  # its pid may be of another pid namespace
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(os.fsencode(TITLE)):
+            process = pidfd_open(pid)
+
+    def wait(timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        if process is not None:
+            ended, _, _ = select.select([process], [], [], timeout_s)
+            os.close(process)
+            return bool(ended)
+        while is_in_use(found.cache):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    return wait
 
 
 @contextmanager
@@ -176,8 +287,8 @@ def mounted(
 
 
 def run_in_foreground(daemon: subprocess.Popen[bytes]) -> int:
-    """Wait for a daemon to end, and pass SIGINT and SIGTERM on to it; returns its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Wait for a daemon to end, and end it when a signal or its terminal ends this process; returns its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, lambda *_: daemon.terminate())
     return daemon.wait()
 

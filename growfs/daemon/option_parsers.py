@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any
 
 from growfs.errors import UsageError
-from growfs.remote.names import template_fields
+from growfs.remote.names import redact, template_fields
 from growfs.remote.user_functions import Function
 from growfs.rotation.draw_order import GROUP_FIELDS
 from growfs.units import size
@@ -124,6 +124,13 @@ def absolute(url: str) -> str:
     return (
         url if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME) else str(Path(url).expanduser().absolute())
     )
+
+
+def web_url(text: str) -> str:
+    """The URL of a server."""
+    if not re.match("https?://[^/]", text):
+        raise UsageError(f"{redact(text)!r} is no URL of a server; write http:// or https:// in front of its name")
+    return text
 
 
 def storage_option(text: str) -> tuple[str, Any]:

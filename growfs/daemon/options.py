@@ -31,6 +31,7 @@ from growfs.daemon.option_parsers import (
     rename,
     rotation,
     storage_option,
+    web_url,
 )
 from growfs.errors import UsageError
 from growfs.remote.protocol import Producer, RemoteSpec
@@ -184,7 +185,7 @@ class Options:
         "60s",
         seconds,
         "TIME",
-        "How long a process that lists but opens nothing keeps seeing the same files.",
+        "How long a process that opens nothing, or only a few files, keeps listing the same files.",
         live=True,
     )
     storage_option: tuple[tuple[str, Any], ...] = repeatable(
@@ -192,7 +193,7 @@ class Options:
         "NAME=VALUE",
         "Option of the store's fsspec filesystem; dots nest (client_kwargs.region_name=eu-west-1).",
     )
-    endpoint_url: str | None = option(None, str, "URL", "URL of the store's server, for S3-compatible stores.")
+    endpoint_url: str | None = option(None, web_url, "URL", "URL of the store's server, for S3-compatible stores.")
     anon: bool = flag("Access a public bucket without credentials.")
     allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
 

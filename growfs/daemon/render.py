@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from humanfriendly import format_size, format_timespan
+
+NAME_CHARS_MAX = 80
+"""Characters of a name that are printed. One is skipped because it is too long."""
 
 
 def render(status: dict[str, Any]) -> str:
@@ -52,12 +56,13 @@ def render(status: dict[str, Any]) -> str:
         usage = f"listed {files(reader['files_shown'])}, opened {reader['files_opened']:,}"
         lines.append(("reader", f"{reader['command']} {reader['pid']}: {usage}{advice}"))
     for skip in status["skipped"]:
-        example = f", such as {skip['example']!r}" if skip["example"] else ""
+        example = f", such as {_shortened(skip['example'])!r}" if skip["example"] else ""
         lines.append(("skipped", f"{files(skip['files'])}: {skip['reason']}{example}"))
     if status["unpromised"]:
         lines.append(("note", f"not every directory has a file yet: {status['unpromised']}"))
+    lines += [("warning", warning) for warning in status["warnings"]]
     if status["last_error"]:
-        lines.append(("last error", status["last_error"]))
+        lines.append(("last error", f"{status['last_error']} ({_clock(status['last_error_at'])})"))
     return "".join(f"{label:<11}{text}\n" for label, text in lines)
 
 
@@ -72,9 +77,20 @@ def state_text(status: dict[str, Any]) -> str:
         "complete": "complete: every file of the remote is cached",
         "paused": "paused: only misses are fetched",
         "error": "fetching fails; it is retried",
+        "waiting": "waiting for the remote",
     }[status["state"]]
+    if status["state"] == "waiting":
+        outage = status["outage"]
+        next_try_s = round(outage["next_try_s"])
+        next_try = f"in {format_timespan(next_try_s)}" if next_try_s else "now"
+        return f"{text}: {outage['why']} (since {_clock(outage['since'])}, next try {next_try})"
+    if status["state"] == "listing" and not status["remote"]["listing"]:
+        text = "the remote could not be listed; it is tried again"
     if status["state"] == "held" and status["rotation"] != "never" and status["generation"]:
         text = "full: the next listing makes room for new files"
+    cache = status["cache"]
+    if cache["bytes"] + cache["in_flight_bytes"] + cache["orphan_bytes"] > cache["limit_bytes"]:
+        text = "over its size: what is open goes once it is closed"
     if status["state"] == "complete" and status["partition"]:
         text = f"complete: every file of shard {status['partition']} is cached"
     eta_s = status["fetch"]["eta_s"]
@@ -82,8 +98,9 @@ def state_text(status: dict[str, Any]) -> str:
 
 
 def moving(status: dict[str, Any]) -> str:
-    """As `brief`, with the download rate."""
-    return f"{brief(status)}, {_size(status['fetch']['bytes_per_s'])}/s"
+    """As `brief`, with the download rate, or what is waited for."""
+    now = state_text(status) if status["state"] == "waiting" else f"{_size(status['fetch']['bytes_per_s'])}/s"
+    return f"{brief(status)}, {now}"
 
 
 def brief(status: dict[str, Any]) -> str:
@@ -110,6 +127,11 @@ def _size(count: float) -> str:
     return str(format_size(count))
 
 
+def _clock(at: float) -> str:
+    """A time, given in seconds since 1970, as the log has it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
 def openmetrics(status: dict[str, Any]) -> bytes:
     """The figures in the OpenMetrics text format. A metric is named `growfs_` and its place in the status."""
     from prometheus_client import CollectorRegistry, Gauge
@@ -124,5 +146,11 @@ def openmetrics(status: dict[str, Any]) -> bytes:
     requests = Gauge("growfs_requests", "status.json: requests", ["opcode"], registry=registry)
     for opcode, count in status["requests"].items():
         requests.labels(opcode).set(count)
+    outage_s = time.time() - status["outage"]["since"] if status["outage"] else 0.0
+    Gauge("growfs_outage_seconds", "how long the remote has been away; 0: it is not", registry=registry).set(outage_s)
     Gauge("growfs_generation", "status.json: generation", registry=registry).set(status["generation"])
     return bytes(generate_latest(registry))  # type: ignore[no-untyped-call]
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= NAME_CHARS_MAX else name[: NAME_CHARS_MAX - 3] + "..."

@@ -77,7 +77,7 @@ class Status:
     async def snapshot(self) -> dict[str, Any]:
         """The status now, as a new dictionary. Sizes in bytes, times in seconds."""
         readers = self._readers.active()
-        holds = {hold for reader in readers if (hold := _oldest_hold(reader))}
+        holds = {hold for reader in readers if (hold := reader.holds.oldest)}
         totals = await self._database.query_in_thread(partial(self._totals, holds))
         return self._assemble(readers, totals)
 
@@ -97,6 +97,7 @@ class Status:
             "version": version("growfs"),
             **asdict(self._mount),
             "state": prefetch["state"],
+            "outage": figures["outage"] or None,
             "seed": prefetch["seed"],
             "partition": prefetch["partition"],
             "rotation": self._readers.rotation,
@@ -108,7 +109,7 @@ class Status:
             "evict": figures["evict"],
             "miss": figures["miss"],
             "coverage": {
-                "files_seen": summary.files_seen,
+                "files_seen": max(summary.files_seen, cache["files"]),  # the summary is some seconds old
                 "pass": prefetch["pass"],
                 "files": prefetch["pass_files"],
             },
@@ -121,12 +122,14 @@ class Status:
                 for reason, files, example in (*totals.skipped, *prefetch["skipped"])
             ],
             "unpromised": prefetch["unpromised"],
+            "warnings": prefetch["warnings"],
             "last_error": prefetch["last_error"],
+            "last_error_at": prefetch["last_error_at"],
         }
 
 
 def _reader(reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> dict[str, Any]:
-    now, oldest = trio.current_time(), _oldest_hold(reader)
+    now, oldest = trio.current_time(), reader.holds.oldest
     return {
         "pid": reader.pid,
         "command": reader.command,
@@ -138,7 +141,3 @@ def _reader(reader: Reader, totals: Totals, listed_share: float, unread: Sequenc
         "held_bytes": totals.held_bytes.get(oldest, 0) if oldest else 0,
         "advice": hint(reader, now, listed_share, unread),
     }
-
-
-def _oldest_hold(reader: Reader) -> Hold | None:
-    return min(reader.holds.values(), key=lambda hold: hold.generation, default=None)

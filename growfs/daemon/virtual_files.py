@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import trio
 
+from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection
 from growfs.daemon.render import openmetrics, render
 from growfs.rotation.rules import Generation
@@ -82,8 +83,8 @@ def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
     connection = read_only(catalog)
     row_of, known = row_of_connection(connection), {ROOT: ""}
     for id, left_out, parent, name, size, opens in connection.execute(
-        "SELECT n.id, r.left_out, n.parent, n.name, n.size, n.opens FROM resident r JOIN node n USING (id)"
-        " WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq",
+        "SELECT n.id, r.left_out, n.parent, n.name, n.size, u.opens FROM resident r JOIN node n USING (id)"
+        " JOIN usage u USING (id) WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq",
         (generation.last_seq,),
     ):
         if generation.shows(id, left_out):
@@ -113,11 +114,11 @@ def _ever_fetched(catalog: Path) -> Iterator[Sequence[Any]]:
     connection = read_only(catalog)
     row_of, known = row_of_connection(connection), {ROOT: ""}
     for parent, name, *figures in connection.execute(
-        "SELECT n.parent, n.name, n.size, n.fetches, n.opens, coalesce(n.first_shown,"
-        " (SELECT min(g.number) FROM generation g WHERE g.last_seq >= r.seq)),"
+        "SELECT n.parent, n.name, n.size, u.fetches, u.opens,"
+        f" coalesce(n.first_shown, {FIRST_SHOWN}),"
         " coalesce(CASE WHEN r.id THEN coalesce(r.left_out - 1, (SELECT max(number) FROM generation WHERE last_seq >="
         " r.seq)) END, n.last_shown), r.id IS NOT NULL"
-        " FROM node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0 AND n.fetches > 0"
+        " FROM usage u JOIN node n USING (id) LEFT JOIN resident r USING (id)"
     ):
         yield [join(directory_path(row_of, parent, known), name), *figures]
     connection.close()

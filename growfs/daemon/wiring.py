@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.fuse.engine import Engine, EngineChoice
+from growfs.remote.filter import PathFilter
 from growfs.rotation.draw_order import Pass
 from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
@@ -32,12 +34,13 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.groups import Groups
 from growfs.scheduler.in_flight import InFlightTable
 from growfs.scheduler.order import PassOrder, plan_in_worker
+from growfs.scheduler.outage import Outage, probe_in_worker
 from growfs.scheduler.prefetch import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
 from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.scheduler.startup import StartGate
-from growfs.vfs.filesystem import Vfs
+from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
 
@@ -80,6 +83,7 @@ class _Rotation:
 
 @dataclass(frozen=True, slots=True)
 class _Scheduler:
+    outage: Outage
     catalog_sync: CatalogSync
     dispatcher: Dispatcher
     fetcher: Fetcher
@@ -92,7 +96,8 @@ class _Scheduler:
 def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
     """Construct and connect the components, from the lowest layer up. url: without secrets."""
     options = request.options
-    cache = _build_cache(options, folder)
+    producer = request.remote.producer
+    cache = _build_cache(options, folder, producer is not None and producer.rename is not None)
     rotation = _build_rotation(options, cache, workers)
     scheduler = _build_scheduler(request, folder, workers, cache, rotation)
 
@@ -112,6 +117,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     mount = MountInfo(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
     figures: dict[str, Callable[[], Figures]] = {
         "prefetch": scheduler.prefetcher.figures,
+        "outage": scheduler.outage.figures,
         "remote": scheduler.catalog_sync.figures,
         "cache": cache.store.figures,
         "fetch": scheduler.fetcher.figures,
@@ -121,7 +127,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         "requests": engine.requests.copy,
     }
     status = Status(mount, cache.database, rotation.generations, rotation.readers, cache.usage, figures)
-    control = Control(folder.path, _commands(status, cache, rotation, scheduler))
+    control = Control(folder.path, _commands(status, cache, rotation, scheduler, vfs.misses))
     return Components(
         cache.database,
         cache.catalog,
@@ -131,9 +137,11 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         status,
         engine,
         running=(
+            scheduler.outage,
             scheduler.catalog_sync,
             rotation.readers,
             rotation.generations,
+            rotation.evictor,
             scheduler.fetcher,
             scheduler.prefetcher,
             scheduler.updater,
@@ -143,11 +151,17 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     )
 
 
-def _build_cache(options: Options, folder: CacheFolder) -> _Cache:
+def _build_cache(options: Options, folder: CacheFolder, has_names_of_its_own: bool) -> _Cache:
+    """has_names_of_its_own: the files are not named as those of the remote, which --include and --exclude match."""
     database = Database(folder.database)
     recover(database, folder.path)
     catalog = Catalog(database, options.freeze)
     store = Store(folder.path, database, catalog, options.min_free)
+    if not has_names_of_its_own:
+        given = json.dumps([options.include, options.exclude])
+        store.count_dropped(
+            catalog.forget_excluded(PathFilter(options.include, options.exclude), given, store.drop_files)
+        )
     store.limit_bytes = limit_bytes(options.cache_size, store)
     budget = Budget(database, options.remote_budget)
     usage = UsageCounters(database, budget)
@@ -173,7 +187,8 @@ def _build_scheduler(
     request: MountRequest, folder: CacheFolder, workers: WorkerPool, cache: _Cache, rotation: _Rotation
 ) -> _Scheduler:
     options, catalog, store = request.options, cache.catalog, cache.store
-    catalog_sync = CatalogSync(workers, catalog, store, options.refresh, request.remote.is_endless)
+    outage = Outage(partial(probe_in_worker, workers, catalog, folder.partial))
+    catalog_sync = CatalogSync(workers, catalog, store, outage, options.refresh, request.remote.is_endless)
     has_producer = request.remote.producer is not None
     sizes = SizeEstimate(varies=has_producer)
     if has_producer and (size := store.largest_resident()) is not None:
@@ -181,25 +196,34 @@ def _build_scheduler(
     downloads = InFlightTable(catalog, Groups(catalog, options.group), folder.partial, sizes)
     dispatcher = Dispatcher(workers, request.processes, options.bandwidth, has_producer)
     dispatcher.received.connect(cache.budget.spend)
-    fetcher = Fetcher(downloads, store, rotation.evictor, dispatcher, catalog_sync.update_file, options.miss_timeout)
+    dispatcher.received.connect(outage.note_received)
+    dispatcher.refused.connect(outage.suspect)
+    outage.began.connect(dispatcher.recall)
+    outage.ended.connect(dispatcher.resume)
+    fetcher = Fetcher(
+        downloads, store, rotation.evictor, dispatcher, catalog_sync.update_file, outage, options.miss_timeout
+    )
     condition = StartCondition(
         options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
     )
-    prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files)
+    prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files, outage)
     store.returned_to_pass.connect(prefetch.draw_evicted)
     drawer = Drawer(catalog, store, fetcher, rotation.evictor, cache.budget, prefetch)
     order = PassOrder(workers, catalog, folder.partial, Pass(options.seed, 1, options.partition, options.group))
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
-    updater = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetch.paused, prefetch.changed)
-    start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch)
-    return _Scheduler(catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start)
+    updater = VersionUpdater(catalog, store, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
+    start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)
+    return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start)
 
 
-def _commands(status: Status, cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[str, Command]:
+def _commands(
+    status: Status, cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: Misses
+) -> dict[str, Command]:
     mount = MountCommands(
         status.snapshot,
         scheduler.prefetch.pause,
         rotation.readers.release,
+        misses.processes,
         _setters(cache, rotation, scheduler),
     )
     files = FileCommands(cache.database, cache.catalog, cache.store, rotation.evictor, scheduler.fetcher.ensure)

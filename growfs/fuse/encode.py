@@ -80,7 +80,7 @@ def statfs_out(capacity: Capacity) -> bytes:
         blocks=capacity.blocks,
         bfree=capacity.free,
         bavail=capacity.free,
-        files=capacity.files,
+        files=0,
         ffree=0,
         bsize=BLOCK,
         namelen=NAME_MAX,

@@ -12,8 +12,6 @@ from struct import Struct
 
 import trio
 
-from growfs.events import Signal
-
 DEVICE = "/dev/cpu_dma_latency"
 DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 C1_LATENCY_US = 2
@@ -67,7 +65,7 @@ class CpuLatencyRequest:
     def __init__(self) -> None:
         self._fd: int | None = None
         self._allowed = os.access(DEVICE, os.W_OK)
-        self._held = Signal[[]]()
+        self._waiting = trio.lowlevel.ParkingLot()
         self._count = 0
         self._checked_at = -BUSY_S
 
@@ -85,7 +83,7 @@ class CpuLatencyRequest:
         try:
             while True:
                 if self._fd is None:
-                    await self._held.wait()
+                    await self._waiting.park()
                 before = self._count
                 await trio.sleep(2 * BUSY_S)
                 if self._count - before < BUSY_REQUESTS:
@@ -97,7 +95,7 @@ class CpuLatencyRequest:
         try:
             self._fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
             os.write(self._fd, Struct("=i").pack(latency_limit_us()))
-            self._held.notify()
+            self._waiting.unpark_all()
         except OSError:
             self._allowed = False
 

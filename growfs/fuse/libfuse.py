@@ -22,7 +22,6 @@ from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import CpuLatencyRequest
 from growfs.fuse.mounting import Mounted, MountSpec, captured_stderr, force_unmount, mounted_at
-from growfs.fuse.protocol import REPLY_MAX
 from growfs.vfs.attributes import Attributes
 from growfs.vfs.filesystem import NAME_MAX, Vfs
 
@@ -65,7 +64,6 @@ class LibfuseEngine(pyfuse3.Operations):
         self.requests: Counter[str] = Counter()  # empty: pyfuse3 does not report all requests
         self._vfs = vfs
         self._cpu_latency = CpuLatencyRequest()
-        self._buffer = memoryview(bytearray(REPLY_MAX))
         self._mounted: Mounted | None = None
 
     def mount(self, spec: MountSpec) -> None:
@@ -154,9 +152,9 @@ class LibfuseEngine(pyfuse3.Operations):
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> memoryview | bytes:
         self._cpu_latency.count()
-        count = self._vfs.try_read(fh, off, self._buffer[:size])
-        if count is not None:
-            return self._buffer[:count]  # pyfuse3 copies it into the reply before anything else runs
+        content = self._vfs.try_read(fh, off, size)
+        if content is not None:
+            return content  # pyfuse3 copies it into the reply before anything else runs
         try:
             return await self._vfs.read(fh, off, size)
         except GrowfsError as error:
@@ -174,7 +172,6 @@ class LibfuseEngine(pyfuse3.Operations):
         data.f_bsize = data.f_frsize = BLOCK
         data.f_blocks = capacity.blocks
         data.f_bfree = data.f_bavail = capacity.free
-        data.f_files = capacity.files
         data.f_namemax = NAME_MAX
         return data
 

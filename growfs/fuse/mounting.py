@@ -13,6 +13,7 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError
+from growfs.syscalls import memfd_create
 
 TYPE = "fuse.growfs"
 DEVICE = Path("/dev/fuse")
@@ -29,6 +31,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_FORCE, MNT_DETACH = 1, 2
 """Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that nobody waits for them."""
 CAP_SYS_ADMIN = 21
+ANSWER_S = 1.0
+"""How long a mount may take to answer before its daemon counts as one that hangs."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -91,22 +95,62 @@ class MountSpec:
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A row of the kernel's mount table. device: its major and minor number, as in /sys/class/bdi."""
+    """A growfs mount. device: its major and minor number, as in /sys/class/bdi. owner: the user who mounted."""
 
     mountpoint: Path
     cache: Path
     device: str
+    owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class MountRow:
+    """A row of a mount table (mountinfo in proc(5)).
+
+    root: what is mounted, a path in the file system. peers, master: the peer groups for mount propagation.
+    """
+
+    id: int
+    parent: int
+    device: str
+    root: str
+    mountpoint: Path
+    peers: int | None
+    master: int | None
+    is_growfs: bool
+    cache: Path
+    owner: int
+
+
+def mount_rows(pid: int | str = "self") -> list[MountRow]:
+    """The mount table that a process sees, oldest first. Raises OSError."""
+    lines = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes()).split("\n")
+    return [_mount_row(line) for line in lines if line]
+
+
+def _mount_row(line: str) -> MountRow:
+    before, _, after = line.partition(" - ")
+    id, parent, device, root, mountpoint, _, *tags = before.split(" ")
+    kind, source, options = after.split(" ", 2)
+    groups = {name: int(number) for name, _, number in (tag.partition(":") for tag in tags) if number}
+    owner = re.search(r"\buser_id=(\d+)", options)
+    return MountRow(
+        int(id),
+        int(parent),
+        device,
+        _unescape(root),
+        Path(_unescape(mountpoint)),
+        groups.get("shared"),
+        groups.get("master"),
+        kind == TYPE,
+        Path(unquote(_unescape(source))),
+        int(owner[1]) if owner else 0,
+    )
 
 
 def mounts() -> list[Mounted]:
-    """The growfs mounts of this mount namespace, oldest first (mountinfo in proc(5))."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        fields, (kind, source, *_) = before.split(" "), after.split(" ")
-        if kind == TYPE:
-            found.append(Mounted(Path(_unescape(fields[4])), Path(unquote(_unescape(source))), fields[2]))
-    return found
+    """The growfs mounts of this mount namespace, oldest first."""
+    return [Mounted(row.mountpoint, row.cache, row.device, row.owner) for row in mount_rows() if row.is_growfs]
 
 
 def _unescape(text: str) -> str:
@@ -125,16 +169,27 @@ def resolved(mountpoint: Path) -> Path:
 
 
 def is_dead(mountpoint: Path) -> bool:
-    """Whether a mount's daemon is gone ("Transport endpoint is not connected")."""
-    try:
-        os.statvfs(mountpoint)  # lstat(2) may be answered from the kernel's cache
-    except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
+    """Whether a mount's daemon is gone ("Transport endpoint is not connected"). A daemon that hangs is not gone."""
+    codes: list[int | None] = []
+
+    def probe() -> None:
+        try:
+            os.statvfs(mountpoint)  # lstat(2) may be answered from the kernel's cache
+        except OSError as error:
+            codes.append(error.errno)
+
+    thread = threading.Thread(target=probe, daemon=True)  # it may wait for as long as this process lives
+    thread.start()
+    thread.join(ANSWER_S)
+    return codes in ([errno.ENOTCONN], [errno.ECONNABORTED])
 
 
 def check_mountpoint(mountpoint: Path) -> None:
     """Raise GrowfsError if this cannot be a mountpoint."""
+    if mounted := mounted_at(mountpoint):  # first, because such a mount may hang
+        raise GrowfsError(
+            f"{mountpoint}: is already a growfs mount (cache {mounted.cache}); growfs umount {mountpoint} unmounts it"
+        )
     try:
         stat = mountpoint.lstat()
     except FileNotFoundError:
@@ -143,14 +198,23 @@ def check_mountpoint(mountpoint: Path) -> None:
         raise GrowfsError(f"{mountpoint}: {error.strerror}") from None
     if not mountpoint.is_dir():
         raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one")
-    if mounted := mounted_at(mountpoint):
-        raise GrowfsError(
-            f"{mountpoint}: is already a growfs mount (cache {mounted.cache}); growfs umount {mountpoint} unmounts it"
-        )
     if stat.st_dev != mountpoint.resolve().parent.stat().st_dev and os.path.ismount(mountpoint):
         raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
     if any(mountpoint.iterdir()):
         raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")
+
+
+def check_outside(mountpoint: Path, name: str, folder: Path) -> None:
+    """Raise GrowfsError if a folder that the daemon uses is the mountpoint or below it: it would wait for itself.
+
+    Links and bind mounts are followed. name: what the folder is, for people.
+    """
+    top = mountpoint.stat()
+    path = Path(os.path.realpath(folder))
+    for above in (path, *path.parents):
+        with suppress(OSError):  # it does not exist yet
+            if os.path.samestat(above.stat(), top):
+                raise GrowfsError(f"{name} {folder}: lies below the mountpoint, {mountpoint}; name a folder outside it")
 
 
 def check_fuse(allow_other: bool) -> None:
@@ -195,8 +259,12 @@ def raise_read_ahead(mountpoint: Path) -> None:
             Path(f"/sys/class/bdi/{mounted.device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
 
 
+class InUse(GrowfsError):
+    """A mount cannot be unmounted, because a process uses it."""
+
+
 def unmount(mountpoint: Path, lazy: bool) -> None:
-    """Unmount. lazy: even while it is in use. Raises GrowfsError with the processes that use it."""
+    """Unmount. lazy: even while it is in use. Raises InUse, or another GrowfsError."""
     if os.geteuid() == 0:
         if _libc.umount2(os.fsencode(mountpoint), MNT_DETACH if lazy else 0) == 0:
             return
@@ -211,24 +279,8 @@ def unmount(mountpoint: Path, lazy: bool) -> None:
             return
         reason, busy = done.stderr.strip().removeprefix("fusermount3: "), "busy" in done.stderr.lower()
     if busy:
-        users = ", ".join(users_of(mountpoint)) or "a process that you may not see"
-        raise GrowfsError(f"{mountpoint}: in use by {users}; end it, or unmount anyway: umount --lazy")
+        raise InUse(f"{mountpoint}: in use")
     raise GrowfsError(f"{mountpoint}: cannot be unmounted: {reason}")
-
-
-def users_of(mountpoint: Path) -> list[str]:
-    """The processes with an open file, a mapping or their working directory below a mountpoint, as 'command (pid)'."""
-    below = f"{mountpoint}/"
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = [process / "cwd", process / "root", *(process / "fd").iterdir()]
-            used = any(f"{os.readlink(link)}/".startswith(below) for link in links if link.is_symlink())
-            if used or below in (process / "maps").read_text():
-                found.append(f"{(process / 'comm').read_text().strip()} ({process.name})")
-        except OSError:
-            continue
-    return found
 
 
 def force_unmount(mounted: Mounted) -> None:
@@ -244,7 +296,7 @@ def force_unmount(mounted: Mounted) -> None:
 @contextmanager
 def captured_stderr() -> Iterator[Callable[[], str]]:
     """Capture what a C library writes to descriptor 2. The function returns it as one line."""
-    captured = os.memfd_create("stderr")
+    captured = memfd_create("stderr")
     before = os.dup(2)
     os.dup2(captured, 2)
     try:

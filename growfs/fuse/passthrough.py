@@ -66,7 +66,6 @@ class PassthroughEngine:
         self._backing_ids: dict[int, int] = {}
         self._to_open_ahead: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._pending: dict[int, PendingRequest] = {}
-        self._buffer = memoryview(bytearray(protocol.REPLY_MAX))
         vfs.descriptor_closed.connect(self._drop_backing_id)
         self._handlers: dict[int, tuple[str, Callable[[FuseRequest], None]]] = {
             opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
@@ -326,12 +325,18 @@ class PassthroughEngine:
     def _read(self, request: FuseRequest) -> None:
         """READ comes for virtual files, for files without a backing id, and for any file after POSIX_FADV_WILLNEED."""
         read = structs.ReadIn.unpack(request.message, HEADER)
-        buffer = self._buffer[: read.size]
-        count = self._vfs.try_read(read.fh, read.offset, buffer)
-        if count is None:
+        content = self._vfs.try_read(read.fh, read.offset, read.size)
+        if content is None:
             self._start_task(request, partial(self._read_later, request, read))
         else:
-            self._session.send(protocol.reply_header(request.unique, count), buffer[:count])
+            self._session.send(protocol.reply_header(request.unique, len(content)), content)
+            self._drop_second_copy(request, read)
 
     async def _read_later(self, request: FuseRequest, read: structs.ReadIn) -> None:
         self._reply(request, await self._vfs.read(read.fh, read.offset, read.size))
+        self._drop_second_copy(request, read)
+
+    def _drop_second_copy(self, request: FuseRequest, read: structs.ReadIn) -> None:
+        """Have the kernel forget what it read ahead of a file that it reads itself: the cached file is in memory."""
+        if self._backing_ids.get(request.nodeid, NO_BACKING) != NO_BACKING:
+            self._session.notify(protocol.inval_inode(request.nodeid, read.offset, read.size))

@@ -20,6 +20,7 @@ from growfs.fuse.structs import (
     InitIn,
     InitOut,
     InvalEntryOut,
+    InvalInodeOut,
     Malformed,
     OpenOut,
     OutHeader,
@@ -31,11 +32,10 @@ MINOR_MIN, MINOR_MAX = 40, 45
 """FUSE_KERNEL_MINOR_VERSION of the first kernel with FOPEN_PASSTHROUGH, and of the last one supported here."""
 MIN_READ_BUFFER = 8192
 """FUSE_MIN_READ_BUFFER: the smallest buffer for read(2) of /dev/fuse, in bytes."""
-PAGES_MAX = 256
-"""Pages of one READ (FUSE_MAX_MAX_PAGES, fs/fuse/fuse_i.h)."""
-PAGE = 4096
-REPLY_MAX = PAGES_MAX * PAGE
-"""The largest READ that the kernel sends, in bytes."""
+READ_MAX = 1 << 20
+"""The largest READ that the kernel is asked to send, in bytes."""
+MAX_WRITE = 4096
+"""The kernel's own minimum, as nothing is ever written. It must fit in MIN_READ_BUFFER, with its headers."""
 
 DIRENT_ALIGNMENT = 8
 """FUSE_DIRENT_ALIGN."""
@@ -99,6 +99,7 @@ class Opcode(enum.IntEnum):
 class Notify(enum.IntEnum):
     """enum fuse_notify_code: those that are sent."""
 
+    INVAL_INODE = 2
     INVAL_ENTRY = 3
 
 
@@ -217,9 +218,16 @@ def inval_entry(parent: int, name: bytes) -> bytes:
     return OutHeader(OutHeader.layout.size + len(body), Notify.INVAL_ENTRY, 0).pack() + body
 
 
-def negotiate(offer: InitIn, wanted: InitFlag, max_background: int) -> InitOut:
+def inval_inode(nodeid: int, offset: int, size: int) -> bytes:
+    """The notification that the kernel must forget the pages of a range of a file."""
+    body = InvalInodeOut(nodeid, offset, size).pack()
+    return OutHeader(OutHeader.layout.size + len(body), Notify.INVAL_INODE, 0).pack() + body
+
+
+def negotiate(offer: InitIn, wanted: InitFlag, max_background: int, page_bytes: int) -> InitOut:
     """The answer to INIT. Sets the wanted flags that the kernel offers. Raises KernelTooOld without passthrough.
 
+    page_bytes: of a page of the kernel's: a READ is limited in pages, of which some kernels have larger ones.
     max_stack_depth is 2 because a cache on overlayfs (a container's root) is a file system on top of another.
     """
     if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or not offer.all_flags & InitFlag.PASSTHROUGH:
@@ -232,9 +240,9 @@ def negotiate(offer: InitIn, wanted: InitFlag, max_background: int) -> InitOut:
         flags=flags & 0xFFFFFFFF,
         max_background=max_background,
         congestion_threshold=max_background * 3 // 4,
-        max_write=PAGE,
+        max_write=MAX_WRITE,
         time_gran=1,
-        max_pages=PAGES_MAX,
+        max_pages=max(1, READ_MAX // page_bytes),
         map_alignment=0,
         flags2=flags >> 32,
         max_stack_depth=2,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import queue
 import select
@@ -113,7 +114,8 @@ class Session:
         if request.opcode != protocol.Opcode.INIT:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
-            init = protocol.negotiate(structs.InitIn.unpack(request.message, protocol.HEADER), FLAGS, BACKGROUND_MAX)
+            offer = structs.InitIn.unpack(request.message, protocol.HEADER)
+            init = protocol.negotiate(offer, FLAGS, BACKGROUND_MAX, mmap.PAGESIZE)
         except protocol.KernelTooOld:
             self.send(protocol.error_reply(request.unique, errno.EPROTO))
             raise

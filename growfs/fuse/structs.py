@@ -268,6 +268,16 @@ class InvalEntryOut(Structure):
     flags: int
 
 
+@dataclass(slots=True)
+class InvalInodeOut(Structure):
+    """fuse_notify_inval_inode_out."""
+
+    layout = Struct("=Qqq")
+    ino: int
+    off: int
+    len: int
+
+
 # The argument of an ioctl.
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from growfs.errors import RemoteBusy
 from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.rate_limits import SharedLimits
 
@@ -17,25 +18,37 @@ if TYPE_CHECKING:
     from growfs.remote.manifests.manifest import Manifest
     from growfs.remote.stores.fsspec import FsspecRemote
 
-__all__ = ["Page", "Progress", "Remote", "RemoteFile", "RemoteSpec", "Skipped", "open_remote", "preload"]
+__all__ = [
+    "Page",
+    "Progress",
+    "Remote",
+    "RemoteFile",
+    "RemoteSpec",
+    "Skipped",
+    "open_remote",
+    "preload",
+    "preload_transfer",
+]
 
 
 def open_remote(
     spec: RemoteSpec,
     threads: TransferThreads | None = None,
-    on_busy: Callable[[], None] = lambda: None,
+    on_busy: Callable[[RemoteBusy], None] = lambda _: None,
     limits: SharedLimits | None = None,
+    repeats: bool = True,
 ) -> Remote:
     """The remote that spec describes, with its wrappers. Does not touch the network and starts no thread.
 
-    threads: the transfer threads; if none are given, the remote has a few of its own. on_busy: called when the store
-    is busy or fails, before a request is repeated. limits: how fast a producer may read.
+    threads: the transfer threads; if none are given, the remote has a few of its own. on_busy: called with the
+    error when the store is busy or fails, before a request is repeated. limits: how fast a producer may read.
+    repeats: whether such requests are repeated.
     Raises UsageError if the URL, its options or a pattern is wrong, or a package is missing.
     """
-    from growfs.remote.filter import FilteredRemote, PathFilter
-
-    remote = _open_source(spec, threads, on_busy, limits)
+    remote = _open_source(spec, threads, on_busy, limits, repeats)
     if spec.include or spec.exclude:
+        from growfs.remote.filter import FilteredRemote, PathFilter
+
         remote = FilteredRemote(remote, PathFilter(spec.include, spec.exclude))
     if spec.producer and spec.producer.seed is None:
         from growfs.remote.wrappers.producer import ProducedRemote
@@ -45,50 +58,56 @@ def open_remote(
 
 
 def _open_source(
-    spec: RemoteSpec, threads: TransferThreads | None, on_busy: Callable[[], None], limits: SharedLimits | None
+    spec: RemoteSpec,
+    threads: TransferThreads | None,
+    on_busy: Callable[[RemoteBusy], None],
+    limits: SharedLimits | None,
+    repeats: bool,
 ) -> Remote:
-    from growfs.remote.manifests.manifest import ManifestRemote
-    from growfs.remote.manifests.tables import SUFFIXES, suffix_of
-    from growfs.remote.wrappers.archives import ArchiveRemote
     from growfs.remote.wrappers.retry import RetryingRemote
 
     if spec.producer and spec.producer.seed is not None:
         from growfs.remote.wrappers.producer import SampledRemote
 
         return SampledRemote(spec, spec.producer, limits)
-    if not spec.manifest and spec.url.startswith(("http://", "https://")) and suffix_of(spec.url) in SUFFIXES:
+    if not spec.manifest and spec.url.startswith(("http://", "https://")) and _is_table(spec.url):
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
     remote: Remote = _open_store(spec, threads)
     if spec.manifest:
+        from growfs.remote.manifests.manifest import ManifestRemote
+
         remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote)
     if spec.members:
+        from growfs.remote.wrappers.archives import ArchiveRemote
+
         assert spec.cache
         remote = ArchiveRemote(remote, spec.members, spec.cache)
-    return RetryingRemote(remote, on_busy)
+    return RetryingRemote(remote, on_busy) if repeats else remote
+
+
+def _is_table(url: str) -> bool:
+    from growfs.remote.manifests.tables import SUFFIXES, suffix_of
+
+    return suffix_of(url) in SUFFIXES
 
 
 def preload(spec: RemoteSpec) -> None:
     """Import what open_remote(spec) and its first use import, for a process that forks afterwards.
 
-    Creates no filesystem, thread or event loop. Raises UsageError if a package is missing.
+    Creates no filesystem, thread or event loop. Raises UsageError as open_remote does.
     """
-    import awscrt.checksums  # noqa: F401 - of each file a digest is computed
-
-    import growfs.remote.filter
-    import growfs.remote.manifests.inventory
-    import growfs.remote.manifests.manifest
-    import growfs.remote.wrappers.archives
-    import growfs.remote.wrappers.producer
-    import growfs.remote.wrappers.retry  # noqa: F401
+    open_remote(spec)
     from growfs.remote.stores.fsspec import store_of
 
-    if spec.producer and spec.producer.seed is not None:
-        return
-    _open_store(spec)
-    if store_of(spec.url) == "s3":
+    if store_of(spec.url) == "s3" and not (spec.producer and spec.producer.seed is not None):
         from growfs.remote.stores.s3 import store
 
         store.preload()
+
+
+def preload_transfer() -> None:
+    """Import what the first transfer of a file imports, and listings do without."""
+    import awscrt.checksums  # noqa: F401 - of each file a digest is computed
 
 
 def _open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> FsspecRemote:

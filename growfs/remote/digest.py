@@ -15,27 +15,58 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-PART_BYTES = 16 << 20
 XXH3_PART_BYTES = 16 << 20
 BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, and take a fifth longer
 ALGORITHM = "crc64nvme:"
 
 
-class Digest:
-    """The digest of a file that passes through memory. Several threads may each feed a part."""
+class CrcParts:
+    """A CRC of a file that passes through memory in parts, in any order. Several threads may each feed a part."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """name: 'crc64nvme', 'crc32c' or 'crc32'."""
         from awscrt import checksums
 
-        self._extend, self._combine = checksums.crc64nvme, checksums.combine_crc64nvme
-        self._parts: dict[int, _Part] = {}
+        self._extend, self._combine = getattr(checksums, name), getattr(checksums, f"combine_{name}")
+        self._parts: dict[int, CrcPart] = {}
 
-    def part(self, start: int) -> DigestStream:
-        """A stream for the bytes from start on, a multiple of PART_BYTES. It replaces an earlier one."""
-        number, rest = divmod(start, PART_BYTES)
-        if rest:
-            raise ValueError(f"no part begins at {start}")
-        return DigestStream(self._extend, self._parts, number)
+    def part(self, start: int) -> CrcPart:
+        """A new part for the bytes from start up to the next part. It replaces an earlier part with the same start."""
+        part = self._parts[start] = CrcPart(self._extend)
+        return part
+
+    def combined(self) -> tuple[int, int]:
+        """The CRC of all parts, and their bytes. Raises ValueError if a part between them is missing."""
+        crc = end = 0
+        for start, part in sorted(self._parts.items()):
+            if start != end:
+                raise ValueError(f"the bytes from {end} to {start} are missing")
+            crc, end = self._combine(crc, part.crc, part.bytes), end + part.bytes
+        return crc, end
+
+
+class CrcPart:
+    """Takes consecutive bytes."""
+
+    def __init__(self, extend: Callable[[memoryview, int], int]) -> None:
+        self._extend = extend
+        self.crc = self.bytes = 0
+
+    def update(self, piece: memoryview) -> None:
+        """Take the bytes that come next; nothing of piece is kept."""
+        self.crc = self._extend(piece, self.crc)
+        self.bytes += len(piece)
+
+
+class Digest(CrcParts):
+    """The digest of a file that passes through memory."""
+
+    def __init__(self) -> None:
+        super().__init__("crc64nvme")
+
+    def reset(self) -> None:
+        """Forget all bytes: the transfer begins anew, and its parts may be others."""
+        self._parts.clear()
 
     @property
     def bytes(self) -> int:
@@ -43,40 +74,8 @@ class Digest:
         return sum(part.bytes for part in self._parts.values())
 
     def text(self) -> str:
-        """The digest, when all bytes came. Raises ValueError if a part is missing or not whole."""
-        parts = [part for _, part in sorted(self._parts.items())]
-        if max(self._parts, default=-1) != len(parts) - 1 or any(part.bytes < PART_BYTES for part in parts[:-1]):
-            raise ValueError("a part is missing, or not whole")
-        crc = 0
-        for part in parts:
-            crc = self._combine(crc, part.crc, part.bytes)
-        return f"{ALGORITHM}{crc:016x}"
-
-
-class DigestStream:
-    """Takes consecutive bytes, from the beginning of a part on and into those that follow it."""
-
-    def __init__(self, extend: Callable[[memoryview, int], int], parts: dict[int, _Part], number: int) -> None:
-        self._extend, self._parts, self._number = extend, parts, number
-        self._part = parts[number] = _Part()
-
-    def update(self, piece: memoryview) -> None:
-        """Take the bytes that come next; nothing of piece is kept."""
-        while piece:
-            if self._part.bytes == PART_BYTES:
-                self._number += 1
-                self._part = self._parts[self._number] = _Part()
-            part = self._part
-            fits, piece = piece[: PART_BYTES - part.bytes], piece[PART_BYTES - part.bytes :]
-            part.crc = self._extend(fits, part.crc)
-            part.bytes += len(fits)
-
-
-class _Part:
-    __slots__ = ("bytes", "crc")
-
-    def __init__(self) -> None:
-        self.crc = self.bytes = 0
+        """The digest, when all bytes came. Raises ValueError if some are missing."""
+        return f"{ALGORITHM}{self.combined()[0]:016x}"
 
 
 def of(path: Path) -> str:

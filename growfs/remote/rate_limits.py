@@ -11,6 +11,8 @@ import struct
 import threading
 import time
 
+from growfs.syscalls import memfd_create
+
 _PAGE = struct.Struct("=IIQ")  # streams, over all workers; workers that share them; bytes/s, 0 for no limit
 
 RATE_MAX = (1 << 64) - 1
@@ -24,7 +26,7 @@ class SharedLimits:
     """Owns the page. fd: its file descriptor, which another process needs to map it too."""
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("growfs-limits") if fd is None else fd
+        self.fd = memfd_create("growfs-limits") if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, mmap.PAGESIZE)
         self._page = mmap.mmap(self.fd, mmap.PAGESIZE)

@@ -9,8 +9,11 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
+
+from pyroaring import BitMap64
 
 from growfs.remote.names import extension, template_fields
 
@@ -66,7 +69,9 @@ class Order:
     """What a pass has still to draw: ids, in order. A negative id is of the same group as the id before it.
 
     frozen come first, then a file of each directory that has none (seeds), then the rest. files: how many this node's
-    whole share has, drawn or not; bytes: of those among them that can be drawn.
+    whole share has, drawn or not; bytes: of those among them that can be drawn. frozen_ids, seed_ids: the same ids as
+    sets; seed_bytes: of the seeds. frozen_files: how many the catalog has, drawn or not. has_groups: some files are of
+    one group.
     """
 
     frozen: Sequence[int] = ()
@@ -74,6 +79,11 @@ class Order:
     rest: Sequence[int] = ()
     files: int = 0
     bytes: int = 0
+    frozen_ids: BitMap64 = field(default_factory=BitMap64)
+    seed_ids: BitMap64 = field(default_factory=BitMap64)
+    seed_bytes: int = 0
+    frozen_files: int = 0
+    has_groups: bool = False
 
 
 def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
@@ -90,8 +100,15 @@ def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
 
 def draw_key(seed: int, number: int, path: str) -> int:
     """The place of path in pass number, as an unsigned 64-bit integer (BLAKE2b, RFC 7693, keyed)."""
-    key = f"{seed}/{number}".encode()[:64]
-    return int.from_bytes(blake2b(path.encode(), digest_size=8, key=key).digest(), "big")
+    keyed = _keyed_hash(seed, number).copy()
+    keyed.update(path.encode())
+    return int.from_bytes(keyed.digest(), "big")
+
+
+@lru_cache(16)
+def _keyed_hash(seed: int, number: int) -> blake2b:
+    """The hash of a pass before any path: a copy costs half of what a new keyed hash costs."""
+    return blake2b(digest_size=8, key=f"{seed}/{number}".encode()[:64])
 
 
 def group_of(template: str | None, path: str) -> str:
@@ -125,15 +142,19 @@ class _Keyed:
     """Ids in the order of their keys, which may be DEFERRED. 16 bytes each: tuples of ten million files take 2 GB."""
 
     def __init__(self) -> None:
-        self._parts = [array("Q") for _ in range(2 << PART_BITS)]
+        self._parts: dict[int, array[int]] = {}
 
     def add(self, key: int, id: int) -> None:
         """Add an id."""
-        self._parts[key >> (64 - PART_BITS)].extend((key % DEFERRED, id))
+        number = key >> (64 - PART_BITS)
+        part = self._parts.get(number)
+        if part is None:
+            part = self._parts[number] = array("Q")
+        part.extend((key % DEFERRED, id))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """(key without DEFERRED, id), in order."""
-        for part in self._parts:
+        for _, part in sorted(self._parts.items()):
             yield from sorted(zip(part[::2], part[1::2], strict=True))
 
 
@@ -150,7 +171,8 @@ class _First:
 
 
 class _Drawing:
-    """Collects the files of an order. Keeps only the key and id of each file. _groups: all ids with a key.
+    """Collects the files of an order. Keeps only the key and id of each file. _groups: all ids with a key, with
+    _group_bytes.
 
     _others: by key, the sizes of files that are not in this node's share. They are drawn all the same where a file of
     their group is frozen or a seed; then their key is in `_whole`.
@@ -163,7 +185,9 @@ class _Drawing:
         self._firsts: dict[tuple[int, str], _First] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
         self._seeded: set[int] = set()
+        self._frozen_files = 0
         self._groups: dict[int, list[int]] = {}
+        self._group_bytes: Counter[int] = Counter()
         self._others: dict[int, list[int]] = {}
         self._whole: set[int] = set()
         self._files = self._bytes = 0
@@ -178,10 +202,12 @@ class _Drawing:
             self._count(file.size)
         if mine and (not file.drawn or (file.frozen and not file.resident)):  # it may be drawn, evicted, then frozen
             (self._frozen if file.frozen else self._rest).add(key + DEFERRED * file.deferred, file.id)
+        self._frozen_files += file.frozen
         if file.resident:
             self._seeded.add(file.directory)
         if pass_.group is not None:
             self._groups.setdefault(key, []).append(file.id)
+            self._group_bytes[key] += file.size
             if file.frozen:
                 self._whole.add(key)
             if not mine:
@@ -194,6 +220,7 @@ class _Drawing:
 
     def order(self) -> Order:
         seeds = _Keyed()
+        seed_sizes: dict[int, int] = {}
         done = {id for _, id in self._frozen}
         for directory, seed in self._seeds().items():
             if not seed.mine:  # every node draws the seeds
@@ -202,6 +229,7 @@ class _Drawing:
                     self._count(seed.size)
             if directory not in self._seeded and seed.id not in done:
                 seeds.add(seed.key, seed.id)
+                seed_sizes[seed.key] = self._group_bytes.get(seed.key, seed.size)
             elif not (seed.mine or seed.drawn):
                 self._rest.add(seed.key, seed.id)
         for key in self._whole:
@@ -211,7 +239,19 @@ class _Drawing:
         done.update(map(abs, frozen_ids))
         seed_ids = self._ids(seeds, done)
         done.update(map(abs, seed_ids))
-        return Order(frozen_ids, seed_ids, self._ids(self._rest, done), self._files, self._bytes)
+        has_groups = any(len(ids) > 1 for ids in self._groups.values())
+        return Order(
+            frozen_ids,
+            seed_ids,
+            self._ids(self._rest, done),
+            self._files,
+            self._bytes,
+            BitMap64(map(abs, frozen_ids)),
+            BitMap64(map(abs, seed_ids)),
+            sum(seed_sizes.values()),
+            self._frozen_files,
+            has_groups,
+        )
 
     def _count(self, size: int) -> None:
         self._files += 1

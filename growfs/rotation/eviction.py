@@ -34,16 +34,21 @@ def draw_candidates(
             yield from group
 
 
-def miss_candidates(files: Iterable[CachedFile], shown_seq: int, holds: Holds) -> Iterator[CachedFile]:
+def miss_candidates(
+    files: Iterable[CachedFile], shown_seq: int, holds: Holds, spares_held: bool = False
+) -> Iterator[CachedFile]:
     """What a miss may evict, in order: all of these files.
 
     First those that no generation listed, the last admitted first; then the delisted ones, first those that nobody
     holds; then the listed ones, those listed for longest first. shown_seq: the last admission that a generation lists.
+    spares_held: without those that somebody holds, for what no reader waits for.
     """
     unlisted: list[CachedFile] = []
     delisted: list[CachedFile] = []
     listed: list[CachedFile] = []
     for file in files:
+        if spares_held and holds.cover(file.directory, file.seq, file.delisted):
+            continue
         (delisted if file.delisted is not None else listed if file.seq <= shown_seq else unlisted).append(file)
     yield from sorted(unlisted, key=attrgetter("seq"), reverse=True)
     held: list[CachedFile] = []

@@ -6,7 +6,8 @@ import logging
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 
 ROWS_MAX = (256, 100_000)
 """How many files of each sort are read to make room; the second number where the first was not enough."""
+CHECKED_FILES_MAX = 1000
+"""Files that are checked in one step for whether they are open or mapped: 2 us each."""
+EXCESS_POLL_S = 2.0
+"""How often eviction is tried again while the cache exceeds its quota: a mapping may end unnoticed."""
 BATCH_PARTS = 500
 """A draw evicts up to one part in 500 of the cache at a time, where so much is delisted: each time costs a commit."""
 
@@ -53,6 +58,14 @@ class Evictor:
         """Whether delisted files give way to others."""
         return self._generations.rotates
 
+    async def run(self) -> None:
+        """Evict what exceeds the quota, once that is possible: after it was lowered, files may still be in use."""
+        while True:
+            while self._store.used_bytes <= self._store.limit_bytes:
+                await self._store.space_freed.wait()
+            await self._evict_excess()
+            await trio.sleep(EXCESS_POLL_S)
+
     async def reserve_by_rotation(self, size: int) -> int | None:
         """As Store.reserve, evicting delisted files that nobody holds where that is needed.
 
@@ -62,63 +75,105 @@ class Evictor:
         """
         if not self._generations.rotates:
             return None
-        async with self._generations.unchanged() as is_written:
-            if not is_written:
+        async with self._by_what_is_listed() as is_known:
+            if not is_known:
                 return None
-            async with self._making_room:
-                short = self._store.bytes_short(disk.allocation(size))
-                if short > 0:
-                    candidates = partial(_for_a_draw, self._holds(), self._store.shown_seq)
-                    await self._evict(await self._pick(candidates, short, self._store.limit_bytes // BATCH_PARTS))
-                return self._store.reserve(size)  # no other task runs in between
-
-    async def reserve_by_eviction(self, size: int) -> int | None:
-        """As Store.reserve, evicting what the rules allow for a miss where that is needed."""
-        async with self._making_room:
             short = self._store.bytes_short(disk.allocation(size))
             if short > 0:
-                await self._evict(await self._pick(self._for_a_miss(), short), return_to_pass=True)
+                candidates = partial(_for_a_draw, self._holds(), self._store.shown_seq)
+                await self._evict(await self._pick(candidates, short, self._store.limit_bytes // BATCH_PARTS))
             return self._store.reserve(size)  # no other task runs in between
+
+    async def reserve_by_eviction(self, size: int, spares_held: bool = False) -> int | None:
+        """As Store.reserve, evicting what the rules allow for a miss where that is needed.
+
+        spares_held: but not what readers hold. None also where the disk refuses to write a generation.
+        """
+        if (reserved := self._store.reserve(size)) is not None:
+            return reserved  # without waiting for a generation
+        async with self._by_what_is_listed() as is_known:
+            if not is_known:
+                return None
+            short = self._store.bytes_short(disk.allocation(size))
+            if short > 0:
+                await self._evict(await self._pick(self._for_a_miss(spares_held), short), return_to_pass=True)
+            return self._store.reserve(size)  # no other task runs in between
+
+    @asynccontextmanager
+    async def _by_what_is_listed(self) -> AsyncIterator[bool]:
+        """No generation begins within, and nothing else is evicted. Yields whether the rows say what is listed.
+
+        Else the last file that a directory lists might be evicted, because another one was listed before.
+        """
+        async with self._generations.unchanged() as is_written, self._making_room:
+            yield is_written
+
+    async def may_ever_fit(self, size: int) -> bool:
+        """Whether a file may fit once nothing is open or in flight: unless pinned and last files take too much."""
+        kept = await self._db.query_in_thread(_kept_bytes)
+        return kept + disk.allocation(size) <= self._store.limit_bytes
 
     async def shrink(self, limit_bytes: int) -> bool:
         """Change the quota and evict what exceeds it; returns whether the cache is within it now."""
         self._store.set_limit(limit_bytes)
-        async with self._making_room:
-            if (excess := self._store.used_bytes - limit_bytes) > 0:
-                await self._evict(await self._pick(self._for_a_miss(), excess), return_to_pass=True)
-            if self._store.used_bytes > limit_bytes:  # all that may go does not free enough, and goes all the same
-                everything = await self._pick(self._for_a_miss(), 1, sys.maxsize, ROWS_MAX[-1:])
-                await self._store.evict(everything, return_to_pass=True)
+        await self._evict_excess()
         return self._store.used_bytes <= limit_bytes
 
-    async def evictable(self, ids: Sequence[int]) -> set[int]:
-        """Which of these files may all go: none is in use, and each directory keeps a file of each extension."""
-        open_files, shown_seq = self._store.open_files, self._store.shown_seq
-        allowed = await self._db.query_in_thread(partial(_of_these, ids, open_files.ids, shown_seq))
-        return {id for id in allowed if id not in open_files}  # opened meanwhile, or mapped
+    async def _evict_excess(self) -> None:
+        store = self._store
+        async with self._by_what_is_listed() as is_known:
+            if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
+                candidates = self._for_a_miss()
+                chosen = await self._pick(candidates, excess)
+                # Where all that may go does not free enough, it goes all the same.
+                chosen = chosen or await self._pick(candidates, 1, sys.maxsize, ROWS_MAX[-1:])
+                await self._evict(chosen, return_to_pass=True)
 
-    def _for_a_miss(self) -> Candidates:
-        return partial(_for_a_miss, self._holds(), self._store.shown_seq)
+    async def evict(self, ids: Sequence[int]) -> int:
+        """Evict those of these files that are not in use, but of each directory keep a file of each extension.
+
+        Returns the bytes that they took.
+        """
+        store = self._store
+        async with self._by_what_is_listed() as is_known:
+            if not is_known:
+                return 0
+            allowed = await self._db.query_in_thread(partial(_of_these, ids, store.open_files.ids, store.shown_seq))
+            allowed -= await self._opened(list(allowed))
+            return await store.evict([id for id in ids if id in allowed])
+
+    def _for_a_miss(self, spares_held: bool = False) -> Candidates:
+        return partial(_for_a_miss, self._holds(), self._store.shown_seq, spares_held)
 
     async def _pick(
         self, candidates: Candidates, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX
     ) -> list[int]:
         """The ids to evict for need bytes, or for ample if the candidates have as many; none where they have too few.
 
-        The candidates are read on a thread: to find that a hundred thousand files are held takes a second.
+        A thread reads the candidates and picks: to find that a hundred thousand files are held takes a second.
         """
         in_use = self._store.open_files.ids
         for most in rows_max:
             while True:
-                files = await self._db.query_in_thread(partial(candidates, in_use=in_use, most=most))
-                chosen = pick_victims(files, max(need, min(ample, sum(file.bytes for file in files))))
-                opened = {id for id in chosen if id in self._store.open_files}  # opened meanwhile, or mapped
+                chosen = await self._db.query_in_thread(partial(_pick, candidates, in_use, most, need, ample))
+                opened = await self._opened(chosen)
                 if not opened:
                     break
                 in_use |= opened
             if chosen:
                 return chosen
         return []
+
+    async def _opened(self, ids: Sequence[int]) -> set[int]:
+        """Which of these files were opened since a thread picked them, or are mapped. Requests are answered meanwhile.
+
+        A file that is opened between this and its eviction stays readable.
+        """
+        opened = set[int]()
+        for start in range(0, len(ids), CHECKED_FILES_MAX):
+            opened.update(id for id in ids[start : start + CHECKED_FILES_MAX] if id in self._store.open_files)
+            await trio.lowlevel.checkpoint()
+        return opened
 
     async def _evict(self, ids: list[int], return_to_pass: bool = False) -> None:
         try:
@@ -127,20 +182,31 @@ class Evictor:
             log.warning("no room could be made: %s", error)
 
 
+def _pick(candidates: Candidates, in_use: Container[int], most: int, need: int, ample: int, ask: Query) -> list[int]:
+    """The ids of the candidates to evict for need bytes, or for ample where they have as many."""
+    files = candidates(ask, in_use, most)
+    return pick_victims(files, max(need, min(ample, sum(file.bytes for file in files))))
+
+
 def _for_a_draw(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int], most: int) -> list[CachedFile]:
     """Up to `most` delisted files that a draw may evict, in order."""
     files = list(draw_candidates(delisted_groups(_files(ask, DELISTED, most)), in_use, holds))
     return list(evictable(files, in_use, _counts(ask, files, shown_seq), shown_seq))
 
 
-def _for_a_miss(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int], most: int) -> list[CachedFile]:
-    """What a miss may evict, up to `most` of each sort, in order. shown_seq: the last admission that was listed."""
+def _for_a_miss(
+    holds: Holds, shown_seq: int, spares_held: bool, ask: Query, in_use: Container[int], most: int
+) -> list[CachedFile]:
+    """What a miss may evict, up to `most` of each sort, in order. shown_seq: the last admission that was listed.
+
+    spares_held: without what is held.
+    """
     files = [
         *_files(ask, UNLISTED, shown_seq, most),
         *_files(ask, DELISTED, most),
         *_files(ask, LISTED, shown_seq, most),
     ]
-    in_order = miss_candidates(files, shown_seq, holds)
+    in_order = miss_candidates(files, shown_seq, holds, spares_held)
     return list(evictable(in_order, in_use, _counts(ask, files, shown_seq), shown_seq))
 
 
@@ -149,6 +215,16 @@ def _of_these(ids: Iterable[int], in_use: Container[int], shown_seq: int, ask: Q
     rows = (row for id in ids for row in ask(f"SELECT {FIELDS} FROM resident r WHERE r.id = ?", id))
     files = [CachedFile(*row) for row in rows]
     return {file.id for file in evictable(files, in_use, _counts(ask, files, shown_seq), shown_seq)}
+
+
+def _kept_bytes(ask: Query) -> int:
+    """What pinned and frozen files take, and at least a file of each kind that has none of these."""
+    ((bytes,),) = ask(
+        "SELECT coalesce(sum(coalesce(pinned, least)), 0) FROM"
+        " (SELECT sum(iif(n.pinned > 0, r.bytes, NULL)) AS pinned, min(r.bytes) AS least FROM resident r"
+        " JOIN node n USING (id) WHERE r.suffix IS NOT NULL GROUP BY r.parent, r.suffix)"
+    )
+    return int(bytes)
 
 
 def _files(ask: Query, query: str, *values: int) -> Iterator[CachedFile]:

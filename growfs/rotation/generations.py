@@ -16,15 +16,23 @@ import trio
 
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
+from growfs.cache.events import Signal
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.events import Signal
+from growfs.rotation.draw_order import groups_of
 from growfs.rotation.rules import Generation, GenerationPlan, Hold, Holds, TurnoverInput
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause where the disk refuses to write a generation. Listings join the current one meanwhile."""
+
+FORGET_GENERATIONS = (
+    "DELETE FROM generation WHERE NOT EXISTS (SELECT 1 FROM resident WHERE suffix IS NOT NULL"
+    " AND seq <= generation.last_seq AND seq > coalesce((SELECT earlier.last_seq FROM generation earlier"
+    " WHERE earlier.number < generation.number ORDER BY earlier.number DESC LIMIT 1), 0))"
+)
+"""Forget the generations that were not the first to list any file that is still cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ class Generations:
         self._catalog = catalog
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
-        self._requeued: list[tuple[int, ...]] | None = None
+        self._requeued: Sequence[int] | None = None
         self._refused = False
         self._rotating = trio.Lock()
 
@@ -94,22 +102,19 @@ class Generations:
                 await trio.sleep(RETRY_S)
                 continue
             self._refused = False
-            self.current.changes.clear()  # the rows say it from now on
             self._requeued = None
             self.written.notify()
 
-    async def _write(self, generation: Generation, requeued: Sequence[tuple[int, ...]]) -> None:
+    async def _write(self, generation: Generation, requeued: Sequence[int]) -> None:
         """Write down a generation, and what it changes."""
 
         def write(writer: sqlite3.Connection) -> None:
-            writer.execute(  # no cached file was listed by the generations that began before all of them were admitted
-                "DELETE FROM generation WHERE last_seq < (SELECT min(seq) FROM resident WHERE suffix IS NOT NULL)"
-            )
+            writer.execute(FORGET_GENERATIONS)
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
-            changes = [(delisted, id) for id, delisted in generation.changes.items()]
-            writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", changes)
-            self._store.requeue(writer, requeued)
+            for ids, delisted in ((generation.delisted, generation.number), (generation.relisted, None)):
+                writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", ((delisted, id) for id in ids))
+            self._store.requeue(writer, groups_of(requeued))
 
         await self._db.write(write)
 
@@ -141,11 +146,16 @@ class Generations:
             await self._begin(unrenewed, opened)
         self._store.space_freed.notify()
 
+    def continue_for_another_epoch(self, generation: Generation) -> Generation:
+        """Let the current generation list the files of another epoch, which begins now; returns it."""
+        self.current = generation.for_another_epoch(trio.current_time())
+        return self.current
+
     async def _begin(self, unrenewed: Holds, opened: frozenset[int]) -> None:
         number = self._number + 1
         turnover = self._turnover(unrenewed, opened)
         if self._changes_nothing(turnover):
-            plan = GenerationPlan(turnover.last_seq, self._store.resident_files, {}, [])
+            plan = GenerationPlan(turnover.last_seq, self._store.resident_files)
         else:
             plan = await self._decide(number, turnover)
         if self.show_files is not None and plan.files < self.show_files:
@@ -154,7 +164,8 @@ class Generations:
             )
             return
         self._number = number
-        self.current = Generation(number, plan.last_seq, trio.current_time(), plan.files, plan.changes)
+        now = trio.current_time()
+        self.current = Generation(number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted)
         self._store.shown_seq = plan.last_seq
         self._requeued = plan.requeued
         self.began.notify()
@@ -162,11 +173,12 @@ class Generations:
     def _turnover(self, unrenewed: Holds, opened: frozenset[int]) -> TurnoverInput:
         store, share = self._store, self._catalog.share
         short = store.bytes_short(0)
+        lacking = share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0
         return TurnoverInput(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -short)),  # the disk may have less space than that
             share=self.share,
             largest=store.wanted_bytes,
-            lacking=share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0,
+            lacking=lacking + store.renewal_bytes,
             # What is in flight was not listed yet, and need not be delisted for. Where others fill the disk, nothing is
             # delisted for what it is short of: all files would be.
             free=max(0, store.reserved_bytes - short),

@@ -2,36 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from pyroaring import BitMap64
 
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold, ListingContext
 
-GROW_BYTES = 4096
 
+class DirectoryHolds:
+    """The holds of one process: on each directory the one from its last listing there, or of everything.
 
-class Marks:
-    """A set of small numbers, one bit each: a process may open millions of files."""
+    The directories are kept in compressed bitmaps, one for each hold, because a process may list a million of them. A
+    thread may ask for a hold while the process lists on, and be told the earlier one.
+    """
 
-    def __init__(self) -> None:
-        self._bits = bytearray()
-        self._count = 0
+    def __init__(self, everywhere: Hold | None = None) -> None:
+        self.everywhere = everywhere
+        self._directories: dict[Hold, BitMap64] = {}
 
-    def __len__(self) -> int:
-        return self._count
+    def __bool__(self) -> bool:
+        return self.everywhere is not None or bool(self._directories)
 
-    def add(self, number: int) -> None:
-        """Add a number."""
-        place, bit = number >> 3, 1 << (number & 7)
-        if place >= len(self._bits):
-            self._bits.extend(bytes(place - len(self._bits) + GROW_BYTES))
-        if not self._bits[place] & bit:
-            self._bits[place] |= bit
-            self._count += 1
+    def get(self, directory: int) -> Hold | None:
+        """The hold that was set for a directory, or for EVERYWHERE."""
+        if directory == EVERYWHERE:
+            return self.everywhere
+        for hold, directories in reversed(list(self._directories.items())):
+            if directory in directories:
+                return hold
+        return None
+
+    def set(self, directory: int, hold: Hold) -> None:
+        """Replace the hold on a directory; one of EVERYWHERE replaces all."""
+        if directory == EVERYWHERE:
+            self.clear()
+            self.everywhere = hold
+            return
+        directories = self._directories.get(hold)
+        if directories is None:
+            directories = self._directories[hold] = BitMap64()
+        directories.add(directory)  # first: a thread that asks meanwhile finds one of the two
+        for other in [other for other in self._directories if other != hold]:
+            self._directories[other].discard(directory)
+            if not self._directories[other]:
+                del self._directories[other]
 
     def clear(self) -> None:
-        """Remove all numbers."""
-        self._bits = bytearray()
-        self._count = 0
+        """End all holds."""
+        self.everywhere, self._directories = None, {}
+
+    @property
+    def oldest(self) -> Hold | None:
+        """The hold of the earliest generation."""
+        holds = [*self._directories, *([self.everywhere] if self.everywhere else [])]
+        return min(holds, key=lambda hold: hold.generation, default=None)
+
+    def before(self, generation: int) -> DirectoryHolds:
+        """Those of earlier generations, as they are now: what changes later may change them, or not.
+
+        generation: its last one. A hold of everything covers nothing of the directories that it has listed since.
+        """
+        if self.everywhere is None or self.everywhere.generation >= generation:
+            earlier = DirectoryHolds()
+            listed_since = None
+        else:
+            earlier = DirectoryHolds(self.everywhere)
+            listed_since = Hold(generation, 0)
+        for hold, directories in self._directories.items():
+            if hold.generation < generation:
+                earlier._directories[hold] = directories
+            elif listed_since:
+                earlier._directories[listed_since] = directories
+        return earlier
+
+    @staticmethod
+    def merged(holds: Iterable[DirectoryHolds]) -> list[DirectoryHolds]:
+        """Few objects that hold the same together, for a worker. It takes long, and may run on a thread.
+
+        A process that holds everything, and some directories of another generation, stays alone: its hold on those
+        directories replaces the other one there.
+        """
+        everywhere = dict[Hold, DirectoryHolds]()
+        by_hold = dict[Hold, DirectoryHolds]()
+        alone = list[DirectoryHolds]()
+        for one in holds:
+            directories = list(one._directories.items())
+            if one.everywhere and directories:
+                alone.append(one)
+            elif one.everywhere:
+                everywhere[one.everywhere] = one
+            for hold, ids in () if one.everywhere else directories:
+                by_hold.setdefault(hold, DirectoryHolds())._directories.setdefault(hold, BitMap64()).update(ids)
+        return [*everywhere.values(), *by_hold.values(), *alone]
 
 
 @dataclass(eq=False, slots=True)
@@ -39,36 +102,44 @@ class Reader:
     """A process that listed a directory, or opened a file without any ancestor that had listed.
 
     pid: 0 stands for all processes of other pid namespaces, which the kernel does not identify. start: clock ticks
-    after boot. holds: by directory. listed_at, active_at: seconds, of any clock; None: never.
-    generation: the last one in which it listed. generations: in how many it has listed. shown: how many files it was
-    shown by its last listing of each directory. opens, waited: how many opens, and how many of them were misses.
-    files: the ids that it opened since it first listed in the current generation. handles: how many of its files are
-    open. unread: the share of the files of its listings before that, which it never opened.
+    after boot. listed_at, active_at: seconds, of any clock; None: never. generation: the last one in which it listed.
+    generations: in how many it has listed. opens, waited: how many opens, and how many of them were misses. files: the
+    ids that it opened since it first listed in the current generation. handles: how many of its files are open. unread:
+    the share of the files of its listings before that, which it never opened.
+
+    _listed: the directories that it listed in its last epoch. Of its last generation: _listed_whole, the directories
+    that it listed to the end; _shown, how many files it was shown of each of the others.
     """
 
     pid: int
     start: str
     command: str
     number: int = 0
-    holds: dict[int, Hold] = field(default_factory=dict)
+    holds: DirectoryHolds = field(default_factory=DirectoryHolds)
     listed_at: float | None = None
     active_at: float = 0.0
     generation: int = 0
     generations: int = 0
-    shown: dict[int, int] = field(default_factory=dict)
     opens: int = 0
     waited: int = 0
     handles: int = 0
-    files: Marks = field(default_factory=Marks)
+    files: BitMap64 = field(default_factory=BitMap64)
     unread: float = 0.0
     _listing_since: float = 0.0
     _opens_at_listing: int = 0
-    _listed: dict[int, int] = field(default_factory=dict)
+    _generation_since: float = 0.0
+    _opens_at_generation: int = 0
+    _epoch: int = 0
+    _listed: BitMap64 = field(default_factory=BitMap64)
+    _listed_whole: BitMap64 = field(default_factory=BitMap64)
+    _shown: dict[int, int] = field(default_factory=dict)
+    _shown_files: int = 0
+    _shown_everywhere: int = 0
 
     @property
     def files_shown(self) -> int:
-        """How many files its last listings showed."""
-        return self.shown.get(EVERYWHERE) or sum(self.shown.values())
+        """How many files its last listings showed, each of a directory once."""
+        return self._shown_everywhere or self._shown_files
 
     @property
     def listed_once(self) -> bool:
@@ -84,52 +155,67 @@ class Reader:
             and now - self._listing_since <= settle_s
         )
 
-    def unrenewed_holds(self, lists_now: bool = False) -> dict[int, Hold]:
+    def unrenewed_holds(self, lists_now: bool = False) -> DirectoryHolds:
         """The holds that it may never renew: those of directories that it has not listed again in its last generation.
 
         All of them, where it has listed in one generation only, unless lists_now: it lists again at this moment.
         """
-        if self.generations <= 1 and not lists_now:
-            return dict(self.holds)
-        return {directory: hold for directory, hold in self.holds.items() if hold.generation < self.generation}
+        return self.holds if self.generations <= 1 and not lists_now else self.holds.before(self.generation)
 
     @property
     def opened_all(self) -> bool:
         """Whether it has opened as many files as it was shown."""
         return 0 < self.files_shown <= len(self.files)
 
+    def _is_current(self, generation: Generation) -> bool:
+        """Whether it has listed in an epoch of a generation, the last one that it listed in."""
+        return (self.generation, self._epoch) == (generation.number, generation.epoch)
+
     def about_to_list(self, directory: int, generation: Generation | None, now: float) -> ListingContext:
         """The facts that decide whether its listing of a directory begins a generation. generation: the current one."""
         return ListingContext(
             listed_ever=self.listed_at is not None,
-            listed_here=generation is not None and self._listed.get(directory) == generation.number,
+            listed_here=generation is not None and self._is_current(generation) and directory in self._listed,
             opened_since=self.opens > self._opens_at_listing,
             listing_s=now - self._listing_since,
+            generation_s=now - self._generation_since,
+            opened_share=(self.opens - self._opens_at_generation) / max(1, self.files_shown),
         )
 
     def lists(self, directory: int, generation: Generation, now: float) -> None:
         """It lists a directory (EVERYWHERE: all), and holds what that generation shows of it from now on."""
+        if not self._is_current(generation):
+            self._listed, self._epoch = BitMap64(), generation.epoch
         if self.generation != generation.number:
             if shown := self.files_shown:
                 self.unread = max(0.0, 1 - len(self.files) / shown)
-            self.files.clear()
-            self.shown.clear()
+            self.files, self._listed_whole = BitMap64(), BitMap64()
+            self._shown, self._shown_files, self._shown_everywhere = {}, 0, 0
             self.generation = generation.number
             self.generations += 1
-            self._listing_since = now
+            self._listing_since = self._generation_since = now
+            self._opens_at_generation = self.opens
         elif self.opens > self._opens_at_listing:
             self._listing_since = now
         self._opens_at_listing = self.opens
-        if directory == EVERYWHERE:
-            self.holds.clear()
-        self.shown[directory] = 0
-        self.holds[directory] = Hold(generation.number, generation.last_seq)
-        self._listed[directory] = generation.number
+        self._shown_files -= self._shown.pop(directory, 0)
+        self.holds.set(directory, Hold(generation.number, generation.last_seq))
+        self._listed.add(directory)
         self.listed_at = self.active_at = now
 
     def is_shown(self, directory: int, files: int) -> None:
-        """Its listing of a directory showed so many more files."""
-        self.shown[directory] = self.shown.get(directory, 0) + files
+        """Its listing of a directory showed so many more files; of EVERYWHERE: all that there are."""
+        if directory == EVERYWHERE:
+            self._shown_everywhere = files
+        elif directory not in self._listed_whole:  # else it lists the same files again
+            self._shown[directory] = self._shown.get(directory, 0) + files
+            self._shown_files += files
+
+    def is_shown_all(self, directory: int) -> None:
+        """Its listing of a directory came to the end."""
+        if directory in self._listed:  # else the listing began in an earlier generation
+            self._shown.pop(directory, None)
+            self._listed_whole.add(directory)
 
     def opened(self, id: int, generation: Generation | None, now: float, waited: bool = False) -> None:
         """It, or a process that it started, opens a file. If it has never listed, it holds the current generation."""
@@ -139,7 +225,7 @@ class Reader:
         self.files.add(id)
         self.active_at = now
         if generation and not self.holds and self.listed_at is None:
-            self.holds[EVERYWHERE] = Hold(generation.number, generation.last_seq)
+            self.holds.set(EVERYWHERE, Hold(generation.number, generation.last_seq))
 
     def closed(self, now: float) -> None:
         """One of its files is closed."""

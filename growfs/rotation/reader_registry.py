@@ -14,15 +14,15 @@ from pathlib import Path
 
 import trio
 
+from growfs.cache.events import Signal
 from growfs.errors import TooManyOpen
-from growfs.events import Signal
 from growfs.rotation.generations import Generations
-from growfs.rotation.reader import Reader
-from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_generation
+from growfs.rotation.reader import DirectoryHolds, Reader
+from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_epoch, begins_generation
+from growfs.syscalls import pidfd_open
 
 FORGET_THREADS_S = 1.0
 """For how long a thread number is known to be the same thread. The kernel counts up, so reuse takes far longer."""
-THREADS_MAX = 256
 SILENCE_EVERY_S = 5.0
 """How often the registry checks for readers that have fallen silent."""
 NUMBERS = (1 << 20) - 1
@@ -89,10 +89,12 @@ class ReaderRegistry:
         self._generations = generations
         self._recently_opened = recently_opened
         self._beginning = trio.Lock()
+        self._is_beginning = False  # a generation is being decided: the listing that holds the lock needs one
         self._nursery: trio.Nursery
         self._readers: dict[tuple[int, str], Reader] = {}
         self._by_number: dict[int, Reader] = {}
-        self._threads: dict[int, tuple[float, Reader]] = {}
+        self._threads: dict[int, tuple[float, Reader]] = {}  # in the order in which they became known
+        self._listing = set[Reader]()  # all that are in the middle of listing, and some that have listed
         self._last_number = 0
 
     async def run(self) -> None:
@@ -125,14 +127,22 @@ class ReaderRegistry:
         """
         reader = self._own(tid)
         generation = self._generations.current
-        if generation is None or self._begins(reader, directory, generation):
+        if generation is None:
             return None
+        now = trio.current_time()
+        context = reader.about_to_list(directory, generation, now)
+        others_listing = self._others_are_listing(reader, generation, now)
+        if begins_epoch(context, now - generation.began_at, self.settle_s, others_listing):
+            if self._is_beginning or begins_generation(context, self.settle_s):
+                return None
+            generation = self._generations.continue_for_another_epoch(generation)
         return self._join(reader, directory, generation)
 
     def _join(self, reader: Reader, directory: int, generation: Generation) -> tuple[Reader, Generation]:
         if reader.listed_at is None:
             self._threads.clear()  # what its children open is credited to it from now on
         reader.lists(directory, generation, trio.current_time())
+        self._listing.add(reader)
         if directory == EVERYWHERE:
             reader.is_shown(EVERYWHERE, generation.files)
         self.released.notify()  # its holds on what it saw before have ended
@@ -144,16 +154,27 @@ class ReaderRegistry:
             if listing := self.listing(tid, directory):
                 return listing  # another listing began it meanwhile
             reader = self._own(tid)
-            unrenewed = Holds((r.unrenewed_holds(lists_now=r is reader) for r in self._holding()), self.holds().foreign)
-            await self._generations.begin(unrenewed, self._recently_opened())
+            unrenewed = [other.unrenewed_holds(lists_now=other is reader) for other in self._holding()]
+            self._is_beginning = True
+            try:
+                merged = await trio.to_thread.run_sync(DirectoryHolds.merged, unrenewed)
+                await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
+            finally:
+                self._is_beginning = False
             return self._join(reader, directory, self._generations.current or NOTHING)
 
-    def _begins(self, reader: Reader, directory: int, generation: Generation) -> bool:
-        now = trio.current_time()
-        context = reader.about_to_list(directory, generation, now)
-        others = (other for other in self._readers.values() if other is not reader)
-        others_listing = any(other.is_listing(generation, now, self.settle_s) for other in others)
-        return begins_generation(context, now - generation.began_at, self.settle_s, others_listing)
+    def _others_are_listing(self, reader: Reader, generation: Generation, now: float) -> bool:
+        """Whether another reader is in the middle of listing a generation. Forgets those that have listed."""
+        have_listed: list[Reader] = []
+        try:
+            for other in self._listing:
+                if not other.is_listing(generation, now, self.settle_s):
+                    have_listed.append(other)
+                elif other is not reader:
+                    return True
+            return False
+        finally:
+            self._listing.difference_update(have_listed)
 
     def opener(self, tid: int) -> int:
         """The reader to which a thread's opens are credited: the nearest of its process and ancestors that has listed.
@@ -164,10 +185,15 @@ class ReaderRegistry:
         known_at, reader = self._threads.get(tid, (-FORGET_THREADS_S, None))
         if reader is None or now - known_at >= FORGET_THREADS_S:
             reader = self._lister(tid)
-            if len(self._threads) > THREADS_MAX:
-                self._threads.clear()
-            self._threads[tid] = (now, reader)
+            self._remember_thread(tid, now, reader)
         return reader.number
+
+    def _remember_thread(self, tid: int, now: float, reader: Reader) -> None:
+        """Know the reader of a thread for a while; forget the threads for which that while is over."""
+        self._threads.pop(tid, None)
+        self._threads[tid] = (now, reader)
+        while now - self._threads[first := next(iter(self._threads))][0] >= FORGET_THREADS_S:
+            del self._threads[first]
 
     def opened(self, number: int, id: int, waited: bool) -> None:
         """A reader has opened a file. waited: until it was fetched."""
@@ -183,8 +209,11 @@ class ReaderRegistry:
 
     def holds(self) -> Holds:
         """The holds of all readers."""
-        foreign = any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
-        return Holds((reader.holds for reader in self._holding()), foreign)
+        return Holds((reader.holds for reader in self._holding()), self._is_foreign_holding)
+
+    @property
+    def _is_foreign_holding(self) -> bool:
+        return any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
 
     def _holding(self) -> Iterator[Reader]:
         return (reader for reader in self._readers.values() if not (self.release_when_read and reader.opened_all))
@@ -229,6 +258,7 @@ class ReaderRegistry:
         finally:
             os.close(pidfd)
         del self._readers[key]
+        self._listing.discard(reader)
         self._by_number.pop(reader.number, None)
         self._threads.clear()
         self.released.notify()
@@ -237,6 +267,6 @@ class ReaderRegistry:
 def _watched(pid: int) -> int:
     """A descriptor that becomes readable when the process ends (pidfd_open(2))."""
     try:
-        return os.pidfd_open(pid)
+        return pidfd_open(pid)
     except OSError as error:
         raise TooManyOpen(f"a reader cannot be watched: {error.strerror}") from error

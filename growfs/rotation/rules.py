@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from pyroaring import BitMap64
 
 EVERYWHERE = 0
 """Stands for all directories at once, where a file of .growfs/ lists them."""
@@ -57,27 +60,35 @@ _group = attrgetter("queue_position")
 
 # When a generation begins.
 
+EPOCH_SHARE = 0.5
+"""A reader that has opened fewer of the files that a generation showed it, as a share, may only have looked at a batch
+between the listings of its training and its validation set. They have to be of one generation."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListingContext:
     """What is known of a process at the moment when it lists a directory.
 
     listed_ever: it has listed any directory before.
-    listed_here: it has listed this directory before, in the current generation.
+    listed_here: it has listed this directory before, in the current epoch.
     opened_since: it, or a descendant, has opened a file since it last listed any directory.
     listing_s: for how long it has listed without opening a file: a walk over directories is one listing.
+    generation_s: for how long it has listed the current generation.
+    opened_share: how many files it has opened meanwhile, as a share of those that it was shown.
     """
 
     listed_ever: bool
     listed_here: bool
     opened_since: bool
     listing_s: float = 0.0
+    generation_s: float = 0.0
+    opened_share: float = 0.0
 
 
-def begins_generation(listing: ListingContext, age_s: float, settle_s: float, others_listing: bool = False) -> bool:
-    """Whether this listing begins a new generation.
+def begins_epoch(listing: ListingContext, age_s: float, settle_s: float, others_listing: bool = False) -> bool:
+    """Whether this listing begins an epoch of the mount; every other listing joins the current one.
 
-    age_s: how old the current generation is. settle_s: how long it is kept for processes that list and open nothing.
+    age_s: how old the current epoch is. settle_s: how long it is kept for processes that list and open nothing.
     others_listing: another process is in the middle of its listings, and must find the same files in all of them.
     """
     if others_listing:
@@ -89,6 +100,14 @@ def begins_generation(listing: ListingContext, age_s: float, settle_s: float, ot
     return not listing.listed_ever and age_s > settle_s
 
 
+def begins_generation(listing: ListingContext, settle_s: float) -> bool:
+    """Whether the epoch that this listing begins has a new generation. Else the current one goes on.
+
+    Only the process that begins an epoch decides it. The other ranks of its job join, whatever they have opened.
+    """
+    return not listing.listed_ever or listing.generation_s > settle_s or listing.opened_share >= EPOCH_SHARE
+
+
 # What is listed, and what is held.
 
 
@@ -96,24 +115,28 @@ def begins_generation(listing: ListingContext, age_s: float, settle_s: float, ot
 class Generation:
     """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
 
-    began_at: seconds, of any clock. files: how many it lists. changes: by id, what it delists (its number) or lists
-    again (None), until the rows of the files say so.
+    began_at: when its epoch began, in seconds of any clock. epoch: counts the epochs for which it lasts. files: how
+    many it lists. delisted, relisted: the ids of the files that it delists, and of those that it lists again: the rows
+    of the files say so a little later.
     """
 
     number: int
     last_seq: int
     began_at: float
     files: int = 0
-    changes: dict[int, int | None] = field(default_factory=dict, compare=False)
+    delisted: BitMap64 = field(default_factory=BitMap64, compare=False)
+    relisted: BitMap64 = field(default_factory=BitMap64, compare=False)
+    epoch: int = 0
+
+    def for_another_epoch(self, now: float) -> Generation:
+        """The same set of files, listed by an epoch that begins now."""
+        return replace(self, began_at=now, epoch=self.epoch + 1)
 
     def shows(self, id: int, delisted: int | None) -> bool:
         """Whether a file admitted up to last_seq is listed. delisted: the generation that delisted it, by its row."""
-        delisted = self.changes.get(id, delisted)
-        return delisted is None or self.number < delisted
-
-    def as_of_now(self) -> Generation:
-        """A copy for a long read of the rows, during which the changes may be written to them and forgotten here."""
-        return replace(self, changes=dict(self.changes))
+        if id in self.delisted:
+            return False
+        return delisted is None or self.number < delisted or id in self.relisted
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +151,25 @@ class Hold:
         return seq <= self.last_seq and (delisted is None or self.generation < delisted)
 
 
+class HoldsOfOne(Protocol):
+    """The holds of one process."""
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+
+    def get(self, directory: int, /) -> Hold | None:
+        """The hold that it has on a directory, or on EVERYWHERE."""
+
+
 class Holds:
-    """The holds of several processes: for each a mapping from directory (or EVERYWHERE) to its hold there.
+    """The holds of several processes. What they hold is looked up when it is asked for, in whatever thread that is.
 
     foreign: some readers cannot be told apart. They hold everything.
     """
 
-    def __init__(self, readers: Iterable[Mapping[int, Hold]] = (), foreign: bool = False) -> None:
+    def __init__(self, readers: Iterable[HoldsOfOne | Mapping[int, Hold]] = (), foreign: bool = False) -> None:
         self.foreign = foreign
-        self._readers = [dict(holds) for holds in readers if holds]
+        self._readers = [holds for holds in readers if holds]
         self._by_directory: dict[int, list[Hold]] = {}
 
     def cover(self, directory: int, seq: int, delisted: int | None) -> bool:
@@ -151,7 +184,7 @@ class Holds:
         return self.foreign
 
 
-def hold_on(holds: Mapping[int, Hold], directory: int) -> Hold | None:
+def hold_on(holds: HoldsOfOne | Mapping[int, Hold], directory: int) -> Hold | None:
     """The hold of one process on a directory: from its last listing of that directory, or of everything."""
     here, everywhere = holds.get(directory), holds.get(EVERYWHERE)
     if here and everywhere:
@@ -350,13 +383,15 @@ class TurnoverInput:
 class GenerationPlan:
     """The next generation: the last admission that it lists, how many files it lists, and what changes.
 
-    changes: as in Generation. requeued: groups of ids that get a later place in the queue.
+    delisted, relisted: as in Generation. requeued: ids that get a later place in the queue, in groups; a negative id is
+    of the same group as the id before it.
     """
 
     last_seq: int
     files: int
-    changes: dict[int, int | None]
-    requeued: list[tuple[int, ...]]
+    delisted: BitMap64 = field(default_factory=BitMap64)
+    relisted: BitMap64 = field(default_factory=BitMap64)
+    requeued: Sequence[int] = ()
 
 
 def turnover_order(files: Iterable[CachedFile], shown_seq: int) -> list[CachedFile]:
@@ -392,9 +427,10 @@ def next_generation(
         newest = list(unlisted)
         last_seq = last_listed(_newest_groups(newest), keep, need - chosen.freed, last_seq)
         files -= sum(file.seq > last_seq for file in newest)
-    changes: dict[int, int | None] = {id: number for id in chosen.delisted if id not in delisted}
-    listed_again = set(delisted).difference(chosen.delisted)
-    return GenerationPlan(last_seq, files, changes | dict.fromkeys(listed_again), chosen.requeued)
+    newly_delisted = BitMap64(id for id in chosen.delisted if id not in delisted)
+    relisted = BitMap64(set(delisted).difference(chosen.delisted))
+    requeued = array("q", (-id if place else id for ids in chosen.requeued for place, id in enumerate(ids)))
+    return GenerationPlan(last_seq, files, newly_delisted, relisted, requeued)
 
 
 def _newest_groups(files: Iterable[CachedFile]) -> Iterator[tuple[int, list[Kind], int]]:

@@ -1,5 +1,6 @@
-"""How many requests run at a time: more while that raises the rate, fewer when the store refuses requests.
+"""How many requests run at a time, and how many workers send them.
 
+More requests while that raises the rate, fewer when the store refuses them.
 Multiplicative steps up and down by a quarter, kept where the measured rate justifies them; half as many after a
 refusal, as TCP halves its window (RFC 5681).
 """
@@ -17,6 +18,13 @@ STEP_SHARE = 4
 """A step changes the number of streams by one part in so many."""
 REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
+FIRST_REST_PERIODS = 4
+"""Periods before the first one: connections that are new become faster by themselves, and the first file comes sooner
+without others that are newer still."""
+CPU_SHARE_MAX = 0.6
+"""A worker that computes for more of the time may soon limit the rate: Python runs one thread at a time."""
+CPU_SHARE_MIN = 0.2
+"""Where the workers compute for less of the time, one less is enough."""
 
 
 class ConcurrencyController:
@@ -25,7 +33,7 @@ class ConcurrencyController:
     def __init__(self) -> None:
         self.streams = STREAMS_FIRST
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
-        self._rest = 0
+        self._rest = FIRST_REST_PERIODS
         self._up = True
 
     def update(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
@@ -62,3 +70,22 @@ class ConcurrencyController:
             self._step(rate)  # another step in the same direction
         else:
             self.streams, self._rest, self._up = streams, REST_PERIODS, not self._up
+
+
+class WorkerCount:
+    """Owns the number of workers that large files are given to: as few as keep the link busy.
+
+    Streams in one process work on the parts of the same file; those of two processes do not. Pure.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.count = 1
+        self._most = most
+
+    def update(self, cpu_share: float) -> int:
+        """Returns the number from now on. cpu_share: the mean of their CPU times, by the time that passed."""
+        if cpu_share > CPU_SHARE_MAX:
+            self.count = min(self.count + 1, self._most)
+        elif cpu_share < CPU_SHARE_MIN:
+            self.count = max(self.count - 1, 1)
+        return self.count

@@ -1,7 +1,9 @@
 """Gives queued downloads to workers, collects the results, and sets how many requests run at a time.
 
-A worker always has more files than it can work on, so that none of its streams waits for the daemon. A file over which
-a worker died is given to a worker alone, so that it cannot take others with it again.
+A worker always has more files than it can work on, so that none of its streams waits for the daemon. Large files all
+go to one worker as long as its CPU suffices: its streams share each file, so files arrive in the order in which they
+were queued, and not all at the end. A file over which a worker died is given to a worker alone, so that it cannot take
+others with it again.
 """
 
 from __future__ import annotations
@@ -15,11 +17,10 @@ from dataclasses import dataclass, field
 
 import trio
 
+from growfs.cache.events import Signal
 from growfs.errors import GrowfsError
-from growfs.events import Signal
-from growfs.remote.digest import PART_BYTES
 from growfs.remote.protocol import Fetched, RemoteFile
-from growfs.scheduler.concurrency import ConcurrencyController
+from growfs.scheduler.concurrency import ConcurrencyController, WorkerCount
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
 from growfs.workers.messages import REPORT_FILES, Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, Channel, WorkerLost, WorkerPool
@@ -28,10 +29,16 @@ log = logging.getLogger(__name__)
 
 AHEAD_FILES = 4 * REPORT_FILES
 """Files that a worker has at least: more than it fetches until its last report is processed."""
-AHEAD_PRODUCED = 16
-"""The same for a producer, which makes one file at a time and may take minutes for it."""
-AHEAD = 2
-"""A worker has this many times the work that keeps all its streams busy."""
+AHEAD_STREAMS = 2
+"""The same for each of its streams."""
+AHEAD_BYTES = 64 << 20
+"""Bytes that a worker has at least."""
+AHEAD_S = 0.5
+"""A worker has at least what it fetches in this time, by the last period's rate."""
+AHEAD_PRODUCED = 2
+"""Files that a producer has at least: the one that it makes, and the next."""
+SMALL_BYTES = 1 << 20
+"""Smaller files are fetched by all workers side by side: the time of a process counts more for them than the link."""
 PERIOD_S = 0.5
 """How often the number of requests is adjusted."""
 
@@ -41,7 +48,7 @@ class WorkerSlot:
     """One worker process. bytes: the sizes of all its files; received: bytes of them that it has reported.
 
     prioritized: ids of its files for which a reader waits by now, to be sent to it. silence: cancelled to end the wait
-    for its next message.
+    for its next message. cpu_s: its CPU time until its last message. is_recalled: it has to end.
     """
 
     channel: Channel
@@ -50,6 +57,8 @@ class WorkerSlot:
     received: int = 0
     prioritized: list[int] = field(default_factory=list)
     silence: trio.CancelScope = field(default_factory=trio.CancelScope)
+    cpu_s: float = 0.0
+    is_recalled: bool = False
 
     @property
     def load(self) -> tuple[int, int]:
@@ -66,7 +75,7 @@ class Dispatcher:
     """Owns the workers that fetch (at most `size` processes), their files, and the queues of files without a worker.
 
     has_producer: workers make files one at a time, so the number of requests is fixed. received: notified of bytes that
-    were received, of complete files or not.
+    were received, of complete files or not. refused: notified where nothing is received, and requests are repeated.
     """
 
     _handle_result: Callable[[Download, Fetched | FetchFailed], Awaitable[None]]
@@ -74,6 +83,7 @@ class Dispatcher:
 
     def __init__(self, workers: WorkerPool, size: int, bytes_per_s: int, has_producer: bool = False) -> None:
         self.received = Signal[[int]]()
+        self.refused = Signal[[GrowfsError]]()
         self._urgent: deque[Download] = deque()
         self._queue: deque[Download] = deque()
         self._workers = workers
@@ -81,15 +91,18 @@ class Dispatcher:
         self._bytes_per_s = bytes_per_s
         self._has_producer = has_producer
         self._concurrency = ConcurrencyController()
+        self._worker_count = WorkerCount(size)
         self._slots: list[WorkerSlot] = []
+        self._is_held = False
         self._changed = Signal[[]]()
-        self._period_bytes = self._period_refusals = 0
+        self._period_bytes = self._period_files = self._period_refusals = 0
+        self._bytes_rate = self._files_rate = 0.0  # in the last period, each second
         self._share_limits()
 
     @property
     def streams(self) -> int:
         """The most requests at a time. A producer makes one file, and has the next one waiting."""
-        return AHEAD * self._size if self._has_producer else self._concurrency.streams
+        return AHEAD_PRODUCED * self._size if self._has_producer else self._concurrency.streams
 
     @property
     def bytes_per_s(self) -> int:
@@ -117,6 +130,32 @@ class Dispatcher:
                 slot.prioritized.append(download.node.id)
         self._changed.notify()
 
+    def requeue(self, *downloads: Download) -> None:
+        """Queue downloads again, each at the place that it had."""
+        for download in downloads:
+            (self._urgent if download.urgent else self._queue).append(download)
+        self._urgent, self._queue = (
+            deque(sorted(queue, key=lambda download: download.number)) for queue in (self._urgent, self._queue)
+        )
+        self._changed.notify()
+
+    def recall(self) -> None:
+        """Queue again what the workers have, end them, and send nothing until `resume`."""
+        self._is_held = True
+        for slot in self._slots:
+            downloads, slot.downloads, slot.bytes = slot.downloads, {}, 0
+            for download in downloads.values():
+                download.move(DownloadState.QUEUED)
+            self.requeue(*downloads.values())
+            slot.is_recalled = True
+            slot.silence.cancel()
+
+    def resume(self) -> None:
+        """Send files to workers again, which are new ones. How many requests are best is found anew."""
+        self._is_held = False
+        self._concurrency = ConcurrencyController()
+        self._changed.notify()
+
     async def run(
         self,
         handle_result: Callable[[Download, Fetched | FetchFailed], Awaitable[None]],
@@ -125,8 +164,7 @@ class Dispatcher:
         """Dispatch until cancelled. handle_worker_death: called with each file of a worker that died."""
         self._handle_result, self._handle_worker_death = handle_result, handle_worker_death
         async with trio.open_nursery() as nursery:
-            if not self._has_producer:
-                nursery.start_soon(self._adjust_concurrency)
+            nursery.start_soon(self._adjust)
             try:
                 while True:
                     if not await self._dispatch(nursery):
@@ -141,7 +179,7 @@ class Dispatcher:
     async def _dispatch(self, nursery: trio.Nursery) -> bool:
         """Send what can be sent now; whether there was anything."""
         batches: dict[WorkerSlot, list[Download]] = {}
-        while download := self._next():
+        while not self._is_held and (download := self._next()):
             try:
                 slot = self._slot_for(download, nursery)
             except GrowfsError as error:
@@ -152,6 +190,7 @@ class Dispatcher:
                 break
             (self._urgent or self._queue).popleft()
             download.move(DownloadState.FETCHING)
+            download.sent_at = trio.current_time()
             slot.downloads[download.node.id] = download
             slot.bytes += download.node.size or 0
             batches.setdefault(slot, []).append(download)
@@ -177,9 +216,10 @@ class Dispatcher:
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
         """The least busy worker that can have one more file; a new worker rather than a busy one."""
-        free = [slot for slot in self._slots if self._can_add(slot, download)]
+        most = self._size if self._is_for_any_worker(download) else min(self._worker_count.count, self._size)
+        free = [slot for slot in self._slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
-        if (best is None or best.downloads) and len(self._slots) < self._size:
+        if (best is None or best.downloads) and len(self._slots) < most:
             try:
                 best = WorkerSlot(self._workers.spawn())
             except GrowfsError as error:
@@ -192,14 +232,26 @@ class Dispatcher:
                 nursery.start_soon(self._receive, best)
         return best
 
+    def _is_for_any_worker(self, download: Download) -> bool:
+        """Whether all workers may get it.
+
+        Large files go where the streams are that work on those before them, and urgent ones where the others make way.
+        """
+        if self._has_producer or _is_suspect(download):
+            return True
+        return not download.urgent and (download.node.size or 0) < SMALL_BYTES
+
     def _can_add(self, slot: WorkerSlot, download: Download) -> bool:
-        if slot.has_suspect or (_is_suspect(download) and slot.downloads):
+        if slot.is_recalled or slot.has_suspect or (_is_suspect(download) and slot.downloads):
             return False
+        if download.urgent:
+            return True
         bytes, files = slot.load
+        workers = max(1, sum(bool(slot.downloads) for slot in self._slots))
         if self._has_producer:
-            return download.urgent or files < AHEAD_PRODUCED
-        ahead = AHEAD * self._workers.limits.streams
-        return download.urgent or (files < max(AHEAD_FILES, ahead) and bytes < ahead * PART_BYTES)
+            return files < max(AHEAD_PRODUCED, AHEAD_S * self._files_rate / workers)
+        files_max = max(AHEAD_FILES, AHEAD_STREAMS * self._workers.limits.streams)
+        return files < files_max and bytes < max(AHEAD_BYTES, AHEAD_S * self._bytes_rate / workers)
 
     # From the workers.
 
@@ -207,7 +259,7 @@ class Dispatcher:
         """Process a worker's messages until it dies, hangs or fails."""
         failed: Failed | None = None
         with suppress(WorkerLost):
-            while not failed:
+            while not (failed or slot.is_recalled):
                 with trio.CancelScope() as slot.silence:
                     if slot.downloads:
                         slot.silence.deadline = trio.current_time() + STALL_S
@@ -229,11 +281,16 @@ class Dispatcher:
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
         slot.received += message.bytes
+        slot.cpu_s = message.cpu_s
         self._period_bytes += message.bytes
+        self._period_files += len(message.files)
         self._period_refusals += message.refusals
         self.received.notify(message.bytes)
+        if message.refusal and not message.bytes:
+            self.refused.notify(message.refusal)
         for id, result in message.files:
-            download = slot.downloads.pop(id)
+            if (download := slot.downloads.pop(id, None)) is None:
+                continue  # it was recalled meanwhile
             slot.bytes -= download.node.size or 0
             slot.received = max(0, slot.received - (result.size if isinstance(result, Fetched) else 0))
             await self._handle_result(download, result)
@@ -248,16 +305,22 @@ class Dispatcher:
         busy = sum(bool(slot.downloads) for slot in self._slots)
         self._workers.limits.set(self._concurrency.streams, busy, self._bytes_per_s)
 
-    async def _adjust_concurrency(self) -> None:
+    async def _adjust(self) -> None:
         while True:
             while not any(slot.downloads for slot in self._slots):
                 await self._changed.wait()
-            self._period_bytes = self._period_refusals = 0
-            began = trio.current_time()
+            self._period_bytes = self._period_files = self._period_refusals = 0
+            began, cpu_s = trio.current_time(), {slot: slot.cpu_s for slot in self._slots if slot.downloads}
             await trio.sleep(PERIOD_S)
-            rate = self._period_bytes / (trio.current_time() - began)
+            took_s = trio.current_time() - began
+            self._bytes_rate, self._files_rate = self._period_bytes / took_s, self._period_files / took_s
+            self._changed.notify()
+            if self._has_producer:
+                continue
+            if shares := [(slot.cpu_s - before) / took_s for slot, before in cpu_s.items()]:
+                self._worker_count.update(sum(shares) / len(shares))
             before = self._concurrency.streams
-            streams = self._concurrency.update(rate, bool(self._queue), self._period_refusals > 0)
+            streams = self._concurrency.update(self._bytes_rate, bool(self._queue), self._period_refusals > 0)
             if streams < before and self._period_refusals:
                 log.info("the store asks for fewer requests: %d at a time", streams)
             self._share_limits()

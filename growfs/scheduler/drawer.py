@@ -14,7 +14,7 @@ from growfs import disk
 from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
-from growfs.errors import NoRoom, NotMade
+from growfs.errors import Failure, NoRoom, NotMade
 from growfs.rotation.evictor import Evictor
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download
@@ -25,6 +25,8 @@ SPACE_POLL_S = 5.0
 SPACE_PAUSE_S = 0.2
 """Pause before space is looked for again: holds end by the hundred while a reader lists its folders, and each look
 costs."""
+DRAWS_PER_STEP = 64
+"""Groups that are drawn before the kernel is answered again: most draws wait for nothing, and take 0.05 ms."""
 DEFERRED_MAX = 256
 """Deferred files that are written in one transaction."""
 
@@ -68,7 +70,9 @@ class Drawer:
 
     async def draw_all(self, groups: Iterable[Sequence[int]]) -> bool:
         """Draw groups in order; False when the order is out of date."""
-        for ids in groups:
+        for number, ids in enumerate(groups):
+            if number % DRAWS_PER_STEP == 0:
+                await trio.lowlevel.checkpoint()
             if self.not_made.issuperset(ids):
                 self._state.finish(*ids)
             elif not await self.draw(ids):
@@ -82,7 +86,7 @@ class Drawer:
             await self._fetcher.progressed.wait()
         before = state.phase
         while not state.is_stale:
-            if state.paused:
+            if state.is_interrupted:
                 await state.changed.wait()
                 continue
             nodes = self.nodes(ids)
@@ -99,6 +103,10 @@ class Drawer:
                 state.phase = before
             return True
         return False
+
+    def last_failure(self) -> Failure | None:
+        """The latest failure of a file that is not cached yet."""
+        return self._fetcher.last_failure()
 
     def skipped(self) -> list[tuple[str, int, str]]:
         """(reason, number of files, one of them) for the files that this pass cannot fetch."""
@@ -150,33 +158,49 @@ class Drawer:
         if trio.current_time() < self._blocked_until or not self._budget.covers(self._store.reserved_bytes):
             return False
         needs = self._needs(nodes)
-        reserved = self._store.reserve(sum(needs))
+        reserved = self._reserve(nodes, sum(needs))
         if reserved is None:
-            reserved = await self._evict_and_reserve(sum(needs), ids[0])
+            reserved = await self._evict_and_reserve(nodes, sum(needs))
             if reserved is not None and self._missing(self.nodes(ids)) != nodes:  # a miss fetches some of them by now
                 self._store.unreserve(reserved)
                 return False
         if reserved is None:
             return False
+        if reserved < sum(needs):
+            needs = [reserved]
         self._store.wanted_bytes = 0
         group_ids = tuple(ids) if len(ids) > 1 else ()
         self._fetcher.draw(dict(zip(nodes, needs, strict=True)), group_ids, self._handle_finished)
         return True
 
-    async def _evict_and_reserve(self, need: int, id: int) -> int | None:
-        if self._state.seeds.is_frozen(id):
-            return await self._evictor.reserve_by_eviction(need)
-        reserved = await self._evictor.reserve_by_rotation(need)
-        if reserved is not None:
-            self._state.phase = MountState.ROTATING
+    def _reserve(self, nodes: Sequence[Node], need: int) -> int | None:
+        """Reserve for a group what is free; for a single file whose size is a guess, less than `need` is enough."""
+        reserved = self._store.reserve(need)
+        if reserved is None and (least := self._least(nodes)) < need:
+            reserved = self._store.reserve_part(need, least)
         return reserved
+
+    def _least(self, nodes: Sequence[Node]) -> int:
+        return disk.allocation(self._fetcher.least(nodes[0])) if len(nodes) == 1 else sum(self._needs(nodes))
+
+    async def _evict_and_reserve(self, nodes: Sequence[Node], need: int) -> int | None:
+        is_frozen = self._state.seeds.is_frozen(nodes[0].id)
+        for size in dict.fromkeys((need, self._least(nodes))):
+            if is_frozen:
+                reserved = await self._evictor.reserve_by_eviction(size, spares_held=True)
+            else:
+                reserved = await self._evictor.reserve_by_rotation(size)
+            if reserved is not None:
+                self._state.phase = self._state.phase if is_frozen else MountState.ROTATING
+                return reserved
+        return None
 
     async def _wait_for_space(self, nodes: list[Node]) -> None:
         await self._write_deferred()
         if self._fetcher.in_flight:
             await self._fetcher.progressed.wait()
             return
-        self._store.wanted_bytes = sum(self._needs(nodes))
+        self._store.wanted_bytes = self._least(nodes)
         self._state.phase = MountState.HELD
         with trio.move_on_after(SPACE_POLL_S):
             await self._store.space_freed.wait()

@@ -9,23 +9,26 @@ import contextlib
 import errno
 import logging
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from growfs import disk
 from growfs.cache.catalog import Node
+from growfs.cache.events import Signal
 from growfs.cache.publish import StagedFile
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing, TooLarge
-from growfs.events import Signal
-from growfs.remote.digest import PART_BYTES
+from growfs.errors import Failure, GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing, TooLarge
+from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.protocol import Fetched, RemoteFile
 from growfs.rotation.evictor import Evictor
 from growfs.scheduler.admission import AdmissionQueue
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Counters, Download, DownloadGroup, DownloadState, InFlightTable
+from growfs.scheduler.outage import Outage, may_be_outage
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,8 @@ WINDOW_FILES = 1024
 """Drawn groups that may be in flight or wait for an earlier one."""
 WINDOW_PARTS = 4
 """Their bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
+GONE_S = 3600.0
+"""How long it is told that a file was gone when it was to be fetched."""
 SPACE_POLL_S = 0.5
 """How often a miss without space tries again: other programs may have freed the disk meanwhile."""
 
@@ -52,6 +57,7 @@ class Fetcher:
         evictor: Evictor,
         dispatcher: Dispatcher,
         on_remote_changed: Callable[[Node, RemoteFile | None], Awaitable[None]],
+        outage: Outage,
         miss_timeout_s: float,
     ) -> None:
         self.miss_timeout_s = miss_timeout_s
@@ -62,6 +68,7 @@ class Fetcher:
         self._evictor = evictor
         self._dispatcher = dispatcher
         self._on_remote_changed = on_remote_changed
+        self._outage = outage
         self._admission_queue = AdmissionQueue()
         self._admission_due = trio.Event()
         self._unreserved: deque[Download] = deque()
@@ -85,7 +92,7 @@ class Fetcher:
         bytes = self._store.reserved_bytes
         streams = self._dispatcher.streams
         return len(self._admission_queue) >= WINDOW_FILES or (
-            len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES
+            len(self._admission_queue) >= streams and bytes >= WINDOW_PARTS * streams * PART_BYTES_MAX
         )
 
     @property
@@ -104,9 +111,19 @@ class Fetcher:
             "limit_bytes_per_s": self._dispatcher.bytes_per_s or None,
         }
 
+    def last_failure(self) -> Failure | None:
+        """The latest failure of a file that is not cached yet; for an hour, also if the remote has it no longer."""
+        failures, since = self.counters.failures, time.time() - GONE_S
+        latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self._downloads.is_known(id))
+        return next(latest, None)
+
     def need(self, node: Node) -> int:
         """Bytes to reserve for a file."""
         return self._downloads.sizes.need(node, self._store.max_file_bytes)
+
+    def least(self, node: Node) -> int:
+        """The fewest bytes that are worth a try where the size is a guess; else as `need`."""
+        return self._downloads.sizes.least(node, self._store.max_file_bytes)
 
     def download(self, id: int) -> Download | None:
         """The file's download, if it is in flight."""
@@ -124,17 +141,22 @@ class Fetcher:
             download.reserved = reserved
             self._dispatcher.enqueue(download)
 
-    async def update(self, node: Node) -> None:
+    async def update(self, node: Node) -> bool:
         """Fetch a newer version of a resident file, which then takes its place; returns when it has, or failed.
 
-        node: the resident file's, with the new version's size, time and version.
+        False where there is no room beside what readers hold. node: the resident file's, with the new version's size,
+        time and version.
         """
+        reserved = await self._find_space(node, self.need(node), spares_held=True)
+        if reserved is None:
+            return False
         while earlier := self._downloads.get(node.id):
             await earlier.finished.wait()
-        download = self._downloads.start(node, DownloadGroup(), self.need(node))
-        download.renews = True
-        self._request_space(download)
+        download = self._downloads.start(node, DownloadGroup(), min(self.need(node), reserved))
+        download.renews, download.reserved = True, reserved
+        self._dispatcher.enqueue(download)
         await download.finished.wait()
+        return True
 
     async def ensure(self, node: Node, path: str) -> None:
         """Return when the file is resident, fetching it before everything that no reader waits for.
@@ -157,7 +179,8 @@ class Fetcher:
         if not download.finished.is_set():
             if download.no_space_since is not None:
                 raise no_room(path, download.need)
-            raise TimedOut(f"{path}: not fetched within {self.miss_timeout_s:g} s; raise --miss-timeout")
+            why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
+            raise TimedOut(f"{path}: not fetched within {self.miss_timeout_s:g} s{why}")
         if download.error:
             raise download.error
 
@@ -177,26 +200,49 @@ class Fetcher:
         while True:
             while not self._unreserved:
                 await self._unreserved_added.wait()
+            while self._outage.is_on:  # nothing is evicted for what cannot be fetched
+                await self._outage.ended.wait()
             download = self._unreserved.popleft()
             if download.state is DownloadState.QUEUED and await self._reserve(download):
                 self._dispatcher.enqueue(download)
 
     async def _reserve(self, download: Download) -> bool:
         """Reserve space for a download; one that gets none now waits for it, without making others wait."""
-        download.reserved = await self._evictor.reserve_by_eviction(download.need)
+        download.reserved = await self._find_space(download.node, download.need, spares_held=not download.urgent)
+        may_wait = download.reserved is not None or await self._may_wait_for_space(download)
         if download.state is not DownloadState.QUEUED:  # it failed with another of its group meanwhile
             self._unreserve(download)
             return False
         if download.reserved is not None:
             download.no_space_since = None
+            download.need = min(download.need, download.reserved)
             return True
         download.no_space_since = download.no_space_since or trio.current_time()
-        if trio.current_time() - download.no_space_since >= self.miss_timeout_s:
-            self._fail(download, no_room(download.path, download.need))
-        else:
+        if may_wait:
             self._no_space.append(download)
             self._no_space_added.notify()
+        else:
+            self._fail(download, no_room(download.path, download.need))
         return False
+
+    async def _may_wait_for_space(self, download: Download) -> bool:
+        """Whether a download that finds no space waits for it."""
+        if download.no_space_since is not None:
+            return trio.current_time() - download.no_space_since < self.miss_timeout_s
+        if not (download.urgent or download.renews):
+            return False  # it was drawn, and is larger than expected: those that were drawn after it wait for it
+        return await self._evictor.may_ever_fit(self.least(download.node))
+
+    async def _find_space(self, node: Node, need: int, spares_held: bool) -> int | None:
+        """Reserve what a file needs, evicting for it. Where that is a guess, what is free is tried first."""
+        least = self.least(node)
+        if least >= need:
+            return await self._evictor.reserve_by_eviction(need, spares_held)
+        reserved = self._store.reserve(need) or self._store.reserve_part(need, least)
+        for size in (need, least):
+            if reserved is None:
+                reserved = await self._evictor.reserve_by_eviction(size, spares_held)
+        return reserved
 
     async def _retry_no_space(self) -> None:
         while True:
@@ -220,6 +266,7 @@ class Fetcher:
         if isinstance(result, FetchFailed):
             await self._handle_failure(download, result)
             return
+        self._outage.answered(download.sent_at)
         assert download.reserved is not None
         self._downloads.sizes.learn(result.size)
         download.reserved = self._store.adjust_reservation(download.reserved, result.size)
@@ -237,13 +284,29 @@ class Fetcher:
         error = failure.error
         if isinstance(error, SizeExceeded) and download.need < self._store.max_file_bytes:
             self._unreserve(download)
-            download.need = self._downloads.sizes.exceeded(download.need, self._store.max_file_bytes)
+            size_max = self._store.max_file_bytes
+            download.need = self._downloads.sizes.exceeded(download.node, download.need, size_max)
             download.move(DownloadState.QUEUED)
             self._request_space(download)
             return
+        if may_be_outage(error):
+            download.move(DownloadState.QUEUED)
+            self._outage.suspect(error, partial(self._retry_or_fail, download, error))
+            return
         if failure.found or isinstance(error, RemoteMissing):
+            self._outage.answered(download.sent_at)
             await self._on_remote_changed(download.node, failure.found)
         self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
+
+    def _retry_or_fail(self, download: Download, error: GrowfsError, is_away: bool) -> None:
+        """Try a file again that failed while the remote was away, or was busy; any other has failed by itself."""
+        if download.state is not DownloadState.QUEUED:  # it failed with another of its group meanwhile
+            return
+        download.tries_left -= not is_away
+        if is_away or (isinstance(error, RemoteBusy) and download.tries_left):
+            self._dispatcher.requeue(download)
+        else:
+            self._fail(download, error)
 
     def _handle_worker_death(self, download: Download) -> None:
         with contextlib.suppress(OSError):  # the next worker writes over it
@@ -273,23 +336,29 @@ class Fetcher:
             if not batch:
                 self._admission_due = trio.Event()
                 continue
-            failure: GrowfsError | None = None
+            errors: dict[int, OSError] = {}
+            failure: Exception | None = None
             try:
-                admitted = await self._store.admit([download.staged for download in batch if download.staged])
+                admitted = await self._store.admit([download.staged for download in batch if download.staged], errors)
             except (OSError, sqlite3.Error) as error:
-                failure = NoRoom(f"the cache directory cannot be written ({error}); check its disk")
+                failure = error
                 admitted = set()
             for download in batch:
                 download.reserved = None  # `admit` gave it back
                 if download.node.id in admitted:
                     download.move(DownloadState.ADMITTED)
                     self.counters.files += 1
+                    self.counters.failures.pop(download.node.id, None)
                     self._finish(download)
             for download in batch:
                 if download.state is DownloadState.FETCHED:  # else it failed with another of its group
-                    self._fail(
-                        download, failure or RemoteError(f"{download.path}: the remote has another version by now")
-                    )
+                    refused = failure or errors.get(download.node.id)
+                    if refused:
+                        self._fail(
+                            download, NoRoom(f"the cache directory cannot be written ({refused}); check its disk")
+                        )
+                    else:
+                        self._fail(download, RemoteError(f"{download.path}: the remote has another version by now"))
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
         """Fail a download, and with it all of its group that no worker has."""
@@ -299,8 +368,7 @@ class Fetcher:
                 disk.unlink("DRAFT_FAILED", download.staged.file)
         download.error = error
         download.move(DownloadState.FAILED)
-        self.counters.failed += 1
-        self.counters.last_error = str(error)
+        self.counters.add_failure(download.node.id, error)
         log.warning("not fetched: %s", error)
         self._finish(download)
         for other in download.group.downloads:

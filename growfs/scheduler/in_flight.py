@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,13 +13,19 @@ import trio
 
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import StagedFile
-from growfs.errors import GrowfsError
+from growfs.errors import Failure, GrowfsError
 from growfs.scheduler.groups import Groups
 from growfs.scheduler.size_estimate import SizeEstimate
 
 ATTEMPTS_MAX = 3
 """Workers that may die over one file before it counts as failed."""
+TRIES_MAX = 3
+"""How often the remote may be too busy for a file, while it serves others, before the file counts as failed."""
 RATE_WINDOW_S = 5.0
+RATE_STEP_S = 0.1
+"""Bytes that arrive within this time are counted together, so that few counts are kept at any rate."""
+FAILURES_MAX = 1000
+"""Failures that are remembered, to tell whether they are over."""
 
 
 class DownloadState(enum.Enum):
@@ -76,6 +83,7 @@ class Download:
     target: where a worker writes it. need: bytes to reserve. reserved: bytes of the quota that it holds; None before.
     urgent: a reader waits for it. renews: the node is a newer version of the resident file with the same id.
     no_space_since: since when it waits for space, in trio's time. staged: what the worker wrote, once it is fetched.
+    number: the order in which downloads were started. sent_at: when a worker got it.
     """
 
     node: Node
@@ -88,7 +96,10 @@ class Download:
     renews: bool = False
     no_space_since: float | None = None
     state: DownloadState = DownloadState.QUEUED
+    number: int = field(default_factory=itertools.count().__next__)
+    sent_at: float = 0.0
     attempts_left: int = ATTEMPTS_MAX
+    tries_left: int = TRIES_MAX
     staged: StagedFile | None = None
     error: GrowfsError | None = None
     finished: trio.Event = field(default_factory=trio.Event)
@@ -123,6 +134,10 @@ class InFlightTable:
         """The file's download, if it is in flight."""
         return self._downloads.get(id)
 
+    def is_known(self, id: int) -> bool:
+        """Whether the catalog has a file."""
+        return self._catalog.node(id) is not None
+
     def start(self, node: Node, group: DownloadGroup, need: int) -> Download:
         """Put a file in flight. need: bytes to reserve."""
         target = self._staging / str(node.id)
@@ -154,22 +169,42 @@ class InFlightTable:
 
 @dataclass(slots=True)
 class Counters:
-    """Downloads since the daemon started."""
+    """Downloads since the daemon started.
+
+    failures: the latest of them, by node id, of files that are not cached. recent: (since when, bytes received) for
+    each step of the last seconds.
+    """
 
     files: int = 0
     bytes: int = 0
     failed: int = 0
-    last_error: str | None = None
+    failures: dict[int, Failure] = field(default_factory=dict)
     recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add_failure(self, id: int, error: GrowfsError) -> None:
+        """Count a file that failed."""
+        self.failed += 1
+        self.failures.pop(id, None)
+        self.failures[id] = Failure(error)
+        if len(self.failures) > FAILURES_MAX:
+            del self.failures[next(iter(self.failures))]
 
     def add_bytes(self, count: int) -> None:
         """Count bytes that have just been received."""
         self.bytes += count
-        self.recent.append((trio.current_time(), count))
+        now = trio.current_time()
+        if self.recent and now - self.recent[-1][0] < RATE_STEP_S:
+            since, before = self.recent.pop()
+            self.recent.append((since, before + count))
+        else:
+            self._forget_before(now - RATE_WINDOW_S)
+            self.recent.append((now, count))
 
     def bytes_per_s(self) -> float:
         """The rate over the last few seconds."""
-        now = trio.current_time()
-        while self.recent and self.recent[0][0] < now - RATE_WINDOW_S:
-            self.recent.popleft()
+        self._forget_before(trio.current_time() - RATE_WINDOW_S)
         return sum(count for _, count in self.recent) / RATE_WINDOW_S
+
+    def _forget_before(self, time: float) -> None:
+        while self.recent and self.recent[0][0] < time:
+            self.recent.popleft()

@@ -48,8 +48,19 @@ class PassOrder:
             empty = self._target.stat().st_size == 0
             ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
         disk.unlink("ORDER_MAPPED", self._target)
-        seeds = ready.frozen + ready.seeds
-        return Order(ids[: ready.frozen], ids[ready.frozen : seeds], ids[seeds:], ready.files, ready.bytes)
+        frozen, seeds = len(ready.frozen), len(ready.frozen) + len(ready.seeds)
+        return Order(
+            ids[:frozen],
+            ids[frozen:seeds],
+            ids[seeds:],
+            ready.files,
+            ready.bytes,
+            ready.frozen,
+            ready.seeds,
+            ready.seed_bytes,
+            ready.frozen_files,
+            ready.has_groups,
+        )
 
     def sort(self, nodes: Iterable[Node]) -> list[Node]:
         """Those files that are of this node's share, in the order of the first pass; for a catalog without groups."""

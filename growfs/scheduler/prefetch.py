@@ -23,6 +23,8 @@ LISTING_GRACE_S = 5.0
 """How long the first draws wait for the listing to end, unless the start waits for a number of files or bytes."""
 RETRY_S = (30.0, 600.0)
 """Pause before failed files are tried again at the end of a pass: the first, doubled up to the last."""
+ORDER_PAUSES = 10
+"""Where single files change, the order is computed again after so many times what it took the last time."""
 GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
 """The states in which the cache is being filled."""
 
@@ -45,13 +47,16 @@ class Prefetcher:
         self._order = order
         self._drawer = drawer
         self._state = state
+        self._order_took_s = 0.0
+        self._warnings: list[str] = []
 
     async def run(self) -> None:
         """Draw until everything is cached or nothing more fits; begin anew when the catalog changes."""
         async with trio.open_nursery() as nursery:
             await self._draw_early()
             nursery.start_soon(self._watch_catalog)
-            if self._catalog.unseeded() == 0:
+            nursery.start_soon(self._watch_files)
+            if not await self._catalog.has_unseeded():
                 self._state.seeds.complete_seeds(has_frozen=self._catalog.freezes)
             while True:
                 self._state.begin_order()
@@ -64,6 +69,8 @@ class Prefetcher:
     def figures(self) -> dict[str, Any]:
         """What it is doing, as status.json has it."""
         first = self._order.first
+        failures = filter(None, (self._catalog_sync.failure, self._drawer.last_failure()))
+        last = max(failures, key=lambda failure: failure.at, default=None)
         return {
             "state": self._state.mount_state.value,
             "seed": first.seed,
@@ -72,8 +79,10 @@ class Prefetcher:
             "pass_files": self._catalog.share.files,
             "eta_s": self._eta_s(),
             "skipped": self._drawer.skipped(),
-            "unpromised": self._state.seeds.missing_reason,
-            "last_error": str(self._catalog_sync.last_error or self._drawer.counters.last_error or "") or None,
+            "unpromised": self._state.unpromised,
+            "warnings": self._warnings,
+            "last_error": last and str(last.error),
+            "last_error_at": last and last.at,
         }
 
     def _eta_s(self) -> float | None:
@@ -88,6 +97,13 @@ class Prefetcher:
             await self._catalog_sync.changed.wait()
             if not self._catalog_sync.is_endless:  # an endless remote never changes a file
                 self._drawer.not_made.clear()
+            self._state.invalidate_order()
+
+    async def _watch_files(self) -> None:
+        """Have changed files drawn. Each changes the order, which takes minutes of CPU for ten million files."""
+        while True:
+            await self._catalog_sync.file_changed.wait()
+            await trio.sleep(ORDER_PAUSES * self._order_took_s)
             self._state.invalidate_order()
 
     async def _draw_early(self) -> None:
@@ -124,14 +140,24 @@ class Prefetcher:
 
     async def _begin_order(self) -> Order:
         state, drawer = self._state, self._drawer
+        began = trio.current_time()
         order = await self._order.remaining(self._store.max_file_bytes)
+        self._order_took_s = trio.current_time() - began
         self._catalog.share = Share(order.files, order.bytes)
+        self._warnings = self._options_without_effect(order)
         drawer.failed.clear()
         drawer.oversized.clear()
-        seed_bytes = sum(node.size or 0 for node in drawer.nodes(map(abs, order.seeds)))
-        state.seeds.begin(order, seed_bytes, self._store.limit_bytes)
+        state.seeds.begin(order, self._store.limit_bytes)
         state.phase = MountState.SEEDING if order.seeds else MountState.FILLING
         return order
+
+    def _options_without_effect(self, order: Order) -> list[str]:
+        warnings = []
+        if self._catalog.freezes and not order.frozen_files:
+            warnings.append("--freeze matches no file: nothing is frozen; its patterns use .gitignore syntax")
+        if self._order.first.group is not None and not order.has_groups:
+            warnings.append("--group puts no two files together: each is drawn and delisted alone")
+        return warnings
 
     async def _draw_order(self, order: Order) -> bool:
         """Draw everything once; False when the order is out of date."""

@@ -6,9 +6,13 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from humanfriendly import format_size
+from pyroaring import BitMap64
+
+from growfs.cache.events import Signal
 from growfs.errors import GrowfsError
-from growfs.events import Signal
 from growfs.rotation.draw_order import SEED_DIRECTORIES_MAX, Order
+from growfs.scheduler.outage import Outage
 
 
 class MountState(enum.Enum):
@@ -21,6 +25,7 @@ class MountState(enum.Enum):
     HELD = "held"
     COMPLETE = "complete"
     PAUSED = "paused"
+    WAITING = "waiting"
     ERROR = "error"
 
 
@@ -50,17 +55,21 @@ class SeedTracker:
     def __init__(self, condition: StartCondition) -> None:
         self._condition = condition
         self._reason: str | None = None
-        self._seeds: set[int] | None = None
-        self._frozen: set[int] | None = None
+        self._seeds: BitMap64 | None = None
+        self._frozen: BitMap64 | None = None
 
-    def begin(self, order: Order, seed_bytes: int, limit_bytes: int) -> None:
+    def begin(self, order: Order, limit_bytes: int) -> None:
         """Begin a pass: its order says what is missing. limit_bytes: of the cache."""
-        self._frozen = {abs(id) for id in order.frozen}
-        self._seeds = {abs(id) for id in order.seeds}
+        self._frozen, self._seeds = order.frozen_ids, order.seed_ids
         self._reason = None
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
             self._reason = f"{len(order.seeds)} directories are too many to fetch a file of each first"
-        elif seed_bytes > limit_bytes // 2:
+        elif order.seed_bytes > limit_bytes:
+            self._reason = (
+                f"a file of each takes {format_size(order.seed_bytes)}, more than the whole cache, so it will have the"
+                " same files for good; raise --cache-size to twice as much, or --include fewer directories"
+            )
+        elif order.seed_bytes > limit_bytes // 2:
             self._reason = "a file of each directory would take more than half of the cache"
 
     def complete_seeds(self, has_frozen: bool) -> None:
@@ -68,15 +77,16 @@ class SeedTracker:
 
         has_frozen: some files may be frozen.
         """
-        self._seeds = set()
+        self._seeds = BitMap64()
         if not has_frozen:
-            self._frozen = set()
+            self._frozen = BitMap64()
 
     def finish(self, *ids: int) -> None:
         """Stop waiting for these files: they are cached, or failed."""
         for missing in (self._seeds, self._frozen):
-            if missing is not None:
-                missing.difference_update(ids)
+            if missing:
+                for id in ids:
+                    missing.discard(id)
 
     def fail(self, id: int, error: GrowfsError) -> None:
         """Note that a file could not be fetched."""
@@ -85,19 +95,19 @@ class SeedTracker:
 
     def give_up(self, reason: str) -> None:
         """Stop waiting for a file of each directory."""
-        self._reason = reason
+        self._reason = self._reason or reason
 
     @property
     def missing_reason(self) -> str | None:
         """Why some directories have no file yet, where that is not about to change; None where all have one."""
-        if self._reason is None and self._seeds != set() and (self._condition.explicit or self._condition.no_wait):
+        if self._reason is None and not self.seeds_complete and (self._condition.explicit or self._condition.no_wait):
             return "the mount did not wait for that"
         return self._reason
 
     @property
     def seeds_complete(self) -> bool:
         """Whether every directory has its first file, or failed to get it."""
-        return self._seeds == set()
+        return self._seeds is not None and not self._seeds
 
     def is_frozen(self, id: int) -> bool:
         """Whether a file is missing that --freeze names."""
@@ -106,18 +116,19 @@ class SeedTracker:
     @property
     def frozen_complete(self) -> bool:
         """Whether all files that --freeze names are cached, or failed."""
-        return self._frozen == set()
+        return self._frozen is not None and not self._frozen
 
 
 class PrefetchState:
     """Owns what the prefetcher is doing, whether it is paused, and whether it has to look at the catalog again.
 
-    changed: notified when it is paused or resumed, or has to look again. phase: as set by the prefetcher; `mount_state`
-    is what users see. is_stale: the order of the pass is out of date. has_evicted: files were evicted that the pass may
-    draw again. check_whole: whether all that this node is to have is cached.
+    changed: notified when it is interrupted or may continue, or has to look again. phase: as set by the prefetcher;
+    `mount_state` is what users see. is_stale: the order of the pass is out of date. has_evicted: files were evicted
+    that the pass may draw again. check_whole: whether all that this node is to have is cached. outage: nothing is drawn
+    while there is one.
     """
 
-    def __init__(self, condition: StartCondition, check_whole: Callable[[], bool]) -> None:
+    def __init__(self, condition: StartCondition, check_whole: Callable[[], bool], outage: Outage) -> None:
         self.condition = condition
         self.seeds = SeedTracker(condition)
         self.changed = Signal[[]]()
@@ -126,15 +137,31 @@ class PrefetchState:
         self.is_stale = False
         self.has_evicted = False
         self._check_whole = check_whole
+        self._outage = outage
+        outage.began.connect(self.changed.notify)
+        outage.ended.connect(self.changed.notify)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether nothing is drawn: the mount is paused, or the remote is away."""
+        return self.paused or self._outage.is_on
 
     @property
     def mount_state(self) -> MountState:
         """What the mount is doing. What is held may have become complete since, or the other way round."""
         if self.paused:
             return MountState.PAUSED
+        if self._outage.is_on:
+            return MountState.WAITING
         if self.phase in (MountState.HELD, MountState.COMPLETE):
             return self.resting_state()
         return self.phase
+
+    @property
+    def unpromised(self) -> str | None:
+        """Why some directories have no file yet, where that may last; None where all have one, or soon will."""
+        is_away = self._outage.is_on and not self.seeds.seeds_complete
+        return self.seeds.missing_reason or ("the remote is away" if is_away else None)
 
     @property
     def is_whole(self) -> bool:

@@ -15,13 +15,14 @@ import trio
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
+from growfs.cache.events import Signal
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError, RemoteMissing
-from growfs.events import Signal
+from growfs.errors import Failure, GrowfsError, RemoteBusy, RemoteMissing
 from growfs.remote.protocol import RemoteFile
 from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.outage import Outage, may_be_outage
 from growfs.workers.messages import ListRemote
-from growfs.workers.pool import WorkerLost, WorkerPool
+from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent
 
 log = logging.getLogger(__name__)
 
@@ -31,52 +32,59 @@ RETRY_S = 60.0
 """Pause after a listing that failed, where the catalog of an earlier one serves."""
 UPDATES_PARALLEL = 2
 """New versions that are fetched at a time."""
+SPACE_POLL_S = 5.0
+SPACE_PAUSE_S = 0.2
+"""How often a new version without space tries again, at least and at most."""
 
 
 class CatalogSync:
     """Owns the state of the listing.
 
-    complete: a listing was finished, in this run or an earlier one. progressed: notified after each page. changed:
-    notified when a listing, or a single file found changed, has altered what a pass must draw. removed: notified of
-    files and versions that are gone. updates: new versions of resident files, by the id of the old one, for
-    VersionUpdater to fetch; updating: the ids of those that it is fetching. The next listing finds again what fails,
-    or is not fetched when the daemon ends.
+    complete: a listing was finished, in this run or an earlier one. failure: that of the last listing. progressed:
+    notified after each page. changed: notified when a listing has altered what a pass must draw; file_changed: when a
+    fetch has found a file changed. removed: notified of files and versions that are gone. updates: new versions of
+    resident files, by the id of the old one, for VersionUpdater to fetch; updating: the ids of those that it is
+    fetching. The next listing finds again what fails, or is not fetched when the daemon ends.
     """
 
     def __init__(
-        self, workers: WorkerPool, catalog: Catalog, store: Store, every_s: float, is_endless: bool = False
+        self,
+        workers: WorkerPool,
+        catalog: Catalog,
+        store: Store,
+        outage: Outage,
+        every_s: float,
+        is_endless: bool = False,
     ) -> None:
         self.is_endless = is_endless
         self.complete = catalog.listing > 0
         self.listing_now = False
-        self.last_error: GrowfsError | None = None
+        self.failure: Failure | None = None
         self.progressed = Signal[[]]()
         self.changed = Signal[[]]()
+        self.file_changed = Signal[[]]()
         self.removed = Signal[[list[Removed]]]()
         self.updates: dict[int, RemoteFile] = {}
         self.updating: set[int] = set()
         self._workers = workers
         self._catalog = catalog
         self._store = store
+        self._outage = outage
         self._every_s = every_s
         self._rescheduled = Signal[[]]()
+        outage.ended.connect(self._retry)
+        self._retry_due = False
         self._more_wanted = False
 
     async def run(self) -> None:
-        """List now, and again at every interval (0: never again). A first listing that fails raises."""
+        """List now, and again at every interval (0: never again), or soon after a listing that failed."""
         while True:
             try:
                 await self._list()
             except (GrowfsError, sqlite3.OperationalError) as failure:
                 error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the catalog: {failure}")
-                self.last_error = error
-                if not self.complete:
-                    raise error from failure
-                log.warning("the remote could not be listed, continuing with the files known so far: %s", error)
-            ended_at = trio.current_time()
-            while not self._more_wanted and (due := ended_at + self._pause_s()) > trio.current_time():
-                with trio.move_on_at(due):
-                    await self._rescheduled.wait()
+                self._fail(error)
+            await self._pause()
 
     def figures(self) -> dict[str, int]:
         """What the listing found, as `remote` in status.json has it."""
@@ -98,9 +106,27 @@ class CatalogSync:
         self._more_wanted = True
         self._rescheduled.notify()
 
-    def _pause_s(self) -> float:
-        every_s = self._every_s or math.inf
-        return min(RETRY_S, every_s) if self.last_error else every_s
+    def _fail(self, error: GrowfsError) -> None:
+        self.failure = Failure(error)
+        log.warning("the remote could not be listed, continuing with the files known so far: %s", error)
+        if self._catalog.files and may_be_outage(error):
+            self._outage.suspect(error)
+
+    def _retry(self) -> None:
+        """List at once what failed: the remote is back."""
+        self._retry_due = self.failure is not None
+        self._rescheduled.notify()
+
+    async def _pause(self) -> None:
+        """Wait until the next listing is due."""
+        ended_at = trio.current_time()
+        while not (self._more_wanted or self._retry_due):
+            every_s = self._every_s or math.inf
+            due = ended_at + (min(RETRY_S, every_s) if self.failure else every_s)
+            if due <= trio.current_time():
+                return
+            with trio.move_on_at(due):
+                await self._rescheduled.wait()
 
     async def update_file(self, node: Node, found: RemoteFile | None) -> None:
         """Apply what a fetch found: that a file has another version now, or none."""
@@ -112,7 +138,7 @@ class CatalogSync:
         except sqlite3.OperationalError as error:  # the next listing finds it again
             log.warning("%s changed, but the catalog cannot be written: %s", node.name, error)
             return
-        self.changed.notify()
+        self.file_changed.notify()
 
     async def _list(self) -> None:
         listing = self._catalog.listing + 1
@@ -127,9 +153,14 @@ class CatalogSync:
             await self._apply(part)
 
         channel = self._workers.spawn()
-        self.listing_now = True
+        self.listing_now, self._retry_due = True, False
         try:
             files = await channel.call(ListRemote(self._catalog.file, listing, self._extent()), apply)
+        except WorkerSilent:
+            raise RemoteBusy(
+                f"{self._workers.url}: its server has not answered the listing for {STALL_S:g} s;"
+                " check the network and --endpoint-url"
+            ) from None
         except WorkerLost:
             raise GrowfsError("the process that lists the remote died; see the log") from None
         finally:
@@ -140,7 +171,7 @@ class CatalogSync:
         if files == 0:
             raise RemoteMissing(f"{self._workers.url}: the listing is empty now; keeping the files known so far")
         await self._catalog.finish(listing)
-        self.last_error = None
+        self.failure = None
         first, self.complete = not self.complete, True
         log.info("listed %d files, %d of them new, changed or gone", files, altered)
         self.progressed.notify()
@@ -181,12 +212,14 @@ class VersionUpdater:
     def __init__(
         self,
         catalog: Catalog,
+        store: Store,
         fetcher: Fetcher,
         catalog_sync: CatalogSync,
         is_paused: Callable[[], bool],
         resumed: Signal[[]],
     ) -> None:
         self._catalog = catalog
+        self._store = store
         self._fetcher = fetcher
         self._catalog_sync = catalog_sync
         self._is_paused = is_paused
@@ -207,6 +240,18 @@ class VersionUpdater:
                 if node:
                     successor = replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
                     self._catalog_sync.updating.add(id)
-                    await self._fetcher.update(successor)
+                    await self._replace(successor)
                     self._catalog_sync.updating.discard(id)
             await self._resumed.wait()
+
+    async def _replace(self, successor: Node) -> None:
+        """Fetch a new version, once there is space for it: the next generation delists as much."""
+        waiting = 0
+        while not await self._fetcher.update(successor):
+            if not waiting:
+                waiting = disk.allocation(self._fetcher.need(successor))
+                self._store.renewal_bytes += waiting
+            with trio.move_on_after(SPACE_POLL_S):
+                await self._store.space_freed.wait()
+                await trio.sleep(SPACE_PAUSE_S)
+        self._store.renewal_bytes -= waiting

@@ -11,16 +11,23 @@ from growfs.cache.catalog import Catalog
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteError
 from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.outage import Outage
 from growfs.scheduler.readiness import MountState, PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 
 START_S = 60.0
 """A mount waits no longer than this for anything but a file of each directory, and the frozen files."""
 START_FAILURES_MAX = 3
+OUTAGE_S_MAX = 60.0
+"""A mount that waits for files returns, or fails, once the remote has been away for so long."""
 
 
 class StartGate:
-    """Decides from what is cached so far. Owns nothing but the time at which the wait began."""
+    """Decides from what is cached so far. Owns nothing but the time at which the wait began.
+
+    Until `mount` has returned, a first listing that fails ends the mount; after that it is tried again, as later ones
+    are.
+    """
 
     def __init__(
         self,
@@ -30,6 +37,7 @@ class StartGate:
         fetcher: Fetcher,
         budget: Budget,
         prefetch: PrefetchState,
+        outage: Outage,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -38,15 +46,23 @@ class StartGate:
         self._budget = budget
         self._prefetch = prefetch
         self._condition = prefetch.condition
+        self._outage = outage
         self._began_at = trio.current_time()
 
-    def is_possible(self) -> bool:
+    async def is_anything_listed(self) -> bool:
+        """Whether there is anything to mount. Raises the error of a first listing that failed."""
+        if not self._catalog_sync.complete and self._catalog_sync.failure:
+            raise self._catalog_sync.failure.error
+        return self._catalog.files > 0
+
+    async def is_possible(self) -> bool:
         """Whether `mount` may return. Raises GrowfsError where it never will."""
+        await self.is_anything_listed()
         store, condition, state = self._store, self._condition, self._prefetch.mount_state
-        ended = state in (MountState.HELD, MountState.ERROR)  # no more files are fetched, or not soon
+        ended = self._is_away or state in (MountState.HELD, MountState.ERROR)  # no more files are fetched, or not soon
         self._refuse_nothing(state)
         if self._catalog_sync.complete and condition.show_files:
-            self._refuse_empty_folders()
+            await self._refuse_empty_folders()
         if store.resident_files < condition.show_files:
             if ended or state is MountState.COMPLETE:
                 raise GrowfsError(
@@ -77,10 +93,8 @@ class StartGate:
             seeds.give_up(f"the listing was not complete after {condition.list_timeout_s:g} s")
         waits_for_tomorrow = state is MountState.HELD and self._budget.is_spent
         if not (seeds.frozen_complete or waits_for_tomorrow):
-            if state is MountState.ERROR:
-                raise RemoteError(
-                    f"not all files that --freeze names could be fetched: {self._fetcher.counters.last_error}"
-                )
+            if state is MountState.ERROR or self._is_away:
+                raise RemoteError(f"not all files that --freeze names could be fetched: {self._last_error}")
             if ended:
                 raise GrowfsError(
                     "the files that --freeze names do not fit: the cache may take"
@@ -88,23 +102,41 @@ class StartGate:
                 )
             return False
         if state is MountState.HELD and not seeds.seeds_complete:
-            seeds.give_up("--remote-budget is spent" if waits_for_tomorrow else "there is no room")
-        return seeds.seeds_complete or seeds.missing_reason is not None
+            seeds.give_up(
+                "--remote-budget is spent"
+                if waits_for_tomorrow
+                else "there is no room, and none will be; raise --cache-size"
+            )
+        return seeds.seeds_complete or seeds.missing_reason is not None or self._is_away
 
-    def _refuse_empty_folders(self) -> None:
-        folders, show_files = self._catalog.folders_with_files, self._condition.show_files
+    @property
+    def _is_away(self) -> bool:
+        """Whether the remote has been away for too long to be waited for."""
+        return self._outage.lasted_s > OUTAGE_S_MAX
+
+    @property
+    def _last_error(self) -> GrowfsError | None:
+        failure = self._fetcher.last_failure()
+        return self._outage.why or (failure.error if failure else None)
+
+    async def _refuse_empty_folders(self) -> None:
+        folders, show_files = await self._catalog.folders_with_files(), self._condition.show_files
         if folders > show_files:
             raise GrowfsError(
                 f"--show-files {show_files}: {folders} directories have files, and none may be empty; show more"
             )
 
     def _refuse_nothing(self, state: MountState) -> None:
-        counters = self._fetcher.counters
-        if self._store.resident_files or self._fetcher.in_flight:
+        if self._store.resident_files:
+            return
+        if self._outage.is_on:
+            raise RemoteError(f"no file could be fetched: {self._last_error}")
+        if self._fetcher.in_flight:
             return
         tried_all = state in (MountState.ERROR, MountState.COMPLETE, MountState.HELD)
-        if counters.failed and (tried_all or counters.failed >= START_FAILURES_MAX):
-            raise RemoteError(f"no file could be fetched: {counters.last_error}")
+        failed = self._fetcher.counters.failed
+        if failed and (tried_all or failed >= START_FAILURES_MAX):
+            raise RemoteError(f"no file could be fetched: {self._last_error}")
         if state is MountState.HELD and not self._budget.is_spent:
             raise GrowfsError(
                 f"{self._store.folder}: not even one file fits:"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from growfs.remote.names import extension
+from growfs.rotation.draw_order import groups_of
 from growfs.rotation.eviction import delisted_groups, draw_candidates, evictable, miss_candidates, pick_victims
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import (
@@ -22,6 +23,7 @@ from growfs.rotation.rules import (
     Holds,
     Kind,
     TurnoverInput,
+    begins_epoch,
     begins_generation,
     next_generation,
     turnover_order,
@@ -267,10 +269,12 @@ class Rotating(Cache):
         """A reader lists a directory, which may begin a generation; returns what it is shown."""
         settle_s = self._settings.settle_s
         context = reader.about_to_list(directory, self._generation, now)
-        began_at = self._generation.began_at if self._generation else 0.0
         others = (other.is_listing(self._generation, now, settle_s) for other in self.live if other is not reader)
-        if self._generation is None or begins_generation(context, now - began_at, settle_s, any(others)):
+        if self._generation is None:
             self._generation = self._begin(reader, now)
+        elif begins_epoch(context, now - self._generation.began_at, settle_s, any(others)):
+            is_new = begins_generation(context, settle_s)
+            self._generation = self._begin(reader, now) if is_new else self._generation.for_another_epoch(now)
         reader.lists(directory, self._generation, now)
         self.readers_changed()
         shown = self.listed(directory)
@@ -293,9 +297,10 @@ class Rotating(Cache):
         queue = turnover_order(self.cached.values(), turnover.shown_seq)
         delisted = {file.id for group in self._delisted.values() for file in group}
         plan = next_generation(number, turnover, self.residents, queue, self._unlisted(), delisted)
-        for id, by_generation in plan.changes.items():
-            self.cached[id] = self.cached[id]._replace(delisted=by_generation)
-        for ids in plan.requeued:
+        for changed, by_generation in ((plan.delisted, number), (plan.relisted, None)):
+            for id in changed:
+                self.cached[id] = self.cached[id]._replace(delisted=by_generation)
+        for ids in groups_of(plan.requeued):
             self.counter += 1
             for id in ids:
                 self.cached[id] = self.cached[id]._replace(queue_position=self.counter)

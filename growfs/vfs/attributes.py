@@ -49,11 +49,10 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The result of statfs(2), in blocks of disk.BLOCK bytes."""
+    """The result of statfs(2), in blocks of disk.BLOCK bytes. Inodes are not limited, and not counted: `df -i`."""
 
     blocks: int
     free: int
-    files: int
 
 
 class Entry(NamedTuple):

@@ -11,19 +11,20 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
 from growfs.cache.catalog import Catalog, Node, Removed
+from growfs.cache.events import Signal
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
-from growfs.events import Signal
 from growfs.rotation.reader_registry import NOTHING, ReaderRegistry, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation
+from growfs.syscalls import read_page_cache
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.directory import Directory, visible_entries
 from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder
@@ -35,16 +36,23 @@ READER_SHIFT = 40
 NODE_MASK = (1 << READER_SHIFT) - 1
 NAME_MAX = 255
 """Bytes of the longest name: the limit of Linux file systems (limits.h), which holds for the cached files too."""
+READ_BYTES = 1 << 20
+"""What is read in one step, if the kernel does not ask for more: as much as its read-ahead asks for at once."""
 SCAN_ROWS = 128
 """Rows of a directory that are read in one step: 1 to 2 ms, in which no other request is answered."""
 
 
 @dataclass(slots=True)
 class Misses:
-    """Opens that had to wait, since the daemon started."""
+    """Opens that had to wait, since the daemon started. waiting: the threads that wait now."""
 
     files: int = 0
     wait_s: float = 0.0
+    waiting: set[int] = field(default_factory=set)
+
+    def processes(self) -> list[int]:
+        """The processes that wait now."""
+        return sorted({thread_group(tid) for tid in self.waiting})
 
     def figures(self) -> dict[str, float]:
         """As `miss` in status.json has them."""
@@ -81,6 +89,7 @@ class Vfs:
         self._fetch = fetch
         self._directories: dict[int, Directory] = {}
         self._directory_handles = itertools.count(1)
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._started_ns = time.time_ns()
 
     # Names.
@@ -188,6 +197,8 @@ class Vfs:
             directory.position = directory.scanned = given[-1].position
             if directory.reader:
                 directory.reader.is_shown(directory.id, sum(not entry.is_dir for entry in given))
+        elif directory.reader and not directory.pending:
+            directory.reader.is_shown_all(directory.id)
         return given
 
     def forget_names(self, removed: Sequence[Removed]) -> None:
@@ -213,7 +224,11 @@ class Vfs:
         """
         if self._store.open(id) is None:
             return None
-        return id | self._readers.opener(tid) << READER_SHIFT
+        try:
+            return id | self._readers.opener(tid) << READER_SHIFT
+        except BaseException:
+            self._store.close_file(id)
+            raise
 
     def count_open(self, handle: int, missed: bool = False) -> None:
         """Count an open of a cached file. missed: it had to be fetched first."""
@@ -229,7 +244,7 @@ class Vfs:
         """A handle for a file that a thread opens, and counted. Waits where the file has to be fetched first."""
         if virtual := self._virtual.get(id):
             return await self._virtual.open(virtual, partial(self._list_everything, tid))
-        waited_from: float | None = None
+        missed = False
         while (handle := self.try_open(id, tid)) is None:
             node = self._catalog.node(id)
             if node is None:
@@ -239,13 +254,15 @@ class Vfs:
                 continue
             if self._fetch is None:
                 raise NotHere(node.name)
-            if waited_from is None:
-                waited_from = trio.current_time()
-                self.misses.files += 1
-            await self._fetch_missed(node, self._fetch)
-        if waited_from is not None:
-            self.misses.wait_s += trio.current_time() - waited_from
-        self.count_open(handle, waited_from is not None)
+            self.misses.files += not missed
+            missed, waits_from = True, trio.current_time()
+            self.misses.waiting.add(tid)
+            try:
+                await self._fetch_missed(node, self._fetch)
+            finally:
+                self.misses.waiting.discard(tid)
+                self.misses.wait_s += trio.current_time() - waits_from
+        self.count_open(handle, missed)
         return handle
 
     async def _fetch_missed(self, node: Node, fetch: Callable[[Node, str], Awaitable[None]]) -> None:
@@ -262,7 +279,7 @@ class Vfs:
     async def _list_everything(self, tid: int) -> Generation:
         """Begin a listing of all directories for a thread; returns the generation that it sees."""
         _, generation = self._readers.listing(tid, EVERYWHERE) or await self._readers.begin(tid, EVERYWHERE)
-        return generation.as_of_now()
+        return generation
 
     def is_virtual(self, handle: int) -> bool:
         """Whether the content was rendered for this open, so that the kernel must keep no page of it."""
@@ -276,16 +293,19 @@ class Vfs:
         assert opened
         return opened.fd, opened.size
 
-    def try_read(self, handle: int, offset: int, buffer: memoryview) -> int | None:
-        """Fill buffer from offset on, or up to the end; returns the bytes read, or None where the disk has to be read.
+    def try_read(self, handle: int, offset: int, size: int) -> memoryview | None:
+        """The content from offset on, of that size or up to the end; None where the disk has to be read.
 
-        Only the page cache is read here.
+        Only the page cache is read here. The result is valid until the next call.
         """
         fd, end = self.content(handle)
-        size = max(0, min(len(buffer), end - offset))
+        size = max(0, min(size, end - offset))
+        if size > len(self._buffer):
+            self._buffer = memoryview(bytearray(size))
+        buffer = self._buffer[:size]
         try:
-            if os.preadv(fd, [buffer[:size]], offset, os.RWF_NOWAIT) == size:
-                return size
+            if read_page_cache(fd, buffer, offset) == size:
+                return buffer
         except OSError:  # EAGAIN: nothing of it is in the page cache; EOPNOTSUPP: a file system that cannot tell
             pass
         return None
@@ -313,4 +333,4 @@ class Vfs:
         """How large the cache may be, and how much of that is free."""
         store = self._store
         free = max(0, store.limit_bytes - store.used_bytes) // BLOCK
-        return Capacity(store.limit_bytes // BLOCK, free, store.resident_files)
+        return Capacity(store.limit_bytes // BLOCK, free)

@@ -6,5 +6,5 @@ affects a reader.
 Always: a child writes below partial/ only, and ends with the daemon. `worker`, `downloader` and `producer` import
 nothing of the daemon's, and no trio, because they start with each mount. For the same reason this file imports nothing.
 
-Public modules: `pool` and `messages`, the daemon's side.
+Public modules: `fork_server`, `pool` and `messages`, the daemon's side.
 """

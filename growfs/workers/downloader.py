@@ -12,7 +12,7 @@ from functools import partial
 from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
-from growfs.remote.http.threads import TransferThreads
+from growfs.remote.http.threads import Job, TransferThreads
 from growfs.remote.protocol import Fetched, FetchTask
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
@@ -33,9 +33,10 @@ class Downloader:
         self._send = send
         self._lock = threading.Lock()
         self._report_due = threading.Condition(self._lock)
-        self._queued: dict[int, Callable[[], None]] = {}
+        self._jobs: dict[int, Job] = {}
         self._finished: list[tuple[int, Fetched | FetchFailed]] = []
         self._bytes = self._refusals = self._unfinished = 0
+        self._refusal: GrowfsError | None = None
         self._urgent_finished = self._progressed = False
         threading.Thread(target=self._report, daemon=True).start()
 
@@ -45,14 +46,13 @@ class Downloader:
             self._unfinished += len(batch.files)
             self._report_due.notify()
         for request in batch.files:
-            job = self._queued[request.id] = partial(self._fetch, request)
-            self._threads.submit(job, request.urgent)
+            job = self._jobs[request.id] = Job(partial(self._fetch, request), request.file.size, request.urgent)
+            self._threads.submit(job)
         for id in batch.prioritize:
-            if queued := self._queued.get(id):
-                self._threads.make_urgent(queued)
+            if submitted := self._jobs.get(id):
+                self._threads.prioritize(submitted)
 
     def _fetch(self, request: FetchRequest) -> None:
-        del self._queued[request.id]
         try:
             try:
                 result: Fetched | FetchFailed = self._download(request)
@@ -65,10 +65,11 @@ class Downloader:
         if isinstance(result, FetchFailed):
             with contextlib.suppress(OSError):
                 request.target.unlink()
+        job = self._jobs.pop(request.id)
         with self._lock:
             self._finished.append((request.id, result))
             self._unfinished -= 1
-            self._urgent_finished |= request.urgent
+            self._urgent_finished |= job.urgent
             if self._should_report():
                 self._report_due.notify()
 
@@ -104,9 +105,10 @@ class Downloader:
         except GrowfsError as other:
             return FetchFailed(other)
 
-    def _count_refusal(self) -> None:
+    def _count_refusal(self, error: GrowfsError) -> None:
         with self._lock:
             self._refusals += 1
+            self._refusal = error
 
     def _should_report(self) -> bool:
         """Whether to report at once: a reader waits for a file, or many files or all of them are finished."""
@@ -118,8 +120,9 @@ class Downloader:
             with self._report_due:
                 self._report_due.wait_for(lambda: self._unfinished or self._finished)
                 self._report_due.wait_for(self._should_report, REPORT_EVERY_S)
-                report = FetchProgress(self._bytes, self._refusals, self._finished)
+                report = FetchProgress(self._bytes, self._refusals, self._finished, time.process_time(), self._refusal)
                 self._bytes = self._refusals = 0
+                self._refusal = None
                 self._finished, self._urgent_finished = [], False
                 heartbeat = self._progressed and time.monotonic() > reported_at + HEARTBEAT_S
                 self._progressed = self._progressed and not heartbeat

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyroaring import BitMap64
+
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import FastPickle, Fetched, RemoteFile
 from growfs.rotation.draw_order import Pass
@@ -89,12 +91,15 @@ class StillWorking:
 
 @dataclass(frozen=True, slots=True)
 class OrderReady:
-    """The file holds this many ids of frozen files, then this many of seeds. files, bytes: all files of the share."""
+    """The file has the ids of frozen files, then those of seeds, then the rest. The other fields are those of Order."""
 
-    frozen: int
-    seeds: int
+    frozen: BitMap64
+    seeds: BitMap64
+    seed_bytes: int
     files: int
     bytes: int
+    frozen_files: int
+    has_groups: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,19 @@ class PlanTurnover:
     catalog: Path
     number: int
     input: TurnoverInput
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether the remote serves one of these files, in order, by a byte of it, which is written to target.
+
+    The answer is Done(None) as soon as the remote has answered, even that a file is gone; else Failed. repeats: whether
+    a request is repeated while the remote is busy.
+    """
+
+    files: list[RemoteFile]
+    target: Path
+    repeats: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +161,15 @@ class FetchFailed:
 class FetchProgress:
     """What a fetching worker did since its last report. files: the files that are finished, by id.
 
-    bytes: written, for finished and unfinished files. refusals: how often the store answered that it is busy.
+    bytes: written, for finished and unfinished files. refusals: how often a request failed and is repeated.
+    cpu_s: the CPU time of the worker since it started. refusal: why the last of these requests failed.
     """
 
     bytes: int
     refusals: int
     files: list[tuple[int, Fetched | FetchFailed]]
+    cpu_s: float
+    refusal: GrowfsError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
-"""The daemon's side of the worker processes: the fork server that forks them, and a channel to each worker."""
+"""The daemon's side of the worker processes: how they are started, and a channel to each worker."""
 
 from __future__ import annotations
 
 import logging
 import socket
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -14,9 +13,9 @@ import trio
 from growfs.errors import GrowfsError
 from growfs.remote.names import redact
 from growfs.remote.protocol import RemoteSpec
-from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import messages
-from growfs.workers.messages import Done, Failed
+from growfs.workers.fork_server import ForkServer
+from growfs.workers.messages import Done, Failed, StillWorking
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +24,25 @@ STALL_S = 120.0
 
 
 class WorkerPool:
-    """Owns the fork server process. If it died, it is started again when the next worker is needed.
+    """Starts workers. If their fork server died, it is started again when the next worker is needed.
 
-    limits: shared with the workers. The spec is sent over the socket, because it may hold secrets and command lines
-    are public.
+    limits: shared with the workers. The spec is sent over a socket, because it may hold secrets and command lines are
+    public. output: the descriptor that becomes standard output and error of the workers.
     """
 
-    def __init__(self, spec: RemoteSpec, limits: SharedLimits) -> None:
+    def __init__(self, fork_server: ForkServer, spec: RemoteSpec, output: int) -> None:
         self.url = redact(spec.url)
+        self.limits = fork_server.limits
+        self._fork_server = fork_server
         self._spec = spec
-        self.limits = limits
-        self._start_fork_server()
+        self._output = output
+        with suppress(OSError):  # it died; see `spawn`
+            self._send_spec()
 
-    def _start_fork_server(self) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            fds = theirs.fileno(), self.limits.fd
-            command = [sys.executable, "-m", "growfs.workers.worker", *map(str, fds)]
-            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
-        messages.send(self._control, self._spec)
+    def _send_spec(self) -> None:
+        """Send the spec, and where output goes that no logger writes."""
+        messages.send(self._fork_server.control, self._spec)
+        socket.send_fds(self._fork_server.control, [b"o"], [self._output])
 
     def spawn(self) -> Channel:
         """Start a worker. It ends when its channel is closed. Raises GrowfsError if no process can be started."""
@@ -56,19 +55,14 @@ class WorkerPool:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+                self._fork_server.fork(theirs)
             except OSError:
                 log.warning("the fork server of the workers died; starting another")
-                self._control.close()
-                self._process.wait()
-                self._start_fork_server()
-                socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+                self._fork_server.stop()
+                self._fork_server.start()
+                self._send_spec()
+                self._fork_server.fork(theirs)
         return Channel(ours)
-
-    def stop(self) -> None:
-        """End the fork server. Each worker ends when its channel is closed."""
-        self._control.close()
-        self._process.wait()
 
 
 class WorkerLost(Exception):
@@ -76,6 +70,10 @@ class WorkerLost(Exception):
 
     def __str__(self) -> str:
         return "its worker process died, or hangs"
+
+
+class WorkerSilent(WorkerLost):
+    """The worker is alive, but neither computes nor sends anything: what it waits for does not answer."""
 
 
 class Channel:
@@ -88,7 +86,8 @@ class Channel:
     async def call(self, request: Any, on_message: Callable[[Any], Awaitable[None]] | None = None) -> Any:
         """Send a request and return its result. One call at a time.
 
-        on_message: called with each message before the result. Raises the worker's GrowfsError, or WorkerLost.
+        on_message: called with each message before the result, except for heartbeats. Raises the worker's GrowfsError,
+        WorkerLost, or WorkerSilent after STALL_S without a message.
         """
         await self.send(request)
         while True:
@@ -96,12 +95,12 @@ class Channel:
                 with trio.fail_after(STALL_S):
                     message = await self.receive()
             except trio.TooSlowError as error:
-                raise WorkerLost from error
+                raise WorkerSilent from error
             if isinstance(message, Done):
                 return message.result
             if isinstance(message, Failed):
                 raise message.error
-            if on_message:
+            if on_message and not isinstance(message, StillWorking):
                 await on_message(message)
 
     async def send(self, message: Any) -> None:

@@ -2,9 +2,9 @@
 
 So neither the GIL nor a crash in a client library affects a reader.
 
-`python -m growfs.workers.worker SOCKET LIMITS` is the fork server: it imports what the remote needs once, and forks a
-worker for each socket that the daemon sends to it. It never opens a remote, because a fork would break the remote's
-threads and connections.
+`python -m growfs.workers.worker SOCKET LIMITS SCHEME` is the fork server: it imports what the remote needs once, and
+forks a worker for each socket that the daemon sends to it. It never opens a remote, because a fork would break the
+remote's threads and connections.
 
 A worker handles one request after the other; only requests to fetch files overlap. It writes to partial/ only, and ends
 when the daemon closes the connection.
@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import resource
 import signal
 import socket
 import sqlite3
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -28,9 +30,9 @@ from typing import Any
 from growfs.cache.catalog import UNKNOWN_SIZE, ListingDiff
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
-from growfs.errors import GrowfsError, NoRoom, RemoteBusy
-from growfs.remote import open_remote, preload
-from growfs.remote.protocol import Remote, RemoteSpec
+from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteDenied, RemoteError
+from growfs.remote import open_remote, preload, preload_transfer
+from growfs.remote.protocol import ByteRange, FetchTask, Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from growfs.rotation.turnover import plan_generation
@@ -44,6 +46,7 @@ from growfs.workers.messages import (
     MakeOrder,
     OrderReady,
     PlanTurnover,
+    Probe,
     StillWorking,
 )
 from growfs.workers.process import lower_priority
@@ -51,17 +54,35 @@ from growfs.workers.process import lower_priority
 GONE_PER_MESSAGE = 1000
 HEARTBEAT_FILES = 100_000
 """While a worker computes an order, it sends a heartbeat after this many files: every few seconds on a busy machine."""
-
+HEARTBEAT_S = 20.0
+"""How often a worker that lists sends a heartbeat, if it has computed for COMPUTED_S_MIN seconds since the last one."""
+COMPUTED_S_MIN = 0.005
+"""Reading a page of names takes more, waiting for a server less."""
 
 Send = Callable[[Any], None]
 
 
 def main() -> None:
-    """Run the fork server. Arguments: the descriptors of the control socket and of the SharedLimits."""
+    """Run the fork server.
+
+    Arguments: the descriptors of the control socket and of the SharedLimits, and the scheme of the remote's URL. The
+    socket brings the spec, a descriptor for output, and then one for each worker.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the daemon
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
+    _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))  # two for each transfer
     control, limits = socket.socket(fileno=int(sys.argv[1])), SharedLimits(int(sys.argv[2]))
-    spec: RemoteSpec = messages.receive(control)
+    with contextlib.suppress(GrowfsError):
+        preload(RemoteSpec(f"{sys.argv[3]}://host/"))
+    try:
+        spec: RemoteSpec = messages.receive(control)
+        _, (output,), _, _ = socket.recv_fds(control, 1, 1)
+    except (EOFError, OSError, ValueError):  # the mount failed before its workers were needed
+        return
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.close(output)
     with contextlib.suppress(GrowfsError):  # a worker reports it when it opens the remote
         preload(spec)
     process.tune_gc()
@@ -74,6 +95,7 @@ def main() -> None:
             serve(spec, limits, socket.socket(fileno=descriptors[0]))
             os._exit(0)
         os.close(descriptors[0])
+        preload_transfer()  # after the first fork, as the listing does without
 
 
 def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> None:
@@ -128,11 +150,14 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
         return _list(open_remote(spec), request, send)
     if isinstance(request, MakeOrder):
         return _make_order(request, send)
+    if isinstance(request, Probe):
+        return _probe(open_remote(spec, repeats=request.repeats), request, makes_files=spec.producer is not None)
     assert isinstance(request, PlanTurnover)
     return plan_generation(request.catalog, request.number, request.input)
 
 
 def _list(remote: Remote, request: ListRemote, send: Send) -> int:
+    threading.Thread(target=_send_heartbeats, args=(send,), daemon=True).start()
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
@@ -150,6 +175,30 @@ def _list(remote: Remote, request: ListRemote, send: Send) -> int:
     return files
 
 
+def _probe(remote: Remote, request: Probe, makes_files: bool) -> None:
+    """makes_files: a producer does, so that its source is requested and nothing is made."""
+    denied: GrowfsError | None = None
+    try:
+        for file in request.files:
+            try:
+                if makes_files or not file.size:
+                    remote.stat(file.path, file.version)
+                else:
+                    remote.fetch(FetchTask(file, request.target, byte_range=ByteRange(0, 1)))
+                return
+            except RemoteBusy:
+                raise
+            except RemoteDenied as error:
+                denied = error
+            except RemoteError:  # that is an answer, too
+                return
+    finally:
+        with contextlib.suppress(OSError):
+            request.target.unlink()
+    if denied:
+        raise denied
+
+
 def _make_order(request: MakeOrder, send: Send) -> OrderReady:
     connection = read_only(request.catalog)
     order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
@@ -157,7 +206,15 @@ def _make_order(request: MakeOrder, send: Send) -> OrderReady:
     with request.target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):
             file.write(memoryview(array("q", part)))
-    return OrderReady(len(order.frozen), len(order.seeds), order.files, order.bytes)
+    return OrderReady(
+        order.frozen_ids,
+        order.seed_ids,
+        order.seed_bytes,
+        order.files,
+        order.bytes,
+        order.frozen_files,
+        order.has_groups,
+    )
 
 
 def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidate]:
@@ -174,6 +231,16 @@ def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidat
         bytes = unknown if size is None else size
         frozen, done, late = bool(pinned & FROZEN), drawn >= pass_.number, drawn == -pass_.number
         yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
+
+
+def _send_heartbeats(send: Send) -> None:
+    """Send a heartbeat while this process computes: the library may read a million names before it returns a page."""
+    computed_s = time.process_time()
+    while True:
+        time.sleep(HEARTBEAT_S)
+        if time.process_time() - computed_s > COMPUTED_S_MIN:
+            send(StillWorking())
+        computed_s = time.process_time()
 
 
 def _with_heartbeats(files: Iterable[Candidate], send: Send) -> Iterator[Candidate]:

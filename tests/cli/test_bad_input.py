@@ -1,7 +1,8 @@
-"""What cannot work says so: in one line that names what, and what to do, with nothing half-made left behind."""
+"""Errors of the user and the machine: one line names the cause and the remedy, and nothing is left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import subprocess
@@ -15,8 +16,8 @@ from tests.cli.support import (
     Done,
     assert_refused,
     cache_folders,
-    left_over,
-    mark,
+    leftovers,
+    mark_environment,
     namespace,
     needs_root,
     other_user,
@@ -33,7 +34,7 @@ def no_credentials(growfs: Growfs, tmp_path: Path) -> None:
         del growfs.env[name]
     growfs.env["AWS_EC2_METADATA_DISABLED"] = "true"
     growfs.env["AWS_SHARED_CREDENTIALS_FILE"] = growfs.env["AWS_CONFIG_FILE"] = str(tmp_path / "none")
-    mark(growfs)
+    mark_environment(growfs)
 
 
 @pytest.fixture
@@ -43,10 +44,10 @@ def remote(tmp_path: Path) -> Path:
 
 
 def assert_mount_refused(
-    growfs: Growfs, url: object, *flags: object, says: tuple[str, ...], exit_code: int = 1
+    growfs: Growfs, url: object, *flags: object, expected: tuple[str, ...], exit_code: int = 1
 ) -> None:
-    assert_refused(growfs.mount(url, *flags, check=False), *says, exit_code=exit_code)
-    assert left_over(growfs) == []
+    assert_refused(growfs.mount(url, *flags, check=False), *expected, exit_code=exit_code)
+    assert leftovers(growfs) == []
 
 
 def with_keys(growfs: Growfs, server: S3Server) -> None:
@@ -59,19 +60,23 @@ def with_keys(growfs: Growfs, server: S3Server) -> None:
 @pytest.mark.parametrize("kind", ["rclone", "moto"])
 def test_no_such_bucket(growfs: Growfs, kind: str, request: pytest.FixtureRequest) -> None:
     with_keys(growfs, request.getfixturevalue(f"{kind}_s3"))
-    says = ("s3://no-such-bucket-here/train: no such bucket", "check the name and --endpoint-url")
-    assert_mount_refused(growfs, "s3://no-such-bucket-here/train", says=says)
+    expected = ("s3://no-such-bucket-here/train: no such bucket", "check the name and --endpoint-url")
+    assert_mount_refused(growfs, "s3://no-such-bucket-here/train", expected=expected)
 
 
 def test_no_credentials(growfs: Growfs, rclone_s3: S3Server) -> None:
-    says = (f"s3://{rclone_s3.bucket}: no credentials found", "AWS_ACCESS_KEY_ID", "--anon")
-    assert_mount_refused(growfs, f"s3://{rclone_s3.bucket}", "--endpoint-url", rclone_s3.endpoint_url, says=says)
+    expected = (f"s3://{rclone_s3.bucket}: no credentials found", "AWS_ACCESS_KEY_ID", "--anon")
+    assert_mount_refused(
+        growfs, f"s3://{rclone_s3.bucket}", "--endpoint-url", rclone_s3.endpoint_url, expected=expected
+    )
 
 
 def test_wrong_credentials(growfs: Growfs, rclone_s3: S3Server) -> None:
     with_keys(growfs, rclone_s3)
     growfs.env["AWS_SECRET_ACCESS_KEY"] = "wrong-secret-0123456789"
-    assert_mount_refused(growfs, f"s3://{rclone_s3.bucket}", says=("credentials are wrong", "AWS_SECRET_ACCESS_KEY"))
+    assert_mount_refused(
+        growfs, f"s3://{rclone_s3.bucket}", expected=("credentials are wrong", "AWS_SECRET_ACCESS_KEY")
+    )
 
 
 def test_access_denied(growfs: Growfs, rclone_s3: S3Server) -> None:
@@ -88,8 +93,8 @@ def test_access_denied(growfs: Growfs, rclone_s3: S3Server) -> None:
 
     with_keys(growfs, rclone_s3)
     with serving(Denies) as url:
-        says = ("s3://private/train: access denied", "check its permissions")
-        assert_mount_refused(growfs, "s3://private/train", "--endpoint-url", url, says=says)
+        expected = ("s3://private/train: access denied", "check its permissions")
+        assert_mount_refused(growfs, "s3://private/train", "--endpoint-url", url, expected=expected)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
@@ -98,27 +103,27 @@ def test_unreachable(growfs: Growfs, rclone_s3: S3Server, scheme: str) -> None:
     with_keys(growfs, rclone_s3)
     flags = ("--endpoint-url", server) if scheme == "s3" else ()
     url = "s3://bucket/train" if scheme == "s3" else f"{server}/train/"
-    assert_mount_refused(growfs, url, *flags, says=(f"{url}: cannot reach the server", "check the network"))
+    assert_mount_refused(growfs, url, *flags, expected=(f"{url}: cannot reach the server", "check the network"))
 
 
 def test_no_such_folder(growfs: Growfs, tmp_path: Path, http_folder: WebFolder) -> None:
-    assert_mount_refused(growfs, tmp_path / "gone", says=(f"{tmp_path / 'gone'}: no such file or folder", "check"))
+    assert_mount_refused(growfs, tmp_path / "gone", expected=(f"{tmp_path / 'gone'}: no such file or folder", "check"))
     url = f"{http_folder.url}gone/"
-    assert_mount_refused(growfs, url, says=(f"{url}: no such file or folder", "check the URL"))
+    assert_mount_refused(growfs, url, expected=(f"{url}: no such file or folder", "check the URL"))
 
 
 def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert_mount_refused(growfs, tmp_path / "empty", says=(f"{tmp_path / 'empty'}: there are no files", "check"))
-    says = (f"{remote}: there are no files", "check the URL, --include and --exclude")
-    assert_mount_refused(growfs, remote, "--include", "*.jpg", says=says)
+    assert_mount_refused(growfs, tmp_path / "empty", expected=(f"{tmp_path / 'empty'}: there are no files", "check"))
+    expected = (f"{remote}: there are no files", "check the URL, --include and --exclude")
+    assert_mount_refused(growfs, remote, "--include", "*.jpg", expected=expected)
     with_keys(growfs, rclone_s3)
     url = f"s3://{rclone_s3.bucket}/nothing/below"
-    assert_mount_refused(growfs, url, says=(f"{url}: nothing is stored below it", "check the prefix"))
+    assert_mount_refused(growfs, url, expected=(f"{url}: nothing is stored below it", "check the prefix"))
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "expected"),
     [
         ("nope://bucket", "nope:// is no store"),
         ("", "the URL is empty"),
@@ -127,24 +132,24 @@ def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: P
         ("s3://my bucket/train", "s3://my bucket/train: names no bucket"),
     ],
 )
-def test_a_url_that_is_none(growfs: Growfs, rclone_s3: S3Server, url: str, says: str) -> None:
+def test_a_malformed_url(growfs: Growfs, rclone_s3: S3Server, url: str, expected: str) -> None:
     with_keys(growfs, rclone_s3)
-    assert_mount_refused(growfs, url, says=(says,), exit_code=2)
+    assert_mount_refused(growfs, url, expected=(expected,), exit_code=2)
 
 
 def test_the_url_of_a_file(growfs: Growfs, remote: Path) -> None:
     file = remote / "class0/0000.bin"
-    assert_mount_refused(growfs, file, says=(f"{file}: is a file", "folder"))
+    assert_mount_refused(growfs, file, expected=(f"{file}: is a file", "folder"))
 
 
 def test_a_manifest_that_is_not_there(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone.txt"
-    assert_mount_refused(growfs, remote, "--manifest", gone, says=(f"{gone}: no such file",))
+    assert_mount_refused(growfs, remote, "--manifest", gone, expected=(f"{gone}: no such file",))
 
 
 @pytest.mark.parametrize("inside", ["mount", "cache"])
 def test_a_mount_or_a_cache_within_the_remote(growfs: Growfs, tmp_path: Path, inside: str) -> None:
-    """It would list what it caches, and cache what it lists."""
+    """Such a mount would list its own cached files, and cache them again."""
     make_tree(tmp_path / "data", directories=1, files=1)
     (tmp_path / "data" / "mnt").mkdir()
     mountpoint = tmp_path / "data" / "mnt" if inside == "mount" else growfs.mountpoint
@@ -156,8 +161,33 @@ def test_a_mount_or_a_cache_within_the_remote(growfs: Growfs, tmp_path: Path, in
         f"lies within the remote, {tmp_path / 'data'}",
         "outside",
     )
-    assert left_over(growfs) == []
+    assert leftovers(growfs) == []
     assert not (tmp_path / "data" / "cache").exists()
+
+
+@pytest.mark.parametrize("way", ["directly", "by a link", "by a bind mount", "TMPDIR"])
+def test_a_cache_or_a_temporary_folder_below_the_mountpoint(
+    growfs: Growfs, remote: Path, tmp_path: Path, way: str
+) -> None:
+    """The daemon would wait for itself, and no signal would end it."""
+    folder = growfs.mountpoint / "folder"
+    with contextlib.ExitStack() as stack:
+        if way == "by a link":
+            (tmp_path / "link").symlink_to(folder)
+            folder = tmp_path / "link"
+        if way == "by a bind mount":
+            needs_root()
+            (tmp_path / "bound").mkdir()
+            subprocess.run(["mount", "--bind", growfs.mountpoint, tmp_path / "bound"], check=True)
+            stack.callback(lambda: subprocess.run(["umount", "-l", tmp_path / "bound"], check=True))
+            folder = tmp_path / "bound" / "folder"
+        if way == "TMPDIR":
+            growfs.env["TMPDIR"] = str(folder)
+        else:
+            growfs.cache_dir = folder
+        name = "TMPDIR" if way == "TMPDIR" else "--cache-dir"
+        expected = (f"{name} {folder}: lies below the mountpoint, {growfs.mountpoint}",)
+        assert_mount_refused(growfs, remote, expected=expected)
 
 
 # The mountpoint.
@@ -165,19 +195,19 @@ def test_a_mount_or_a_cache_within_the_remote(growfs: Growfs, tmp_path: Path, in
 
 def test_a_mountpoint_that_is_missing(growfs: Growfs, remote: Path) -> None:
     growfs.mountpoint.rmdir()
-    assert_mount_refused(growfs, remote, says=(f"{growfs.mountpoint}: no such folder", "mkdir -p"))
+    assert_mount_refused(growfs, remote, expected=(f"{growfs.mountpoint}: no such folder", "mkdir -p"))
     growfs.mountpoint.mkdir()
 
 
 def test_a_mountpoint_that_is_a_file(growfs: Growfs, remote: Path) -> None:
     growfs.mountpoint.rmdir()
     growfs.mountpoint.write_text("")
-    assert_mount_refused(growfs, remote, says=(f"{growfs.mountpoint}: is not a folder",))
+    assert_mount_refused(growfs, remote, expected=(f"{growfs.mountpoint}: is not a folder",))
 
 
 def test_a_mountpoint_that_is_not_empty(growfs: Growfs, remote: Path) -> None:
     (growfs.mountpoint / "precious").write_text("")
-    assert_mount_refused(growfs, remote, says=(f"{growfs.mountpoint}: is not empty", "empty folder"))
+    assert_mount_refused(growfs, remote, expected=(f"{growfs.mountpoint}: is not empty", "empty folder"))
     assert (growfs.mountpoint / "precious").exists()
 
 
@@ -186,14 +216,14 @@ def test_a_mountpoint_that_is_mounted_already(growfs: Growfs, remote: Path, tmp_
     done = growfs.run("mount", remote, growfs.mountpoint, "--cache-dir", tmp_path / "other", check=False)
     assert_refused(done, f"{growfs.mountpoint}: is already a growfs mount", f"growfs umount {growfs.mountpoint}")
     assert cache_folders(tmp_path / "other") == []
-    assert len(growfs.names()) == 4, "the first mount suffered"
+    assert len(growfs.names()) == 4, "the first mount lost files"
 
 
 def test_a_mountpoint_where_something_else_is_mounted(growfs: Growfs, remote: Path) -> None:
     with tmpfs(growfs.mountpoint):
         done = growfs.mount(remote, check=False)
     assert_refused(done, f"{growfs.mountpoint}: something else is mounted there")
-    assert left_over(growfs) == []
+    assert leftovers(growfs) == []
 
 
 @pytest.mark.promise(30)
@@ -212,18 +242,18 @@ def test_a_second_mount_of_the_same_cache(growfs: Growfs, remote: Path, tmp_path
 def test_no_fuse_device(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     script = "mount -t tmpfs tmpfs {0}; cp -a /dev/null /dev/zero /dev/random /dev/urandom {0}; mount --bind {0} /dev"
-    done = run_in(growfs, script.format(tmp_path / "dev"), *mount_of(growfs, remote))
+    done = run_in(growfs, script.format(tmp_path / "dev"), *mount_arguments(growfs, remote))
     assert_refused(done, "/dev/fuse is missing", "modprobe fuse", "--device /dev/fuse")
-    assert left_over(growfs) == []
+    assert leftovers(growfs) == []
 
 
 def test_no_permission_to_mount(growfs: Growfs, remote: Path) -> None:
     needs_root()
     without = ("setpriv", "--bounding-set=-sys_admin", "--")
-    command = [*without, *GROWFS, *map(str, mount_of(growfs, remote))]
+    command = [*without, *GROWFS, *map(str, mount_arguments(growfs, remote))]
     done = subprocess.run(command, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
     assert_refused(done, "may not mount", "--cap-add SYS_ADMIN")
-    assert left_over(growfs) == []
+    assert leftovers(growfs) == []
 
 
 def test_no_permission_to_use_fuse() -> None:
@@ -260,7 +290,7 @@ def test_a_cache_directory_that_is_read_only(growfs: Growfs, remote: Path) -> No
     with tmpfs(growfs.cache_dir, "ro"):
         done = growfs.mount(remote, check=False)
         assert_refused(done, f"{growfs.cache_dir}", "Read-only file system", "--cache-dir")
-        assert left_over(growfs) == []
+        assert leftovers(growfs) == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--min-free", "0"), ("--min-free", "0", "--wait-files", "1")])
@@ -269,16 +299,16 @@ def test_a_cache_directory_on_a_full_disk(growfs: Growfs, remote: Path, flags: t
         fill(growfs.cache_dir / "others")
         done = growfs.mount(remote, *flags, check=False)
         assert_refused(done, str(growfs.cache_dir), "--cache-dir")
-        assert left_over(growfs) == []
+        assert leftovers(growfs) == []
 
 
 @pytest.mark.promise(28)
 @pytest.mark.parametrize("flags", [(), ("--wait-files", "1")])
-def test_a_disk_with_less_free_than_is_to_be_left_free(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
+def test_a_disk_with_less_free_space_than_min_free(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
     with tmpfs(growfs.cache_dir, "size=8m"):
         done = growfs.mount(remote, *flags, check=False)
         assert_refused(done, str(growfs.cache_dir), "--min-free keeps 1.07 GB", "--cache-dir")
-        assert left_over(growfs) == []
+        assert leftovers(growfs) == []
 
 
 @pytest.mark.promise(18, 28)
@@ -287,10 +317,10 @@ def test_a_disk_that_fills_up_holds_what_fits(growfs: Growfs, tmp_path: Path) ->
     with tmpfs(growfs.cache_dir, "size=8m"):
         growfs.mount(tmp_path / "remote", "--min-free", "2MB")
         until(lambda: growfs.status()["state"] == "held")
-        held = growfs.status()["cache"]["files"]
-        assert 5 < held < 13
+        files = growfs.status()["cache"]["files"]
+        assert 5 < files < 13
         assert os.statvfs(growfs.cache_dir).f_bavail * 4096 >= 2_000_000
-        assert held - 2 <= len(growfs.names()) < held  # a fifth of what fits is for what comes next
+        assert files - 2 <= len(growfs.names()) < files  # a fifth of what fits is reserved for replacements
         growfs.umount()
 
 
@@ -311,14 +341,14 @@ def test_a_cache_directory_of_another_user(growfs: Growfs) -> None:
 def test_a_cache_directory_of_a_newer_growfs(growfs: Growfs, remote: Path, version: str) -> None:
     growfs.cache_dir.mkdir()
     (growfs.cache_dir / "version").write_text(version)
-    assert_mount_refused(growfs, remote, says=(f"{growfs.cache_dir}: written by a newer growfs", "update growfs"))
+    assert_mount_refused(growfs, remote, expected=(f"{growfs.cache_dir}: written by a newer growfs", "update growfs"))
     assert (growfs.cache_dir / "version").read_text() == version
     assert [path.name for path in growfs.cache_dir.iterdir()] == ["version"]
 
 
 def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
     growfs.cache_dir.write_text("")
-    assert_mount_refused(growfs, remote, says=(f"{growfs.cache_dir}: is not a folder", "--cache-dir"))
+    assert_mount_refused(growfs, remote, expected=(f"{growfs.cache_dir}: is not a folder", "--cache-dir"))
 
 
 def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
@@ -328,14 +358,14 @@ def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
     done = growfs.mount(remote, check=False)
     assert_refused(done, str(growfs.cache / "catalog.sqlite"), f"delete {growfs.cache}")
     assert not mounted_at(growfs.mountpoint)
-    until(lambda: processes_of(growfs.mountpoint.parent) == [])  # a worker of the first mount may take a moment to end
+    until(lambda: processes_of(growfs.mountpoint.parent) == [])  # a worker of the first mount may need a moment to end
 
 
 # The options.
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         (("--cache-size", "lots"), "--cache-size: 'lots' is not a size"),
         (("--cache-size", "0"), "--cache-size: "),
@@ -353,6 +383,7 @@ def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
         (("--storage-option", "key"), "--storage-option: "),
         (("--no-wait", "--wait-files", "3"), "--no-wait contradicts"),
         (("--anon",), "--anon makes no sense for file://"),
+        (("--endpoint-url", "127.0.0.1:9000"), "'127.0.0.1:9000' is no URL of a server; write http://"),
         (("--endpoint-url", "http://localhost"), "--endpoint-url makes no sense for file://"),
         (
             ("--members", "no_such_module:find"),
@@ -363,12 +394,12 @@ def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
         (("--config", "/no/such.toml"), "/no/such.toml: No such file or directory"),
     ],
 )
-def test_an_option_that_makes_no_sense(growfs: Growfs, remote: Path, flags: tuple[str, ...], says: str) -> None:
-    assert_mount_refused(growfs, remote, *flags, says=(says,), exit_code=2)
+def test_an_invalid_option_value(growfs: Growfs, remote: Path, flags: tuple[str, ...], expected: str) -> None:
+    assert_mount_refused(growfs, remote, *flags, expected=(expected,), exit_code=2)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "expected"),
     [
         (b'cache-syze = "1GB"', "no such option: cache-syze"),
         (b"cache-size = ", "config.toml"),
@@ -380,26 +411,26 @@ def test_an_option_that_makes_no_sense(growfs: Growfs, remote: Path, flags: tupl
         (b"[workers]\nfew = 1", "--workers"),
     ],
 )
-def test_a_configuration_that_makes_no_sense(
-    growfs: Growfs, remote: Path, tmp_path: Path, content: bytes, says: str
+def test_an_invalid_configuration_file(
+    growfs: Growfs, remote: Path, tmp_path: Path, content: bytes, expected: str
 ) -> None:
     config = tmp_path / "config.toml"
     config.write_bytes(content)
     flags = ("--cache-dir", growfs.cache_dir, "--config", config)
-    assert_refused(growfs.run("mount", remote, growfs.mountpoint, *flags, check=False), says, exit_code=2)
-    assert left_over(growfs) == []
+    assert_refused(growfs.run("mount", remote, growfs.mountpoint, *flags, check=False), expected, exit_code=2)
+    assert leftovers(growfs) == []
 
 
-def test_an_environment_that_makes_no_sense(growfs: Growfs, remote: Path) -> None:
+def test_an_invalid_environment_variable(growfs: Growfs, remote: Path) -> None:
     growfs.env["GROWFS_SEED"] = "many"
-    assert_mount_refused(growfs, remote, says=("--seed: 'many' is not a whole number",), exit_code=2)
+    assert_mount_refused(growfs, remote, expected=("--seed: 'many' is not a whole number",), exit_code=2)
 
 
 # Names.
 
 
 @pytest.mark.promise(31)
-def test_names_that_cannot_be_files_are_skipped_and_named(growfs: Growfs, moto_s3: S3Server) -> None:
+def test_names_that_cannot_be_files_are_skipped_and_reported(growfs: Growfs, moto_s3: S3Server) -> None:
     with_keys(growfs, moto_s3)
     long = "n" * 300
     good = {"ok/a.bin": b"a", "ok/zero.bin": b"", "both/deeper": b"d"}
@@ -421,8 +452,8 @@ def test_names_that_cannot_be_files_are_skipped_and_named(growfs: Growfs, moto_s
     skipped = {skip["reason"]: skip["files"] for skip in growfs.status()["skipped"]}
     assert sum(skipped.values()) == len(bad)
     text = growfs.run("status", growfs.mountpoint).stdout
-    for says in ("'..'", "empty path component", "NUL", "over 255 bytes", "both", ".growfs is reserved"):
-        assert says in text
+    for expected in ("'..'", "empty path component", "NUL", "over 255 bytes", "both", ".growfs is reserved"):
+        assert expected in text
     written = {str(path.relative_to(growfs.cache)) for path in growfs.cache.rglob("*") if path.is_file()}
     assert {path for path in written if path.startswith("files/")} == {f"files/{path}" for path in good}
     assert not [path for path in growfs.mountpoint.parent.rglob("*") if path.name in ("escape", "lead", "double")]
@@ -455,7 +486,7 @@ def test_links_that_lead_outside_the_remote(growfs: Growfs, remote: Path, tmp_pa
 
 
 @pytest.mark.promise(3)
-def test_files_larger_than_the_cache_are_named_and_the_others_come(growfs: Growfs, remote: Path) -> None:
+def test_files_larger_than_the_cache_are_reported_and_the_others_cached(growfs: Growfs, remote: Path) -> None:
     (remote / "class0/huge.dat").write_bytes(bytes(300_000))
     growfs.mount(remote, "--cache-size", "200kB")
     until(lambda: growfs.status()["cache"]["files"] == 4)
@@ -466,14 +497,14 @@ def test_files_larger_than_the_cache_are_named_and_the_others_come(growfs: Growf
         (growfs.mountpoint / "class0/huge.dat").read_bytes()
 
 
-def test_nothing_but_files_larger_than_the_cache(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_remote_whose_files_are_all_larger_than_the_cache(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2, size=300_000)
     done = growfs.mount(tmp_path / "remote", "--cache-size", "200kB", check=False)
     assert_refused(done, str(growfs.cache_dir), "not even one file fits: the cache may take 200 KB")
-    assert left_over(growfs) == []
+    assert leftovers(growfs) == []
 
 
-def mount_of(growfs: Growfs, url: object) -> tuple[object, ...]:
+def mount_arguments(growfs: Growfs, url: object) -> tuple[object, ...]:
     return ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
 
 
@@ -484,7 +515,7 @@ def run_in(growfs: Growfs, script: str, *arguments: object) -> Done:
 
 
 def fill(path: Path) -> None:
-    """Take the last byte of a file system."""
+    """Fill a file system to the last byte."""
     with path.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
             try:

@@ -1,15 +1,18 @@
-"""Each command, on a real mount: what it does, what it prints, and what it refuses."""
+"""Each command on a real mount: its effect, its output and its errors."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from growfs.scheduler.fetcher import WINDOW_FILES
-from tests.cli.support import assert_refused, closed, gated, started
+from tests.cli.support import assert_refused, closed, listing_server, namespace, needs_root, start_growfs
 from tests.harness import Growfs, files_below, make_tree, until
 
 COMMANDS = [
@@ -37,7 +40,7 @@ def tree(tmp_path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def mounted(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> Growfs:
-    """The whole tree is cached."""
+    """A mount whose whole tree is cached."""
     growfs.mount(tmp_path / "remote", "--wait-files", len(tree), "--settle", "0")
     until(lambda: growfs.status()["state"] == "complete")
     return growfs
@@ -45,7 +48,7 @@ def mounted(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> Growfs:
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
-    """A whole tree is cached: one mount for the tests that change nothing."""
+    """A mount whose whole tree is cached, shared by the tests that change nothing."""
     folder = tmp_path_factory.mktemp("complete")
     growfs = Growfs(folder)
     with closed(growfs):
@@ -62,11 +65,11 @@ def test_help_names_every_command(growfs: Growfs) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(growfs: Growfs, command: str) -> None:
+def test_every_command_has_a_help_text(growfs: Growfs, command: str) -> None:
     text = growfs.run(command, "-h").stdout
     assert text.startswith("Usage: ")
     assert f" {command} [OPTIONS]" in text.splitlines()[0]
-    assert len(text.split("\n\n")[1].strip()) > 10, "no sentence on what it does"
+    assert len(text.split("\n\n")[1].strip()) > 10, "no description"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -90,16 +93,16 @@ def test_version(growfs: Growfs) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "umount", "pause", "resume"])
-def test_a_command_where_nothing_is_mounted(growfs: Growfs, command: str) -> None:
+def test_a_command_without_a_mount_is_refused(growfs: Growfs, command: str) -> None:
     assert_refused(growfs.run(command, growfs.mountpoint, check=False), str(growfs.mountpoint), "growfs list")
 
 
-def test_a_command_where_there_is_no_folder(growfs: Growfs) -> None:
+def test_a_command_on_a_missing_folder_is_refused(growfs: Growfs) -> None:
     gone = growfs.mountpoint / "no" / "such"
     assert_refused(growfs.run("status", gone, check=False), str(gone))
 
 
-def test_a_relative_path_is_the_callers(
+def test_relative_paths_are_resolved_in_the_working_directory(
     growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -111,7 +114,7 @@ def test_a_relative_path_is_the_callers(
     assert files_below(growfs.mountpoint) == set()
 
 
-def test_a_relative_manifest_is_the_callers(
+def test_a_relative_manifest_is_resolved_in_the_working_directory(
     growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -120,7 +123,7 @@ def test_a_relative_manifest_is_the_callers(
     assert growfs.names() == {"class0/0001.bin"}
 
 
-def test_status_says_what_is_cached(complete: Growfs) -> None:
+def test_status_reports_what_is_cached(complete: Growfs) -> None:
     text = complete.run("status", complete.mountpoint).stdout
     assert f"{complete.mountpoint.parent / 'remote'}: 6 files" in text
     assert "6 files (100.0% of the remote)" in text
@@ -140,7 +143,7 @@ def test_list_names_a_dead_mount(mounted: Growfs) -> None:
     assert "growfs umount" in line
 
 
-def test_a_command_on_a_dead_mount_says_what_to_do(mounted: Growfs) -> None:
+def test_a_command_on_a_dead_mount_suggests_umount(mounted: Growfs) -> None:
     mounted.kill()
     done = mounted.run("status", mounted.mountpoint, check=False)
     assert_refused(done, "its daemon is gone", f"growfs umount {mounted.mountpoint}")
@@ -165,10 +168,53 @@ def test_umount_of_a_busy_mount_names_who_uses_it(mounted: Growfs) -> None:
     mounted.umount()
 
 
+def test_umount_names_who_waits_for_a_file(growfs: Growfs) -> None:
+    with listing_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
+        growfs.mount(server.url, "--wait-files", "1")
+        with subprocess.Popen(["cat", growfs.mountpoint / "a/1"], stdout=subprocess.DEVNULL) as reader:
+            until(lambda: growfs.status()["miss"]["files_total"])
+            refused = growfs.run("umount", growfs.mountpoint, check=False)
+            assert_refused(refused, f"in use by cat ({reader.pid})", "--lazy")
+            server.unblock()
+
+
 @pytest.mark.promise(11)
-def test_a_lazy_umount_lets_open_files_be_read_on(mounted: Growfs, tree: dict[str, bytes]) -> None:
-    with (mounted.mountpoint / "class0/0000.bin").open("rb") as file:
+def test_a_mount_in_another_mount_namespace_is_in_use(mounted: Growfs, tree: dict[str, bytes], tmp_path: Path) -> None:
+    """As in a container that was started with `docker -v`."""
+    pid = mounted.pid
+    with namespace("true", keep=mounted.mountpoint):
+        refused = mounted.run("umount", mounted.mountpoint, check=False)
+        assert_refused(refused, "in use by the mount namespace of sh (", "umount --lazy")
+        assert mounted.names() == set(tree), "the mount was left as it is"
         mounted.run("umount", "--lazy", mounted.mountpoint)
+        assert mounted.names() == set()
+        (line,) = [line for line in mounted.run("list").stdout.splitlines() if str(mounted.mountpoint) in line]
+        assert "unmounted, but still in use: 6 of 6 files cached" in line
+        refused = mounted.run("umount", mounted.mountpoint, check=False)
+        assert_refused(refused, "unmounted already", "the mount namespace of sh (", f"kill {pid}")
+    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+    mounted.mount(tmp_path / "remote")
+
+
+@pytest.mark.promise(11)
+def test_a_bind_mount_keeps_the_mount_in_use(mounted: Growfs, tree: dict[str, bytes], tmp_path: Path) -> None:
+    needs_root()
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", mounted.mountpoint, bound], check=True)
+    refused = mounted.run("umount", mounted.mountpoint, check=False)
+    assert_refused(refused, f"in use by a mount on {bound}", "--lazy")
+    mounted.run("umount", bound)
+    assert (mounted.names(), files_below(bound)) == (set(tree), set())
+    mounted.run("umount", mounted.mountpoint)
+
+
+@pytest.mark.promise(11)
+def test_after_a_lazy_umount_open_files_stay_readable(mounted: Growfs, tree: dict[str, bytes]) -> None:
+    with (mounted.mountpoint / "class0/0000.bin").open("rb") as file:
+        os.kill(mounted.pid, signal.SIGSTOP)
+        mounted.run("umount", "--lazy", mounted.mountpoint)  # also if the daemon hangs
+        os.kill(mounted.pid, signal.SIGCONT)
         assert files_below(mounted.mountpoint) == set()
         assert file.read() == tree["class0/0000.bin"]
     until(lambda: not (mounted.cache / "daemon.json").exists())
@@ -193,30 +239,30 @@ def test_evict_fetch_pin_unpin(mounted: Growfs) -> None:
 
 
 @pytest.mark.promise(7)
-def test_evict_keeps_the_last_of_each_directory(mounted: Growfs) -> None:
+def test_evict_keeps_the_last_file_of_each_directory(mounted: Growfs) -> None:
     mounted.run("evict", mounted.mountpoint, "*")
     until(lambda: mounted.status()["cache"]["files"] == 2)
     assert len(list((mounted.cache / "files").glob("*/*"))) == 2
 
 
 @pytest.mark.parametrize("command", ["pin", "unpin", "fetch", "evict"])
-def test_a_glob_that_matches_nothing(complete: Growfs, command: str) -> None:
+def test_a_glob_that_matches_nothing_is_refused(complete: Growfs, command: str) -> None:
     assert_refused(complete.run(command, complete.mountpoint, "*.jpg", check=False), "*.jpg", ".gitignore")
 
 
 @pytest.mark.promise(3)
 def test_pause_and_resume(growfs: Growfs) -> None:
-    files = {f"f{number}": b"x" * 100 for number in range(WINDOW_FILES + 40)}  # more than may be under way
-    with gated(files, *files) as gate:
+    files = {f"f{number}": b"x" * 100 for number in range(WINDOW_FILES + 40)}  # more than may be in flight
+    with listing_server(files, *files) as server:
         arguments = ("--cache-dir", growfs.cache_dir, "--wait-files", "1", "--workers", "1")
-        with started(growfs, "mount", gate.url, growfs.mountpoint, *arguments) as mounting:
-            first = until(lambda: next((path for path in gate.asked if path), None))
-            gate.let_go(first)
+        with start_growfs(growfs, "mount", server.url, growfs.mountpoint, *arguments) as mounting:
+            first = until(lambda: next((path for path in server.requested if path), None))
+            server.unblock(first)
             assert mounting.wait(30) == 0
         growfs.run("pause", growfs.mountpoint)
         assert growfs.status()["state"] == "paused"
-        gate.let_go()
-        assert (growfs.mountpoint / "f39").read_bytes() == files["f39"], "a miss is served all the same"
+        server.unblock()
+        assert (growfs.mountpoint / "f39").read_bytes() == files["f39"], "a miss is served while paused"
         until(lambda: not growfs.status()["cache"]["in_flight_bytes"])
         assert growfs.status()["cache"]["files"] < len(files)
         growfs.run("resume", growfs.mountpoint)
@@ -224,13 +270,13 @@ def test_pause_and_resume(growfs: Growfs) -> None:
         assert growfs.status()["cache"]["files"] == len(files)
 
 
-def test_set_changes_what_can_be_changed(mounted: Growfs) -> None:
+def test_set_changes_options_of_a_live_mount(mounted: Growfs) -> None:
     mounted.run("set", mounted.mountpoint, "cache-size=2GB", "min-free=1MB", "refresh=0", "settle=5m", "miss-timeout=9")
     assert mounted.status()["cache"]["limit_bytes"] == 2_000_000_000
 
 
 @pytest.mark.parametrize(
-    ("option", "says", "exit_code"),
+    ("option", "expected", "exit_code"),
     [
         ("seed=1", "these can: cache-size", 2),
         ("no-such=1", "these can: cache-size", 2),
@@ -239,16 +285,16 @@ def test_set_changes_what_can_be_changed(mounted: Growfs) -> None:
         ("settle=soon", "is not a time", 2),
     ],
 )
-def test_set_refuses(complete: Growfs, option: str, says: str, exit_code: int) -> None:
-    assert_refused(complete.run("set", complete.mountpoint, option, check=False), says, exit_code=exit_code)
+def test_set_refuses_invalid_options(complete: Growfs, option: str, expected: str, exit_code: int) -> None:
+    assert_refused(complete.run("set", complete.mountpoint, option, check=False), expected, exit_code=exit_code)
 
 
-def test_set_says_what_cannot_be_evicted(mounted: Growfs) -> None:
+def test_set_reports_what_cannot_be_evicted(mounted: Growfs) -> None:
     done = mounted.run("set", mounted.mountpoint, "cache-size=4kB", check=False)
     assert_refused(done, "24.58 KB cannot be evicted", "a directory's last files")
 
 
-def test_set_takes_all_or_nothing(complete: Growfs) -> None:
+def test_set_applies_all_options_or_none(complete: Growfs) -> None:
     complete.run("set", complete.mountpoint, "cache-size=2GB", "seed=1", check=False)
     assert complete.status()["cache"]["limit_bytes"] == 1_000_000_000
 
@@ -271,7 +317,7 @@ def test_a_smaller_cache_evicts_at_once(mounted: Growfs) -> None:
         ("--all", "--timeout", "10s"),
     ],
 )
-def test_wait_for_what_is_there(complete: Growfs, condition: tuple[str, ...]) -> None:
+def test_wait_returns_at_once_for_what_is_cached(complete: Growfs, condition: tuple[str, ...]) -> None:
     assert "6 of 6 files cached" in complete.run("wait", complete.mountpoint, *condition).stdout
 
 
@@ -288,7 +334,7 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("condition", "says"),
+    ("condition", "expected"),
     [
         ((), "--fraction"),
         (("--all", "--files", "1"), "one of"),
@@ -298,20 +344,20 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
         (("--all", "--timeout", "soon"), "not a time"),
     ],
 )
-def test_wait_refuses(complete: Growfs, condition: tuple[str, ...], says: str) -> None:
-    assert_refused(complete.run("wait", complete.mountpoint, *condition, check=False), says, exit_code=2)
+def test_wait_refuses_invalid_conditions(complete: Growfs, condition: tuple[str, ...], expected: str) -> None:
+    assert_refused(complete.run("wait", complete.mountpoint, *condition, check=False), expected, exit_code=2)
 
 
 def test_wait_gives_up_after_its_timeout(growfs: Growfs) -> None:
-    with gated({"a": b"a", "b": b"b"}, "b") as gate:
-        growfs.mount(gate.url, "--wait-files", "1")
+    with listing_server({"a": b"a", "b": b"b"}, "b") as server:
+        growfs.mount(server.url, "--wait-files", "1")
         done = growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "0.1s", check=False)
         assert_refused(done, "timed out after 0.1s", "1 of 2 files cached")
 
 
 def test_wait_returns_when_there_is_enough(growfs: Growfs) -> None:
-    with gated({"a": b"a", "b": b"b"}, "b") as gate:
-        growfs.mount(gate.url, "--wait-files", "1")
-        with started(growfs, "wait", growfs.mountpoint, "--files", "2") as waiting:
-            gate.let_go()
+    with listing_server({"a": b"a", "b": b"b"}, "b") as server:
+        growfs.mount(server.url, "--wait-files", "1")
+        with start_growfs(growfs, "wait", growfs.mountpoint, "--files", "2") as waiting:
+            server.unblock()
             assert waiting.wait(30) == 0

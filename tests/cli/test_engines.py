@@ -1,4 +1,4 @@
-"""Which engine a mount takes, what it says of that, and what it says where passthrough cannot be."""
+"""Which engine a mount selects and reports, and the error where passthrough is impossible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from growfs.fuse import protocol
 from growfs.fuse.probe import why_not_passthrough
-from tests.cli.support import assert_refused, left_over, mark, needs_root
+from tests.cli.support import assert_refused, leftovers, mark_environment, needs_root
 from tests.harness import Growfs, make_tree
 
 TOO_DEEP = "overlay file systems are stacked too deep"
@@ -24,13 +24,13 @@ def passthrough(tmp_path: Path) -> None:
         pytest.skip(why_not)
 
 
-def take_off(folder: Path) -> None:
+def detach(folder: Path) -> None:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
 @contextmanager
 def overlay(lower: Path, folder: Path, depth: int) -> Iterator[Path]:
-    """A folder on so many overlay file systems; a container's root is one."""
+    """A folder on a stack of `depth` overlay file systems; the root of a container is on one."""
     needs_root()
     with ExitStack() as stack:
         for number in range(depth):
@@ -39,14 +39,14 @@ def overlay(lower: Path, folder: Path, depth: int) -> Iterator[Path]:
                 path.mkdir(parents=True)
             options = f"lowerdir={lower},upperdir={upper},workdir={work}"
             subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", merged], check=True)
-            stack.callback(take_off, merged)
+            stack.callback(detach, merged)
             lower = merged
         yield lower
 
 
 @pytest.mark.promise(10)
 @pytest.mark.usefixtures("passthrough")
-def test_auto_takes_passthrough_where_it_works_and_says_so(growfs: Growfs, tmp_path: Path) -> None:
+def test_auto_selects_passthrough_where_it_works_and_reports_it(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     output = growfs.mount(tmp_path / "remote").stdout
     assert f"{growfs.mountpoint}: passthrough engine (the kernel reads the cached files itself)\n" in output
@@ -62,7 +62,7 @@ def test_libfuse_on_request(growfs: Growfs, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("passthrough")
-def test_a_cache_on_a_containers_root(growfs: Growfs, tmp_path: Path) -> None:
+def test_passthrough_works_on_an_overlay_file_system(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     (tmp_path / "lower").mkdir()
     with overlay(tmp_path / "lower", tmp_path / "overlays", depth=1) as growfs.cache_dir:
@@ -75,13 +75,13 @@ def test_a_cache_on_a_containers_root(growfs: Growfs, tmp_path: Path) -> None:
 
 @pytest.mark.promise(10)
 @pytest.mark.usefixtures("passthrough")
-def test_a_cache_where_passthrough_cannot_be(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_cache_directory_without_passthrough_support(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     (tmp_path / "lower").mkdir()
     with overlay(tmp_path / "lower", tmp_path / "overlays", depth=2) as growfs.cache_dir:
         refused = growfs.mount(tmp_path / "remote", "--engine", "passthrough", check=False)
         assert_refused(refused, "--engine passthrough: ", TOO_DEEP, "another --cache-dir", "--engine auto")
-        assert left_over(mark(growfs)) == []
+        assert leftovers(mark_environment(growfs)) == []
         growfs.mount(tmp_path / "remote")
         status = growfs.status()
         assert status["engine"] == "libfuse"
@@ -92,7 +92,7 @@ def test_a_cache_where_passthrough_cannot_be(growfs: Growfs, tmp_path: Path) -> 
 
 @pytest.mark.promise(10)
 @pytest.mark.usefixtures("passthrough")
-def test_a_single_file_that_cannot_be_passed_through_is_read_through_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_file_without_passthrough_is_read_through_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=3)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -101,7 +101,7 @@ def test_a_single_file_that_cannot_be_passed_through_is_read_through_the_daemon(
         folder = growfs.cache / "files/class1"
         deep = stack.enter_context(overlay(folder, tmp_path / "overlays", depth=2))
         subprocess.run(["mount", "--bind", deep, folder], check=True)
-        stack.callback(take_off, folder)
+        stack.callback(detach, folder)
         growfs.mount(tmp_path / "remote", "--engine", "passthrough")
         stack.callback(growfs.umount)
         reads: list[int] = []
@@ -117,8 +117,8 @@ def test_a_single_file_that_cannot_be_passed_through_is_read_through_the_daemon(
 
 
 @pytest.mark.promise(10)
-def test_a_kernel_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No such kernel is at hand, so the protocol says of this one what it would of that."""
+def test_a_kernel_that_is_too_old_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without such a kernel at hand, the required protocol version is raised above that of this kernel."""
     needs_root()
     monkeypatch.setattr(protocol, "MINOR_MIN", 99)
     why_not = why_not_passthrough(tmp_path)

@@ -1,21 +1,25 @@
-"""When `growfs mount` returns, what it leaves running, and what it takes back when it is broken off."""
+"""When `growfs mount` returns, what it leaves running, and what it cleans up when it is interrupted."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from growfs.fuse.mounting import mounted_at
-from tests.cli.support import cache_folders, gated, left_over, mark, processes_of, started
-from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.cli.support import cache_folders, leftovers, listing_server, mark_environment, processes_of, start_growfs
+from tests.harness import Growfs, make_tree, until
 
+SCRIPT = [sys.executable, "-c", "import growfs; growfs.main()"]
+"""What the installed command does. It starts the daemon before it reads the command line."""
 TREE = {f"{folder}/{number}": b"x" * 1000 for folder in "abc" for number in range(4)}
 
 
@@ -27,62 +31,62 @@ def remote(tmp_path: Path) -> Path:
 
 @pytest.mark.promise(7, 15)
 def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
-    with gated(TREE, *TREE) as gate, started(growfs, *mount_arguments(growfs, gate.url)) as mounting:
+    with listing_server(TREE, *TREE) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
         for _ in range(3):
-            path = until(lambda: next((asked for asked in gate.asked if asked in gate.held), None))
-            assert mounting.poll() is None, "it returned before every directory had a file"
-            gate.let_go(path)
-        # The sizes of what a web server lists are not known, so a tenth of the cache is the whole of what is.
+            path = until(lambda: next((path for path in server.requested if path in server.blocked), None))
+            assert mounting.poll() is None, "mount returned before every directory had a file"
+            server.unblock(path)
+        # Sizes are unknown in a web server's listing, so the default condition is that every file is cached.
         until(lambda: mounted_at(growfs.mountpoint))
-        gate.let_go()
+        server.unblock()
         assert mounting.wait(30) == 0
         assert {path.split("/")[0] for path in growfs.names()} == {"a", "b", "c"}
 
 
 @pytest.mark.promise(15)
 def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -> None:
-    growfs.mount(remote, "--cache-size", "1MB")  # of which the 120 kB of the remote are more than a tenth
+    growfs.mount(remote, "--cache-size", "1MB")  # the remote has 120 kB, more than a tenth of that
     assert growfs.status()["cache"]["content_bytes"] >= 100_000
 
 
 @pytest.mark.promise(15)
-def test_by_default_the_whole_of_a_small_remote_is_there(growfs: Growfs, remote: Path) -> None:
+def test_by_default_a_small_remote_is_cached_whole(growfs: Growfs, remote: Path) -> None:
     output = growfs.mount(remote).stdout
     assert output.splitlines()[0] == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
     assert len(growfs.names()) == 12
 
 
 @pytest.mark.promise(15)
-@pytest.mark.parametrize(("asked", "wanted"), [(("--wait-files", "3"), 3), (("--wait-bytes", "2kB"), 2)])
-def test_wait_for_so_much(growfs: Growfs, asked: tuple[str, ...], wanted: int) -> None:
-    """Files of 1 kB come one by one, in the order in which they were drawn."""
+@pytest.mark.parametrize(("flags", "files"), [(("--wait-files", "3"), 3), (("--wait-bytes", "2kB"), 2)])
+def test_mount_waits_for_the_requested_amount(growfs: Growfs, flags: tuple[str, ...], files: int) -> None:
+    """Files of 1 kB are fetched one by one, in the order of the draw."""
     with (
-        gated(TREE, *TREE) as gate,
-        started(growfs, *mount_arguments(growfs, gate.url), *asked, "--workers", "1") as mounting,
+        listing_server(TREE, *TREE) as server,
+        start_growfs(growfs, *mount_arguments(growfs, server.url), *flags, "--workers", "1") as mounting,
     ):
-        for _ in range(wanted):
-            path = until(lambda: next((path for path in gate.asked if path in gate.held), None))
-            assert mounting.poll() is None, "it returned too early"
-            gate.let_go(path)
+        for _ in range(files):
+            path = until(lambda: next((path for path in server.requested if path in server.blocked), None))
+            assert mounting.poll() is None, "mount returned too early"
+            server.unblock(path)
         assert mounting.wait(30) == 0
         cache = growfs.status()["cache"]
-        assert (cache["files"], cache["content_bytes"]) == (wanted, 1000 * wanted)
+        assert (cache["files"], cache["content_bytes"]) == (files, 1000 * files)
 
 
 @pytest.mark.promise(5, 15)
-def test_no_wait(growfs: Growfs) -> None:
-    with gated(TREE, *TREE) as gate:
-        assert "0 of 12 files" in growfs.mount(gate.url, "--no-wait").stdout
+def test_no_wait_returns_before_any_file_is_cached(growfs: Growfs) -> None:
+    with listing_server(TREE, *TREE) as server:
+        assert "0 of 12 files" in growfs.mount(server.url, "--no-wait").stdout
         assert growfs.names() == set()
         assert growfs.status()["state"] in ("seeding", "filling")
 
 
-@pytest.mark.parametrize("asked", [("--wait-files", "99"), ("--wait-bytes", "99MB")])
-def test_mount_does_not_wait_for_more_than_there_is(growfs: Growfs, remote: Path, asked: tuple[str, ...]) -> None:
-    assert "12 of 12 files" in growfs.mount(remote, *asked).stdout
+@pytest.mark.parametrize("flags", [("--wait-files", "99"), ("--wait-bytes", "99MB")])
+def test_mount_does_not_wait_for_more_than_there_is(growfs: Growfs, remote: Path, flags: tuple[str, ...]) -> None:
+    assert "12 of 12 files" in growfs.mount(remote, *flags).stdout
 
 
-def test_a_full_cache_is_not_waited_for(growfs: Growfs, remote: Path) -> None:
+def test_mount_does_not_wait_for_more_than_the_cache_holds(growfs: Growfs, remote: Path) -> None:
     growfs.mount(remote, "--cache-size", "50kB", "--wait-files", "12")
     assert 0 < growfs.status()["cache"]["files"] < 12
 
@@ -105,6 +109,20 @@ def test_options_come_from_flag_environment_or_file(growfs: Growfs, remote: Path
     assert (status["seed"], status["cache"]["limit_bytes"], status["remote"]["files"]) == (7, 77_000_000, 8)
 
 
+def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs) -> None:
+    with listing_server(TREE, "") as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+        until(lambda: "" in server.requested)
+        until(lambda: f"{growfs.mountpoint}  {growfs.cache}  not mounted yet: " in growfs.run("list").stdout)
+        assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
+        second = growfs.mount(server.url, check=False)
+        assert f"mounted on {growfs.mountpoint}; unmount that first" in second.stderr
+        growfs.run("umount", growfs.mountpoint)
+        _, errors = mounting.communicate(timeout=30)
+        assert mounting.returncode == 1
+        assert f"{growfs.mountpoint}: the mount was ended before it was ready" in errors
+        assert str(growfs.mountpoint) not in growfs.run("list").stdout
+
+
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     config = tmp_path / "growfs.toml"
     config.write_text('seed = 1\nworkers = 1\ncache-size = "1MB"\n')
@@ -121,7 +139,7 @@ def test_one_pattern_in_a_file_needs_no_list(growfs: Growfs, remote: Path, tmp_p
     assert len(growfs.names()) == 4
 
 
-def test_the_daemon_is_on_its_own(growfs: Growfs, remote: Path) -> None:
+def test_the_daemon_is_detached_from_the_terminal(growfs: Growfs, remote: Path) -> None:
     growfs.mount(remote)
     pid = growfs.pid
     assert os.getsid(pid) == pid
@@ -133,8 +151,8 @@ def test_the_daemon_is_on_its_own(growfs: Growfs, remote: Path) -> None:
 
 def test_a_pipe_ends_when_mount_returns(growfs: Growfs, remote: Path) -> None:
     flags = ["--cache-dir", str(growfs.cache_dir)]
-    command = [*GROWFS, "mount", str(remote), str(growfs.mountpoint), *flags]
-    line = " ".join(f"'{word}'" for word in command) + " 2>&1 | cat"
+    command = [*SCRIPT, "mount", f"file://{remote}", str(growfs.mountpoint), *flags]
+    line = f"{shlex.join(command)} 2>&1 | cat"
     done = subprocess.run(line, shell=True, capture_output=True, text=True, env=growfs.env, timeout=60, check=True)
     local, engine = done.stdout.splitlines()
     assert local == f"{growfs.mountpoint}: 12 of 12 files cached, 120 KB of 120 KB"
@@ -142,7 +160,15 @@ def test_a_pipe_ends_when_mount_returns(growfs: Growfs, remote: Path) -> None:
     assert mounted_at(growfs.mountpoint)
 
 
-def test_a_bar_on_a_terminal(growfs: Growfs) -> None:
+def test_mount_works_with_closed_standard_descriptors(growfs: Growfs, remote: Path) -> None:
+    command = [*SCRIPT, "mount", f"file://{remote}", str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
+    line = shlex.join(command)
+    done = subprocess.run(["sh", "-c", f"{line} 0<&- 1>&- 2>&-"], env=growfs.env, timeout=60, check=False)
+    assert done.returncode == 0
+    assert len(growfs.names()) == 12
+
+
+def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
     growfs.env |= {"TERM": "xterm", "COLUMNS": "120"}
     ours, theirs = pty.openpty()
     shown: list[bytes] = []
@@ -155,14 +181,14 @@ def test_a_bar_on_a_terminal(growfs: Growfs) -> None:
                 return
 
     with (
-        gated(TREE, *TREE) as gate,
-        started(growfs, *mount_arguments(growfs, gate.url), "--wait-files", "1", stderr=theirs) as mounting,
+        listing_server(TREE, *TREE) as server,
+        start_growfs(growfs, *mount_arguments(growfs, server.url), "--wait-files", "1", stderr=theirs) as mounting,
     ):
         os.close(theirs)
         reading = threading.Thread(target=read)
         reading.start()
         until(lambda: b"0 of 12 files" in b"".join(shown))
-        gate.let_go()
+        server.unblock()
         output, _ = mounting.communicate(timeout=30)
         assert mounting.returncode == 0
         reading.join(30)
@@ -172,10 +198,10 @@ def test_a_bar_on_a_terminal(growfs: Growfs) -> None:
     first, engine, *notes = output.splitlines()
     assert "engine" in engine
     assert "files cached" in first
-    assert all(note.startswith("note: not every directory") for note in notes)  # the other may have come meanwhile
+    assert all(note.startswith("note: not every directory") for note in notes)  # the other files may be cached by then
 
 
-def test_no_bar_elsewhere(growfs: Growfs, remote: Path) -> None:
+def test_a_pipe_gets_no_progress_bar(growfs: Growfs, remote: Path) -> None:
     done = growfs.mount(remote)
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
@@ -185,11 +211,14 @@ def test_no_bar_elsewhere(growfs: Growfs, remote: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("held", ["", "a/0"])
-def test_a_mount_that_is_broken_off_leaves_nothing(growfs: Growfs, held: str, number: signal.Signals) -> None:
-    mark(growfs)
-    with gated({"a/0": b"x"}, held) as gate, started(growfs, *mount_arguments(growfs, gate.url)) as mounting:
-        until(lambda: held in gate.asked)
+@pytest.mark.parametrize("blocked", ["", "a/0"])
+def test_an_interrupted_mount_leaves_nothing(growfs: Growfs, blocked: str, number: signal.Signals) -> None:
+    mark_environment(growfs)
+    with (
+        listing_server({"a/0": b"x"}, blocked) as server,
+        start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting,
+    ):
+        until(lambda: blocked in server.requested)
         until(lambda: cache_folders(growfs.cache_dir))
         mounting.send_signal(number)
         output, errors = mounting.communicate(timeout=30)
@@ -197,24 +226,27 @@ def test_a_mount_that_is_broken_off_leaves_nothing(growfs: Growfs, held: str, nu
         assert output == ""
         if number == signal.SIGINT:
             assert errors == "growfs: interrupted\n"
-            assert left_over(growfs) == []
-        until(lambda: left_over(growfs) == [])
+            assert leftovers(growfs) == []
+        until(lambda: leftovers(growfs) == [])
 
 
-def test_a_mount_that_is_broken_off_at_once_leaves_nothing(growfs: Growfs) -> None:
-    mark(growfs)
-    with gated({"a/0": b"x"}, "") as gate, started(growfs, *mount_arguments(growfs, gate.url)) as mounting:
+def test_a_mount_interrupted_at_once_leaves_nothing(growfs: Growfs) -> None:
+    mark_environment(growfs)
+    with (
+        listing_server({"a/0": b"x"}, "") as server,
+        start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting,
+    ):
         until(lambda: cache_folders(growfs.cache_dir))
         mounting.send_signal(signal.SIGINT)
         assert mounting.wait(30) != 0
-        until(lambda: left_over(growfs) == [])
+        until(lambda: leftovers(growfs) == [])
 
 
-def test_a_mount_that_is_broken_off_keeps_what_an_earlier_one_cached(growfs: Growfs) -> None:
-    with gated({"a/0": b"x", "a/1": b"y"}, "a/1") as gate:
-        growfs.mount(gate.url, "--wait-files", "1")
+def test_an_interrupted_mount_keeps_what_an_earlier_one_cached(growfs: Growfs) -> None:
+    with listing_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
+        growfs.mount(server.url, "--wait-files", "1")
         growfs.umount()
-        with started(growfs, *mount_arguments(growfs, gate.url), "--wait-files", "2") as mounting:
+        with start_growfs(growfs, *mount_arguments(growfs, server.url), "--wait-files", "2") as mounting:
             until(lambda: mounted_at(growfs.mountpoint))
             mounting.send_signal(signal.SIGINT)
             assert mounting.wait(30) == 1
@@ -222,15 +254,31 @@ def test_a_mount_that_is_broken_off_keeps_what_an_earlier_one_cached(growfs: Gro
         assert (growfs.cache / "files" / "a" / "0").read_bytes() == b"x"
 
 
+@pytest.mark.promise(15)
+def test_files_excluded_at_a_remount_are_gone_before_the_remote_is_listed(growfs: Growfs) -> None:
+    with listing_server({"a/0": b"x", "a/1": b"y", "b/1": b"z"}) as server:
+        growfs.mount(server.url, "--wait-files", "3")
+        growfs.umount()
+        server.blocked.add("")
+        growfs.mount(server.url, "--exclude", "1")
+        assert growfs.names() == {"a/0"}
+        assert os.listdir(growfs.mountpoint) == ["a"]
+        assert not (growfs.mountpoint / "a/1").exists()
+        assert not (growfs.cache / "files" / "a" / "1").exists()
+        assert growfs.status()["cache"]["files"] == growfs.status()["remote"]["files"] == 1
+
+
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT, "umount"])
-def test_foreground(growfs: Growfs, remote: Path, ended_by: signal.Signals | str) -> None:
-    mark(growfs)
-    with started(growfs, *mount_arguments(growfs, remote), "--foreground") as mounting:
+def test_a_foreground_mount_runs_until_it_is_ended(
+    growfs: Growfs, remote: Path, ended_by: signal.Signals | str
+) -> None:
+    mark_environment(growfs)
+    with start_growfs(growfs, *mount_arguments(growfs, remote), "--foreground") as mounting:
         assert mounting.stdout
         assert "12 of 12 files" in mounting.stdout.readline()
         assert mounting.poll() is None
         if isinstance(ended_by, signal.Signals):
-            until(lambda: signal_is_caught(mounting.pid, signal.SIGTERM))  # Python always catches the other
+            until(lambda: signal_is_caught(mounting.pid, signal.SIGTERM))  # Python always catches SIGINT
             mounting.send_signal(ended_by)
         else:
             growfs.umount()
@@ -260,7 +308,7 @@ def test_daemon_json_names_the_mount(growfs: Growfs, remote: Path) -> None:
     growfs.umount()
     assert not (growfs.cache / "daemon.json").exists()
     assert not (growfs.cache / "control.sock").exists()
-    until(lambda: processes_of(growfs.mountpoint.parent) == [])
+    assert processes_of(growfs.mountpoint.parent) == [], "umount returns when nothing of the mount runs any more"
 
 
 def mount_arguments(growfs: Growfs, url: object) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Producers, as far as the engine makes no difference: which one runs, and which cache it has."""
+"""Producers, where the engine makes no difference: which function runs, and which cache it uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FUNCTIONS = producer_functions.__file__
 
 @pytest.fixture
 def outside(growfs: Growfs, tmp_path: Path) -> Path:
-    """A folder in which a producer has no business."""
+    """A folder that a producer must not write to."""
     folder = tmp_path / "outside"
     folder.mkdir()
     growfs.env[producer_functions.OUTSIDE] = str(folder)
@@ -24,7 +24,7 @@ def outside(growfs: Growfs, tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise(40)
-def test_a_try_later_on_helps(growfs: Growfs, tmp_path: Path, outside: Path) -> None:
+def test_a_later_try_of_a_failing_producer_succeeds(growfs: Growfs, tmp_path: Path, outside: Path) -> None:
     growfs.tolerate_log = True
     tree = make_tree(tmp_path / "remote", 1, 3, 100)
     growfs.mount(tmp_path / "remote", "--producer", f"{FUNCTIONS}:sometimes", "--producer-retries", 10_000, "--no-wait")
@@ -47,7 +47,7 @@ def test_another_producer_has_another_cache(growfs: Growfs, tmp_path: Path) -> N
 
 
 @pytest.mark.promise(40)
-def test_two_files_of_one_name(growfs: Growfs, tmp_path: Path) -> None:
+def test_files_with_equal_output_names_are_skipped_and_reported(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", 2, 2, 1000)
     growfs.mount(tmp_path / "remote", "--producer", f"{FUNCTIONS}:backwards", "--rename", "{name}")
     status = growfs.status()
@@ -57,7 +57,9 @@ def test_two_files_of_one_name(growfs: Growfs, tmp_path: Path) -> None:
     assert "--rename" in skipped["reason"]
 
 
-def test_a_function_is_found_where_one_mounts(growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_is_imported_from_the_working_directory(
+    growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_tree(tmp_path / "remote", 1, 1, 10)
     package = tmp_path / "project" / "mine"
     package.mkdir(parents=True)
@@ -79,7 +81,7 @@ def test_a_function_is_found_where_one_mounts(growfs: Growfs, tmp_path: Path, mo
 
 
 @pytest.mark.promise(42)
-def test_makers_end_with_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
+def test_producer_processes_end_with_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "hangs.bin").touch()
     growfs.mount(tmp_path / "remote", "--producer", f"{FUNCTIONS}:troubled", "--no-wait", "--producer-timeout", 0)
@@ -92,7 +94,7 @@ def test_makers_end_with_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
 
 
 def working_in(folder: Path) -> list[int]:
-    """The processes whose working folder that is."""
+    """The processes whose working directory is below a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

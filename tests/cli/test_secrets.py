@@ -1,15 +1,16 @@
-"""Credentials are seen by the remote alone: not in status, log, cache folder, process list, mount table or error."""
+"""Credentials reach only the remote: they are not in status, log, cache, process list, mount table or errors."""
 
 from __future__ import annotations
 
 import base64
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.support import Done, gated, left_over, mark, processes_of, started
+from tests.cli.support import Done, leftovers, listing_server, mark_environment, processes_of, start_growfs
 from tests.harness import Growfs, until
 from tests.servers import S3Server
 
@@ -18,13 +19,13 @@ PASSWORD = "hunter2-pass-0815"
 
 @pytest.fixture(autouse=True)
 def marked(growfs: Growfs) -> None:
-    mark(growfs)
+    mark_environment(growfs)
     for name in [name for name in growfs.env if name.startswith("AWS_") and name != "AWS_CA_BUNDLE"]:
         del growfs.env[name]
 
 
 def traces(growfs: Growfs, *secrets: str) -> Iterator[str]:
-    """Where one of the secrets can be read, among all that a running mount shows or writes."""
+    """The places where a secret can be read, among everything that a running mount shows or writes."""
     shown: dict[str, bytes] = {
         f"growfs {command}": growfs.run(
             *command.split(), *([] if command == "list" else [growfs.mountpoint])
@@ -38,7 +39,7 @@ def traces(growfs: Growfs, *secrets: str) -> Iterator[str]:
         if path.is_file() and "files" not in path.relative_to(growfs.cache_dir).parts:
             shown[str(path)] = path.read_bytes()
     shown["mounts"] = Path("/proc/self/mountinfo").read_bytes()
-    assert processes_of(growfs.mountpoint.parent), "there is nothing to look at"
+    assert processes_of(growfs.mountpoint.parent), "there is no process to examine"
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
@@ -60,7 +61,7 @@ def assert_hidden(growfs: Growfs, done: Done, *secrets: str) -> None:
 
 @pytest.mark.promise(32)
 @pytest.mark.parametrize("way", ["environment", "option", "option of the environment", "file"])
-def test_keys_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, way: str) -> None:
+def test_bucket_keys_are_hidden(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, way: str) -> None:
     rclone_s3.put("secret-test/a.bin", b"a")
     flags: tuple[object, ...] = ("--endpoint-url", rclone_s3.endpoint_url)
     key, secret = rclone_s3.access_key, rclone_s3.secret_key
@@ -79,24 +80,24 @@ def test_keys_of_a_bucket(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, w
 
 
 @pytest.mark.promise(32)
-def test_a_password_in_a_url(growfs: Growfs) -> None:
+def test_a_password_in_a_url_is_hidden(growfs: Growfs) -> None:
     seen: list[str | None] = []
-    with gated({"a": b"a"}) as gate:
-        gate.on_headers = lambda headers: seen.append(headers["Authorization"])
-        done = growfs.mount(gate.url.replace("http://", f"http://someone:{PASSWORD}@"))
+    with listing_server({"a": b"a"}) as server:
+        server.on_headers = lambda headers: seen.append(headers["Authorization"])
+        done = growfs.mount(server.url.replace("http://", f"http://someone:{PASSWORD}@"))
         assert growfs.names() == {"a"}
         assert_hidden(growfs, done, PASSWORD, "someone:")
     expected = "Basic " + base64.b64encode(f"someone:{PASSWORD}".encode()).decode()
-    assert set(seen) == {expected}, "it never got to the server"
+    assert set(seen) == {expected}, "the password never reached the server"
 
 
 @pytest.mark.promise(32)
-def test_a_password_in_a_url_that_fails(growfs: Growfs) -> None:
-    with gated({"a": b"a", "b": b"b"}) as gate:
-        gate.refused.add("b")
-        done = growfs.mount(gate.url.replace("http://", f"http://someone:{PASSWORD}@"), "--wait-files", "1")
+def test_a_password_in_a_failing_url_is_hidden(growfs: Growfs) -> None:
+    with listing_server({"a": b"a", "b": b"b"}) as server:
+        server.denied.add("b")
+        done = growfs.mount(server.url.replace("http://", f"http://someone:{PASSWORD}@"), "--wait-files", "1")
         until(lambda: growfs.status()["last_error"])
-        assert f"{gate.url}b: access denied" in growfs.status()["last_error"]
+        assert f"{server.url}b: access denied" in growfs.status()["last_error"]
         assert_hidden(growfs, done, PASSWORD, "someone:")
 
 
@@ -107,7 +108,7 @@ def test_an_error_shows_no_secret(growfs: Growfs, rclone_s3: S3Server) -> None:
     done = growfs.mount(f"s3://{rclone_s3.bucket}", *flags, "--storage-option", f"secret={secret}", check=False)
     assert done.returncode == 1
     assert secret not in done.stderr
-    assert left_over(growfs) == []
+    assert leftovers(growfs) == []
 
 
 @pytest.mark.promise(32)
@@ -116,44 +117,44 @@ def test_an_error_shows_no_secret(growfs: Growfs, rclone_s3: S3Server) -> None:
 )
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
 def test_an_error_shows_no_password(growfs: Growfs, more: tuple[str, ...], debug: tuple[str, ...]) -> None:
-    with gated({"a": b"a"}) as gate:
-        gate.refused.add("")
-        url = gate.url.replace("http://", f"http://someone:{PASSWORD}@")
+    with listing_server({"a": b"a"}) as server:
+        server.denied.add("")
+        url = server.url.replace("http://", f"http://someone:{PASSWORD}@")
         flags = ("--cache-dir", growfs.cache_dir, *more)
         done = growfs.run(*debug, "mount", url, growfs.mountpoint, *flags, check=False)
     assert done.returncode != 0
     assert ("Traceback" in done.stderr) == bool(debug)
     assert PASSWORD not in done.stdout + done.stderr
-    assert left_over(growfs) == []
+    assert leftovers(growfs) == []
 
 
 @pytest.mark.promise(32)
 @pytest.mark.parametrize("joined", [True, False])
-def test_the_command_that_waits_hides_its_arguments(growfs: Growfs, joined: bool) -> None:
-    """All who may list processes could read them."""
+def test_a_waiting_mount_command_hides_its_arguments(growfs: Growfs, joined: bool) -> None:
+    """Every user who may list processes could read them."""
     option = ("--storage-option=token=s3kr1t-t0ken",) if joined else ("--storage-option", "token=s3kr1t-t0ken")
-    with gated({"a": b"a"}, "") as gate:
-        url = gate.url.replace("http://", f"http://someone:{PASSWORD}@")
+    with listing_server({"a": b"a"}, "") as server:
+        url = server.url.replace("http://", f"http://someone:{PASSWORD}@")
         arguments = ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, *option)
-        with started(growfs, *arguments) as mounting:
+        with start_growfs(growfs, *arguments) as mounting:
             until(lambda: "growfs: " in "".join(processes_of(growfs.mountpoint.parent)))
-            until(lambda: cache_is_there(growfs))
+            until(lambda: daemon_is_started(growfs))
             command = Path(f"/proc/{mounting.pid}/cmdline").read_bytes()
             assert command.startswith(b"growfs mount http://127.0.0.1")
             shown = command.decode() + "".join(processes_of(growfs.mountpoint.parent))
             assert PASSWORD not in shown
             assert "s3kr1t" not in shown
-            mounting.terminate()
+            mounting.send_signal(signal.SIGTERM)
             mounting.wait(30)
-            until(lambda: left_over(growfs) == [])
+            until(lambda: leftovers(growfs) == [])
 
 
-def cache_is_there(growfs: Growfs) -> bool:
+def daemon_is_started(growfs: Growfs) -> bool:
     return any(growfs.cache_dir.glob("*/daemon.json"))
 
 
 @pytest.mark.promise(32)
-def test_what_is_written_is_for_the_owner_only(growfs: Growfs, rclone_s3: S3Server) -> None:
+def test_cache_files_are_accessible_only_to_the_owner(growfs: Growfs, rclone_s3: S3Server) -> None:
     rclone_s3.put("secret-test/a.bin", b"a")
     growfs.env |= rclone_s3.env
     growfs.mount(f"s3://{rclone_s3.bucket}/secret-test")

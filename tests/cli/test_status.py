@@ -1,4 +1,4 @@
-"""The status: every field that is promised, the virtual files, and that all ways to it agree."""
+"""The status: it has every documented field, in the virtual files and in the command alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness import Growfs, make_tree, until
 
 FIELDS = {
     "": "version url mountpoint engine engine_reason state seed partition generation requests readers"
-    " skipped last_error",
+    " skipped last_error last_error_at outage",
     "remote": "files bytes listed",
     "cache": "files bytes limit_bytes in_flight_bytes orphan_bytes left_out_bytes",
     "listed": "files bytes",
@@ -33,7 +33,7 @@ READER = "pid command listed_at generation files_shown files_opened opens held_b
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
-    """Two directories of three files of 10,000 bytes, all cached and all listed once by this process."""
+    """A mount of two directories of three files of 10,000 bytes, all cached and listed once by this process."""
     folder = tmp_path_factory.mktemp("status")
     growfs = Growfs(folder)
     with closed(growfs):
@@ -81,8 +81,8 @@ def test_status_names_the_readers(mounted: Growfs) -> None:
 
 def test_every_way_to_the_status_agrees(mounted: Growfs) -> None:
     steady = ("version", "url", "mountpoint", "engine", "seed", "remote", "cache", "state", "pid")
-    by_file, by_verb = status_file(mounted), mounted.status()
-    assert [by_file[key] for key in steady] == [by_verb[key] for key in steady]
+    by_file, by_command = status_file(mounted), mounted.status()
+    assert [by_file[key] for key in steady] == [by_command[key] for key in steady]
     lines = (mounted.mountpoint / ".growfs/status").read_text().splitlines()
     assert lines[:5] == mounted.run("status", mounted.mountpoint).stdout.splitlines()[:5]
 
@@ -119,7 +119,7 @@ def test_metrics_are_openmetrics(mounted: Growfs) -> None:
     assert figures["growfs_remote_listed"] == 1
 
 
-def test_the_log_tells_what_happened(mounted: Growfs) -> None:
+def test_the_log_has_the_events(mounted: Growfs) -> None:
     assert "listed 6 files" in (mounted.mountpoint / ".growfs/log").read_text()
     assert "listed 6 files" in (mounted.cache / "log").read_text()
 

@@ -1,4 +1,4 @@
-"""Who may mount, and who may talk to a mount: other users than root."""
+"""Users other than root: who may mount, and who may control a mount."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from growfs.fuse.mounting import mounted_at
 from growfs.fuse.probe import why_not_passthrough
-from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, namespace, other_user
+from tests.cli.support import NOBODY, OtherUser, assert_refused, cache_folders, closed, namespace, other_user
 from tests.harness import GROWFS, Growfs, make_tree
 
 
-@pytest.fixture
-def nobody() -> Iterator[OtherUser]:
+@contextmanager
+def user_with_remote() -> Iterator[OtherUser]:
     with other_user() as user:
         for name in ("mnt", "remote"):
             (user.folder / name).mkdir()
@@ -29,8 +31,24 @@ def nobody() -> Iterator[OtherUser]:
 
 
 @pytest.fixture
+def nobody() -> Iterator[OtherUser]:
+    with user_with_remote() as user:
+        yield user
+
+
+@pytest.fixture(scope="module")
+def beside_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherUser]:
+    """The user nobody beside a mount of root in its folder, shared by the tests that change nothing."""
+    growfs = Growfs(tmp_path_factory.mktemp("root"))
+    with user_with_remote() as user, closed(growfs):
+        growfs.mountpoint = user.folder / "mnt"
+        growfs.mount(user.folder / "remote")
+        yield user
+
+
+@pytest.fixture
 def allowed(nobody: OtherUser, tmp_path: Path) -> Iterator[OtherUser]:
-    """Where every user may open /dev/fuse, as on most machines."""
+    """The user nobody, on a machine where every user may open /dev/fuse, as on most machines."""
     (tmp_path / "dev").mkdir()
     script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
     with namespace(script.format(tmp_path / "dev")) as nobody.before:
@@ -54,9 +72,9 @@ def test_a_user_mounts_without_root(allowed: OtherUser) -> None:
 
 
 @pytest.mark.promise(4)
-def test_a_users_mount_is_not_for_others_unless_asked(allowed: OtherUser) -> None:
+def test_a_users_mount_is_private_without_allow_other(allowed: OtherUser) -> None:
     assert allowed.run(*mount(allowed)).returncode == 0
-    done = allowed.root_runs("ls", allowed.folder / "mnt" / "class0")
+    done = allowed.run_as_root("ls", allowed.folder / "mnt" / "class0")
     assert "Permission denied" in done.stderr, "not even root may: fuse(4), allow_other"
     assert allowed.run("status", allowed.folder / "mnt").returncode == 0
     assert allowed.run("umount", allowed.folder / "mnt").returncode == 0
@@ -64,62 +82,51 @@ def test_a_users_mount_is_not_for_others_unless_asked(allowed: OtherUser) -> Non
 
 def test_root_may_control_a_users_daemon(allowed: OtherUser) -> None:
     assert allowed.run(*mount(allowed)).returncode == 0
-    for command, says in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
-        done = allowed.root_runs(*GROWFS, command, *([] if command == "list" else [allowed.folder / "mnt"]))
+    for command, expected in (("status", "complete"), ("list", "2 of 2 files cached"), ("umount", "")):
+        done = allowed.run_as_root(*GROWFS, command, *([] if command == "list" else [allowed.folder / "mnt"]))
         assert (done.returncode, done.stderr) == (0, "")
-        assert says in done.stdout
+        assert expected in done.stdout
     assert list((allowed.folder / "mnt").iterdir()) == []
 
 
 @pytest.mark.promise(4)
-def test_allow_other_needs_the_administrators_leave(allowed: OtherUser) -> None:
+def test_allow_other_needs_the_permission_in_fuse_conf(allowed: OtherUser) -> None:
     if "\nuser_allow_other" in Path("/etc/fuse.conf").read_text():
-        pytest.skip("this machine gives it")
+        pytest.skip("this machine permits it")
     assert_refused(allowed.run(*mount(allowed, "--allow-other")), "user_allow_other", "/etc/fuse.conf")
     assert cache_folders(allowed.folder / "cache") == []
 
 
 @pytest.mark.promise(4)
-def test_roots_mount_can_be_read_by_all(growfs: Growfs, nobody: OtherUser) -> None:
-    mountpoint = nobody.folder / "mnt"
-    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
-    command = [*nobody.prefix, "cat", str(mountpoint / "class0/0000.bin")]
-    read = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
-    assert read == (nobody.folder / "remote/class0/0000.bin").read_bytes()
-    growfs.run("umount", mountpoint)
+def test_roots_mount_can_be_read_by_all(beside_root: OtherUser) -> None:
+    read = ["cat", beside_root.folder / "mnt/class0/0000.bin"]
+    command = [*beside_root.prefix, *map(str, read)]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=30)
+    assert done.stdout == (beside_root.folder / "remote/class0/0000.bin").read_bytes()
 
 
 @pytest.mark.parametrize("command", ["status", "pause", "resume", "pin", "evict", "set"])
-def test_a_command_on_another_users_mount_is_refused(growfs: Growfs, nobody: OtherUser, command: str) -> None:
-    mountpoint = nobody.folder / "mnt"
-    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+def test_a_command_on_another_users_mount_is_refused(beside_root: OtherUser, command: str) -> None:
     more = {"pin": ["*"], "evict": ["*"], "set": ["settle=1"]}.get(command, [])
-    done = nobody.run(command, mountpoint, *more)
-    growfs.run("umount", mountpoint)
-    assert_refused(done, "belongs to another user")
+    assert_refused(beside_root.run(command, beside_root.folder / "mnt", *more), "belongs to another user")
 
 
-def test_list_by_another_user_says_whose_it_is_not(growfs: Growfs, nobody: OtherUser) -> None:
-    mountpoint = nobody.folder / "mnt"
-    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
-    done = nobody.run("list")
-    growfs.run("umount", mountpoint)
+def test_list_marks_the_mount_of_another_user(beside_root: OtherUser) -> None:
+    done = beside_root.run("list")
     assert (done.returncode, done.stderr) == (0, "")
-    (line,) = [line for line in done.stdout.splitlines() if str(mountpoint) in line]
+    (line,) = [line for line in done.stdout.splitlines() if str(beside_root.folder / "mnt") in line]
     assert "another user" in line
     assert "dead" not in line
 
 
-def test_umount_of_another_users_mount_is_refused(growfs: Growfs, nobody: OtherUser) -> None:
-    mountpoint = nobody.folder / "mnt"
-    growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
-    done = nobody.run("umount", mountpoint)
-    growfs.run("umount", mountpoint)
-    assert_refused(done, str(mountpoint))
+def test_umount_of_another_users_mount_is_refused(beside_root: OtherUser) -> None:
+    mountpoint = beside_root.folder / "mnt"
+    assert_refused(beside_root.run("umount", mountpoint), f"{mountpoint}: belongs to another user", "as root")
+    assert mounted_at(mountpoint)
 
 
 def test_the_socket_serves_only_its_user_and_root(growfs: Growfs, nobody: OtherUser) -> None:
-    """Even where its file could be opened: the daemon asks the kernel who connects (unix(7), SO_PEERCRED)."""
+    """The daemon checks the peer's credentials (unix(7), SO_PEERCRED), so file permissions do not matter."""
     mountpoint, cache_dir = nobody.folder / "mnt", nobody.folder / "cache-of-root"
     growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", cache_dir, "--cache-size", "1GB")
     (cache,) = cache_folders(cache_dir)
@@ -137,10 +144,10 @@ def test_the_socket_serves_only_its_user_and_root(growfs: Growfs, nobody: OtherU
     assert "another user" in json.loads(result.stdout)["error"]
 
 
-def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> None:
+def test_malformed_requests_do_not_harm_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     growfs.mount(tmp_path / "remote")
-    for nonsense, says in [
+    for nonsense, expected in [
         (b"\n", b"does not understand"),
         (b"[1]\n", b"does not understand"),
         (b'{"command": "fly"}\n', b"no such command"),
@@ -156,7 +163,7 @@ def test_what_the_socket_does_not_understand(growfs: Growfs, tmp_path: Path) -> 
             line.connect(f"/proc/self/fd/{folder}/control.sock")
             os.close(folder)
             line.sendall(nonsense)
-            assert says in line.makefile("rb").read(), nonsense
+            assert expected in line.makefile("rb").read(), nonsense
     assert growfs.status()["state"] == "complete"
 
 
@@ -173,7 +180,7 @@ def test_a_user_without_the_capability_gets_libfuse_and_a_reason(allowed: OtherU
 
 @pytest.mark.promise(10)
 def test_a_user_with_the_capability_gets_passthrough(allowed: OtherUser) -> None:
-    """Mounted by fusermount3, which lets that user take the mount off again."""
+    """Mounted by fusermount3, which lets that user unmount it."""
     if why_not := why_not_passthrough(allowed.folder):
         pytest.skip(why_not)
     allowed.prefix = (*allowed.prefix[:-1], "--inh-caps=+sys_admin", "--ambient-caps=+sys_admin", "--")
@@ -181,7 +188,7 @@ def test_a_user_with_the_capability_gets_passthrough(allowed: OtherUser) -> None
     assert (done.returncode, done.stderr) == (0, "")
     read = "import pathlib, sys; print(len(pathlib.Path(sys.argv[1]).read_bytes()))"
     path = allowed.folder / "mnt/class0/0000.bin"
-    assert allowed.runs(allowed.python, "-c", read, path).stdout == "10000\n"
+    assert allowed.run_program(allowed.python, "-c", read, path).stdout == "10000\n"
     status = json.loads(allowed.run("status", "--json", allowed.folder / "mnt").stdout)
     assert (status["engine"], status["requests"].get("READ", 0)) == ("passthrough", 0)
     assert allowed.run("umount", allowed.folder / "mnt").returncode == 0

@@ -1,4 +1,4 @@
-"""Helpers of the crash tests: a mount that fails at a label, and what must hold after the next mount."""
+"""Helpers of the crash tests: a mount that fails at a label, and the checks after the next mount."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAEMON_GONE_S = 20.0
 
 @dataclass
 class Scene:
-    """A remote, what it holds, and the mount of it. url: what is mounted."""
+    """A mount of a remote. url: of the remote. tree: its files. evicted: whether a command evicted files."""
 
     growfs: Growfs
     url: str
@@ -32,7 +32,7 @@ class Scene:
     evicted: bool = False
 
     def mount(self, fault: str = "", *flags: object, check: bool = True) -> CompletedProcess[str]:
-        """Mount, with a daemon that fails at fault (LABEL:KIND)."""
+        """Mount with a daemon that fails at `fault` (LABEL:KIND)."""
         self.growfs.env["GROWFS_FAULT"] = fault
         return self.growfs.mount(self.url, *self.flags, *flags, check=check)
 
@@ -45,19 +45,19 @@ class Scene:
         until(lambda: self.status()["state"] == "complete" and self.status()["cache"]["files"] == len(self.tree))
 
     def refresh(self) -> None:
-        """Have the daemon list the remote again, many times a second."""
-        self.try_verb("set", options={"refresh": "0.1s"})
+        """Make the daemon list the remote again, ten times a second."""
+        self.try_command("set", options={"refresh": "0.1s"})
 
-    def try_verb(self, verb: str, **request: Any) -> str | None:
-        """Call the daemon; returns the error, if there is one. A daemon that dies of the call is one."""
+    def try_command(self, command: str, **request: Any) -> str | None:
+        """Send a command to the daemon; returns the error, if any. If the daemon dies, that is an error, too."""
         try:
-            call(self.growfs.cache, verb, **request)
+            call(self.growfs.cache, command, **request)
         except GrowfsError as error:
             return str(error)
         return None
 
     def kill(self) -> None:
-        """SIGKILL the daemon, and return as soon as nothing of it runs, which is before anybody has reaped it."""
+        """SIGKILL the daemon, and return when it does not run any more; it may not be reaped yet."""
         pid = self.growfs.pid
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid), DAEMON_GONE_S)
@@ -67,35 +67,35 @@ class Scene:
         until(lambda: not alive(self.growfs.pid), DAEMON_GONE_S)
 
     def read_listed(self) -> dict[str, bytes]:
-        """What a walk of the mount finds now."""
+        """The listed files and their contents, by a walk of the mount."""
         return {path: (self.growfs.mountpoint / path).read_bytes() for path in self.growfs.names()}
 
     def check(self) -> None:
-        """Mount anew, without a fault: nothing partial is ever visible, all comes back, and the figures are right."""
+        """Mount again without a fault: no partial file is visible, all files come back, and the status is right."""
         self.mount("", "--no-wait")
         assert self.read_listed().items() <= self.tree.items()
-        if self.evicted:  # what was evicted on demand comes back on demand
-            assert self.try_verb("fetch", globs=["*"]) is None
+        if self.evicted:  # files evicted by a command return only by a command
+            assert self.try_command("fetch", globs=["*"]) is None
         self.complete()
         self.check_whole()
         self.growfs.umount()
 
     def check_whole(self) -> None:
-        """Every file is listed, bit for bit the remote's; the cache holds nothing else; the figures are right."""
+        """Every file is listed with the remote's content; the cache holds nothing else; the status is right."""
         assert self.read_listed() == self.tree
         cache = self.growfs.cache
         assert files_below(cache / "partial") == set()
         assert {path: (cache / "files" / path).read_bytes() for path in files_below(cache / "files")} == self.tree
-        told = self.status()["cache"]
-        assert told["in_flight_bytes"] == 0
-        assert told["orphan_bytes"] == 0
-        assert told["files"] == len(self.tree)
-        assert told["content_bytes"] == sum(map(len, self.tree.values()))
-        assert told["bytes"] == sum(disk.allocated(stat) for _, stat in disk.walk_files(cache / "files"))
+        status = self.status()["cache"]
+        assert status["in_flight_bytes"] == 0
+        assert status["orphan_bytes"] == 0
+        assert status["files"] == len(self.tree)
+        assert status["content_bytes"] == sum(map(len, self.tree.values()))
+        assert status["bytes"] == sum(disk.allocated(stat) for _, stat in disk.walk_files(cache / "files"))
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that its parent has not reaped does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:
@@ -117,9 +117,9 @@ def kill_workers(daemon: int) -> int:
 
 
 class GatedRemote:
-    """A web server with a manifest, whose files can be held back in the middle.
+    """A web server with a manifest, which can stop in the middle of a file.
 
-    hold(path): the next requests for path send half, and the rest after release().
+    After hold(path), requests for path send half of the file, and the rest after release().
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:

@@ -1,6 +1,6 @@
-"""A daemon that is killed, or whose disk refuses, at each labelled step: the next one finds a cache that is whole.
+"""A daemon is killed, or its disk returns an error, at each labelled step: the next daemon finds a consistent cache.
 
-The labels are collected from the source. One that has no way to be driven to here fails the tests.
+The labels are collected from the source. A label that no function here reaches fails the tests.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import growfs as package
 from growfs import disk
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, until
 from tests.servers import serving
 
@@ -30,7 +31,7 @@ LABELLED = [name for name, value in vars(disk).items() if callable(value) and va
 def labels_in_source() -> set[str]:
     """The first argument of every call of growfs.disk that takes a label."""
     taking = {name for name in LABELLED if "label" in getattr(disk, name).__code__.co_varnames[:1]}
-    found = set()
+    labels = set()
     for path in Path(package.__file__).parent.rglob("*.py"):
         if path.name == "disk.py":
             continue
@@ -39,12 +40,12 @@ def labels_in_source() -> set[str]:
                 if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "disk"):
                     continue
                 label = node.args[0]
-                assert isinstance(label, ast.Constant), f"{path}:{node.lineno}: a label is written out"
-                found.add(str(label.value))
-    return found
+                assert isinstance(label, ast.Constant), f"{path}:{node.lineno}: a label must be a literal"
+                labels.add(str(label.value))
+    return labels
 
 
-# How the daemon is brought to a label: each gives the scene to check afterwards.
+# How a daemon reaches a label. Each function yields the scene to check afterwards.
 
 
 @contextmanager
@@ -55,8 +56,8 @@ def local(growfs: Growfs) -> Iterator[Scene]:
 
 @contextmanager
 def gated(growfs: Growfs) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
-    """A remote whose first drawn file stops halfway, so that the others wait for it. Gives the order of the draws."""
-    folder = growfs.mountpoint.parent / "made"
+    """A remote that stops in the middle of the file drawn first; the others wait for it. Yields the draw order, too."""
+    folder = growfs.mountpoint.parent / "tree"
     tree = {path.replace("/", "-"): content for path, content in make_tree(folder, 1, 4, 5000).items()}
     remote = GatedRemote(tree)
     drawn = draw_order((Candidate(n, 1, path, 5000, False, False) for n, path in enumerate(tree)), Pass(0, 1))
@@ -96,7 +97,7 @@ def in_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
         folder.rename(folder.with_name("away"))
         refused = scene.mount(fault, check=False)
         assert refused.returncode == 1
-        assert fault.endswith(":kill") or f"{folder}: no such" in refused.stderr  # what led to it, not what it met
+        assert fault.endswith(":kill") or f"{folder}: no such" in refused.stderr  # the cause, not the injected error
         folder.with_name("away").rename(folder)
         yield scene
 
@@ -112,15 +113,17 @@ def in_umount(growfs: Growfs, fault: str) -> Iterator[Scene]:
         yield scene
 
 
+HURRY = """
+import trio
+real_sleep = trio.sleep
+async def sleep(seconds): await real_sleep(min(seconds, 0.05))
+trio.sleep = sleep
+"""
+
+
 @contextmanager
 def in_sync(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    hurry = growfs.mountpoint.parent / "hurry"
-    hurry.mkdir()
-    (hurry / "sitecustomize.py").write_text(
-        "import trio\nunhurried = trio.sleep\n"
-        "async def sleep(seconds): await unhurried(min(seconds, 0.05))\ntrio.sleep = sleep\n"
-    )
-    growfs.env["PYTHONPATH"] = str(hurry)
+    growfs.env[SETUP_VARIABLE] = HURRY
     with local(growfs) as scene:
         scene.mount(fault, "--no-wait", check=False)
         yield scene
@@ -131,7 +134,7 @@ def in_evict(growfs: Growfs, fault: str) -> Iterator[Scene]:
     with local(growfs) as scene:
         scene.mount(fault)
         scene.complete()
-        scene.try_verb("evict", globs=["*.bin"])
+        scene.try_command("evict", globs=["*.bin"])
         scene.evicted = True
         yield scene
 
@@ -158,7 +161,7 @@ def in_lost_worker(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 
 @contextmanager
-def with_waiting_drafts(growfs: Growfs, fault: str) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
+def with_waiting_staged_files(growfs: Growfs, fault: str) -> Iterator[tuple[Scene, GatedRemote, list[str]]]:
     with gated(growfs) as (scene, remote, order):
         scene.mount(fault, "--no-wait")
         until(lambda: remote.is_halfway(order[0]))
@@ -172,8 +175,8 @@ def complete_staged_files(growfs: Growfs) -> list[Path]:
 
 
 @contextmanager
-def in_stale_draft(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with with_waiting_drafts(growfs, fault) as (scene, remote, order):
+def in_stale_staged_file(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with with_waiting_staged_files(growfs, fault) as (scene, remote, order):
         remote.change(order[2], scene.tree[order[2]][::-1])
         scene.tree[order[2]] = remote.files[order[2]]
         scene.refresh()
@@ -184,8 +187,8 @@ def in_stale_draft(growfs: Growfs, fault: str) -> Iterator[Scene]:
 
 @contextmanager
 def in_publish_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
-    with with_waiting_drafts(growfs, fault) as (scene, remote, _):
-        max(complete_staged_files(growfs)).unlink()  # so the commit of those before it fails
+    with with_waiting_staged_files(growfs, fault) as (scene, remote, _):
+        max(complete_staged_files(growfs)).unlink()  # so the commit of the files before it fails
         remote.release()
         yield scene
 
@@ -194,50 +197,49 @@ Drive = Callable[[Growfs, str], AbstractContextManager[Scene]]
 
 
 @dataclass(frozen=True)
-class Way:
-    """How to bring a daemon to a label, and what it does where the disk refuses there: say so and end, or go on."""
+class FaultPoint:
+    """How a daemon reaches a label, the errors to inject there, and whether it survives them or ends with a message."""
 
     drive: Drive
-    refusals: tuple[str, ...]
-    lives: bool
+    errors: tuple[str, ...]
+    survives: bool
 
 
-WAYS = {
-    "FORMAT": Way(in_mount, ("ENOSPC", "EIO"), False),
-    "ANNOUNCE": Way(in_mount, ("ENOSPC", "EIO"), False),
-    "SOCKET": Way(in_mount, ("EIO",), False),
-    "SWEEP_PARTIAL": Way(in_mount, ("EIO",), False),
-    "ORDER_MAPPED": Way(in_mount, ("EIO",), False),
-    "PUBLISH": Way(in_mount, ("ENOSPC", "EIO"), False),
-    "PUBLISH_COMMIT": Way(in_mount, ("ENOSPC", "EIO"), False),
-    "SWEEP_STRAY": Way(in_mount_after_crash, ("EIO",), False),
-    "SWEEP_FOLDER": Way(in_mount_after_crash, ("EIO",), False),
-    "UNDO": Way(in_undo, ("EIO",), False),
-    "WITHDRAW": Way(in_umount, ("EIO",), False),
-    "SYNC_STOP": Way(in_umount, ("ENOSPC", "EIO"), False),
-    "SYNC": Way(in_sync, ("ENOSPC", "EIO"), True),
-    "EVICT": Way(in_evict, ("EIO",), True),
-    "DISCARD": Way(in_discard, ("EIO",), True),
-    "DISCARD_FOLDER": Way(in_discard, ("EIO",), True),
-    "DRAFT_LOST": Way(in_lost_worker, ("EIO",), True),
-    "DRAFT_STALE": Way(in_stale_draft, ("EIO",), True),
-    "DRAFT_FAILED": Way(in_publish_undo, ("EIO",), True),
-    "PUBLISH_UNDO": Way(in_publish_undo, ("EIO",), True),
+FAULT_POINTS = {
+    "FORMAT": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
+    "ANNOUNCE": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
+    "SOCKET": FaultPoint(in_mount, ("EIO",), False),
+    "SWEEP_PARTIAL": FaultPoint(in_mount, ("EIO",), False),
+    "ORDER_MAPPED": FaultPoint(in_mount, ("EIO",), False),
+    "PUBLISH": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
+    "PUBLISH_COMMIT": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
+    "SWEEP_STRAY": FaultPoint(in_mount_after_crash, ("EIO",), False),
+    "SWEEP_FOLDER": FaultPoint(in_mount_after_crash, ("EIO",), False),
+    "UNDO": FaultPoint(in_undo, ("EIO",), False),
+    "WITHDRAW": FaultPoint(in_umount, ("EIO",), False),
+    "SYNC_STOP": FaultPoint(in_umount, ("ENOSPC", "EIO"), False),
+    "SYNC": FaultPoint(in_sync, ("ENOSPC", "EIO"), True),
+    "EVICT": FaultPoint(in_evict, ("EIO",), True),
+    "DISCARD": FaultPoint(in_discard, ("EIO",), True),
+    "DISCARD_FOLDER": FaultPoint(in_discard, ("EIO",), True),
+    "DRAFT_LOST": FaultPoint(in_lost_worker, ("EIO",), True),
+    "DRAFT_STALE": FaultPoint(in_stale_staged_file, ("EIO",), True),
+    "DRAFT_FAILED": FaultPoint(in_publish_undo, ("EIO",), True),
+    "PUBLISH_UNDO": FaultPoint(in_publish_undo, ("EIO",), True),
 }
 
 
-def test_every_label_is_driven_to() -> None:
-    assert labels_in_source() == set(WAYS)
+def test_every_label_is_reached() -> None:
+    assert labels_in_source() == set(FAULT_POINTS)
 
 
 @pytest.mark.promise(1, 29)
-@pytest.mark.parametrize("label", WAYS)
-def test_after_a_kill_all_is_whole(growfs: Growfs, label: str) -> None:
-    with WAYS[label].drive(growfs, f"{label}:kill") as scene:
+@pytest.mark.parametrize("label", FAULT_POINTS)
+def test_after_a_kill_the_next_mount_is_consistent(growfs: Growfs, label: str) -> None:
+    with FAULT_POINTS[label].drive(growfs, f"{label}:kill") as scene:
         announced = list(growfs.cache_dir.glob("*/daemon.json"))
-        assert bool(announced) == (
-            label not in ("FORMAT", "ANNOUNCE", "UNDO")
-        )  # a daemon that stops by itself removes it
+        # A daemon that stops by itself removes this file.
+        assert bool(announced) == (label not in ("FORMAT", "ANNOUNCE", "UNDO"))
         if announced:
             scene.wait_for_death()
         scene.check()
@@ -245,30 +247,32 @@ def test_after_a_kill_all_is_whole(growfs: Growfs, label: str) -> None:
 
 @pytest.mark.promise(29)
 @pytest.mark.parametrize(
-    ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if not way.lives]
+    ("label", "kind"),
+    [(label, kind) for label, point in FAULT_POINTS.items() for kind in point.errors if not point.survives],
 )
-def test_after_the_disk_refused_a_step_the_next_mount_is_whole(growfs: Growfs, label: str, kind: str) -> None:
-    growfs.tolerate_log = label == "SYNC_STOP"  # nobody is left to read its line
-    with WAYS[label].drive(growfs, f"{label}:{kind}") as scene:
+def test_after_a_disk_error_the_next_mount_is_consistent(growfs: Growfs, label: str, kind: str) -> None:
+    growfs.tolerate_log = label == "SYNC_STOP"  # no command waits for the daemon any more, so the log has a traceback
+    with FAULT_POINTS[label].drive(growfs, f"{label}:{kind}") as scene:
         scene.check()
 
 
 @pytest.mark.promise(1, 29)
 @pytest.mark.parametrize(
-    ("label", "kind"), [(label, kind) for label, way in WAYS.items() for kind in way.refusals if way.lives]
+    ("label", "kind"),
+    [(label, kind) for label, point in FAULT_POINTS.items() for kind in point.errors if point.survives],
 )
-def test_a_mount_goes_on_after_the_disk_refused_a_step(growfs: Growfs, label: str, kind: str) -> None:
-    with WAYS[label].drive(growfs, f"{label}:{kind}") as scene:
+def test_a_mount_continues_after_a_disk_error(growfs: Growfs, label: str, kind: str) -> None:
+    with FAULT_POINTS[label].drive(growfs, f"{label}:{kind}") as scene:
         pid = growfs.pid
-        until(lambda: said(growfs) or not alive(pid))
+        until(lambda: refusal_logged(growfs) or not alive(pid))
         assert alive(pid)
         assert scene.read_listed().items() <= scene.tree.items()
         growfs.umount()
         scene.check()
 
 
-def said(growfs: Growfs) -> bool:
-    """Whether the log has the message for an operation that the disk refused."""
+def refusal_logged(growfs: Growfs) -> bool:
+    """Whether the log has a message on an operation that the disk refused."""
     texts = ("injected by GROWFS_FAULT", "another takes over", "the cache directory cannot be written")
     return any(text in growfs.log() for text in texts)
 
@@ -285,14 +289,14 @@ def test_a_mount_that_the_disk_refuses_prints_one_line_and_leaves_nothing(growfs
 
 
 @pytest.mark.promise(3, 28)
-def test_a_file_that_a_full_disk_refused_reserves_nothing(growfs: Growfs) -> None:
+def test_a_file_that_fails_on_a_full_disk_reserves_nothing(growfs: Growfs) -> None:
     with gated(growfs) as (scene, remote, order):
         scene.mount("PUBLISH:ENOSPC", "--no-wait")
         remote.release()
         until(lambda: scene.status()["fetch"]["failed"] >= len(order))
-        with pytest.raises(OSError) as told:  # noqa: PT011 - its errno is what is asked for
+        with pytest.raises(OSError) as raised:  # noqa: PT011 - the errno is checked below
             (growfs.mountpoint / order[0]).read_bytes()
-        assert told.value.errno == errno.ENOSPC
+        assert raised.value.errno == errno.ENOSPC
         assert scene.status()["cache"]["in_flight_bytes"] == 0
         assert files_below(growfs.cache / "partial") == set()
         assert files_below(growfs.cache / "files") == set()
@@ -324,7 +328,7 @@ def test_a_file_that_a_reader_waits_for_survives_its_worker(growfs: Growfs) -> N
 
 @contextmanager
 def disk_reader(path: Path) -> Iterator[Callable[[], bytes]]:
-    """Read a file on a thread; the function waits for its content."""
+    """Read a file on a thread. Yields a function that waits for the content."""
     with ThreadPoolExecutor(1) as pool:
         content = pool.submit(path.read_bytes)
         yield lambda: content.result(30)

@@ -1,4 +1,4 @@
-"""What the next start trusts of a cache after a crash, after a power loss, and after its files were changed."""
+"""Which cached files the next start keeps after a crash, after a power loss, and after files were altered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness import Growfs, make_tree, until
 
 @pytest.fixture
 def scene(growfs: Growfs) -> Scene:
-    """A mount whose files are all local, and whose daemon was killed then."""
+    """A mount whose files are all local."""
     folder = growfs.mountpoint.parent / "remote"
     scene = Scene(growfs, str(folder), make_tree(folder, directories=2, files=3, size=5000))
     scene.mount()
@@ -31,8 +31,8 @@ def database(growfs: Growfs) -> sqlite3.Connection:
     return sqlite3.connect(growfs.cache / "catalog.sqlite", isolation_level=None)
 
 
-def fetched_again(scene: Scene) -> int:
-    """Mount anew, and return how many files had to be fetched."""
+def remount_and_count_fetches(scene: Scene) -> int:
+    """Mount again, and return how many files had to be fetched."""
     scene.mount("", "--no-wait")
     assert scene.read_listed().items() <= scene.tree.items()
     scene.complete()
@@ -54,34 +54,34 @@ def lose_power(growfs: Growfs, durable: int) -> None:
 
 
 @pytest.mark.promise(29)
-def test_a_crash_loses_nothing(growfs: Growfs, scene: Scene) -> None:
+def test_a_crash_loses_no_file(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
-    assert fetched_again(scene) == 0
+    assert remount_and_count_fetches(scene) == 0
 
 
 @pytest.mark.promise(9)
-def test_a_dead_mount_is_seen_at_once(growfs: Growfs, scene: Scene) -> None:
-    os.stat(growfs.mountpoint)  # which the kernel keeps for a second
+def test_a_dead_mount_is_detected_at_once(growfs: Growfs, scene: Scene) -> None:
+    os.stat(growfs.mountpoint)  # the kernel caches the attributes for a second
     scene.kill()
     assert is_dead(growfs.mountpoint)
     scene.check()
 
 
 @pytest.mark.promise(29)
-def test_a_power_loss_keeps_the_durable_rows_alone(growfs: Growfs, scene: Scene) -> None:
+def test_a_power_loss_keeps_only_the_durable_rows(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
     lose_power(growfs, durable=2)
-    assert fetched_again(scene) == len(scene.tree) - 2
+    assert remount_and_count_fetches(scene) == len(scene.tree) - 2
 
 
 @pytest.mark.promise(29)
-def test_a_clean_stop_makes_all_durable(growfs: Growfs, scene: Scene) -> None:
+def test_a_clean_stop_makes_all_files_durable(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
     rows = database(growfs)
     assert rows.execute("SELECT count(*) FROM resident WHERE durable = 0").fetchone() == (0,)
     rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
     rows.close()
-    assert fetched_again(scene) == 0
+    assert remount_and_count_fetches(scene) == 0
 
 
 @pytest.mark.promise(29)
@@ -92,63 +92,63 @@ def test_a_durable_row_of_another_file_does_not_count(growfs: Growfs, scene: Sce
     other.write_bytes(bytes(path.stat().st_size))
     other.rename(path)
     lose_power(growfs, durable=len(scene.tree))
-    assert fetched_again(scene) == 1
+    assert remount_and_count_fetches(scene) == 1
 
 
-def deleted(path: Path) -> None:
+def delete(path: Path) -> None:
     path.unlink()
 
 
-def truncated(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.chmod(0o600)
     os.truncate(path, 100)
 
 
-def grown(path: Path) -> None:
+def extend(path: Path) -> None:
     path.chmod(0o600)
     path.write_bytes(path.read_bytes() + b"more")
 
 
-def replaced(path: Path) -> None:
+def replace(path: Path) -> None:
     content = path.read_bytes()[::-1]
     path.unlink()
     path.write_bytes(content)
 
 
-def overwritten(path: Path) -> None:
+def overwrite(path: Path) -> None:
     path.chmod(0o600)
     with path.open("r+b") as file:
         file.write(b"altered")
 
 
-def a_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def a_link(path: Path) -> None:
+def make_link(path: Path) -> None:
     target = path.parent.parent.parent.parent / "elsewhere"
     target.write_bytes(bytes(path.stat().st_size))
     path.unlink()
     path.symlink_to(target)
 
 
-TAMPERINGS = [deleted, truncated, grown, replaced, overwritten, a_link]
+TAMPERINGS = [delete, truncate, extend, replace, overwrite, make_link]
 
 
 @pytest.mark.promise(29)
-@pytest.mark.parametrize("tamper", [*TAMPERINGS, a_folder])
-def test_after_an_unclean_stop_a_file_that_was_tampered_with_is_fetched_again(
+@pytest.mark.parametrize("tamper", [*TAMPERINGS, make_folder])
+def test_after_an_unclean_stop_an_altered_file_is_fetched_again(
     growfs: Growfs, scene: Scene, tamper: Callable[[Path], None]
 ) -> None:
     scene.kill()
     tamper(growfs.cache / "files" / next(iter(scene.tree)))
-    assert fetched_again(scene) == 1
+    assert remount_and_count_fetches(scene) == 1
 
 
 @pytest.mark.promise(29)
 @pytest.mark.parametrize("tamper", TAMPERINGS)
-def test_after_a_clean_stop_a_file_that_was_tampered_with_is_fetched_again_by_its_open(
+def test_after_a_clean_stop_an_altered_file_is_fetched_again_when_opened(
     growfs: Growfs, scene: Scene, tamper: Callable[[Path], None]
 ) -> None:
     growfs.umount()
@@ -167,7 +167,7 @@ def test_the_digest_decides_where_only_the_change_time_differs(growfs: Growfs, s
     path.chmod(0o600)
     path.chmod(0o444)
     assert path.stat().st_ctime_ns != before.st_ctime_ns
-    assert fetched_again(scene) == 0
+    assert remount_and_count_fetches(scene) == 0
     assert path.stat().st_ino == before.st_ino
     growfs.umount()
     row = database(growfs).execute("SELECT digest FROM resident WHERE ino = ?", (before.st_ino,)).fetchone()
@@ -177,7 +177,7 @@ def test_the_digest_decides_where_only_the_change_time_differs(growfs: Growfs, s
 @pytest.mark.promise(29)
 def test_a_cache_of_an_older_version_is_kept(growfs: Growfs, scene: Scene) -> None:
     scene.kill()
-    with database(growfs) as rows:  # XXH3 of the content, which older versions have instead of the CRC
+    with database(growfs) as rows:  # older versions recorded XXH3 of the content instead of the CRC
         for path, content in scene.tree.items():
             ino = (growfs.cache / "files" / path).stat().st_ino
             old = XXHash.compute_xxhash3_64(content).hex()
@@ -187,7 +187,7 @@ def test_a_cache_of_an_older_version_is_kept(growfs: Growfs, scene: Scene) -> No
     first.chmod(0o600)
     second.chmod(0o600)
     second.write_bytes(bytes(second.stat().st_size))
-    assert fetched_again(scene) == 1
+    assert remount_and_count_fetches(scene) == 1
     growfs.umount()
     row = database(growfs).execute("SELECT digest FROM resident WHERE ino = ?", (first.stat().st_ino,)).fetchone()
     assert row == (digest.of(first),)
@@ -200,28 +200,28 @@ def test_after_an_unclean_stop_a_file_without_a_row_is_removed(growfs: Growfs, s
     stray = growfs.cache / "files" / os.fsdecode(name)
     stray.parent.mkdir(parents=True, exist_ok=True)
     stray.write_bytes(b"no row")
-    assert fetched_again(scene) == 0
+    assert remount_and_count_fetches(scene) == 0
 
 
 @pytest.mark.promise(29)
 def test_staged_files_of_the_last_daemon_are_removed(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
     (growfs.cache / "partial" / "1030").write_bytes(b"half")
-    assert fetched_again(scene) == 0
+    assert remount_and_count_fetches(scene) == 0
 
 
-def test_without_its_database_a_cache_begins_anew(growfs: Growfs, scene: Scene) -> None:
+def test_without_its_database_a_cache_starts_empty(growfs: Growfs, scene: Scene) -> None:
     growfs.umount()
     (growfs.cache / "files" / "stray").write_bytes(b"no row")
     for path in growfs.cache.glob("catalog.sqlite*"):
         path.unlink()
-    assert fetched_again(scene) == len(scene.tree)
+    assert remount_and_count_fetches(scene) == len(scene.tree)
 
 
 @pytest.mark.promise(29)
-def test_misses_during_a_crash_leave_nothing(growfs: Growfs, scene: Scene) -> None:
-    scene.try_verb("pause")
-    scene.try_verb("evict", globs=["*.bin"])
+def test_a_crash_after_an_eviction_leaves_nothing_behind(growfs: Growfs, scene: Scene) -> None:
+    scene.try_command("pause")
+    scene.try_command("evict", globs=["*.bin"])
     scene.evicted = True
     scene.kill()
     scene.check()
@@ -245,13 +245,13 @@ def test_a_damaged_database_is_reported_in_one_line_or_created_anew(
     growfs.tolerate_log = True
     path = growfs.cache / "catalog.sqlite"
     path.write_bytes(damage(path.read_bytes()))
-    told = scene.mount("", "--no-wait", check=False)
-    if told.returncode == 0:
+    result = scene.mount("", "--no-wait", check=False)
+    if result.returncode == 0:
         scene.complete()
         scene.check_whole()
         return
-    assert told.returncode == 1
-    (line,) = told.stderr.splitlines()
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
     assert str(path) in line
     assert f"delete {growfs.cache}" in line
     assert growfs.cache.exists()

@@ -13,38 +13,45 @@ from typing import Any
 
 from PIL import Image
 
-from tests.forkserver import ForkServer
+from tests.forkserver import PRELOADED, ROOT, ForkServer
 
 HERE = Path(__file__).parent
 BLOCK = 4096
 
 ENV = {
     **os.environ,
-    "PYTHONPATH": str(HERE / "shim"),
+    "PYTHONPATH": f"{HERE / 'shim'}:{ROOT}",
     "PYTHONWARNINGS": "default",
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""Of a training program, whatever it trains with."""
-FORKS = {
-    "torch": ForkServer(["torch", "torchvision.datasets", "webdataset", "safetensors", "PIL.PngImagePlugin"], ENV),
-    "tensorflow": ForkServer(["tensorflow", "keras", "pandas"], ENV),
-}
-"""By what the programs train with, which takes seconds to import."""
+"""The environment of a training program, for every framework."""
+FORKS = ForkServer(
+    [
+        *("torch", "torchvision.datasets", "webdataset", "safetensors", "PIL.PngImagePlugin"),
+        *("tensorflow", "keras", "pandas"),
+        *PRELOADED,
+        "tools.bench",
+        "tools.experiments",
+        "matplotlib.pyplot",
+    ],
+    ENV,
+)
+"""The frameworks, whose import takes seconds, and the benchmarks and experiments with them."""
 
 
 class Program:
-    """A training program: does one step for each line, and answers with a line. It ends when it is told no more.
+    """A training program: it reads a line, does one step and prints a line, until its input is closed.
 
-    name: a file of programs/. framework: one of FORKS.
+    name: a file of programs/.
     """
 
-    def __init__(self, name: str, framework: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self._errors = folder.parent / f"{name}.stderr"
         with self._errors.open("w") as errors:
             pipe = subprocess.PIPE
             words = HERE / "programs" / name, folder
-            self._process = FORKS[framework].start(words, ENV, stdin=pipe, stdout=pipe, stderr=errors, cwd="/")
+            self._process = FORKS.start(words, ENV, stdin=pipe, stdout=pipe, stderr=errors, cwd="/")
 
     def __enter__(self) -> Program:
         return self
@@ -61,7 +68,7 @@ class Program:
         self._process.stdout.close()
 
     def step(self, line: str = "") -> Any:
-        """Have it do its next step; returns what it says, less what a framework prints."""
+        """Run the next step; returns its line of JSON, without what a framework prints."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(f"{line}\n")
@@ -78,7 +85,7 @@ def blocks(size: int) -> int:
 
 
 def images(folder: Path, classes: int, each: int) -> dict[str, list[str]]:
-    """Class folders of 8 x 8 pictures, without loss; returns [class, digest of the pixels] by relative path.
+    """Make class folders of 8 x 8 lossless pictures; returns [class, digest of the pixels] by relative path.
 
     Every picture takes one block.
     """

@@ -1,7 +1,7 @@
-"""The readers that people train with, unchanged, while the local set grows under them.
+"""The data readers of common frameworks, unchanged, while the set of local files grows.
 
-Each program runs in a process of its own and imports nothing of growfs. The cache is made larger between two steps,
-so that what is local at each step is certain. (--settle is long: what is seen, is seen by rule (a), a next epoch.)
+Each program runs in a process of its own and imports nothing of growfs. The cache is made larger between two steps, so
+the files that are local at each step are known. (--settle is long, so new files are listed by rule (a), a next epoch.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Grow = Callable[[int], None]
 
 
 def growing(growfs: Growfs, each: int) -> Grow:
-    """Makes room for so many files of `each` bytes, and waits for them."""
+    """A function that grows the cache to a number of files of `each` bytes, and waits until it is full."""
 
     def grow(files: int) -> None:
         growfs.run("set", growfs.mountpoint, f"cache-size={files * each}")
@@ -46,7 +46,7 @@ def need(*modules: str) -> None:
 def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
     need("tensorflow")
     growfs.env["GROWFS_ENGINE"] = engine
-    with Program("tfrecord_epochs.py", "tensorflow", growfs.mountpoint) as training:
+    with Program("tfrecord_epochs.py", growfs.mountpoint) as training:
         generator = random.Random(11)
         shards = {}
         for number in range(12):
@@ -72,7 +72,7 @@ def test_tfrecord_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> N
 @pytest.mark.promise(6)
 def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> None:
     need("tensorflow")
-    with Program("keras_subsets.py", "tensorflow", growfs.mountpoint) as training:
+    with Program("keras_subsets.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=4, each=10)
         growfs.mount(tmp_path / "remote", "--cache-size", 16 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
@@ -93,13 +93,13 @@ def test_keras_image_dataset_from_directory(growfs: Growfs, tmp_path: Path) -> N
 def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     need("torch", "torchvision")
     growfs.env["GROWFS_ENGINE"] = engine
-    with Program("imagefolder_loader.py", "torch", growfs.mountpoint) as training:
+    with Program("imagefolder_loader.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "remote", classes=6, each=5)
         growfs.mount(tmp_path / "remote", "--cache-size", 12 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)
         classes = {name: number for number, name in enumerate(sorted(os.listdir(tmp_path / "remote")))}
-        anew = "spawn" if engine == "libfuse" else "fork"  # takes seconds
-        for start, files in (("fork", 12), (anew, 20), ("fork", 30)):
+        method = "spawn" if engine == "libfuse" else "fork"  # spawning takes seconds
+        for start, files in (("fork", 12), (method, 20), ("fork", 30)):
             grow(files)
             epoch = training.step(start)
             assert epoch["class_to_idx"] == classes
@@ -114,7 +114,7 @@ def test_torchvision_imagefolder(growfs: Growfs, tmp_path: Path, engine: str) ->
 def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server) -> None:
     need("torch", "torchvision")
     growfs.env.update(rclone_s3.env)
-    with Program("imagefolder_loader.py", "torch", growfs.mountpoint) as training:
+    with Program("imagefolder_loader.py", growfs.mountpoint) as training:
         pictures = images(tmp_path / "pictures", classes=12, each=3)
         classes = sorted({name for name, _ in pictures.values()})
         shards: list[dict[str, bytes]] = [{}, {}, {}]
@@ -138,7 +138,7 @@ def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path
 @pytest.mark.promise(6)
 def test_pandas_over_the_index(growfs: Growfs, tmp_path: Path) -> None:
     need("pandas")
-    with Program("pandas_index.py", "tensorflow", growfs.mountpoint) as training:
+    with Program("pandas_index.py", growfs.mountpoint) as training:
         tree = make_tree(tmp_path / "remote", directories=2, files=6, size=1000)
         growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", "1h", "--rotation", "never")
         grow = growing(growfs, BLOCK)

@@ -1,6 +1,6 @@
-"""Fixtures of the tests that go through the kernel.
+"""Fixtures of the tests that use real mounts.
 
-All of them run once with each engine, which promise the same. A test of one alone says so with `only(engine)`.
+Every test runs once with each engine. A test of one engine is marked with `only(engine)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.gated import Gated
+from tests.fuse.manifest_server import ManifestServer
 from tests.fuse.reader import Reader
 from tests.harness import Growfs
 from tests.servers import serving
@@ -39,7 +39,7 @@ ODD_NAMES = [
 
 @dataclass(frozen=True)
 class Library:
-    """A mount that all tests of a module share, and only read. tree: its content by relative path."""
+    """A mount that the tests of a module share and only read. tree: the content of each file by relative path."""
 
     path: Path
     tree: dict[str, bytes]
@@ -48,20 +48,20 @@ class Library:
 
 
 def only(engine: str) -> pytest.MarkDecorator:
-    """For a test of what one engine alone does."""
+    """Mark a test that runs with one engine only."""
     return pytest.mark.parametrize("engine", [engine], indirect=True)
 
 
 @pytest.fixture
 def growfs(growfs: Growfs, engine: str) -> Growfs:
-    """The command, as everywhere, mounting with one engine and then with the other."""
+    """The command of tests.harness, with the engine of this run."""
     growfs.env["GROWFS_ENGINE"] = engine
     return growfs
 
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor, for as long as the block lasts; a close that fails with the mount is not looked at."""
+    """An open descriptor, closed after the block; an error of that close is ignored, as the mount may be gone."""
     fd = os.open(path, flags)
     try:
         yield fd
@@ -72,7 +72,7 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 @contextmanager
 def shared(folder: Path, tree: dict[str, bytes], engine: str) -> Iterator[Library]:
-    """A mount of these files, all of them local, for a fixture of a module."""
+    """A mount of these files, all of them cached, for a module-scoped fixture."""
     remote = folder / "remote"
     for number, (path, content) in enumerate(tree.items()):
         (remote / path).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def shared(folder: Path, tree: dict[str, bytes], engine: str) -> Iterator[Librar
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Library]:
-    """Files of all sizes and names."""
+    """Files of many sizes and unusual names."""
     generator = random.Random(3)
     sizes = {"empty": 0, "one": 1, "page": 4096, "odd": 12_345, "large": 3_000_017}
     tree = {f"sizes/{name}.bin": generator.randbytes(size) for name, size in sizes.items()}
@@ -100,13 +100,13 @@ def library(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[L
 
 
 @pytest.fixture
-def gated() -> Iterator[Gated]:
-    """An empty web server whose answers the test can hold back."""
-    remote = Gated()
-    with serving(remote.handler) as url:
-        remote.url = url
-        yield remote
-        remote.let_go()
+def server() -> Iterator[ManifestServer]:
+    """An empty web server whose responses the test can block."""
+    server = ManifestServer()
+    with serving(server.handler) as url:
+        server.url = url
+        yield server
+        server.unblock()
 
 
 @pytest.fixture
@@ -118,6 +118,6 @@ def reader(growfs: Growfs) -> Iterator[Reader]:
 
 @pytest.fixture
 def other(growfs: Growfs) -> Iterator[Reader]:
-    """Another one."""
+    """A second process that reads the mount."""
     with Reader(growfs.mountpoint) as process:
         yield process

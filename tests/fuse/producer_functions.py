@@ -1,4 +1,4 @@
-"""User functions for the tests of producers. Some of them misbehave, depending on the name of the file."""
+"""User functions for the tests of producers. One of them misbehaves, depending on the name of the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 STEP = 300_000
-OUTSIDE = "GROWFS_TEST_OUTSIDE"  # names a folder that a producer must not write to
+OUTSIDE = "GROWFS_TEST_OUTSIDE"  # an environment variable: the folder that a producer must not write to
 
 
 def backwards(source: BinaryIO, out: BinaryIO) -> None:
@@ -32,7 +32,7 @@ def copied(source: BinaryIO, out: BinaryIO) -> None:
 
 
 def troubled(source: BinaryIO, out: BinaryIO) -> None:
-    """Misbehave as the name of the file says."""
+    """Misbehave in the way that the name of the file selects."""
     name = Path(source.name).stem
     print(f"printed over {name}", flush=True)
     os.write(1, b"written to 1\n")
@@ -69,7 +69,7 @@ keep: list[bytes] = []
 
 
 def sometimes(source: BinaryIO, out: BinaryIO) -> None:
-    """Fail on the first try of each file."""
+    """Fail until the folder OUTSIDE has a file of the same name."""
     marks = Path(os.environ[OUTSIDE])
     mark = marks / Path(source.name).name
     if mark.exists():

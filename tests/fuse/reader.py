@@ -1,4 +1,4 @@
-"""Processes that read a mount and know nothing of growfs: generations are about who lists and who opens."""
+"""Separate processes that read a mount: generations depend on which process lists and which opens."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ for line in sys.stdin:
 
 
 class Reader:
-    """A process that does as it is told, in a mount. Paths are relative to the mount."""
+    """A process that lists and reads a mount on request. Paths are relative to the mount."""
 
     def __init__(self, mountpoint: Path) -> None:
         self._mountpoint = mountpoint
@@ -114,57 +114,57 @@ class Reader:
 
     def list(self, path: str = "") -> set[str]:
         """The names in a directory."""
-        return set(self._ask("list", path))
+        return set(self._request("list", path))
 
     def list_in_thread(self, path: str = "") -> set[str]:
-        """The same, by a new thread."""
-        return set(self._ask("list_in_thread", path))
+        """The names in a directory, listed by a new thread."""
+        return set(self._request("list_in_thread", path))
 
     def read(self, path: str) -> int:
         """Open and read a file; returns its length. Raises OSError."""
-        return int(self._ask("read", path))
+        return int(self._request("read", path))
 
     def walk(self, path: str = "") -> set[str]:
         """All files below a directory, by their paths in the mount; each directory is listed once."""
-        return {os.path.normpath(os.path.join(path, name)) for name in self._ask("walk", path)}
+        return {os.path.normpath(os.path.join(path, name)) for name in self._request("walk", path)}
 
     def read_all(self, paths: Iterable[str]) -> int:
-        """Open and read files, one after the other; returns their length in all. Raises OSError."""
-        return int(self._ask("read_all", *paths))
+        """Open and read files, one after the other; returns their total length. Raises OSError."""
+        return int(self._request("read_all", *paths))
 
     def read_in_children(self, paths: Iterable[str]) -> None:
-        """Have two children, which end then, read files. Raises OSError."""
-        self._ask("read_in_children", *paths)
+        """Read files in two child processes, which then end. Raises OSError."""
+        self._request("read_in_children", *paths)
 
     def map(self, path: str) -> None:
         """Map a file into memory, and close it."""
-        self._ask("map", path)
+        self._request("map", path)
 
     def mapped(self, path: str) -> bytes:
         """The content of a file that is mapped."""
-        return bytes.fromhex(self._ask("mapped", path))
+        return bytes.fromhex(self._request("mapped", path))
 
     def kill(self) -> None:
-        """End it without warning."""
+        """Kill the process."""
         self._process.kill()
 
     def lines(self, path: str) -> set[str]:
         """The lines of a text file."""
-        return set(self._ask("lines", path))
+        return set(self._request("lines", path))
 
     def forked_read(self, path: str) -> None:
-        """Have a child read a file."""
-        self._ask("forked_read", path)
+        """Read a file in a child process."""
+        self._request("forked_read", path)
 
     def forked_list_and_read(self, path: str = "") -> None:
-        """Have a child list a directory, and read its first file."""
-        self._ask("forked_list_and_read", path)
+        """List a directory, and read its first file, in a child process."""
+        self._request("forked_list_and_read", path)
 
     def spawned_read(self, path: str) -> None:
-        """Have a grandchild, which is another program, read a file."""
-        self._ask("spawned_read", path)
+        """Read a file in a grandchild, which is another program."""
+        self._request("spawned_read", path)
 
-    def _ask(self, verb: str, *paths: str) -> Any:
+    def _request(self, verb: str, *paths: str) -> Any:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps([verb, *(str(self._mountpoint / path) for path in paths)]) + "\n")

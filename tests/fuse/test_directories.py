@@ -1,4 +1,4 @@
-"""The set of directories is complete from the first moment, and directories may be large."""
+"""The set of directories is complete as soon as `mount` returns, and directories may be large."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuse.conftest import opened
+from tests.fuse.test_open_files import relist, replace
 from tests.harness import Growfs, make_tree, until
 
 BLOCK = 4096
@@ -24,35 +26,35 @@ def imagefolder(remote: Path, directories: int) -> None:
             (folder / name).write_bytes(b"x" * BLOCK)
 
 
-def kinds(folder: Path) -> dict[str, set[str]]:
+def listed_types(folder: Path) -> dict[str, set[str]]:
     """The extensions in each listed class folder."""
     return {name: {Path(file).suffix for file in os.listdir(folder / name)} for name in os.listdir(folder)}
 
 
 @pytest.mark.promise(7)
-def test_every_directory_has_its_commonest_kind_before_mount_returns(growfs: Growfs, tmp_path: Path) -> None:
+def test_every_directory_has_its_most_common_file_type_before_mount_returns(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 30)
     growfs.mount(tmp_path / "remote", "--cache-size", 62 * BLOCK)
-    shown = kinds(growfs.mountpoint)
+    shown = listed_types(growfs.mountpoint)
     assert sorted(shown) == sorted(os.listdir(tmp_path / "remote"))
     assert all(".jpg" in found for found in shown.values())
     assert growfs.status()["unpromised"] is None
 
 
 @pytest.mark.promise(7)
-def test_eviction_leaves_one_of_each_kind(growfs: Growfs, tmp_path: Path) -> None:
+def test_eviction_keeps_one_file_of_each_type_per_directory(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 5)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
     growfs.run("pause", growfs.mountpoint)
     growfs.run("evict", growfs.mountpoint, "*")
-    shown = kinds(growfs.mountpoint)
+    shown = listed_types(growfs.mountpoint)
     assert shown == {name: {".json", ".md", ".jpg"} for name in os.listdir(tmp_path / "remote")}
     assert growfs.status()["cache"]["files"] == 5 * 3
 
 
 @pytest.mark.promise(14)
-def test_the_seeds_are_the_same_whatever_fits(growfs: Growfs, tmp_path: Path) -> None:
+def test_the_seeds_do_not_depend_on_the_cache_size(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 8)
     growfs.mount(tmp_path / "remote", "--cache-size", 17 * BLOCK)
     small = (growfs.mountpoint / ".growfs/files").read_text().splitlines()[:8]
@@ -63,11 +65,11 @@ def test_the_seeds_are_the_same_whatever_fits(growfs: Growfs, tmp_path: Path) ->
 
 
 @pytest.mark.promise(7)
-def test_too_large_seeds_are_not_promised(growfs: Growfs, tmp_path: Path) -> None:
+def test_seeds_that_do_not_fit_are_reported(growfs: Growfs, tmp_path: Path) -> None:
     imagefolder(tmp_path / "remote", 8)
-    said = growfs.mount(tmp_path / "remote", "--cache-size", 6 * BLOCK).stdout
-    assert "not every directory has a file yet" in said
-    assert growfs.status()["unpromised"]
+    output = growfs.mount(tmp_path / "remote", "--cache-size", 6 * BLOCK).stdout
+    assert "not every directory has a file yet: a file of each takes" in output
+    assert "the same files for good; raise --cache-size" in growfs.status()["unpromised"]
     assert "not every directory" in (growfs.mountpoint / ".growfs/status").read_text()
 
 
@@ -80,7 +82,7 @@ def test_empty_directories_of_the_remote_are_not_listed(growfs: Growfs, tmp_path
 
 
 @pytest.mark.promise(7)
-def test_a_directory_that_a_refresh_discovers_comes_with_the_next_generation(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_directory_found_by_a_refresh_appears_with_the_next_generation(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2)
     growfs.mount(tmp_path / "remote")
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
@@ -105,12 +107,12 @@ def large(growfs: Growfs, tmp_path: Path) -> Path:
     return growfs.mountpoint / "many"
 
 
-def test_a_directory_of_many_files(growfs: Growfs, large: Path) -> None:
+def test_a_directory_of_thousands_of_files_is_listed_whole(growfs: Growfs, large: Path) -> None:
     expected = [f"{number:05}" for number in range(MANY)]
     assert sorted(os.listdir(large)) == expected
     with os.scandir(large) as entries:
         assert sorted(entry.name for entry in entries if entry.is_file() and entry.stat().st_size == 0) == expected
-    fd = os.open(large, os.O_RDONLY)  # the same handle twice, from the start
+    fd = os.open(large, os.O_RDONLY)  # the same handle is read twice, each time from its start
     try:
         assert sorted(os.listdir(fd)) == sorted(os.listdir(fd)) == expected
     finally:
@@ -123,7 +125,7 @@ def test_a_directory_of_many_files(growfs: Growfs, large: Path) -> None:
     assert sorted(line.rpartition("/")[2] for line in found.stdout.splitlines()) == expected
 
 
-def test_eviction_in_the_middle_of_a_listing(growfs: Growfs, large: Path) -> None:
+def test_eviction_during_a_listing_repeats_no_name(growfs: Growfs, large: Path) -> None:
     with os.scandir(large) as entries:
         names = [next(entries).name for _ in range(10)]
         growfs.run("pause", growfs.mountpoint)
@@ -133,7 +135,7 @@ def test_eviction_in_the_middle_of_a_listing(growfs: Growfs, large: Path) -> Non
     assert all((large / name).exists() for name in names)
 
 
-def test_directories_within_directories(growfs: Growfs, tmp_path: Path) -> None:
+def test_nested_directories_are_listed(growfs: Growfs, tmp_path: Path) -> None:
     paths = {f"a{x}/b{y}/c/file{x}{y}" for x in range(3) for y in range(4)} | {"a0/file", "file"}
     for path in paths:
         (tmp_path / "remote" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -144,3 +146,35 @@ def test_directories_within_directories(growfs: Growfs, tmp_path: Path) -> None:
     assert {
         Path(root).name for root, folders, files in os.walk(growfs.mountpoint) if not folders and not files
     } == set()
+
+
+@pytest.mark.promise(9)
+def test_changes_during_a_slow_listing_are_visible(growfs: Growfs, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    tree = make_tree(remote, directories=1, files=900, size=10)
+    growfs.mount(remote)
+    growfs.run("wait", growfs.mountpoint, "--all")
+    order = (growfs.mountpoint / ".growfs/files").read_text().splitlines()
+    changed, deleted = order[450:500], order[500:550]
+    with os.scandir(growfs.mountpoint / "class0") as entries:
+        listed = [next(entries).name]
+        for path in changed:
+            replace(remote / path, b"new and longer")
+        for path in deleted:
+            (remote / path).unlink()
+        relist(growfs)
+        until(lambda: growfs.status()["remote"]["files"] == len(tree) - len(deleted))
+        until(lambda: growfs.status()["fetch"]["files_total"] == len(tree) + len(changed))
+        listed += [entry.name for entry in entries]
+    assert len(listed) == len(set(listed))
+    assert {(growfs.mountpoint / path).stat().st_size for path in changed} == {14}
+    assert not any((growfs.mountpoint / path).exists() for path in deleted)
+
+
+def test_a_first_readdir_may_begin_at_any_offset(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    with opened(growfs.mountpoint / "class0") as fd:
+        os.lseek(fd, 1, os.SEEK_SET)
+        os.listdir(fd)
+    assert growfs.names()

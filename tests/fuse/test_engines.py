@@ -1,4 +1,4 @@
-"""Which engine carries a mount; and that with passthrough the daemon sees no read of a file that is local."""
+"""Which engine serves a mount; with passthrough the daemon receives no read of a local file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import Library, only, opened
-from tests.harness import Growfs, make_tree, may_take_precedence, policy, until
+from tests.harness import Growfs, make_tree, may_use_real_time, scheduling_policy, until
+from tools.benchmarks.measure import cached_bytes
 
 READERS = {
     "cat": 'cat "$1"',
@@ -40,36 +42,38 @@ COMMANDS = {name: ["sh", "-c", script, "sh"] for name, script in READERS.items()
 
 
 def requests(growfs: Growfs, kind: str) -> int:
-    """How many requests of a kind the daemon has seen; asked through its socket, which causes none."""
+    """How many requests of a kind the daemon has received; the query by its socket causes none."""
     return int(growfs.status()["requests"].get(kind, 0))
 
 
 @pytest.mark.promise(10)
-def test_the_engine_that_was_asked_for_carries_the_mount(library: Library, engine: str) -> None:
+def test_the_requested_engine_serves_the_mount(library: Library, engine: str) -> None:
     status = library.growfs.status()
     assert status["engine"] == engine
     assert status["engine_reason"]
 
 
 @only("passthrough")
-@pytest.mark.skipif(not may_take_precedence(), reason="real-time scheduling is not allowed here")
-def test_only_the_thread_that_answers_comes_before_others(library: Library) -> None:
+@pytest.mark.skipif(not may_use_real_time(), reason="real-time scheduling is not allowed here")
+def test_only_the_request_thread_has_real_time_priority(library: Library) -> None:
     daemon = library.growfs.pid
-    until(lambda: policy(daemon) == os.SCHED_FIFO)
+    until(lambda: scheduling_policy(daemon) == os.SCHED_FIFO)
     threads = list(Path(f"/proc/{daemon}/task").iterdir())
     workers = [pid for thread in threads for pid in (thread / "children").read_text().split()]
     assert workers
     everyone = threads + [thread for pid in workers for thread in Path(f"/proc/{pid}/task").iterdir()]
-    assert {policy(int(thread.name)) for thread in everyone if thread.name != str(daemon)} == {os.SCHED_OTHER}
+    assert {scheduling_policy(int(thread.name)) for thread in everyone if thread.name != str(daemon)} == {
+        os.SCHED_OTHER
+    }
 
 
 @pytest.mark.promise(10)
 @only("passthrough")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_is_local_is_read_without_the_daemon(library: Library, tmp_path: Path, name: str) -> None:
+def test_local_files_are_read_without_the_daemon(library: Library, tmp_path: Path, name: str) -> None:
     file = library.path / "sizes/large.bin"
     with opened(file) as fd:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # so that no page of the mount's own could spare a READ
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # else a page cached for the mount could save a READ
     reads, opens = (requests(library.growfs, kind) for kind in ("READ", "OPEN"))
     subprocess.run([*COMMANDS[name], file, tmp_path], stdout=subprocess.DEVNULL, check=True, timeout=60)
     assert requests(library.growfs, "READ") == reads
@@ -78,7 +82,7 @@ def test_what_is_local_is_read_without_the_daemon(library: Library, tmp_path: Pa
 
 @pytest.mark.promise(10)
 @only("passthrough")
-def test_what_was_fetched_for_an_open_is_read_without_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_file_fetched_by_a_miss_is_read_without_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote")
     growfs.run("pause", growfs.mountpoint)
@@ -90,7 +94,7 @@ def test_what_was_fetched_for_an_open_is_read_without_the_daemon(growfs: Growfs,
 
 
 @pytest.mark.promise(10)
-def test_advice_to_read_ahead_reaches_the_cached_file(library: Library) -> None:
+def test_readahead_advice_reaches_the_cached_file(library: Library) -> None:
     path = "sizes/large.bin"
     with opened(library.growfs.cache / "files" / path) as cached, opened(library.path / path) as fd:
 
@@ -100,14 +104,24 @@ def test_advice_to_read_ahead_reaches_the_cached_file(library: Library) -> None:
             except BlockingIOError:
                 return False
 
-        os.fsync(cached)  # what is not on the disk yet is not dropped
+        os.fsync(cached)  # pages that are not on the disk yet are not dropped
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(cached, 0, 0, os.POSIX_FADV_DONTNEED)
         if is_in_memory():
-            pytest.skip("the cache's file system lives in memory")
+            pytest.skip("the cache's file system is in memory")
         os.posix_fadvise(fd, 1_000_000, 200_000, os.POSIX_FADV_WILLNEED)
         until(is_in_memory)
         assert os.pread(fd, 200_000, 1_000_000) == library.tree[path][1_000_000:1_200_000]
+
+
+@pytest.mark.promise(10)
+@only("passthrough")
+def test_readahead_advice_leaves_one_copy_in_memory(library: Library) -> None:
+    with opened(library.path / "sizes/large.bin") as fd:
+        reads = requests(library.growfs, "READ")
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        until(lambda: requests(library.growfs, "READ") > reads)
+        until(lambda: cached_bytes(fd) == 0)  # of the mount's file, beside those of the cached one
 
 
 @only("passthrough")
@@ -115,3 +129,13 @@ def test_virtual_files_are_read_through_the_daemon(library: Library) -> None:
     reads = requests(library.growfs, "READ")
     assert (library.path / ".growfs/status").read_text()
     assert requests(library.growfs, "READ") > reads
+
+
+@only("libfuse")
+def test_a_python_without_wrappers_of_newer_system_calls(growfs: Growfs, tmp_path: Path) -> None:
+    """As uv and conda build it. Listings need pidfd_open, and reads RWF_NOWAIT."""
+    names = ("pidfd_open", "memfd_create", "RWF_NOWAIT")
+    growfs.env[SETUP_VARIABLE] = f"import os\nfor name in {names}: vars(os).pop(name, None)"
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == tree

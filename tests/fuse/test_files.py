@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.conftest import Library
-from tests.harness import files_below
+from tests.harness import Growfs, files_below, make_tree
 
 LARGE = "sizes/large.bin"
 
@@ -36,6 +36,16 @@ def test_size_and_mtime_are_the_remotes(library: Library) -> None:
         assert stat.S_ISREG(found.st_mode)
 
 
+@pytest.mark.promise(1)
+def test_a_modification_time_before_1970_is_kept(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    path = next(iter(tree))
+    os.utime(tmp_path / "remote" / path, ns=(0, -86_400 * 10**9))
+    growfs.mount(tmp_path / "remote")
+    assert growfs.names() == set(tree)
+    assert (growfs.mountpoint / path).stat().st_mtime == -86_400
+
+
 @pytest.mark.promise(4)
 def test_directories_can_be_read_and_entered(library: Library) -> None:
     found = (library.path / "deep/a").stat()
@@ -43,12 +53,12 @@ def test_directories_can_be_read_and_entered(library: Library) -> None:
     assert stat.S_IMODE(found.st_mode) == 0o555
 
 
-def test_inodes_are_unlike(library: Library) -> None:
+def test_inode_numbers_are_unique(library: Library) -> None:
     assert len({(library.path / path).stat().st_ino for path in library.tree}) == len(library.tree)
 
 
 @pytest.mark.promise(3)
-def test_a_name_that_the_remote_does_not_have(library: Library) -> None:
+def test_a_name_unknown_to_the_remote_does_not_exist(library: Library) -> None:
     for path in ("nothing", "sizes/nothing", "deep/a/b/c/d/nothing", os.fsdecode(b"\xff\xfe")):
         with pytest.raises(FileNotFoundError):
             (library.path / path).stat()
@@ -120,7 +130,7 @@ def test_copy_file_range(library: Library, tmp_path: Path) -> None:
 def test_direct_io(library: Library) -> None:
     content = library.tree[LARGE]
     fd = os.open(library.path / LARGE, os.O_RDONLY | os.O_DIRECT)
-    buffer = mmap.mmap(-1, 1 << 20)  # aligned, as O_DIRECT asks for
+    buffer = mmap.mmap(-1, 1 << 20)  # aligned, as O_DIRECT requires
     try:
         assert os.preadv(fd, [buffer], 1 << 20) == 1 << 20
         assert buffer[:] == content[1 << 20 : 2 << 20]
@@ -234,7 +244,7 @@ def test_statfs_and_df(library: Library) -> None:
     assert stat.f_blocks * stat.f_frsize == status["limit_bytes"] // 4096 * 4096
     assert (stat.f_blocks - stat.f_bfree) * stat.f_frsize == status["bytes"]
     assert stat.f_bavail == stat.f_bfree
-    assert stat.f_files == len(library.tree)
+    assert (stat.f_files, stat.f_ffree) == (0, 0), "df -i shows no use of inodes, instead of 100%"
     assert stat.f_flag & os.ST_RDONLY
     assert stat.f_namemax == 255
     used = subprocess.run(

@@ -1,28 +1,31 @@
-"""Which files a listing shows, and when that changes: frozen, the same for everyone, until rule (a) or (b) says so.
+"""Which files a listing shows: it is frozen, and the same for every reader, until a rule begins a generation.
 
-Nothing is left out here: what is, and when, is test_rotation's.
+No file is delisted here; test_rotation.py tests that.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import full_cache, mount_status
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 4096
 SETTLED_S = "1h"
-"""So long that rule (b) never applies."""
+"""Long enough that rule (b) never applies."""
 
 Grow = Callable[[int], None]
 
 
 @pytest.fixture
 def grow(growfs: Growfs, tmp_path: Path) -> Grow:
-    """A mount of 12 files in two directories, 4 of them local; the function has so many be local."""
+    """A mount of 12 files in two directories, 4 of them local; the function changes how many are local."""
     make_tree(tmp_path / "remote", directories=2, files=6, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 4 * SIZE, "--settle", SETTLED_S, "--rotation", "never")
 
@@ -35,7 +38,7 @@ def grow(growfs: Growfs, tmp_path: Path) -> Grow:
 
 
 def count(reader: Reader) -> int:
-    """How many files a reader is shown in all."""
+    """How many files a reader sees in both directories."""
     return len(reader.list("class0")) + len(reader.list("class1"))
 
 
@@ -56,7 +59,7 @@ def test_a_listing_is_frozen_for_everyone(grow: Grow, reader: Reader, other: Rea
 
 
 @pytest.mark.promise(6)
-def test_it_is_frozen_over_all_directories(grow: Grow, reader: Reader, other: Reader) -> None:
+def test_a_listing_is_frozen_across_all_directories(grow: Grow, reader: Reader, other: Reader) -> None:
     first = reader.list("class0")
     grow(12)
     assert len(first) + len(reader.list("class1")) == 4
@@ -65,7 +68,7 @@ def test_it_is_frozen_over_all_directories(grow: Grow, reader: Reader, other: Re
 
 
 @pytest.mark.promise(6)
-def test_listing_again_after_an_open_begins_the_next(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_listing_again_after_an_open_begins_the_next_generation(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     shown = reader.list("class0")
     grow(12)
     reader.read(f"class0/{min(shown)}")
@@ -75,7 +78,7 @@ def test_listing_again_after_an_open_begins_the_next(growfs: Growfs, grow: Grow,
 
 
 @pytest.mark.promise(6)
-def test_a_first_listing_of_another_directory_joins(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_a_first_listing_of_another_directory_joins_the_generation(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     shown = reader.list("class0")
     grow(12)
     reader.read(f"class0/{min(shown)}")
@@ -93,7 +96,7 @@ def test_an_open_before_the_listing_does_not_count(growfs: Growfs, grow: Grow, r
 
 
 @pytest.mark.promise(6)
-def test_the_second_rank_joins_what_the_first_began(grow: Grow, reader: Reader, other: Reader) -> None:
+def test_the_second_rank_joins_the_generation_of_the_first(grow: Grow, reader: Reader, other: Reader) -> None:
     names = min(reader.list("class0")), min(other.list("class0"))
     for files in (8, 12):
         reader.read(f"class0/{names[0]}")
@@ -105,7 +108,9 @@ def test_the_second_rank_joins_what_the_first_began(grow: Grow, reader: Reader, 
 
 
 @pytest.mark.promise(6)
-def test_a_stranger_does_not_disturb_a_job(growfs: Growfs, grow: Grow, reader: Reader, other: Reader) -> None:
+def test_an_unrelated_reader_does_not_change_a_jobs_listing(
+    growfs: Growfs, grow: Grow, reader: Reader, other: Reader
+) -> None:
     shown = reader.list("class0")
     grow(12)
     other.read(f"class0/{min(shown)}")
@@ -116,7 +121,7 @@ def test_a_stranger_does_not_disturb_a_job(growfs: Growfs, grow: Grow, reader: R
 
 @pytest.mark.promise(6, 17)
 @pytest.mark.parametrize("opens", ["forked_read", "spawned_read"])
-def test_an_open_by_a_child_is_its_parents(grow: Grow, reader: Reader, opens: str) -> None:
+def test_an_open_by_a_child_counts_for_its_parent(grow: Grow, reader: Reader, opens: str) -> None:
     shown = reader.list("class0")
     grow(12)
     getattr(reader, opens)(f"class0/{min(shown)}")
@@ -124,7 +129,7 @@ def test_an_open_by_a_child_is_its_parents(grow: Grow, reader: Reader, opens: st
 
 
 @pytest.mark.promise(6, 17)
-def test_a_child_that_listed_opens_for_itself(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_an_open_by_a_child_that_listed_counts_for_the_child(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     reader.list("class0")
     reader.forked_list_and_read("class0")
     reader.list("class0")
@@ -132,7 +137,7 @@ def test_a_child_that_listed_opens_for_itself(growfs: Growfs, grow: Grow, reader
 
 
 @pytest.mark.promise(6)
-def test_threads_are_one_process(grow: Grow, reader: Reader) -> None:
+def test_threads_count_as_one_process(grow: Grow, reader: Reader) -> None:
     shown = reader.list_in_thread("class0")
     grow(12)
     assert reader.list_in_thread("class0") == shown
@@ -141,7 +146,7 @@ def test_threads_are_one_process(grow: Grow, reader: Reader) -> None:
 
 
 @pytest.mark.promise(6)
-def test_one_that_polls_sees_growth_when_the_generation_has_settled(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_a_polling_reader_sees_growth_after_the_settle_time(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     assert count(reader) == 4
     grow(8)
     assert count(reader) == 4
@@ -153,7 +158,7 @@ def test_one_that_polls_sees_growth_when_the_generation_has_settled(growfs: Grow
 
 
 @pytest.mark.promise(6)
-def test_a_new_process_sees_growth_when_the_generation_has_settled(
+def test_a_new_process_sees_growth_after_the_settle_time(
     growfs: Growfs, grow: Grow, reader: Reader, other: Reader
 ) -> None:
     shown = reader.list("class0")
@@ -161,12 +166,12 @@ def test_a_new_process_sees_growth_when_the_generation_has_settled(
     growfs.run("set", growfs.mountpoint, "settle=0")
     assert len(other.list("class0")) == 6
     growfs.run("set", growfs.mountpoint, f"settle={SETTLED_S}")
-    assert reader.list("class0") > shown  # joins
+    assert reader.list("class0") > shown  # joins the generation
     assert growfs.status()["generation"] == 2
 
 
 @pytest.mark.promise(6)
-def test_one_that_has_listed_another_directory_is_not_new(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_a_reader_that_listed_another_directory_is_not_new(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     reader.list("class0")
     grow(12)
     growfs.run("set", growfs.mountpoint, "settle=0")
@@ -175,17 +180,18 @@ def test_one_that_has_listed_another_directory_is_not_new(growfs: Growfs, grow: 
 
 
 @pytest.mark.promise(6)
-def test_files_and_index_are_listings(growfs: Growfs, grow: Grow, reader: Reader, other: Reader) -> None:
+def test_reading_files_or_index_counts_as_a_listing(growfs: Growfs, grow: Grow, reader: Reader, other: Reader) -> None:
     shown = reader.lines(".growfs/files")
     assert len(shown) == 4
     assert other.list("class0") | other.list("class1") == {path.partition("/")[2] for path in shown}
-    other.read(min(shown))  # one that still looks would keep the generation
+    other.read(min(shown))  # a reader that has opened nothing would keep the generation
     grow(8)
     assert len(reader.lines(".growfs/index.csv")) == 1 + 4
     assert reader.lines(".growfs/files") == shown
-    reader.read(min(shown))
-    assert len(reader.lines(".growfs/files")) == 8
-    reader.read(min(shown))
+    reader.read_all(sorted(shown)[:2])
+    listed = reader.lines(".growfs/files")
+    assert len(listed) == 8
+    reader.read_all(sorted(listed)[:4])
     grow(12)
     assert len(reader.lines(".growfs/index.csv")) == 1 + 12
     assert len(reader.lines(".growfs/files")) == 12
@@ -193,7 +199,7 @@ def test_files_and_index_are_listings(growfs: Growfs, grow: Grow, reader: Reader
 
 
 @pytest.mark.promise(6)
-def test_status_and_log_are_no_listings(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_reading_status_or_log_is_no_listing(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     for name in ("status", "status.json", "metrics", "log"):
         reader.lines(f".growfs/{name}")
     reader.list(".growfs")
@@ -212,7 +218,7 @@ def test_status_names_the_readers(growfs: Growfs, grow: Grow, reader: Reader, ot
     shown = reader.list("class0")
     reader.read(f"class0/{min(shown)}")
     other.read(f"class0/{min(shown)}")
-    readers = {told["pid"]: told for told in growfs.status()["readers"]}
+    readers = {row["pid"]: row for row in growfs.status()["readers"]}
     listed = readers[reader.pid]
     assert (listed["files_shown"], listed["files_opened"], listed["generation"]) == (len(shown), 1, 1)
     assert listed["listed_at"] > 0
@@ -227,12 +233,12 @@ def test_status_names_the_readers(growfs: Growfs, grow: Grow, reader: Reader, ot
 def test_a_reader_that_ended_is_forgotten(growfs: Growfs, grow: Grow) -> None:
     with Reader(growfs.mountpoint) as reader:
         reader.list("class0")
-        assert [told["pid"] for told in growfs.status()["readers"]] == [reader.pid]
+        assert [row["pid"] for row in growfs.status()["readers"]] == [reader.pid]
     until(lambda: growfs.status()["readers"] == [])
 
 
 @pytest.mark.promise(6)
-def test_generations_go_on_counting_after_a_remount(growfs: Growfs, grow: Grow, reader: Reader) -> None:
+def test_generation_numbers_continue_after_a_remount(growfs: Growfs, grow: Grow, reader: Reader) -> None:
     reader.list("class0")
     reader.read("class0/" + min(reader.list("class0")))
     reader.list("class0")
@@ -241,3 +247,24 @@ def test_generations_go_on_counting_after_a_remount(growfs: Growfs, grow: Grow, 
     growfs.mount(growfs.mountpoint.parent / "remote")
     reader.list("class0")
     assert growfs.status()["generation"] == 3
+
+
+SCAN = """
+import os, sys, threading
+kept = []
+thread = threading.Thread(target=lambda: kept.append(os.scandir(sys.argv[1])))
+thread.start()
+thread.join()
+print(len(list(kept[0])), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_thread_that_opened_a_directory_may_end_before_it_is_read(growfs: Growfs, tmp_path: Path) -> None:
+    full_cache(growfs, tmp_path / "remote")
+    command = [sys.executable, "-c", SCAN, str(growfs.mountpoint / "class0")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as scan:
+        assert scan.stdout
+        scan.stdout.readline()
+        assert [reader["pid"] for reader in mount_status(growfs)["readers"]] == [scan.pid]
+        scan.communicate("\n")

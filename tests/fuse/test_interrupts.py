@@ -1,4 +1,4 @@
-"""Signals to a process whose open waits: with passthrough, one that ends the process ends the wait at once.
+"""Signals to a process that waits in an open: with passthrough, a fatal signal ends the wait at once.
 
 (With libfuse the wait ends at --miss-timeout: tests/fuse/test_misses.py.)
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.conftest import only
-from tests.fuse.gated import Gated
-from tests.fuse.test_misses import held_back
+from tests.fuse.manifest_server import ManifestServer
+from tests.fuse.test_misses import mount_blocked
 from tests.harness import Growfs, until
 
 HANDLES = """
@@ -51,28 +51,28 @@ def waiting(growfs: Growfs, path: Path, *command: str) -> Iterator[subprocess.Po
     [(CAT, signal.SIGKILL), (CAT, signal.SIGINT), (PYTHON, signal.SIGINT), (PYTHON, signal.SIGTERM)],
     ids=["cat-SIGKILL", "cat-SIGINT", "python-SIGINT", "python-SIGTERM"],
 )
-def test_a_signal_that_ends_the_process_ends_its_wait(
-    growfs: Growfs, gated: Gated, command: tuple[str, ...], number: signal.Signals
+def test_a_fatal_signal_ends_the_wait(
+    growfs: Growfs, server: ManifestServer, command: tuple[str, ...], number: signal.Signals
 ) -> None:
-    (path,) = held_back(gated, 1, growfs)
+    (path,) = mount_blocked(server, 1, growfs)
     with waiting(growfs, path, *command) as process:
         process.send_signal(number)
         assert process.wait(30) == -number
-    assert "0000.bin" in gated.held
-    growfs.umount()  # nothing is left that uses it
+    assert "0000.bin" in server.blocked
+    growfs.umount()  # no process uses it any more
 
 
 @pytest.mark.promise(3)
 @only("passthrough")
-def test_a_signal_that_is_handled_does_not_end_the_wait(growfs: Growfs, gated: Gated) -> None:
-    (path,) = held_back(gated, 1, growfs)
+def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: ManifestServer) -> None:
+    (path,) = mount_blocked(server, 1, growfs)
     with waiting(growfs, path, *HANDLING) as process:
         for number in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGUSR1):
             process.send_signal(number)
-            growfs.status()  # the daemon has heard of it
-        assert growfs.status()["miss"]["files_total"] == 2  # it has not opened anew
+            growfs.status()  # by now the daemon has read the interrupt
+        assert growfs.status()["miss"]["files_total"] == 2  # it has not opened the file again
         assert process.poll() is None
-        gated.let_go()
+        server.unblock()
         assert process.communicate(timeout=30)[0] == "0000"
     assert process.returncode == 0
 
@@ -80,53 +80,73 @@ def test_a_signal_that_is_handled_does_not_end_the_wait(growfs: Growfs, gated: G
 @pytest.mark.promise(3)
 @only("passthrough")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_that_ends_the_process_is_heard_after_one_that_did_not(
-    growfs: Growfs, gated: Gated, number: signal.Signals
+def test_a_fatal_signal_after_a_handled_one_ends_the_wait(
+    growfs: Growfs, server: ManifestServer, number: signal.Signals
 ) -> None:
-    """The kernel tells of the first signal alone (fs/fuse/dev.c, request_wait_answer)."""
-    (path,) = held_back(gated, 1, growfs)
+    """The kernel reports only the first signal (fs/fuse/dev.c, request_wait_answer)."""
+    (path,) = mount_blocked(server, 1, growfs)
     with waiting(growfs, path, *HANDLING) as process:
         process.send_signal(signal.SIGWINCH)
-        growfs.status()  # the daemon has heard of it
+        growfs.status()  # by now the daemon has read the interrupt
         process.send_signal(number)
         assert process.wait(30) == -number
-    assert "0000.bin" in gated.held
+    assert "0000.bin" in server.blocked
 
 
 @pytest.mark.promise(3)
 @only("passthrough")
-def test_who_else_waits_goes_on_waiting(growfs: Growfs, gated: Gated) -> None:
-    (path,) = held_back(gated, 1, growfs)
+def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Growfs, server: ManifestServer) -> None:
+    (path,) = mount_blocked(server, 1, growfs)
     with ExitStack() as stack:
         first, second, third = [stack.enter_context(waiting(growfs, path, *CAT)) for _ in range(3)]
         first.kill()
         second.send_signal(signal.SIGINT)
         assert (first.wait(30), second.wait(30)) == (-signal.SIGKILL, -signal.SIGINT)
-        gated.let_go()
+        server.unblock()
         assert third.communicate(timeout=30)[0] == "0000"
-    assert gated.fetched["0000.bin"] == 1
+    assert server.requests["0000.bin"] == 1
 
 
 @pytest.mark.promise(3)
 @only("passthrough")
-def test_a_hundred_waiting_opens_can_all_be_ended(growfs: Growfs, gated: Gated) -> None:
-    paths = held_back(gated, 110, growfs)
+def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: ManifestServer) -> None:
+    paths = mount_blocked(server, 110, growfs)
     with subprocess.Popen(
         ["sh", "-c", 'for path; do cat "$path" & done; wait', "sh", *paths], start_new_session=True
     ) as shell:
         until(lambda: growfs.status()["miss"]["files_total"] == len(paths) + 1)
         os.killpg(shell.pid, signal.SIGKILL)
     until(lambda: growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
-    assert gated.held
+    assert server.blocked
 
 
-def test_the_fetch_goes_on_after_its_reader_has_left(growfs: Growfs, gated: Gated) -> None:
-    """A file that somebody wanted is fetched all the same."""
-    (path,) = held_back(gated, 1, growfs)
+def test_the_fetch_continues_after_its_reader_was_killed(growfs: Growfs, server: ManifestServer) -> None:
+    """A fetch is not cancelled when the process that caused it ends."""
+    (path,) = mount_blocked(server, 1, growfs)
     growfs.run("set", growfs.mountpoint, "miss-timeout=1")
     with waiting(growfs, path, *CAT) as process:
         process.kill()
-    gated.let_go()
+    server.unblock()
     growfs.run("set", growfs.mountpoint, "miss-timeout=60")
     assert path.read_bytes() == b"0000"
-    assert gated.fetched["0000.bin"] == 1
+    assert server.requests["0000.bin"] == 1
+
+
+@pytest.mark.promise(3)
+@only("passthrough")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_an_interrupt_read_together_with_its_open_ends_the_wait(
+    growfs: Growfs, server: ManifestServer, number: signal.Signals
+) -> None:
+    (path,) = mount_blocked(server, 1, growfs)
+    program = "import sys; print('ready', flush=True); open(sys.argv[1])"
+    os.kill(growfs.pid, signal.SIGSTOP)
+    with subprocess.Popen([sys.executable, "-S", "-c", program, path], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            until(lambda: "request_wait_answer" in Path(f"/proc/{process.pid}/wchan").read_text())
+            process.send_signal(number)
+        finally:
+            os.kill(growfs.pid, signal.SIGCONT)
+        assert process.wait(30) == (-number if number == signal.SIGKILL else -signal.SIGINT)

@@ -1,4 +1,4 @@
-"""How a mount ends: asked, busy, by a signal, killed; and what the next one finds."""
+"""How a mount ends (umount, while busy, by a signal, killed), and what the next mount finds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.fuse.mounting import mounted_at
+from growfs.fuse.mounting import mounted_at, mounts, unmount
 from tests.fuse.conftest import opened
 from tests.harness import Growfs, make_tree, until
 
@@ -19,7 +19,7 @@ SIZE = 3_000_000
 
 
 def ended(pid: int) -> bool:
-    """Whether a daemon, which is nobody's child here, is gone."""
+    """Whether a daemon, which is no child of the test, has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):
@@ -70,7 +70,7 @@ def test_a_busy_mount_names_who_uses_it(growfs: Growfs, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(11)
-def test_lazily_readers_finish(growfs: Growfs, tmp_path: Path) -> None:
+def test_after_a_lazy_umount_readers_finish(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", files=2, size=SIZE)
     growfs.mount(tmp_path / "remote")
     pid = growfs.pid
@@ -87,11 +87,14 @@ def test_lazily_readers_finish(growfs: Growfs, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(29)
-def test_sigterm_ends_it_in_order(growfs: Growfs, tmp_path: Path) -> None:
+def test_sigterm_stops_the_daemon_cleanly(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
     pid = growfs.pid
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(pid, number)
+    assert growfs.names() == set(tree), "signals that ask for something else than the end are ignored"
     os.kill(pid, signal.SIGTERM)
     until(lambda: ended(pid))
     assert not mounted_at(growfs.mountpoint)
@@ -101,18 +104,18 @@ def test_sigterm_ends_it_in_order(growfs: Growfs, tmp_path: Path) -> None:
     assert "did not stop cleanly" not in growfs.log()
 
 
-def test_sigterm_while_files_are_open(growfs: Growfs, tmp_path: Path) -> None:
+def test_sigquit_while_files_are_open(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     pid = growfs.pid
     with opened(growfs.mountpoint / NAME):
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGQUIT)
         until(lambda: ended(pid))
     assert not mounted_at(growfs.mountpoint)
 
 
 @pytest.mark.promise(29)
-def test_the_next_mount_takes_a_dead_one_off(growfs: Growfs, tmp_path: Path) -> None:
+def test_the_next_mount_replaces_a_dead_one(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -126,14 +129,14 @@ def test_the_next_mount_takes_a_dead_one_off(growfs: Growfs, tmp_path: Path) -> 
     assert "did not stop cleanly" in growfs.log()
 
 
-def test_umount_takes_a_dead_one_off(growfs: Growfs, tmp_path: Path) -> None:
+def test_umount_removes_a_dead_mount(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote")
     growfs.mount(tmp_path / "remote")
     growfs.kill()
     with pytest.raises(OSError, match="not connected"):
         os.listdir(growfs.mountpoint)
-    said = growfs.run("umount", growfs.mountpoint).stdout
-    assert "its daemon was gone" in said
+    output = growfs.run("umount", growfs.mountpoint).stdout
+    assert "its daemon was gone" in output
     assert not mounted_at(growfs.mountpoint)
     assert os.listdir(growfs.mountpoint) == []
 
@@ -148,7 +151,7 @@ def test_workers_die_with_a_killed_daemon(growfs: Growfs, tmp_path: Path) -> Non
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below a process."""
+    """All descendants of a process."""
     children = [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
@@ -192,3 +195,22 @@ def test_a_mountpoint_with_spaces_and_unicode(growfs: Growfs, tmp_path: Path) ->
     assert growfs.names() == set(tree)
     assert growfs.status()["mountpoint"] == str(growfs.mountpoint)
     growfs.umount()
+
+
+def test_sigterm_unmounts_after_the_mountpoint_was_moved(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    growfs.mountpoint.rmdir()
+    growfs.mountpoint = tmp_path / "before/mnt"
+    growfs.mountpoint.mkdir(parents=True)
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+    (tmp_path / "before").rename(tmp_path / "after")
+    try:
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: ended(pid))
+        assert [mount for mount in mounts() if tmp_path in mount.mountpoint.parents] == []
+        assert os.listdir(tmp_path / "after/mnt") == []
+    finally:
+        for mount in mounts():
+            if tmp_path in mount.mountpoint.parents:
+                unmount(mount.mountpoint, lazy=True)

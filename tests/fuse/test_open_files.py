@@ -1,28 +1,33 @@
-"""What is open or mapped never changes, shrinks or goes away, whatever happens to the name meanwhile."""
+"""A file that is open or mapped never changes, shrinks or disappears, whatever happens to its name."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import CAPACITY, epoch, full_cache, waited_opens
 from tests.harness import Growfs, make_tree, until
+from tests.unit.test_races import make_flat
 
 NAME = "class0/0000.bin"
-OLD_SIZE = 300_000  # more than the kernel reads ahead of a first small read, so that later reads reach the daemon
+MAPPED_SIZE = 5 * 4096
+OLD_SIZE = 300_000  # more than the kernel's readahead, so that later reads reach the daemon
 
 
 @contextmanager
 def opened_and_mapped(path: Path) -> Iterator[tuple[int, mmap.mmap]]:
-    """A descriptor, and a mapping that has none: neither has read more than a little so far."""
+    """A descriptor, and a mapping whose descriptor is closed; little of the file is read so far."""
     fd = os.open(path, os.O_RDONLY)
     mapped_fd = os.open(path, os.O_RDONLY)
     mapped = mmap.mmap(mapped_fd, 0, prot=mmap.PROT_READ)
@@ -35,7 +40,7 @@ def opened_and_mapped(path: Path) -> Iterator[tuple[int, mmap.mmap]]:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Another version of a remote file, with another time for certain."""
+    """Replace a remote file by another version, with a different modification time."""
     os.utime(path.parent)
     path.with_suffix(".new").write_bytes(content)
     later = path.stat().st_mtime_ns + 5 * 10**9 if path.exists() else time.time_ns()
@@ -49,7 +54,7 @@ def until_size(file: Path, size: int) -> None:
 
 
 def relist(growfs: Growfs) -> None:
-    """Have the remote be listed again, over and over, until the test ends."""
+    """List the remote every 0.1 s until the test ends."""
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
 
 
@@ -58,14 +63,14 @@ def test_an_open_file_survives_eviction(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", files=3, size=OLD_SIZE)
     growfs.mount(tmp_path / "remote")
     with opened_and_mapped(growfs.mountpoint / NAME) as (fd, mapped):
-        said = growfs.run("evict", growfs.mountpoint, "class0").stdout
-        assert said.startswith("2 files evicted")
-        assert "1 kept" in said
+        output = growfs.run("evict", growfs.mountpoint, "class0").stdout
+        assert output.startswith("2 files evicted")
+        assert "1 kept" in output
         assert os.pread(fd, OLD_SIZE, 0) == mapped[:] == tree[NAME]
 
 
 @pytest.mark.promise(3, 6)
-def test_evicted_names_leave_the_listing_and_stay_names(growfs: Growfs, tmp_path: Path) -> None:
+def test_evicted_files_leave_the_listing_but_still_open(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote")
     growfs.run("pause", growfs.mountpoint)
@@ -139,7 +144,7 @@ def test_an_open_file_whose_cached_copy_was_deleted_opens_again(growfs: Growfs, 
 
 
 @pytest.mark.promise(1, 2)
-def test_who_opens_during_replacements_gets_one_whole_version(growfs: Growfs, tmp_path: Path) -> None:
+def test_an_open_during_replacements_gets_one_whole_version(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     versions = [bytes([number]) * (100_000 + number) for number in range(6)]
     replace(tmp_path / "remote" / NAME, versions[0])
@@ -203,7 +208,7 @@ def test_an_open_file_survives_deletion(growfs: Growfs, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(7, 16)
-def test_a_directory_goes_with_its_last_file_and_comes_again(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_directory_disappears_with_its_last_file_and_can_reappear(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=2, files=1)
     growfs.mount(tmp_path / "remote")
     relist(growfs)
@@ -225,7 +230,22 @@ def test_a_replaced_file_stays_listed(growfs: Growfs, reader: Reader, other: Rea
     relist(growfs)
     until_size(growfs.mountpoint / NAME, 3)
     until(lambda: growfs.status()["cache"]["files"] == 2)
-    assert other.list("class0") == {"0000.bin"}  # a class folder must not be found empty
+    assert other.list("class0") == {"0000.bin"}  # a class folder must never be empty
+
+
+@pytest.mark.promise(16, 17)
+@only("passthrough")
+def test_a_new_version_takes_the_place_of_nothing_that_a_reader_holds(
+    growfs: Growfs, tmp_path: Path, reader: Reader
+) -> None:
+    """It waits for the next epoch, which makes room for it, though the cache has the whole remote."""
+    tree = full_cache(growfs, tmp_path / "remote", files=CAPACITY)
+    assert len(epoch(reader)) == CAPACITY
+    new = bytes(len(tree[NAME]))
+    replace(tmp_path / "remote" / NAME, new)
+    relist(growfs)
+    until(lambda: epoch(reader) and (growfs.cache / "files" / NAME).read_bytes() == new)
+    assert waited_opens(growfs) == 0
 
 
 @pytest.mark.promise(16)
@@ -242,7 +262,7 @@ def test_a_remount_shows_the_new_version(growfs: Growfs, tmp_path: Path) -> None
 
 
 @pytest.mark.promise(16)
-def test_what_a_fetch_finds_changed_is_taken_over(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_fetch_accepts_a_version_newer_than_the_catalogs(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote", "--refresh", "0")
     growfs.run("pause", growfs.mountpoint)
@@ -273,3 +293,68 @@ def test_a_file_of_unknown_size_is_listed_with_its_size(growfs: Growfs, tmp_path
     assert growfs.names() == {"a.bin"}
     assert (growfs.mountpoint / "a.bin").stat().st_size == 5
     assert (growfs.mountpoint / "a.bin").read_bytes() == b"12345"
+
+
+@only("passthrough")
+@pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
+def test_a_large_file_of_unknown_size_takes_no_room_from_small_ones(growfs: Growfs, tmp_path: Path, place: int) -> None:
+    names = list(make_flat(tmp_path / "remote", 10))
+    for name in names:
+        os.truncate(tmp_path / "remote" / name, 1 << 20)
+    os.truncate(tmp_path / "remote" / names[place], 12 << 20)
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    growfs.mount(tmp_path / "remote", "--manifest", tmp_path / "list.txt", "--cache-size", "25MiB")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    status = growfs.status()
+    assert (status["evict"]["files_total"], status["fetch"]["failed"]) == (0, 0)
+    assert status["coverage"]["files_seen"] == 10, "at once, beside the state complete"
+
+
+@contextmanager
+def mapped_only(path: Path) -> Iterator[int]:
+    """The address of a mapping of a file that no process has open. (Python's mmap keeps a descriptor.)"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    size = path.stat().st_size
+    fd = os.open(path, os.O_RDONLY)
+    address = libc.mmap(None, size, 1, 2, fd, 0)  # PROT_READ, MAP_PRIVATE
+    os.close(fd)
+    try:
+        yield address
+    finally:
+        libc.munmap(address, size)
+
+
+@pytest.mark.promise(2, 19)
+def test_a_mapped_file_without_a_descriptor_is_not_evicted(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=4, size=MAPPED_SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", 3 * MAPPED_SIZE, "--rotation", "never")
+    until(lambda: growfs.status()["cache"]["files"] == 3)
+    local = sorted(growfs.names())
+    (missing,) = set(tree) - set(local)
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(mapped_only(growfs.mountpoint / path)) for path in local[:2]]
+        assert (growfs.mountpoint / missing).read_bytes() == tree[missing]
+        assert growfs.names() == {*local[:2], missing}
+        growfs.run("evict", growfs.mountpoint, *local[:2])
+        assert growfs.names() == {*local[:2], missing}
+        assert [ctypes.string_at(address, MAPPED_SIZE) for address in addresses] == [tree[path] for path in local[:2]]
+    growfs.run("evict", growfs.mountpoint, local[0])
+    assert local[0] not in growfs.names()
+
+
+@pytest.mark.promise(2, 28)
+def test_a_replaced_file_counts_while_it_is_mapped(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=2, size=MAPPED_SIZE)
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    path = next(iter(tree))
+    with mapped_only(growfs.mountpoint / path) as address:
+        replace(tmp_path / "remote" / path, b"new")
+        relist(growfs)
+        until_size(growfs.mountpoint / path, 3)
+        assert growfs.status()["cache"]["orphan_bytes"] == MAPPED_SIZE
+        assert ctypes.string_at(address, MAPPED_SIZE) == tree[path]
+    until(lambda: growfs.status()["cache"]["orphan_bytes"] == 0)

@@ -1,38 +1,38 @@
-"""Prefetch: a reproducible order, within the quota at every moment, and continued after a restart."""
+"""Prefetch: its order is reproducible, stays within the quota at every moment, and continues after a restart."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from growfs.disk import BLOCK
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
-from tests.fuse.conftest import only
-from tests.fuse.gated import Gated
+from tests.fuse.conftest import only, opened
+from tests.fuse.manifest_server import ManifestServer
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 100_000
 
 
-def order(growfs: Growfs) -> list[str]:
-    """The files in the order of their admission, when all are local."""
+def admission_order(growfs: Growfs) -> list[str]:
+    """Wait until all files are local; returns them in the order of admission."""
     growfs.run("wait", growfs.mountpoint, "--all")
     growfs.run("set", growfs.mountpoint, "settle=0")
     return (growfs.mountpoint / ".growfs/files").read_text().splitlines()
 
 
 def until_local(growfs: Growfs, files: int) -> None:
-    """Wait until just so many files are local."""
+    """Wait until exactly this many files are local."""
     until(lambda: growfs.status()["cache"]["files"] == files)
 
 
 def on_disk(cache: Path) -> int:
-    """Allocated bytes of the cached files and of what is in flight, each file once, however it is renamed meanwhile."""
+    """Allocated bytes of cached files and downloads; a file that is renamed meanwhile counts once."""
     blocks = {}
     for root, _, names in os.walk(cache):
         for name in names:
@@ -45,13 +45,14 @@ def on_disk(cache: Path) -> int:
 
 
 @pytest.mark.promise(14)
-def test_the_order_does_not_depend_on_the_workers(growfs: Growfs, tmp_path: Path) -> None:
+@only("passthrough")
+def test_the_order_does_not_depend_on_the_number_of_workers(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=4, files=25, size=100)
-    (tmp_path / "remote" / "class0/0000.bin").write_bytes(b"x" * 5_000_000)  # slower than all behind it
+    (tmp_path / "remote" / "class0/0000.bin").write_bytes(b"x" * 5_000_000)  # slower than all files after it
     orders = []
     for workers, seed in ((1, 0), (8, 0), (3, 0), (3, 1)):
         growfs.mount(tmp_path / "remote", "--workers", workers, "--seed", seed)
-        orders.append(order(growfs))
+        orders.append(admission_order(growfs))
         growfs.umount()
         shutil.rmtree(growfs.cache_dir)
     assert orders[0] == orders[1] == orders[2] != orders[3]
@@ -60,20 +61,21 @@ def test_the_order_does_not_depend_on_the_workers(growfs: Growfs, tmp_path: Path
 
 
 @pytest.mark.promise(14)
-def test_the_order_goes_on_after_restarts_and_kills(growfs: Growfs, gated: Gated) -> None:
-    gated.files = {f"{number:03}": b"%d" % number for number in range(60)}
-    growfs.mount(gated.manifest)
-    whole = order(growfs)
+@only("libfuse")
+def test_the_order_continues_after_restarts_and_kills(growfs: Growfs, server: ManifestServer) -> None:
+    server.files = {f"{number:03}": b"%d" % number for number in range(60)}
+    growfs.mount(server.manifest)
+    whole = admission_order(growfs)
     growfs.umount()
     shutil.rmtree(growfs.cache_dir)
     for stop_at, end in ((15, growfs.umount), (30, growfs.kill), (45, growfs.kill)):
-        gated.held = set(whole[stop_at:])
-        growfs.mount(gated.manifest, "--no-wait")
+        server.blocked = set(whole[stop_at:])
+        growfs.mount(server.manifest, "--no-wait")
         until_local(growfs, stop_at)
         end()
-    gated.let_go()
-    growfs.mount(gated.manifest)
-    assert order(growfs) == whole
+    server.unblock()
+    growfs.mount(server.manifest)
+    assert admission_order(growfs) == whole
 
 
 @pytest.mark.promise(29)
@@ -103,32 +105,34 @@ def test_a_restart_needs_no_remote(growfs: Growfs, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(15)
-def test_a_restart_with_an_unreachable_server(growfs: Growfs, gated: Gated) -> None:
-    gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
-    growfs.mount(gated.manifest)
+@only("passthrough")
+def test_a_restart_works_while_the_server_denies_access(growfs: Growfs, server: ManifestServer) -> None:
+    server.files = {f"{number:03}": b"%d" % number for number in range(20)}
+    growfs.mount(server.manifest)
     growfs.run("wait", growfs.mountpoint, "--all")
     growfs.umount()
-    gated.refused = dict.fromkeys([*gated.files, "manifest.csv"], 403)
-    growfs.mount(gated.manifest)
-    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == gated.files
+    server.statuses = dict.fromkeys([*server.files, "manifest.csv"], 403)
+    growfs.mount(server.manifest)
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()} == server.files
     until(lambda: growfs.status()["last_error"])
 
 
 @pytest.mark.promise(15)
-def test_a_remote_that_hangs_does_not_hold_up_a_restart(growfs: Growfs, gated: Gated) -> None:
-    gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
-    growfs.mount(gated.manifest)
+@only("libfuse")
+def test_a_remote_that_hangs_does_not_delay_a_restart(growfs: Growfs, server: ManifestServer) -> None:
+    server.files = {f"{number:03}": b"%d" % number for number in range(20)}
+    growfs.mount(server.manifest)
     growfs.run("wait", growfs.mountpoint, "--all")
     growfs.umount()
-    gated.held = {"manifest.csv"}
-    growfs.mount(gated.manifest)
-    assert growfs.names() == set(gated.files)
+    server.blocked = {"manifest.csv"}
+    growfs.mount(server.manifest)
+    assert growfs.names() == set(server.files)
     assert growfs.status()["remote"]["listing"]
 
 
 @pytest.mark.promise(14)
 @only("libfuse")
-def test_no_smaller_file_overtakes_one_that_waits_for_room(growfs: Growfs, tmp_path: Path) -> None:
+def test_no_smaller_file_overtakes_one_that_waits_for_space(growfs: Growfs, tmp_path: Path) -> None:
     names = [f"{number}.bin" for number in range(8)]
     drawn = draw_order((Candidate(n, 1, name, BLOCK, False, False) for n, name in enumerate(names)), Pass(0, 1))
     order = [names[id] for id in (*drawn.seeds, *drawn.rest)]
@@ -178,7 +182,7 @@ def modified(folder: Path, names: Iterable[str]) -> list[int]:
 
 
 @pytest.mark.promise(2, 28)
-def test_new_versions_wait_for_room_beside_open_ones(growfs: Growfs, tmp_path: Path) -> None:
+def test_new_versions_wait_while_open_old_versions_fill_the_cache(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=5, size=SIZE)
     limit = 5 * (-(-SIZE // 4096) * 4096)
     growfs.mount(tmp_path / "remote", "--cache-size", limit)
@@ -189,7 +193,7 @@ def test_new_versions_wait_for_room_beside_open_ones(growfs: Growfs, tmp_path: P
         os.utime(tmp_path / "remote" / path, ns=(later, later))
     growfs.run("set", growfs.mountpoint, "refresh=0.1")
     until(lambda: "listed 5 files, 5 of them new, changed or gone" in growfs.log())
-    assert growfs.status()["cache"]["files"] == 5  # the old versions, for which there is no successor yet
+    assert growfs.status()["cache"]["files"] == 5  # the old versions, which cannot be replaced yet
     assert all(file.read() == tree[path] for path, file in files.items())
     assert on_disk(growfs.cache) <= limit
     for file in files.values():
@@ -200,13 +204,13 @@ def test_new_versions_wait_for_room_beside_open_ones(growfs: Growfs, tmp_path: P
 
 
 @pytest.mark.promise(19)
-def test_what_had_to_go_for_a_miss_comes_back_when_there_is_room(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_file_evicted_for_a_miss_is_fetched_again_when_it_fits(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=6, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 5 * (-(-SIZE // 4096) * 4096))
     until(lambda: growfs.status()["cache"]["files"] == 5)
     path = next(iter(growfs.names()))
     growfs.run("evict", growfs.mountpoint, path)
-    until(lambda: growfs.status()["fetch"]["files_total"] == 6)  # the pass is through, and path is not local
+    until(lambda: growfs.status()["fetch"]["files_total"] == 6)  # the pass is complete, and path is not local
     assert (growfs.mountpoint / path).read_bytes() == tree[path]
     assert growfs.status()["evict"]["files_total"] == 2
     growfs.run("evict", growfs.mountpoint, path)
@@ -215,16 +219,22 @@ def test_what_had_to_go_for_a_miss_comes_back_when_there_is_room(growfs: Growfs,
 
 
 @pytest.mark.promise(7, 28)
-def test_shrinking_evicts(growfs: Growfs, tmp_path: Path) -> None:
+def test_shrinking_the_cache_evicts(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
-    growfs.run("set", growfs.mountpoint, "cache-size=1MiB")
-    assert on_disk(growfs.cache) <= 1 << 20
+    with ExitStack() as files:
+        for path in growfs.mountpoint.glob("*/*"):
+            files.enter_context(opened(path))
+        refused = growfs.run("set", growfs.mountpoint, "cache-size=1MiB", check=False)
+        assert "cannot be evicted: open files" in refused.stderr
+        assert "over its size" in (growfs.mountpoint / ".growfs/status").read_text()
+    until(lambda: on_disk(growfs.cache) <= 1 << 20)
     assert set(os.listdir(growfs.mountpoint)) == {"class0", "class1"}
 
 
-def test_growing_fills(growfs: Growfs, tmp_path: Path) -> None:
+@only("passthrough")
+def test_growing_the_cache_fetches_more(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", "1MiB")
     until(lambda: growfs.status()["state"] == "held")
@@ -232,7 +242,7 @@ def test_growing_fills(growfs: Growfs, tmp_path: Path) -> None:
     growfs.run("wait", growfs.mountpoint, "--all")
 
 
-def test_growing_again_brings_back_what_shrinking_evicted(growfs: Growfs, tmp_path: Path) -> None:
+def test_growing_the_cache_again_fetches_what_shrinking_evicted(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=10, size=SIZE)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -242,17 +252,18 @@ def test_growing_again_brings_back_what_shrinking_evicted(growfs: Growfs, tmp_pa
 
 
 @pytest.mark.promise(14, 20)
-def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, gated: Gated) -> None:
-    gated.files = {f"{number:03}": b"%d" % number for number in range(20)}
-    gated.refused = {"007": 403}
-    growfs.mount(gated.manifest, "--wait-files", 19)
-    assert growfs.names() == set(gated.files) - {"007"}
+@only("libfuse")
+def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, server: ManifestServer) -> None:
+    server.files = {f"{number:03}": b"%d" % number for number in range(20)}
+    server.statuses = {"007": 403}
+    growfs.mount(server.manifest, "--wait-files", 19)
+    assert growfs.names() == set(server.files) - {"007"}
     assert growfs.status()["fetch"]["failed"] >= 1
     assert "007" in growfs.status()["last_error"]
 
 
 @pytest.mark.promise(3)
-def test_while_paused_nothing_is_prefetched(growfs: Growfs, tmp_path: Path) -> None:
+def test_nothing_is_prefetched_while_paused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=6, size=4096)
     growfs.mount(tmp_path / "remote", "--cache-size", 2 * 4096)
     growfs.run("pause", growfs.mountpoint)

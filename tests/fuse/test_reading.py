@@ -1,4 +1,4 @@
-"""Every way in which Linux lets a program read a file gives the remote's bytes: mappings, pipes, many at once."""
+"""Every way in which Linux lets a program read a file returns the remote's bytes: maps, pipes, many readers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ sys.stdout.buffer.write(first + second + file.read(1000))
 
 @pytest.fixture
 def large(library: Library) -> Iterator[int]:
-    """A descriptor of a file of some megabytes."""
+    """A descriptor of a file of three megabytes."""
     with opened(library.path / LARGE) as fd:
         yield fd
 
@@ -106,13 +106,13 @@ def test_direct_reads_of_every_block(library: Library) -> None:
         pytest.skip(f"the cache's file system has no O_DIRECT: {error}")
     parts = []
     with opened(library.path / LARGE, os.O_RDONLY | os.O_DIRECT) as fd, mmap.mmap(-1, block) as buffer:
-        while size := os.readv(fd, [buffer]):  # an anonymous mapping is aligned, as O_DIRECT asks for
+        while size := os.readv(fd, [buffer]):  # an anonymous mapping is aligned, as O_DIRECT requires
             parts.append(buffer[:size])
     assert b"".join(parts) == content
 
 
 def read_unaligned(path: Path) -> bytes | int:
-    """1000 bytes from the second one on by O_DIRECT, or the errno."""
+    """Read 1000 bytes at offset 1 with O_DIRECT; returns them, or the errno."""
     try:
         with opened(path, os.O_RDONLY | os.O_DIRECT) as fd:
             return os.pread(fd, 1000, 1)
@@ -139,8 +139,8 @@ def test_splice_into_a_pipe(library: Library, large: int) -> None:
 
 
 @pytest.mark.promise(13)
-def test_copy_file_range_says_that_the_target_is_elsewhere(large: int, tmp_path: Path) -> None:
-    """As between any two file systems (copy_file_range(2)): programs then copy by themselves."""
+def test_copy_file_range_to_another_file_system_gives_exdev(large: int, tmp_path: Path) -> None:
+    """As between any two file systems (copy_file_range(2)): programs then fall back to read and write."""
     with (tmp_path / "copy").open("wb") as target, pytest.raises(OSError, match=r".") as refused:
         os.copy_file_range(large, target.fileno(), 1000)
     assert refused.value.errno == errno.EXDEV
@@ -207,24 +207,24 @@ def test_an_open_file_can_be_opened_by_its_descriptor(library: Library, large: i
     assert done.stdout == library.tree[LARGE]
 
 
-def test_the_sizes_that_an_open_file_tells(library: Library, large: int) -> None:
+def test_fstat_agrees_with_stat(library: Library, large: int) -> None:
     found, named = os.fstat(large), (library.path / LARGE).stat()
     assert (found.st_size, found.st_ino, found.st_mtime_ns) == (named.st_size, named.st_ino, named.st_mtime_ns)
     assert found.st_blocks * 512 >= found.st_size == len(library.tree[LARGE])
 
 
 @pytest.mark.promise(4)
-def test_what_root_may(library: Library) -> None:
-    asked = (os.F_OK, os.R_OK, os.W_OK, os.X_OK)
-    assert [os.access(library.path / LARGE, mode) for mode in asked] == [True, True, False, False]
-    assert [os.access(library.path / "sizes", mode) for mode in asked] == [True, True, False, True]
+def test_access_rights_of_root(library: Library) -> None:
+    modes = (os.F_OK, os.R_OK, os.W_OK, os.X_OK)
+    assert [os.access(library.path / LARGE, mode) for mode in modes] == [True, True, False, False]
+    assert [os.access(library.path / "sizes", mode) for mode in modes] == [True, True, False, True]
 
 
 @pytest.mark.promise(4)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_what_another_user_may(library: Library) -> None:
-    """The working directory is inherited: no other user may walk there from the root of the machine."""
-    script = "for ask in -e -r -w -x; do test $ask large.bin && echo large.bin $ask; test $ask . && echo . $ask; done"
+def test_access_rights_of_another_user(library: Library) -> None:
+    """The working directory is inherited: another user may not be able to enter it by its full path."""
+    script = "for op in -e -r -w -x; do test $op large.bin && echo large.bin $op; test $op . && echo . $op; done"
     tested = subprocess.run(
         ["sh", "-c", f"{script}; cat large.bin >&2"],
         cwd=library.path / "sizes",
@@ -242,15 +242,15 @@ def test_what_another_user_may(library: Library) -> None:
 @pytest.mark.promise(13)
 @pytest.mark.parametrize("path", [LARGE, "sizes"])
 def test_no_extended_attributes(library: Library, path: str) -> None:
-    for ask in (lambda: os.getxattr(library.path / path, "user.note"), lambda: os.listxattr(library.path / path)):
+    for call in (lambda: os.getxattr(library.path / path, "user.note"), lambda: os.listxattr(library.path / path)):
         with pytest.raises(OSError, match=r".") as refused:
-            ask()
+            call()
         assert refused.value.errno == errno.ENOTSUP
 
 
 @pytest.mark.promise(13)
 def test_no_device_controls(library: Library, large: int) -> None:
-    get_flags = 0x80086601  # FS_IOC_GETFLAGS (linux/fs.h), as lsattr(1) asks
+    get_flags = 0x80086601  # FS_IOC_GETFLAGS (linux/fs.h), as lsattr(1) uses
     for request in (termios.TCGETS, get_flags, 0x1234):
         with pytest.raises(OSError, match=r".") as refused:
             fcntl.ioctl(large, request, bytes(64))
@@ -277,7 +277,7 @@ def test_record_locks(large: int) -> None:
     assert refused.value.errno == errno.EBADF
 
 
-def test_syncing_what_is_only_read(library: Library, large: int) -> None:
+def test_fsync_of_read_only_files_succeeds(library: Library, large: int) -> None:
     os.fsync(large)
     with opened(library.path) as folder:
         os.fsync(folder)

@@ -1,4 +1,4 @@
-"""A full cache over a larger remote: each listing anew leaves out what was shown for longest, and nobody is robbed."""
+"""A full cache of a larger remote: each generation delists the files listed longest, and no reader loses a file."""
 
 from __future__ import annotations
 
@@ -16,78 +16,78 @@ from growfs.fuse.mounting import mounted_at
 from growfs.scheduler.drawer import SPACE_PAUSE_S
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
-from tests.fuse.rotating import (
+from tests.fuse.rotation_helpers import (
+    CAPACITY,
     HALF,
-    ROOM,
     SIZE,
     admissions,
     epoch,
     full_cache,
     local,
-    replaced,
+    mount_status,
     shuffled,
-    told,
-    waits,
+    wait_for_replacement,
+    waited_opens,
 )
 from tests.harness import GROWFS, Growfs, make_tree, until
 
 FILES = 40
-TURNOVER = ROOM // 2
-"""Files that a generation leaves out, with HALF."""
+TURNOVER = CAPACITY // 2
+"""Files that a generation delists, with HALF."""
 PACE_S = SPACE_PAUSE_S / 2 + 0.003
-"""Two of it end while a generation begins that began so long before, less the milliseconds that beginning takes."""
+"""Two such pauses end just as the next generation begins, less the milliseconds that its beginning takes."""
 EPOCHS_MAX = 120
 
 
 @pytest.fixture
 def rotating(growfs: Growfs, tmp_path: Path) -> set[str]:
-    """A mount with room for 10 of 40 files, of which each generation leaves out 5; all of their names."""
+    """A mount with a cache of 10 of 40 files, of which each generation delists 5; the names of all 40."""
     return set(full_cache(growfs, tmp_path / "remote", files=FILES))
 
 
 def next_generation(growfs: Growfs, other: Reader) -> None:
-    """Have a reader list twice, so that a new generation leaves files out."""
-    number = told(growfs)["generation"]
+    """List twice with a reader, so that a new generation delists files."""
+    number = mount_status(growfs)["generation"]
     epoch(other)
     other.walk()
-    assert told(growfs)["generation"] > number
+    assert mount_status(growfs)["generation"] > number
 
 
-def left_out(growfs: Growfs) -> int:
-    """How many files are no longer listed, and not deleted."""
-    return int(told(growfs)["cache"]["left_out_bytes"]) // SIZE
+def delisted_files(growfs: Growfs) -> int:
+    """How many files are no longer listed, but not deleted yet."""
+    return int(mount_status(growfs)["cache"]["left_out_bytes"]) // SIZE
 
 
-# One reader that lists anew.
+# One reader that lists each epoch.
 
 
 @pytest.mark.promise(18, 20)
-def test_each_epoch_shows_files_never_seen_until_all_were(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
+def test_each_epoch_shows_new_files_until_all_were_seen(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     seen = epoch(reader)
     while seen != rotating:
         shown = epoch(reader)
         assert shown - seen
         seen |= shown
-        cache = replaced(growfs)["cache"]
-        assert cache["bytes"] <= cache["limit_bytes"] == ROOM * SIZE
-        assert len(local(growfs)) == ROOM
-    status = told(growfs)
+        cache = wait_for_replacement(growfs)["cache"]
+        assert cache["bytes"] <= cache["limit_bytes"] == CAPACITY * SIZE
+        assert len(local(growfs)) == CAPACITY
+    status = mount_status(growfs)
     assert status["miss"]["files_total"] == 0
-    assert status["evict"]["files_total"] >= FILES - ROOM
+    assert status["evict"]["files_total"] >= FILES - CAPACITY
     assert status["state"] in ("held", "rotating")
 
 
 @pytest.mark.promise(20)
-def test_then_comes_the_next_pass(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    tree = full_cache(growfs, tmp_path / "remote", files=12, room=6)
+def test_one_pass_follows_another(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    tree = full_cache(growfs, tmp_path / "remote", files=12, capacity=6)
     epoch(reader)
     epoch(reader)
     for number in (1, 2, 3):
         seen: set[str] = set()
         while seen != set(tree):
-            assert replaced(growfs, room=6)["coverage"]["pass"] >= number
+            assert wait_for_replacement(growfs, capacity=6)["coverage"]["pass"] >= number
             seen |= epoch(reader)
-    status = told(growfs)
+    status = mount_status(growfs)
     assert status["fetch"]["files_total"] > 2 * len(tree)
     assert status["miss"]["files_total"] == 0
     rows = {row["path"]: row for row in usage(growfs)}
@@ -97,20 +97,21 @@ def test_then_comes_the_next_pass(growfs: Growfs, tmp_path: Path, reader: Reader
 
 @pytest.mark.promise(18)
 def test_files_as_large_as_a_quarter_of_the_cache_rotate(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    tree = set(full_cache(growfs, tmp_path / "remote", "--turnover", "1%", files=12, room=4))
+    tree = set(full_cache(growfs, tmp_path / "remote", "--turnover", "1%", files=12, capacity=4))
     seen = epoch(reader)
-    assert len(epoch(reader)) == 2  # two of the largest files make way, whatever the turnover
+    assert len(epoch(reader)) == 2  # two of the largest files are delisted, whatever the turnover
     while seen != tree:
-        replaced(growfs, room=4)
+        wait_for_replacement(growfs, capacity=4)
         seen |= epoch(reader)
-    assert waits(growfs) == 0
+    assert waited_opens(growfs) == 0
 
 
 @pytest.mark.promise(18)
 def test_short_epochs_see_the_listing_change(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
-    """The pause between two looks for room is as long as two of them: each look may fall upon a generation's beginning.
+    """The daemon looks for evictable files once per pause, and a pause lasts two of these epochs.
 
-    A look that then gives up is followed by one that falls upon the next, for as long as the reader keeps its pace.
+    So each look can coincide with the beginning of a generation. If the daemon gave up then, every later look would
+    coincide with one, too, for as long as the reader kept its pace.
     """
     seen: set[str] = set()
     began = time.monotonic()
@@ -129,7 +130,7 @@ def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, re
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * SIZE)
     growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, *HALF)
-    until(lambda: told(growfs)["cache"]["files"] == 12)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
     kinds: set[tuple[str, str]] = set()
     seen: set[str] = set()
     while len(seen) < 48:
@@ -139,15 +140,15 @@ def test_directories_keep_a_file_of_each_kind(growfs: Growfs, tmp_path: Path, re
         assert now >= kinds
         assert now >= {(f"class{number}", ".jpg") for number in range(4)}
         kinds = now
-        if told(growfs)["generation"] > 1:
-            replaced(growfs, room=12)
+        if mount_status(growfs)["generation"] > 1:
+            wait_for_replacement(growfs, capacity=12)
     assert len(kinds) == 8
 
 
-def test_the_ledger_tells_of_each_file(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
+def test_the_ledger_has_the_history_of_each_file(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     first = epoch(reader)
     second = epoch(reader)
-    status = replaced(growfs)
+    status = wait_for_replacement(growfs)
     rows = {row["path"]: row for row in usage(growfs)}
     assert set(rows) == first | local(growfs)
     assert {path for path, row in rows.items() if row["local"] == "1"} == local(growfs)
@@ -167,35 +168,35 @@ def usage(growfs: Growfs) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# What a reader saw.
+# Holds.
 
 
 def not_shown_yet(growfs: Growfs) -> int:
-    """Files that are here, and that neither this generation nor one before it listed."""
-    status = told(growfs)
+    """Local files that no generation has listed yet."""
+    status = mount_status(growfs)
     return int(status["cache"]["files"] - status["listed"]["files"] - status["cache"]["left_out_bytes"] // SIZE)
 
 
 @pytest.mark.promise(17)
-def test_nothing_is_left_out_for_one_that_listed_once(
+def test_a_reader_that_listed_once_keeps_all_its_files(
     growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader
 ) -> None:
-    """As ImageFolder does it: a walk, then epochs in random order by new child processes. The cache has room beside."""
+    """As with ImageFolder: a walk, then epochs in random order by new child processes. The cache has free space."""
     tree = full_cache(growfs, tmp_path / "remote", files=FILES)
     mine = reader.walk()
-    growfs.run("set", growfs.mountpoint, f"cache-size={2 * ROOM * SIZE}")
-    until(lambda: told(growfs)["cache"]["files"] == 2 * ROOM)
+    growfs.run("set", growfs.mountpoint, f"cache-size={2 * CAPACITY * SIZE}")
+    until(lambda: mount_status(growfs)["cache"]["files"] == 2 * CAPACITY)
     seen: set[str] = set()
     for number in range(10):
         seen |= epoch(other)
         reader.read_in_children(shuffled(mine, number))
-        if told(growfs)["generation"] > 2:
-            until(lambda: told(growfs)["cache"]["files"] == 2 * ROOM)
+        if mount_status(growfs)["generation"] > 2:
+            until(lambda: mount_status(growfs)["cache"]["files"] == 2 * CAPACITY)
     while seen != set(tree):
         until(lambda: not_shown_yet(growfs) > 0)
         seen |= epoch(other)
     reader.read_in_children(mine)
-    status = told(growfs)
+    status = mount_status(growfs)
     assert status["miss"]["files_total"] == 0
     assert status["evict"]["files_total"] > 0
     assert mine <= local(growfs)
@@ -203,13 +204,11 @@ def test_nothing_is_left_out_for_one_that_listed_once(
 
 @pytest.mark.promise(17)
 @pytest.mark.parametrize("end", ["lists again", "ends", "release"])
-def test_what_one_listed_stays_until(
-    growfs: Growfs, rotating: set[str], reader: Reader, other: Reader, end: str
-) -> None:
+def test_a_hold_lasts_until(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader, end: str) -> None:
     mine, cached = epoch(reader), local(growfs)
     next_generation(growfs, other)
-    until(lambda: left_out(growfs) == TURNOVER)
-    held = {row["pid"]: row["held_bytes"] for row in told(growfs)["readers"]}
+    until(lambda: delisted_files(growfs) == TURNOVER)
+    held = {row["pid"]: row["held_bytes"] for row in mount_status(growfs)["readers"]}
     assert held == {reader.pid: TURNOVER * SIZE, other.pid: 0}
     assert local(growfs) == cached
     reader.read_all(mine)
@@ -222,40 +221,42 @@ def test_what_one_listed_stays_until(
         reader.kill()
     else:
         growfs.run("release", growfs.mountpoint)
-    replaced(growfs)
-    assert waits(growfs) == 0
+    wait_for_replacement(growfs)
+    assert waited_opens(growfs) == 0
 
 
 @pytest.mark.promise(17)
 @only("libfuse")
-def test_a_long_silence_ends_a_hold(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
+def test_an_idle_reader_loses_its_hold(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
     mine = epoch(reader)
     next_generation(growfs, other)
-    until(lambda: left_out(growfs) == TURNOVER)
+    until(lambda: delisted_files(growfs) == TURNOVER)
     growfs.run("set", growfs.mountpoint, "hold-idle=0")
-    replaced(growfs)
+    wait_for_replacement(growfs)
     assert not mine <= local(growfs)
 
 
 @pytest.mark.promise(17)
-def test_one_that_never_listed_holds_what_was_listed_at_its_first_open(
+def test_a_reader_that_never_listed_holds_the_listing_at_its_first_open(
     growfs: Growfs, rotating: set[str], reader: Reader, other: Reader
 ) -> None:
     mine, cached = other.walk(), local(growfs)
     reader.read(min(mine))
     next_generation(growfs, other)
-    until(lambda: left_out(growfs) == TURNOVER)
+    until(lambda: delisted_files(growfs) == TURNOVER)
     reader.read_all(shuffled(mine))
     next_generation(growfs, other)
     assert local(growfs) == cached
-    assert waits(growfs) == 0
+    assert waited_opens(growfs) == 0
     reader.kill()
-    replaced(growfs)
+    wait_for_replacement(growfs)
 
 
 @pytest.mark.promise(2, 17)
-def test_what_is_open_stays_readable(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
-    """Also where nobody holds it any more."""
+def test_open_files_stay_readable_without_a_hold(
+    growfs: Growfs, rotating: set[str], reader: Reader, other: Reader
+) -> None:
+    """An open file is kept even when no reader holds it."""
     mine, cached = other.walk(), local(growfs)
     with ExitStack() as stack:
         files = [stack.enter_context((growfs.mountpoint / path).open("rb")) for path in mine]
@@ -263,9 +264,9 @@ def test_what_is_open_stays_readable(growfs: Growfs, rotating: set[str], reader:
         growfs.run("release", growfs.mountpoint)
         assert all(len(file.read()) == SIZE for file in files)
         assert local(growfs) == cached
-    other.walk()  # else room is looked for every few seconds
-    replaced(growfs)
-    assert waits(growfs) == 0
+    other.walk()  # a listing frees space at once; without it that happens every few seconds
+    wait_for_replacement(growfs)
+    assert waited_opens(growfs) == 0
 
 
 # Options.
@@ -277,35 +278,35 @@ def test_rotation_never_and_always(growfs: Growfs, rotating: set[str], reader: R
     cached = local(growfs)
     assert [epoch(other) for _ in range(4)] == 4 * [cached]
     assert local(growfs) == cached
-    assert told(growfs)["generation"] == 4
+    assert mount_status(growfs)["generation"] == 4
     mine = reader.walk()
     reader.read_all(sorted(mine)[1:])
     growfs.run("set", growfs.mountpoint, "rotation=auto")
     next_generation(growfs, other)
-    until(lambda: left_out(growfs) == TURNOVER)
+    until(lambda: delisted_files(growfs) == TURNOVER)
     growfs.run("set", growfs.mountpoint, "rotation=always")
-    assert local(growfs) == cached  # one that it was shown is still to be opened
+    assert local(growfs) == cached  # one of the listed files is not opened yet
     reader.read(min(mine))
-    other.walk()  # else room is looked for every few seconds
-    replaced(growfs)
+    other.walk()  # a listing frees space at once; without it that happens every few seconds
+    wait_for_replacement(growfs)
 
 
 @pytest.mark.promise(22)
-def test_rotation_never_from_the_start(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+def test_rotation_never_keeps_the_first_listing(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     full_cache(growfs, tmp_path / "remote", "--rotation", "never", *HALF)
     first = epoch(reader)
     assert [epoch(reader) for _ in range(3)] == 3 * [first]
-    status = told(growfs)
+    status = mount_status(growfs)
     assert (status["evict"]["files_total"], status["cache"]["left_out_bytes"]) == (0, 0)
 
 
 @pytest.mark.promise(18)
-def test_turnover_is_set_live(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
+def test_turnover_can_be_changed_while_mounted(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     epoch(reader)
     for share, files in (("30%", 3), ("0.7", 7), ("20%", 2)):
         growfs.run("set", growfs.mountpoint, f"turnover={share}")
-        assert len(epoch(reader)) == ROOM - files
-        replaced(growfs)
+        assert len(epoch(reader)) == CAPACITY - files
+        wait_for_replacement(growfs)
 
 
 # Order.
@@ -313,13 +314,13 @@ def test_turnover_is_set_live(growfs: Growfs, rotating: set[str], reader: Reader
 
 @pytest.mark.promise(14)
 @only("libfuse")
-def test_the_order_of_admission_is_the_seeds(growfs: Growfs, tmp_path: Path) -> None:
-    """Whatever the number of workers, and over a crash in the middle of rotation."""
+def test_the_admission_order_depends_only_on_the_seed(growfs: Growfs, tmp_path: Path) -> None:
+    """For any number of workers, and across a crash in the middle of rotation."""
     orders: list[list[str]] = []
     for run, (workers, crashes) in enumerate([(1, False), (8, False), (8, True)]):
         growfs.cache_dir = tmp_path / f"cache{run}"
         flags = *HALF, "--seed", "7", "--workers", workers
-        full_cache(growfs, tmp_path / "remote", *flags, files=24, room=6)
+        full_cache(growfs, tmp_path / "remote", *flags, files=24, capacity=6)
         order: list[str] = []
         with Reader(growfs.mountpoint) as reader:
             while len(order) < 24:
@@ -330,16 +331,18 @@ def test_the_order_of_admission_is_the_seeds(growfs: Growfs, tmp_path: Path) -> 
                     growfs.mount(tmp_path / "remote", "--cache-size", 6 * SIZE, *flags)
                     order += [name for name in admissions(growfs) if name not in order]
                 reader.read_all(reader.walk())
-                until(lambda: told(growfs)["cache"]["files"] == 6)
+                until(lambda: mount_status(growfs)["cache"]["files"] == 6)
         orders.append(order)
         growfs.umount()
     assert orders[0] == orders[1] == orders[2]
 
 
-# What status says.
+# Advice in status.
 
 
-def test_status_tells_of_one_that_lists_once(growfs: Growfs, rotating: set[str], reader: Reader, other: Reader) -> None:
+def test_status_advises_a_reader_that_lists_once(
+    growfs: Growfs, rotating: set[str], reader: Reader, other: Reader
+) -> None:
     mine = reader.walk()
     assert advice(growfs, reader) == ""
     for _ in range(3):
@@ -351,16 +354,16 @@ def test_status_tells_of_one_that_lists_once(growfs: Growfs, rotating: set[str],
     assert advice(growfs, reader) in (growfs.mountpoint / ".growfs/status").read_text()
 
 
-def test_status_tells_of_one_that_opens_by_name(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
+def test_status_advises_a_reader_that_opens_by_name(growfs: Growfs, rotating: set[str], reader: Reader) -> None:
     reader.read_all(shuffled(rotating))
     assert "% of its opens waited for a download: take file names from a listing or .growfs/index.csv" in advice(
         growfs, reader
     )
-    assert waits(growfs) >= FILES - ROOM
+    assert waited_opens(growfs) >= FILES - CAPACITY
 
 
 @only("libfuse")
-def test_status_tells_of_files_that_are_fetched_in_vain(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+def test_status_advises_to_exclude_files_that_are_never_opened(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", files=10, size=SIZE, suffix=".jpg")
     make_tree(tmp_path / "remote", files=10, size=SIZE, suffix=".json")
     growfs.mount(tmp_path / "remote")
@@ -371,31 +374,31 @@ def test_status_tells_of_files_that_are_fetched_in_vain(growfs: Growfs, tmp_path
 
 
 def advice(growfs: Growfs, reader: Reader) -> str:
-    """What status advises on a reader."""
-    return next(str(told["advice"]) for told in told(growfs)["readers"] if told["pid"] == reader.pid)
+    """The advice on a reader in status."""
+    return next(str(row["advice"]) for row in mount_status(growfs)["readers"] if row["pid"] == reader.pid)
 
 
-# Readers that cannot be told apart.
+# Readers that cannot be distinguished.
 
 
 @pytest.fixture
 def foreign(growfs: Growfs, tmp_path: Path) -> Iterator[set[str]]:
-    """As `rotating`, mounted from within a pid namespace of its own, so that all readers of the test are foreign."""
+    """As `rotating`, but mounted in a pid namespace of its own, so that the test's readers are outside it."""
     tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
-    flags = "--cache-dir", growfs.cache_dir, "--cache-size", ROOM * SIZE, "--foreground", *HALF
+    flags = "--cache-dir", growfs.cache_dir, "--cache-size", CAPACITY * SIZE, "--foreground", *HALF
     command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, "mount", tmp_path / "remote", growfs.mountpoint]
-    said = tmp_path / "said"
+    output = tmp_path / "output"
     with (
-        said.open("w") as out,
+        output.open("w") as out,
         subprocess.Popen(
             list(map(str, [*command, *flags])), env=growfs.env, stdout=out, stderr=out, start_new_session=True
         ) as process,
     ):
         try:
             until(lambda: mounted_at(growfs.mountpoint) or process.poll() is not None)
-            if process.poll() is not None and "unshare" in said.read_text():
+            if process.poll() is not None and "unshare" in output.read_text():
                 pytest.skip("this machine allows no pid namespace")
-            until(lambda: told(growfs)["cache"]["files"] == ROOM)
+            until(lambda: mount_status(growfs)["cache"]["files"] == CAPACITY)
             yield set(tree)
             growfs.umount()
             process.wait(30)
@@ -411,11 +414,11 @@ def test_nothing_rotates_for_readers_of_another_pid_namespace(
     epoch(reader)
     cached = local(growfs)
     assert [epoch(reader) for _ in range(3)] == 3 * [cached]
-    status = told(growfs)
+    status = mount_status(growfs)
     assert status["cache"]["left_out_bytes"] == status["evict"]["files_total"] == 0
     (one,) = status["readers"]
     assert one["pid"] == 0
     assert "is in another pid namespace" in one["advice"]
     assert "--pid=host" in (growfs.mountpoint / ".growfs/status").read_text()
     growfs.run("release", growfs.mountpoint)
-    assert waits(growfs) == 0
+    assert waited_opens(growfs) == 0

@@ -1,4 +1,4 @@
-"""Catalog and store against a plain dict, over any sequence of listings, arrivals, evictions, opens and restarts."""
+"""Catalog and store against a dict, over any sequence of listings, admissions, evictions, opens and restarts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 
 def content_of(path: str, version: int) -> bytes:
-    """What the remote has under path: of a size that differs from file to file, and content from version to version."""
+    """The remote's content of a file. Sizes differ between files, and contents between versions."""
     return f"{path}-{version};".encode() * (1 + 300 * (len(path) % 3 + version % 2))
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """model: path to version, of what the remote holds; resident: the same, of what is local."""
+    """model: the remote's files, as versions by path. resident: those that are cached."""
 
     opened = Bundle("opened")
 
@@ -58,7 +58,7 @@ class StoreMachine(RuleBasedStateMachine):
     def id(self, path: str) -> int:
         return self.cache.node(path).id
 
-    # What the remote does.
+    # Changes of the remote.
 
     @rule(changes=st.dictionaries(st.sampled_from(PATHS), st.sampled_from(["put", "delete"]), max_size=4))
     def list(self, changes: dict[str, str]) -> None:
@@ -73,7 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.resident = {path: v for path, v in self.resident.items() if self.model.get(path) == v}
         self.pinned &= set(self.model)
 
-    # What arrives and leaves.
+    # Admission and eviction.
 
     @precondition(lambda self: self.model.keys() - self.resident)
     @rule(data=st.data(), evict=st.booleans())
@@ -104,8 +104,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.resident = {path: v for path, v in self.resident.items() if path not in paths}
 
     @rule(blocks=st.integers(1, LIMIT_BLOCKS))
-    def make_room(self, blocks: int) -> None:
-        """A file that is open, pinned or the last of its kind in a directory survives any eviction."""
+    def reserve_by_eviction(self, blocks: int) -> None:
+        """Open files, pinned files, and the last of each kind in a directory survive any eviction."""
         kinds = {(str(Path(path).parent), Path(path).suffix) for path in self.resident}
         kept = {path for path in self.resident if path in self.pinned or self.cache.store.opened(self.id(path))}
         self.run(self.cache.reserve_by_eviction, blocks * BLOCK, Holds())
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def list_for_a_reader(self) -> None:
-        """What it lists is here, in its directory, and one of each kind is listed."""
+        """A new generation lists only resident files, all pinned ones, and one of each kind in each directory."""
         before = self.cache.resident()
         generation = self.run(self.cache.begin)
         listed = self.cache.listed()
@@ -139,18 +139,18 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(blocks=st.integers(1, LIMIT_BLOCKS))
     def rotate(self, blocks: int) -> None:
         """Only delisted files that are not open are evicted, none that the current generation lists."""
-        left_out = "SELECT id FROM resident WHERE left_out IS NOT NULL"
-        may_go = {path for (id,) in self.cache.database.rows(left_out) if (path := self.path(id))}
+        delisted = "SELECT id FROM resident WHERE left_out IS NOT NULL"
+        evictable = {path for (id,) in self.cache.database.rows(delisted) if (path := self.path(id))}
         self.run(self.cache.reserve_by_rotation, blocks * BLOCK, Holds())
         self.cache.store.unreserve(self.cache.store.reserved_bytes)
         left = self.cache.resident()
         gone = self.resident.keys() - left
-        assert gone <= may_go
+        assert gone <= evictable
         assert not any(self.open[self.id(path)] for path in gone)
         self.resident = {path: self.resident[path] for path in left}
 
     def current(self) -> set[str]:
-        """What is listed now."""
+        """The listed files."""
         return self.cache.listed() if self.cache.generations.current else set()
 
     def path(self, id: int) -> str | None:
@@ -177,7 +177,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.cache.store.close_file(id)
             self.open[id] -= 1
 
-    # The end of a daemon.
+    # Restarts and crashes.
 
     @rule()
     def restart(self) -> None:
@@ -187,14 +187,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(durable=st.booleans())
     def crash(self, durable: bool) -> None:
-        """Files without a row, staged files, and no clean stop."""
+        """An unclean stop, with a staged file and a file without a row."""
         if durable:
             self.run(self.cache.store.make_durable)
         self._close_all()
         (self.folder / "partial/draft").write_bytes(b"half")
         stray = self.folder / "files/a/stray"
         stray.parent.mkdir(exist_ok=True)
-        stray.write_bytes(b"of nobody")
+        stray.write_bytes(b"no row")
         self.cache.database.close()
         self.cache = self.run(self._open)
         assert list((self.folder / "partial").iterdir()) == []
@@ -202,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def crash_and_lose(self, data: st.DataObject) -> None:
-        """As a crash, and a file that was damaged meanwhile does not count any more."""
+        """An unclean stop after which a cached file was altered: that file is not resident any more."""
         path = data.draw(st.sampled_from(sorted(self.resident)))
         self._close_all()
         self.cache.database.close()
@@ -214,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def lose_power(self, data: st.DataObject) -> None:
-        """Only what a syncfs had covered is left."""
+        """Only files that a syncfs covered are left."""
         durable = data.draw(st.booleans())
         if durable:
             self.run(self.cache.store.make_durable)
@@ -234,14 +234,16 @@ class StoreMachine(RuleBasedStateMachine):
                 self.cache.store.close_file(id)
         self.open.clear()
         assert self.cache.store.orphan_bytes == 0
-        idle = self.cache.store._open._idle  # its process ends: a descriptor left behind would look like a reader's
+        idle = (
+            self.cache.store._open._idle
+        )  # as if the process ended: a descriptor left open would look like a reader's
         while idle:
             os.close(idle.popitem()[1].fd)
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
-    def the_quota_holds(self) -> None:
+    def the_cache_stays_within_its_limit(self) -> None:
         if not hasattr(self, "cache"):
             return
         store = self.cache.store
@@ -254,7 +256,9 @@ class StoreMachine(RuleBasedStateMachine):
             return
         assert self.cache.resident() == set(self.resident)
         assert self.cache.cached() == {path: content_of(path, v) for path, v in self.resident.items()}
-        assert {file.path: file.version for file in self.cache.known()} == {p: f"v{v}" for p, v in self.model.items()}
+        assert {file.path: file.version for file in self.cache.catalog_files()} == {
+            p: f"v{v}" for p, v in self.model.items()
+        }
 
     @invariant()
     def totals_are_sums(self) -> None:
@@ -271,8 +275,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert catalog.directories == 1 + len(folders)
 
     @invariant()
-    def a_directory_is_resident_where_a_file_of_it_was(self) -> None:
-        """A listing of the root leads to every resident file."""
+    def directories_of_resident_files_are_resident(self) -> None:
+        """So a walk from the root finds every resident file."""
         if not hasattr(self, "cache"):
             return
         for path in self.resident:

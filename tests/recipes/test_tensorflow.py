@@ -1,7 +1,7 @@
-"""The recipes for TensorFlow and Keras, run as they are over a real mount, and the commands for memory and tiers.
+"""The recipes for TensorFlow and Keras, run unmodified over a real mount, and caches in memory and in two tiers.
 
-A recipe runs, unmodified, in a process that knows nothing of growfs, while the cache is made larger: what is local when
-is the test's to say. No figure of time is looked at.
+A recipe runs in a process that knows nothing of growfs, while the test makes the cache larger and so decides what is
+local at each step. No timing is checked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forkserver import Process
-from tests.frameworks.harness import BLOCK, ENV, FORKS, blocks, tfrecord
+from tests.frameworks.harness import BLOCK, ENV, blocks, tfrecord
 from tests.harness import Growfs, make_tree, until
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import example
@@ -31,9 +31,9 @@ RECIPES = Path(__file__).parents[2] / "tools" / "recipes"
 LINE = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, \d+ samples/s, (.*)\n")
 END_S = 30.0
 MANY = "--epochs", 300
-"""More than a test needs: where the recipe ends by itself, what was waited for did not come."""
-STILL = "--settle", "1h", "--rotation", "never"
-"""What is listed changes where the cache grows, and nowhere else."""
+"""More than a test needs: if the recipe ends by itself, the expected epoch did not occur."""
+ONLY_GROWTH = "--settle", "1h", "--rotation", "never"
+"""The listing changes only when the cache grows."""
 RECORDS = 20
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @dataclass(frozen=True)
 class Epoch:
-    """A line of a recipe. about: what it says beside the figures that all recipes tell."""
+    """A line of a recipe. about: the text after the figures that all recipes print."""
 
     number: int
     files: int
@@ -50,14 +50,14 @@ class Epoch:
 
 
 class Recipe:
-    """A recipe that runs."""
+    """A running recipe."""
 
-    def __init__(self, process: Process, errors: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self._process = process
         self._errors = errors
 
     def epochs(self) -> Iterator[Epoch]:
-        """Each as it is told, until the program ends; the test fails where that is not a success."""
+        """Each epoch as it is printed, until the program ends; the test fails if its exit status is not 0."""
         assert self._process.stdout
         for line in self._process.stdout:
             if found := LINE.fullmatch(line):
@@ -65,7 +65,7 @@ class Recipe:
         assert self._process.wait(END_S) == 0, self._errors.read_text()
 
     def until(self, condition: Callable[[Epoch], bool]) -> Epoch:
-        """The first of the next epochs that is so."""
+        """The next epoch that meets the condition."""
         for epoch in self.epochs():
             if condition(epoch):
                 return epoch
@@ -73,7 +73,7 @@ class Recipe:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """It does nothing meanwhile."""
+        """Stop the recipe's process during the block."""
         self._process.send_signal(signal.SIGSTOP)
         yield
         self._process.send_signal(signal.SIGCONT)
@@ -81,14 +81,17 @@ class Recipe:
 
 @contextmanager
 def running(name: str, folder: Path, *arguments: object) -> Iterator[Recipe]:
-    """A recipe as a user starts it; killed at the end, if it has not ended."""
+    """Run a recipe as a user starts it; it is killed after the block, if it still runs.
+
+    It is not forked: a TensorFlow program that was, and is stopped now and then, hung once in a while.
+    """
     if find_spec("tensorflow") is None:
         pytest.skip("tensorflow is not installed")
     errors = folder.parent / f"{name}.stderr"
     env = {key: value for key, value in ENV.items() if not key.startswith(("AWS_", "GROWFS_"))}
-    words = RECIPES / name, folder, *arguments
-    with errors.open("w") as said:
-        process = FORKS["tensorflow"].start(words, env, stdout=subprocess.PIPE, stderr=said, cwd="/")
+    words = [sys.executable, *map(str, (RECIPES / name, folder, *arguments))]
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=stderr, cwd="/", text=True)
         assert process.stdout
         with process.stdout:
             try:
@@ -99,7 +102,7 @@ def running(name: str, folder: Path, *arguments: object) -> Iterator[Recipe]:
 
 
 def grow(growfs: Growfs, files: int, bytes: int) -> None:
-    """Make room for so many bytes, and wait until so many files are local."""
+    """Grow the cache to `bytes`, and wait until `files` files are local."""
     growfs.run("set", growfs.mountpoint, f"cache-size={bytes}")
     until(lambda: growfs.status()["cache"]["files"] == files)
 
@@ -122,7 +125,7 @@ def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3
         rclone_s3.put(f"tf-recipe-{engine}/train-{number:05}.tfrecord", content)
     each = blocks(len(contents[0]))
     growfs.env |= rclone_s3.env | {"GROWFS_ENGINE": engine}
-    growfs.mount(f"s3://{rclone_s3.bucket}/tf-recipe-{engine}", "--cache-size", 3 * each, *STILL)
+    growfs.mount(f"s3://{rclone_s3.bucket}/tf-recipe-{engine}", "--cache-size", 3 * each, *ONLY_GROWTH)
     with running("tf_tfrecord.py", growfs.mountpoint, *MANY) as recipe:
         for files, more in ((3, 3), (6, 3), (12, 6)):
             with recipe.stopped():
@@ -153,7 +156,7 @@ def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: 
             content = shard(number)
             (tmp_path / "remote" / part / f"{part}-{number:05}.tfrecord").write_bytes(content)
     each = blocks(len(content))
-    growfs.mount(tmp_path / "remote", "--cache-size", 4 * each, "--freeze", "val/**", *STILL)
+    growfs.mount(tmp_path / "remote", "--cache-size", 4 * each, "--freeze", "val/**", *ONLY_GROWTH)
     overlaps = ["serial", "prefetch", "parallel"]
     times = "--overlap", *overlaps, "--prepare-s", 0.02, "--step-s", 0.01
     with running("tf_input_fn.py", growfs.mountpoint, *MANY, *times) as recipe:
@@ -180,7 +183,7 @@ def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path
         numpy.save(remote / path, numpy.full((4, 4), label, "float32"))
     lines = ["object_id,label,path", *(",".join(map(str, row)) for row in rows)]
     (remote / "labels.csv").write_text("\n".join(lines) + "\n")
-    growfs.mount(remote, "--cache-size", 41 * BLOCK, "--freeze", "labels.csv", *STILL)
+    growfs.mount(remote, "--cache-size", 41 * BLOCK, "--freeze", "labels.csv", *ONLY_GROWTH)
     with running("keras_dataframe.py", growfs.mountpoint, *MANY) as recipe:
         for objects, more in ((40, 40), (80, 40)):
             with recipe.stopped():
@@ -191,7 +194,7 @@ def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path
     assert list(usage(growfs).values()) == [1] * 81
     status = growfs.status()
     assert status["miss"]["files_total"] == 0
-    assert status["requests"].get("IOCTL", 0) < status["requests"]["OPEN"] / 4  # of the tables, which pandas opens
+    assert status["requests"].get("IOCTL", 0) < status["requests"]["OPEN"] / 4  # only pandas causes them
 
 
 @pytest.fixture
@@ -204,7 +207,7 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_cache_in_memory(growfs: Growfs, tmp_path: Path, memory: Path, engine: str) -> None:
+def test_a_cache_in_memory_rotates(growfs: Growfs, tmp_path: Path, memory: Path, engine: str) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=12)
     growfs.cache_dir = memory
     growfs.mount(tmp_path / "remote", "--cache-size", 6 * blocks(10_000), "--engine", engine)
@@ -223,7 +226,7 @@ def test_a_cache_in_memory(growfs: Growfs, tmp_path: Path, memory: Path, engine:
     growfs.umount()
 
 
-def test_two_tiers(growfs: Growfs, tmp_path: Path, memory: Path) -> None:
+def test_an_upper_cache_rereads_from_a_lower_one(growfs: Growfs, tmp_path: Path, memory: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=12)
     everything = tmp_path / "everything.csv"
     everything.write_text("path,size\n" + "".join(f"{path},{len(content)}\n" for path, content in tree.items()))
@@ -248,7 +251,7 @@ def test_two_tiers(growfs: Growfs, tmp_path: Path, memory: Path) -> None:
         upper.umount()
     below = usage(lower)
     assert below.keys() == tree.keys()
-    # What the lower tier had first it keeps: the second pass of the upper one finds it there.
+    # The lower tier keeps its first files: the second pass of the upper tier reads them from it.
     assert sum(above[path] >= 2 and below[path] == 1 for path in tree) >= 3
-    # A worker of the upper one may have a file of the lower one open for a moment yet.
+    # A worker of the upper tier may still have a file of the lower one open for a moment.
     until(lambda: lower.run("umount", lower.mountpoint, check=False).returncode == 0)

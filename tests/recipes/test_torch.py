@@ -1,7 +1,7 @@
-"""The recipes for PyTorch, run as they are over a real mount: what each of them is about is what happens.
+"""The recipes for PyTorch, run unmodified over a real mount: each shows the behaviour that it demonstrates.
 
-The cache is made larger while a recipe runs, or rotates by itself. A recipe runs until it has said what the test waits
-for, and no figure of time is looked at.
+The cache grows while a recipe runs, or rotates. A recipe runs until it has printed what the test waits for, and no
+timing is checked.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ RECIPES = ROOT / "tools" / "recipes"
 BLOCK = 4096
 START_S = 60.0
 EPOCH = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, [\d.]+ samples/s")
-FOR_EVER = "--epochs", 1_000_000
-NEVER = "--rotation", "never", "--settle", "1h"
+ENDLESS = "--epochs", 1_000_000
+NO_ROTATION = "--rotation", "never", "--settle", "1h"
 
 pytestmark = pytest.mark.timeout(180)
 
 
 class Epoch:
-    """What a recipe printed of one."""
+    """The line that a recipe printed on an epoch."""
 
     def __init__(self, line: str) -> None:
         found = EPOCH.match(line)
@@ -46,38 +46,38 @@ class Epoch:
         self.number, self.files, self.samples = map(int, found.groups())
 
     def count(self, what: str) -> int:
-        """The number before that word."""
+        """The number before a word of the line."""
         found = re.search(rf"(\d+) {what}\b", self.line)
         assert found, self.line
         return int(found[1])
 
 
 class Running:
-    """A recipe in a process of its own. said: its lines so far, of which a thread takes care."""
+    """A recipe in a process of its own. lines: its output so far, which a thread reads."""
 
     def __init__(self, process: Process, errors: Path) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self._process = process
         self._errors = errors
-        self._thread = threading.Thread(target=self._listen)
+        self._thread = threading.Thread(target=self._read_lines)
         self._thread.start()
 
-    def _listen(self) -> None:
+    def _read_lines(self) -> None:
         assert self._process.stdout
         for line in self._process.stdout:
-            self.said.append(line)
+            self.lines.append(line)
 
     @property
     def epochs(self) -> list[Epoch]:
-        """Those that it has told of."""
-        return [Epoch(line) for line in self.said if line.startswith("epoch ")]
+        """The epochs printed so far."""
+        return [Epoch(line) for line in self.lines if line.startswith("epoch ")]
 
     def until(self, condition: Callable[[Epoch], bool]) -> Epoch:
-        """Wait for an epoch that is so, of those after the last that was told; the test fails if none comes."""
+        """Wait for an epoch that meets the condition, among those after the next one; fails the test if none comes."""
         place = len(self.epochs)
 
         def found() -> Epoch | None:
-            # An epoch may have begun before this call and be told of after it, so the first one does not count.
+            # An epoch may have begun before this call and be printed after it, so the first one does not count.
             later = [epoch for epoch in self.epochs[place + 1 :] if condition(epoch)]
             if not later and self._process.poll() is not None:
                 pytest.fail(f"it ended: {self._errors.read_text()}")
@@ -88,12 +88,12 @@ class Running:
         return epoch
 
     def finish(self) -> None:
-        """Wait for its end, which must be a good one."""
+        """Wait until the recipe ends, with exit status 0."""
         assert self._process.wait(START_S) == 0, self._errors.read_text()
         self._thread.join()
 
     def stop(self) -> None:
-        """End it, with the workers that it started."""
+        """Kill the recipe and the workers that it started."""
         with suppress(ProcessLookupError):  # it has finished
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -107,7 +107,7 @@ def running(recipe: str, growfs: Growfs, *arguments: object, **variables: object
     """Run a recipe over the mount, as the leader of a process group, and end it with the block."""
     errors = growfs.mountpoint.parent / f"{recipe}.stderr"
     with errors.open("w") as file:
-        process = FORKS["torch"].start(
+        process = FORKS.start(
             (RECIPES / recipe, growfs.mountpoint, *arguments),
             ENV | {name: str(value) for name, value in variables.items()},
             stdout=subprocess.PIPE,
@@ -131,30 +131,30 @@ def need(*modules: str) -> None:
 
 
 def grow(growfs: Growfs, files: int, each: int = BLOCK) -> None:
-    """Make room for so many files of `each` bytes, and wait for them."""
+    """Grow the cache to `files` files of `each` bytes, and wait until it is full."""
     growfs.run("set", growfs.mountpoint, f"cache-size={files * each}")
     until(lambda: growfs.status()["cache"]["files"] == files)
 
 
 def misses(growfs: Growfs) -> int:
-    """Opens that waited."""
+    """How many opens waited for a fetch."""
     return int(growfs.status()["miss"]["files_total"])
 
 
 def pictures(folder: Path) -> Path:
-    """Thirty in six classes, of one block each."""
+    """Thirty pictures in six classes, of one block each."""
     recipe_data.images(folder, 6, 5, 8, 8)
     return folder
 
 
 def mount_some(growfs: Growfs, remote: Path) -> None:
-    """Twelve of the thirty pictures."""
-    growfs.mount(pictures(remote), "--cache-size", 12 * BLOCK, *NEVER)
+    """Mount a cache that holds twelve of the thirty pictures."""
+    growfs.mount(pictures(remote), "--cache-size", 12 * BLOCK, *NO_ROTATION)
     grow(growfs, 12)
 
 
-def each_sees_more(program: Running, growfs: Growfs) -> None:
-    """Twelve, then twenty, then thirty pictures: an epoch sees what is there, all of it, in all six classes."""
+def check_growth(program: Running, growfs: Growfs) -> None:
+    """Grow the cache to 12, 20 and 30 pictures: each epoch reads every cached picture, and nothing is missed."""
     for files in (12, 20, 30):
         grow(growfs, files)
         program.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
@@ -165,19 +165,19 @@ def each_sees_more(program: Running, growfs: Growfs) -> None:
     assert misses(growfs) == 0
 
 
-def test_imagefolder_built_anew_sees_more(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+def test_imagefolder_rebuilt_each_epoch_sees_more(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     need("torchvision")
     growfs.env["GROWFS_ENGINE"] = engine
     mount_some(growfs, tmp_path / "remote")
-    with running("torch_imagefolder.py", growfs, *FOR_EVER, "--workers", 1) as program:
-        each_sees_more(program, growfs)
+    with running("torch_imagefolder.py", growfs, *ENDLESS, "--workers", 1) as program:
+        check_growth(program, growfs)
         assert {epoch.count("classes") for epoch in program.epochs} == {6}
 
 
-def test_imagefolder_built_anew_sees_everything_in_a_small_cache(growfs: Growfs, tmp_path: Path) -> None:
+def test_imagefolder_rebuilt_each_epoch_sees_all_with_a_small_cache(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
     growfs.mount(pictures(tmp_path / "remote"), "--cache-size", 12 * BLOCK, "--turnover", "30%")
-    with running("torch_imagefolder.py", growfs, *FOR_EVER, "--workers", 0) as program:
+    with running("torch_imagefolder.py", growfs, *ENDLESS, "--workers", 0) as program:
         program.until(lambda epoch: epoch.count("seen in all") == 30)
         assert max(epoch.files for epoch in program.epochs) <= 12
         assert misses(growfs) == 0
@@ -186,7 +186,7 @@ def test_imagefolder_built_anew_sees_everything_in_a_small_cache(growfs: Growfs,
 def test_imagefolder_built_once_sees_nothing_new(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
     mount_some(growfs, tmp_path / "remote")
-    with running("torch_imagefolder.py", growfs, *FOR_EVER, "--workers", 0, "--once") as program:
+    with running("torch_imagefolder.py", growfs, *ENDLESS, "--workers", 0, "--once") as program:
         program.until(lambda _: True)
         grow(growfs, 30)
         later = program.until(lambda _: True)
@@ -197,9 +197,7 @@ def test_imagefolder_built_once_sees_nothing_new(growfs: Growfs, tmp_path: Path)
         assert "will see nothing new until it lists again" in reader["advice"]
 
 
-def test_workers_that_outlive_an_epoch_list_again(
-    growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, engine: str
-) -> None:
+def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, engine: str) -> None:
     need("torch")
     recipe_data.shards(tmp_path / "shards", 12, 10)
     each = 0
@@ -207,13 +205,13 @@ def test_workers_that_outlive_an_epoch_list_again(
         rclone_s3.put(f"{engine}/{path.name}", path.read_bytes())
         each = -(-path.stat().st_size // BLOCK) * BLOCK
     growfs.env.update(rclone_s3.env, GROWFS_ENGINE=engine)
-    growfs.mount(f"s3://{rclone_s3.bucket}/{engine}", "--cache-size", 5 * each, *NEVER)
+    growfs.mount(f"s3://{rclone_s3.bucket}/{engine}", "--cache-size", 5 * each, *NO_ROTATION)
     grow(growfs, 5, each)
-    with running("torch_shards.py", growfs, *FOR_EVER, "--workers", 2) as program:
+    with running("torch_shards.py", growfs, *ENDLESS, "--workers", 2) as program:
         for files in (5, 9, 12):
             grow(growfs, files, each)
             program.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
-        # Shared out: none is read by both workers.
+        # No file is read by both workers.
         assert all(epoch.samples == 10 * epoch.files for epoch in program.epochs)
         assert program.epochs[-1].count("seen in all") == 12
         assert misses(growfs) == 0
@@ -221,7 +219,7 @@ def test_workers_that_outlive_an_epoch_list_again(
         assert len(listed) == 2  # the same two from the first epoch to the last
 
 
-def test_a_prefetcher_tells_both_waits(growfs: Growfs, tmp_path: Path) -> None:
+def test_the_prefetcher_reports_both_wait_times(growfs: Growfs, tmp_path: Path) -> None:
     need("torch")
     recipe_data.volumes(tmp_path / "remote", 10, 20)
     growfs.mount(tmp_path / "remote")
@@ -231,7 +229,7 @@ def test_a_prefetcher_tells_both_waits(growfs: Growfs, tmp_path: Path) -> None:
         epochs = program.epochs
         assert [epoch.line.split()[-1] for epoch in epochs] == ["plain", "prefetched"] * 2
         assert {(epoch.files, epoch.samples) for epoch in epochs} == {(10, 80)}
-        assert re.fullmatch(r"wait per step: [\d.]+ ms plain, [\d.]+ ms prefetched\n", program.said[-1])
+        assert re.fullmatch(r"wait per step: [\d.]+ ms plain, [\d.]+ ms prefetched\n", program.lines[-1])
         assert misses(growfs) == 0
 
 
@@ -260,17 +258,17 @@ print("threads:", threading.active_count())
 """
 
 
-def test_a_prefetcher_changes_nothing_and_hides_no_error(tmp_path: Path) -> None:
+def test_the_prefetcher_changes_no_batch_and_hides_no_error(tmp_path: Path) -> None:
     need("torch")
     (tmp_path / "prefetched.py").write_text(PREFETCHED)
     words = [str(tmp_path / "prefetched.py"), str(RECIPES / "torch_prefetch.py")]
-    done = FORKS["torch"].run(words, ENV, START_S)
+    done = FORKS.run(words, ENV, START_S)
     assert done.stdout == "raised: the disk is gone\nthreads: 1\n", done.stderr
 
 
 @contextmanager
-def node(folder: Path) -> Iterator[Growfs]:
-    """Another mount on this machine, in the place of another machine's."""
+def other_node(folder: Path) -> Iterator[Growfs]:
+    """A second mount on this machine, which stands for another node."""
     folder.mkdir()
     growfs = Growfs(folder)
     try:
@@ -282,22 +280,22 @@ def node(folder: Path) -> Iterator[Growfs]:
 
 
 def local(growfs: Growfs) -> set[str]:
-    """What the node has on its disk."""
+    """The files on the disk of a node."""
     files = growfs.cache / "files"
     return {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
 
 
-def test_nodes_have_equal_counts_of_files_of_their_own(growfs: Growfs, tmp_path: Path) -> None:
+def test_nodes_read_disjoint_shares_of_equal_size(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
     recipe_data.train_and_val(tmp_path / "remote", 3, 20, 2, 8, 8)
     job = {"WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
     job |= {"MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
     flags = "--partition", "auto", "--show-files", 16, "--freeze", "val/**", "--cache-size", 20 * BLOCK
-    with node(tmp_path / "other") as other:
+    with other_node(tmp_path / "other") as other:
         for number, each in enumerate((growfs, other)):
             each.env.update(GROUP_RANK=str(number), GROUP_WORLD_SIZE="2")
             each.mount(tmp_path / "remote", *flags)
-        arguments = *FOR_EVER, "--workers", 0
+        arguments = *ENDLESS, "--workers", 0
         with (
             running("torch_nodes.py", growfs, *arguments, **job, RANK=0) as first,
             running("torch_nodes.py", other, *arguments, **job, RANK=1),
@@ -314,10 +312,10 @@ def test_nodes_have_equal_counts_of_files_of_their_own(growfs: Growfs, tmp_path:
             assert len((local(growfs) & local(other)) - frozen) <= 3  # a first file of each class
 
 
-def test_nodes_say_how_to_start_them(tmp_path: Path) -> None:
+def test_the_nodes_recipe_without_torchrun_prints_how_to_start_it(tmp_path: Path) -> None:
     need("torchvision")
     env = {name: value for name, value in ENV.items() if name != "LOCAL_RANK"}
-    done = FORKS["torch"].run([str(RECIPES / "torch_nodes.py"), str(tmp_path)], env, START_S)
+    done = FORKS.run([str(RECIPES / "torch_nodes.py"), str(tmp_path)], env, START_S)
     assert done.returncode == 2
     assert "torchrun" in done.stderr.splitlines()[-1]
 
@@ -325,5 +323,5 @@ def test_nodes_say_how_to_start_them(tmp_path: Path) -> None:
 def test_lightning_reloads_and_sees_more(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision", "lightning")
     mount_some(growfs, tmp_path / "remote")
-    with running("lightning_reload.py", growfs, *FOR_EVER, "--workers", 0) as program:
-        each_sees_more(program, growfs)
+    with running("lightning_reload.py", growfs, *ENDLESS, "--workers", 0) as program:
+        check_growth(program, growfs)

@@ -1,4 +1,4 @@
-"""Fixtures for remotes that are read by plain GETs."""
+"""Fixtures for remotes that are read with plain GETs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from growfs.remote.protocol import FetchTask, RemoteFile
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
-from tests.remote.store import PART, Show
+from tests.remote.fake_store import PART, Serve
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.digest.PART_BYTES", PART)
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", PART)
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", PART)
     monkeypatch.setattr("growfs.remote.http.connection.BUFFER_BYTES", 1500)
     monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 300)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):
@@ -26,29 +27,29 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were left to the library."""
-    left: list[str] = []
+def library_fetches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files whose fetch fell back to the library."""
+    paths: list[str] = []
     for kind in (FsspecRemote, S3Remote):
 
         def by_library(self: Any, task: FetchTask, real: Any = kind._by_library) -> RemoteFile:
-            left.append(task.file.path)
+            paths.append(task.file.path)
             fetched: RemoteFile = real(self, task)
             return fetched
 
         monkeypatch.setattr(kind, "_by_library", by_library)
-    return left
+    return paths
 
 
 @pytest.fixture
-def show() -> Iterator[Show]:
+def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
-        yield lambda store, tls=None: stack.enter_context(store.shown(tls))
+        yield lambda store, tls=None: stack.enter_context(store.serving(tls))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def descriptions_are_read_once() -> None:
-    """Each client of S3 reads botocore's descriptions from JSON, where workers read them once and fork."""
+def botocore_models_are_cached() -> None:
+    """Each S3 client parses botocore's JSON models, which takes long; workers parse them once, before they fork."""
     import botocore.session
 
     botocore.session.create_loader = functools.cache(botocore.session.create_loader)

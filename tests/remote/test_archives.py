@@ -19,7 +19,7 @@ from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.archives import ArchiveRemote, MemberLocation, path_of
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of
-from tests.remote.fake import FakeRemote
+from tests.remote.fake_remote import FakeRemote
 from tests.servers import S3Server, WebFolder
 
 TAR = Function.parse("tar", "/")
@@ -28,7 +28,7 @@ NAMES = {f"shards/{number}/{name}": data for number in range(5) for name, data i
 
 
 class Shards(FakeRemote):
-    """Archives, and which of them were read, in order. held: those whose reading waits, while they are in it."""
+    """A remote of archives. read: those that were read, in order. held: reads of these wait until they are removed."""
 
     def __init__(self, cache: Path, content: dict[str, bytes] = SHARDS, page_files: int = 2) -> None:
         super().__init__(page_files=page_files)
@@ -68,19 +68,19 @@ def skipped(remote: Any) -> dict[str, str]:
 
 
 def fetched(remote: Any, file: RemoteFile, folder: Path) -> bytes:
-    """Fetched knowing the path and the version alone, of which progress tells each byte once."""
-    told: list[int] = []
-    passed = Digest()
+    """The content, fetched with only path and version known; progress must report each byte once."""
+    reported: list[int] = []
+    computed = Digest()
     found = remote.fetch(
-        FetchTask(RemoteFile(file.path, None, None, file.version), folder / "target", told.append, passed)
+        FetchTask(RemoteFile(file.path, None, None, file.version), folder / "target", reported.append, computed)
     )
     data = (folder / "target").read_bytes()
     assert (found.path, found.size, found.version) == (file.path, len(data), file.version)
-    assert sum(told) == len(data)
+    assert sum(reported) == len(data)
     return data
 
 
-def test_every_member_is_a_file_bit_for_bit(shards: Shards, tmp_path: Path) -> None:
+def test_each_member_is_fetched_bit_for_bit(shards: Shards, tmp_path: Path) -> None:
     remote = shards.members()
     files = listed(remote)
     assert {path: file.size for path, file in files.items()} == {path: len(data) for path, data in NAMES.items()}
@@ -88,26 +88,26 @@ def test_every_member_is_a_file_bit_for_bit(shards: Shards, tmp_path: Path) -> N
     assert {remote.stat(path, file.version) for path, file in files.items()} == set(files.values())
 
 
-def test_a_part_of_a_member(shards: Shards, tmp_path: Path) -> None:
+def test_a_byte_range_of_a_member_is_fetched(shards: Shards, tmp_path: Path) -> None:
     remote = shards.members()
     file = next(file for file in listed(remote).values() if (file.size or 0) > 100)
     remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(10, 50)))
     assert (tmp_path / "target").read_bytes() == NAMES[file.path][10:60]
 
 
-def test_pages_go_on_from_each_cursor(shards: Shards) -> None:
+def test_a_listing_resumes_from_each_cursor(shards: Shards) -> None:
     shards.put("shards/2x", b"no archive")
     remote = shards.members()
     pages = list(remote.pages())
     assert all(len(page.files) <= 5 for page in pages)
     for done, page in enumerate(pages, 1):
-        told = {file.path for page in pages[:done] for file in page.files}
+        earlier = {file.path for page in pages[:done] for file in page.files}
         rest = [file.path for page in shards.members().pages(page.cursor) for file in page.files]
-        assert sorted(rest) == sorted(NAMES.keys() - told)
+        assert sorted(rest) == sorted(NAMES.keys() - earlier)
 
 
 @pytest.mark.promise(35)
-def test_what_did_not_change_is_not_read_again(shards: Shards) -> None:
+def test_an_unchanged_archive_is_not_read_again(shards: Shards) -> None:
     shards.put("shards/broken.tar", b"no archive")
     first = listed(shards.members())
     assert sorted(shards.read) == sorted(shards.data)
@@ -125,24 +125,24 @@ def test_what_did_not_change_is_not_read_again(shards: Shards) -> None:
     assert list((shards.cache / "partial").iterdir()) == []
 
 
-def test_a_listing_that_fails_midway_goes_on_and_keeps_what_was_read(shards: Shards) -> None:
+def test_a_listing_that_fails_midway_resumes_and_keeps_what_was_read(shards: Shards) -> None:
     shards.fail("open", None, RemoteBusy("busy"), None, RemoteBusy("busy"))
     assert listed(RetryingRemote(shards.members(), sleep=lambda _: None)).keys() == NAMES.keys()
     assert len(shards.read) == len(SHARDS) + 2
     assert len(list((shards.cache / "members").iterdir())) == len(SHARDS)
 
 
-def test_what_is_being_read_when_a_listing_fails_is_not_read_twice(shards: Shards) -> None:
+def test_an_archive_being_read_when_a_listing_fails_is_not_read_twice(shards: Shards) -> None:
     shards.fail("open", RemoteBusy("busy"))
     shards.held.add("shards/1.tar")
-    again: list[float] = []
+    delays: list[float] = []
 
-    def second_try(seconds: float) -> None:
-        again.append(seconds)
+    def release_later(seconds: float) -> None:
+        delays.append(seconds)
         Timer(0.2, shards.held.clear).start()
 
-    assert listed(RetryingRemote(shards.members(), sleep=second_try)).keys() == NAMES.keys()
-    assert len(again) == 1
+    assert listed(RetryingRemote(shards.members(), sleep=release_later)).keys() == NAMES.keys()
+    assert len(delays) == 1
     assert sorted(shards.read) == sorted([*SHARDS, "shards/0.tar"])
 
 
@@ -154,7 +154,7 @@ def test_what_is_being_read_when_a_listing_fails_is_not_read_twice(shards: Shard
         (RemoteMissing("gone"), "not readable (RemoteMissing)"),
     ],
 )
-def test_an_archive_that_cannot_be_read_is_skipped_and_tried_again(
+def test_an_unreadable_archive_is_skipped_and_retried_by_the_next_listing(
     shards: Shards, error: Exception, reason: str
 ) -> None:
     shards.page_files = 1
@@ -166,7 +166,7 @@ def test_an_archive_that_cannot_be_read_is_skipped_and_tried_again(
 
 @pytest.mark.promise(36)
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_an_archive_that_changes_while_it_is_read_is_read_anew(tmp_path: Path, times: int) -> None:
+def test_an_archive_that_changes_while_it_is_read_is_read_again(tmp_path: Path, times: int) -> None:
     new = {"new": b"1", "large": bytes(3000)}
 
     class Changing(Shards):
@@ -188,7 +188,7 @@ def test_an_archive_that_changes_while_it_is_read_is_read_anew(tmp_path: Path, t
     assert files["shards/1/large"].mtime_ns == shards.stat("shards/1.tar").mtime_ns
 
 
-def test_the_cache_is_another_for_another_function() -> None:
+def test_each_members_function_has_its_own_cache_folder() -> None:
     specs = [
         RemoteSpec("s3://bucket"),
         *(RemoteSpec("s3://bucket", members=Function.parse(f, "/")) for f in ("tar", "a:b")),
@@ -209,14 +209,14 @@ def test_names_that_cannot_be_files_are_skipped(tmp_path: Path) -> None:
     assert listed(remote).keys() == {"s/ok", "s/.growfs/x"}
 
 
-def found(monkeypatch: pytest.MonkeyPatch, cache: Path, *told: Any) -> ArchiveRemote:
-    """A file of 100 bytes, in which a function finds this."""
-    monkeypatch.setattr(Function, "load", lambda _: lambda source: iter(told))
+def with_members(monkeypatch: pytest.MonkeyPatch, cache: Path, *members: Any) -> ArchiveRemote:
+    """A file of 100 bytes, in which the function finds these members."""
+    monkeypatch.setattr(Function, "load", lambda _: lambda source: iter(members))
     return Shards(cache, {"dir/x.bin": bytes(100)}).members()
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("member", "reason"),
     [
         (("a", 50, 51), "a ends behind the end of the file"),
         (("a", -1, 5), "('a', -1, 5) is no member: a name, an offset and a size"),
@@ -224,16 +224,16 @@ def found(monkeypatch: pytest.MonkeyPatch, cache: Path, *told: Any) -> ArchiveRe
         (("a", 1), "not enough values to unpack (expected 3, got 2)"),
     ],
 )
-def test_what_is_no_member_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: tuple[Any, ...], reason: str
+def test_an_invalid_member_makes_the_archive_unreadable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, member: tuple[Any, ...], reason: str
 ) -> None:
-    assert skipped(found(monkeypatch, tmp_path, ("good", 0, 1), told)) == {
+    assert skipped(with_members(monkeypatch, tmp_path, ("good", 0, 1), member)) == {
         "dir/x.bin": f"not readable by growfs.producers:tar: {reason}"
     }
 
 
-def test_a_name_from_the_root_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    remote = found(monkeypatch, tmp_path, ("/cat/1", 0, 10), ("dog/2", 90, 10), ("/", 0, 1), ("", 0, 1))
+def test_an_absolute_member_name_is_relative_to_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    remote = with_members(monkeypatch, tmp_path, ("/cat/1", 0, 10), ("dog/2", 90, 10), ("/", 0, 1), ("", 0, 1))
     assert listed(remote).keys() == {"cat/1", "dir/x/dog/2"}
     assert skipped(remote) == {"dir/x.bin: /": "empty path component", "dir/x/": "empty path component"}
 
@@ -242,40 +242,40 @@ def test_a_name_from_the_root_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ("archive", "path"),
     [("a.tar", "a/n"), ("d.x/a", "d.x/a/n"), ("d/a.b.tar", "d/a.b/n"), ("d/.tar", "d/.tar/n"), (".a.tar", ".a/n")],
 )
-def test_the_folder_of_an_archive(archive: str, path: str) -> None:
+def test_members_are_placed_in_a_folder_named_after_the_archive(archive: str, path: str) -> None:
     assert path_of(archive, "n") == path
 
 
 @pytest.mark.parametrize("path", ["a b/c", "ä%20\n", "\udcff", "a"])
 @pytest.mark.parametrize("version", ["", "v 1 2", "abc-3"])
-def test_a_version_tells_the_place(path: str, version: str) -> None:
-    place = MemberLocation(ByteRange(3, 4), path, version)
-    assert MemberLocation.parse(str(place)) == place
+def test_a_member_location_can_be_parsed_from_the_version(path: str, version: str) -> None:
+    location = MemberLocation(ByteRange(3, 4), path, version)
+    assert MemberLocation.parse(str(location)) == location
 
 
-def test_a_member_of_another_version_is_looked_up_anew(shards: Shards, tmp_path: Path) -> None:
+def test_a_member_of_a_changed_archive_is_looked_up_again(shards: Shards, tmp_path: Path) -> None:
     remote = shards.members()
     files = listed(remote)
-    goes, stays = (files[f"shards/2/0020000.{kind}"] for kind in ("bin", "cls"))
+    removed, kept = (files[f"shards/2/0020000.{kind}"] for kind in ("bin", "cls"))
     shards.put("shards/2.tar", tar_of({"first": b"1", "0020000.cls": b"9999"}))
-    for file in (goes, stays):
+    for file in (removed, kept):
         with pytest.raises(RemoteChanged):
             fetched(remote, file, tmp_path)
     shards.read.clear()
-    now = remote.stat(stays.path, stays.version)
+    now = remote.stat(kept.path, kept.version)
     assert fetched(remote, now, tmp_path) == b"9999"
     with pytest.raises(RemoteMissing):
-        remote.stat(goes.path, goes.version)
+        remote.stat(removed.path, removed.version)
     assert shards.read == ["shards/2.tar"]
     shards.delete("shards/2.tar")
     with pytest.raises(RemoteMissing):
-        remote.stat(stays.path, stays.version)
+        remote.stat(kept.path, kept.version)
     with pytest.raises(RemoteError):
-        remote.stat(stays.path)
+        remote.stat(kept.path)
 
 
 @pytest.mark.promise(35)
-def test_an_edited_function_reads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_function_reads_all_archives_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = Shards(tmp_path)
     codes = iter("aab")
     monkeypatch.setattr(Function, "code", lambda _: next(codes))
@@ -285,9 +285,9 @@ def test_an_edited_function_reads_anew(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.promise(35)
-def test_where_no_version_is_told_archives_are_read_each_time(tmp_path: Path) -> None:
+def test_archives_without_a_version_are_read_by_each_listing(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
-    shards.tells_version = False
+    shards.has_versions = False
     files = listed(shards.members())
     assert listed(shards.members()).keys() == files.keys() == NAMES.keys()
     assert len(shards.read) == 2 * len(SHARDS)
@@ -295,7 +295,7 @@ def test_where_no_version_is_told_archives_are_read_each_time(tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["file", "memory", "rclone_s3", "moto_s3", "http"])
 @pytest.mark.parametrize("by_library", [False, True])
-def test_members_in_every_store(
+def test_members_are_fetched_from_every_kind_of_store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, by_library: bool
 ) -> None:
     if by_library:
@@ -318,7 +318,7 @@ def test_members_in_every_store(
         spec = RemoteSpec(f"{web.url}members/" if web else str(folder))
     remote = open_remote(replace(spec, members=TAR, cache=tmp_path / "cache"))
     files = listed(remote)
-    if kind == "http":  # of one that sends whole files only
+    if kind == "http":  # this server sends whole files only
         with pytest.raises(RemoteError, match="sends whole files only; use one that has ranges"):
             fetched(remote, files["x/z"], tmp_path)
         return

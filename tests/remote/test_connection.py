@@ -1,4 +1,4 @@
-"""The client that speaks HTTP/1.1 itself, against servers that misbehave: bytes by a socket, each answer as told."""
+"""The HTTP/1.1 client against servers that misbehave: tests write the bytes of each response to a socket."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ BODY = bytes(range(256)) * 40
 SECRET = "the-signature"
 HEAD = b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: "1"\r\n\r\n' % len(BODY)
 
-KeyPage = Callable[[socket.socket, int], object]
-"""Given the line, and the number of the request on it from 0; hangs up where that returns True."""
+Answer = Callable[[socket.socket, int], object]
+"""Answers request number N (from 0) of a connection. The server closes the connection if it returns True."""
 
 
 class Server:
-    """Answers each request in the way of `answer`. heads: what was asked, for each line."""
+    """Answers each request by `answer`. requests: the heads of the requests, by connection."""
 
     def __init__(self, family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.0.1") -> None:
-        self.answer: KeyPage = lambda line, _: line.sendall(HEAD + BODY)
-        self.heads: list[list[bytes]] = []
+        self.answer: Answer = lambda client, _: client.sendall(HEAD + BODY)
+        self.requests: list[list[bytes]] = []
         self.gate = threading.Event()
         self._listening = socket.socket(family)
         self._listening.bind((host, 0))
         self._listening.listen()
         self.port = self._listening.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self.port}/x?sig={SECRET}"
-        self._lines: list[socket.socket] = []
+        netloc = f"[{host}]" if ":" in host else host
+        self.url = f"http://{netloc}:{self.port}/x?sig={SECRET}"
+        self._sockets: list[socket.socket] = []
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         with suppress(OSError):
             while True:
-                line, _ = self._listening.accept()
-                self._lines.append(line)
-                self.heads.append([])
-                threading.Thread(target=self._serve, args=[line, self.heads[-1]], daemon=True).start()
+                client, _ = self._listening.accept()
+                self._sockets.append(client)
+                self.requests.append([])
+                threading.Thread(target=self._serve, args=[client, self.requests[-1]], daemon=True).start()
 
-    def _serve(self, line: socket.socket, heads: list[bytes]) -> None:
-        with suppress(OSError), line:
-            got = b""
-            while more := line.recv(1 << 16):
-                got += more
-                if b"\r\n\r\n" in got:
-                    heads.append(got)
-                    got = b""
-                    if self.answer(line, len(heads) - 1) is True:
-                        line.shutdown(socket.SHUT_RDWR)
+    def _serve(self, client: socket.socket, heads: list[bytes]) -> None:
+        with suppress(OSError), client:
+            received = b""
+            while data := client.recv(1 << 16):
+                received += data
+                if b"\r\n\r\n" in received:
+                    heads.append(received)
+                    received = b""
+                    if self.answer(client, len(heads) - 1) is True:
+                        client.shutdown(socket.SHUT_RDWR)
                         return
 
     def close(self) -> None:
         self.gate.set()
         self._listening.shutdown(socket.SHUT_RDWR)
-        for line in [self._listening, *self._lines]:
-            line.close()
+        for each in [self._listening, *self._sockets]:
+            each.close()
 
 
 @pytest.fixture
@@ -89,25 +89,25 @@ def target(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def got(connection: Connection, url: str, target: int) -> bytes:
-    """What a GET brings, of which each byte is told once."""
-    told: list[int] = []
+def get(connection: Connection, url: str, target: int) -> bytes:
+    """The body of a GET; the callback must report each byte once."""
+    reported: list[int] = []
     os.ftruncate(target, 0)
     response = connection.send(HttpRequest(url), {})
-    connection.copy(response, target, 0, lambda piece: told.append(len(piece)))
-    assert sum(told) == response.length
+    connection.copy(response, target, 0, lambda piece: reported.append(len(piece)))
+    assert sum(reported) == response.length
     return os.pread(target, 1 << 20, 0)
 
 
-def slowly(line: socket.socket, *pieces: bytes) -> None:
-    """Each in a segment of its own."""
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def send_segments(client: socket.socket, *pieces: bytes) -> None:
+    """Send each piece as a TCP segment of its own."""
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for piece in pieces:
-        line.sendall(piece)
+        client.sendall(piece)
         time.sleep(0.002)
 
 
-def test_segments_may_end_anywhere(server: Server, connection: Connection, target: int) -> None:
+def test_responses_may_be_split_into_segments_anywhere(server: Server, connection: Connection, target: int) -> None:
     whole = HEAD + BODY
     end = len(HEAD)
     cuts = [
@@ -120,61 +120,65 @@ def test_segments_may_end_anywhere(server: Server, connection: Connection, targe
         [len(whole) - 1],
     ]
     for at in cuts:
-        places = [0, *at, len(whole)]
-        pieces = [whole[start:stop] for start, stop in pairwise(places)]
-        server.answer = lambda line, _, pieces=pieces: slowly(line, *pieces)  # type: ignore[misc]
-        assert got(connection, server.url, target) == BODY
-    assert [len(heads) for heads in server.heads] == [len(cuts)], "one connection serves all"
+        bounds = [0, *at, len(whole)]
+        pieces = [whole[start:stop] for start, stop in pairwise(bounds)]
+        server.answer = lambda client, _, pieces=pieces: send_segments(client, *pieces)  # type: ignore[misc]
+        assert get(connection, server.url, target) == BODY
+    assert [len(heads) for heads in server.requests] == [len(cuts)], "one connection is used for all"
 
 
-@pytest.mark.parametrize("room", [0, 1, 5, 100])
-def test_a_head_that_fills_the_buffer(server: Server, target: int, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    monkeypatch.setattr(module, "BUFFER_BYTES", len(HEAD) + room)
+@pytest.mark.parametrize("extra", [0, 1, 5, 100])
+def test_a_head_that_almost_fills_the_buffer_is_read(
+    server: Server, target: int, monkeypatch: pytest.MonkeyPatch, extra: int
+) -> None:
+    monkeypatch.setattr(module, "BUFFER_BYTES", len(HEAD) + extra)
     connection = Connection()
-    assert got(connection, server.url, target) == BODY
+    assert get(connection, server.url, target) == BODY
     connection.close()
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_head_without_an_end(server: Server, connection: Connection, ends: bool) -> None:
+def test_a_head_over_the_size_limit_is_refused(server: Server, connection: Connection, ends: bool) -> None:
     fill = b"X: " + b"x" * module.HEAD_BYTES_MAX
-    server.answer = lambda line, _: line.sendall(b"HTTP/1.1 200 OK\r\n" + fill + (b"\r\n\r\n" if ends else b""))
+    server.answer = lambda client, _: client.sendall(b"HTTP/1.1 200 OK\r\n" + fill + (b"\r\n\r\n" if ends else b""))
     with pytest.raises(FallBack, match="without an end"):
         connection.send(HttpRequest(server.url), {})
 
 
 def test_a_long_head_is_read(server: Server, connection: Connection, target: int) -> None:
     more = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 100) for number in range(500))
-    server.answer = lambda line, _: line.sendall(HEAD[:-2] + more + b"\r\n" + BODY)
-    assert got(connection, server.url, target) == BODY
+    server.answer = lambda client, _: client.sendall(HEAD[:-2] + more + b"\r\n" + BODY)
+    assert get(connection, server.url, target) == BODY
 
 
 CLOSES = {
     "of HTTP/1.0": HEAD.replace(b"1.1", b"1.0"),
     "close": HEAD[:-2] + b"Connection: close\r\n\r\n",
     "Close": HEAD[:-2] + b"CONNECTION: Upgrade, Close\r\n\r\n",
-    "close in a line of its own": HEAD[:-2] + b"Connection: x\r\nConnection: close\r\n\r\n",
+    "second header": HEAD[:-2] + b"Connection: x\r\nConnection: close\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("head", CLOSES.values(), ids=CLOSES.keys())
-def test_a_connection_that_is_not_kept(server: Server, connection: Connection, target: int, head: bytes) -> None:
-    server.answer = lambda line, _: line.sendall(head + BODY)
+def test_a_connection_that_the_server_will_close_is_not_reused(
+    server: Server, connection: Connection, target: int, head: bytes
+) -> None:
+    server.answer = lambda client, _: client.sendall(head + BODY)
     for _ in range(2):
-        assert got(connection, server.url, target) == BODY
-    assert [len(heads) for heads in server.heads] == [1, 1]
+        assert get(connection, server.url, target) == BODY
+    assert [len(heads) for heads in server.requests] == [1, 1]
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_more_than_was_told_is_not_taken_for_the_next_answer(
+def test_bytes_beyond_the_length_are_not_read_as_the_next_response(
     server: Server, connection: Connection, target: int, later: bool
 ) -> None:
     forged = HEAD + b"F" * len(BODY)
 
     sent = threading.Event()
 
-    def answer(line: socket.socket, _: int) -> None:
-        slowly(line, HEAD + BODY, forged) if later else line.sendall(HEAD + BODY + forged)
+    def answer(client: socket.socket, _: int) -> None:
+        send_segments(client, HEAD + BODY, forged) if later else client.sendall(HEAD + BODY + forged)
         sent.set()
 
     server.answer = answer
@@ -183,9 +187,9 @@ def test_more_than_was_told_is_not_taken_for_the_next_answer(
         connection.copy(response, target, 0, lambda _: None)
         sent.wait()
     else:
-        assert got(connection, server.url, target) == BODY
-    assert got(connection, server.url, target) == BODY
-    assert len(server.heads) == 2
+        assert get(connection, server.url, target) == BODY
+    assert get(connection, server.url, target) == BODY
+    assert len(server.requests) == 2
 
 
 LENGTHS = {
@@ -202,8 +206,8 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("line", LENGTHS.values(), ids=LENGTHS.keys())
-def test_an_answer_whose_length_is_not_told(server: Server, connection: Connection, line: bytes) -> None:
-    server.answer = lambda to, _: to.sendall(b"HTTP/1.1 200 OK\r\n" + line + b"\r\n\r\n")
+def test_a_response_without_a_valid_length_has_length_none(server: Server, connection: Connection, line: bytes) -> None:
+    server.answer = lambda client, _: client.sendall(b"HTTP/1.1 200 OK\r\n" + line + b"\r\n\r\n")
     response = connection.send(HttpRequest(server.url), {})
     assert (response.status, response.length) == (200, None)
 
@@ -225,18 +229,20 @@ HEADS = [
 
 
 @pytest.mark.parametrize("head", HEADS, ids=range(len(HEADS)))
-def test_what_is_no_http(server: Server, connection: Connection, target: int, head: bytes) -> None:
+def test_a_response_that_is_not_http_is_refused(
+    server: Server, connection: Connection, target: int, head: bytes
+) -> None:
     answer = server.answer
-    server.answer = lambda line, _: line.sendall(head)
+    server.answer = lambda client, _: client.sendall(head)
     with pytest.raises(FallBack):
         connection.send(HttpRequest(server.url), {})
     server.answer = answer
-    assert got(connection, server.url, target) == BODY, "and it is over with that"
+    assert get(connection, server.url, target) == BODY, "the next request works"
 
 
-def test_how_a_head_is_read(server: Server, connection: Connection) -> None:
+def test_status_and_headers_are_parsed(server: Server, connection: Connection) -> None:
     lines = b"A: 1\r\nB:\t two words \r\na: 3\r\nEmpty:\r\nLatin: \xe9\r\nContent-Length: 0\r\n\r\n"
-    server.answer = lambda line, _: line.sendall(b"HTTP/1.1 404 Not Found at all\r\n" + lines)
+    server.answer = lambda client, _: client.sendall(b"HTTP/1.1 404 Not Found at all\r\n" + lines)
     response = connection.send(HttpRequest(server.url), {})
     headers = {"a": "1, 3", "b": "two words", "empty": "", "latin": "é", "content-length": "0"}
     assert response == HttpResponse(404, "Not Found at all", headers, 0, False, True)
@@ -244,7 +250,7 @@ def test_how_a_head_is_read(server: Server, connection: Connection) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", HEAD, HEAD + BODY[:100]], ids=["-", "half", "head", "body"])
 @pytest.mark.parametrize("ends", ["silence", "hang-up", "reset"])
-def test_an_answer_that_does_not_end(
+def test_an_incomplete_response_fails_without_a_retry(
     server: Server,
     connection: Connection,
     target: int,
@@ -254,75 +260,77 @@ def test_an_answer_that_does_not_end(
 ) -> None:
     monkeypatch.setattr(module, "READ_TIMEOUT_S", 1 if ends == "silence" else 30)
 
-    def answer(line: socket.socket, _: int) -> bool:
-        line.sendall(sent)
+    def answer(client: socket.socket, _: int) -> bool:
+        client.sendall(sent)
         if ends == "reset":
             time.sleep(0.02)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            line.close()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.close()
         elif ends == "silence":
             server.gate.wait()
         return True
 
     server.answer = answer
     with pytest.raises(ConnectionFailed) as caught:
-        got(connection, server.url, target)
+        get(connection, server.url, target)
     if ends == "silence":
         assert "silent" in str(caught.value)
     elif ends == "hang-up" and sent.startswith(HEAD):
         assert f"{len(BODY) - len(sent) + len(HEAD)} bytes are missing" in str(caught.value)
     assert SECRET not in str(caught.value)
-    assert [len(heads) for heads in server.heads] == [1], "trying again is not its business"
+    assert [len(heads) for heads in server.requests] == [1], "retries are left to the caller"
 
 
-def test_a_kept_connection_that_is_closed_is_opened_anew_once(
+def test_a_kept_connection_that_the_server_closed_is_reopened_once(
     server: Server, connection: Connection, target: int
 ) -> None:
-    assert got(connection, server.url, target) == BODY
+    assert get(connection, server.url, target) == BODY
     server.answer = lambda *_: True
     with pytest.raises(ConnectionFailed, match="hung up"):
         connection.send(HttpRequest(server.url), {})
-    assert [len(heads) for heads in server.heads] == [2, 1]
-    server.answer = lambda line, number: line.sendall(HEAD + BODY)
-    assert got(connection, server.url, target) == BODY
-    assert got(connection, server.url, target) == BODY
-    assert [len(heads) for heads in server.heads] == [2, 1, 2]
+    assert [len(heads) for heads in server.requests] == [2, 1]
+    server.answer = lambda client, number: client.sendall(HEAD + BODY)
+    assert get(connection, server.url, target) == BODY
+    assert get(connection, server.url, target) == BODY
+    assert [len(heads) for heads in server.requests] == [2, 1, 2]
 
 
-def test_a_kept_connection_that_falls_silent_is_not_asked_again(
+def test_a_kept_connection_that_falls_silent_is_not_retried(
     server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READ_TIMEOUT_S", 1)
-    assert got(connection, server.url, target) == BODY
+    assert get(connection, server.url, target) == BODY
     server.answer = lambda *_: server.gate.wait()
     with pytest.raises(ConnectionFailed, match="silent"):
         connection.send(HttpRequest(server.url), {})
-    assert [len(heads) for heads in server.heads] == [2]
+    assert [len(heads) for heads in server.requests] == [2]
 
 
-def test_what_is_left_of_an_answer_is_not_read_as_the_next(server: Server, connection: Connection, target: int) -> None:
+def test_the_rest_of_a_response_is_not_read_as_the_next_one(
+    server: Server, connection: Connection, target: int
+) -> None:
     def fail(_: memoryview) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
         connection.copy(connection.send(HttpRequest(server.url), {}), target, 0, fail)
-    connection.send(HttpRequest(server.url), {})  # whose body nobody reads
-    assert got(connection, server.url, target) == BODY
-    assert [len(heads) for heads in server.heads] == [1, 1, 1]
+    connection.send(HttpRequest(server.url), {})  # its body is not read
+    assert get(connection, server.url, target) == BODY
+    assert [len(heads) for heads in server.requests] == [1, 1, 1]
 
 
 def test_a_head_request_has_no_body(server: Server, connection: Connection, target: int) -> None:
-    server.answer = lambda line, number: line.sendall(HEAD if number == 0 else HEAD + BODY)
+    server.answer = lambda client, number: client.sendall(HEAD if number == 0 else HEAD + BODY)
     assert connection.send(HttpRequest(server.url, method="HEAD"), {}).length == len(BODY)
-    assert got(connection, server.url, target) == BODY
-    assert [[head.split()[0] for head in heads] for heads in server.heads] == [[b"HEAD", b"GET"]]
+    assert get(connection, server.url, target) == BODY
+    assert [[head.split()[0] for head in heads] for heads in server.requests] == [[b"HEAD", b"GET"]]
 
 
-def test_any_address_of_a_host_will_do(
+def test_addresses_of_a_host_are_tried_until_one_connects(
     server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and does not listen
+        closed.bind(("127.0.0.1", 0))  # but does not listen
         ports = [closed.getsockname()[1]] * 3 + [server.port]
         kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
         found = [(socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", ports[0], 0, 0))]
@@ -330,15 +338,15 @@ def test_any_address_of_a_host_will_do(
             socket, "getaddrinfo", lambda *_, **__: [*found, *((*kind, ("127.0.0.1", port)) for port in ports)]
         )
         for _ in range(3):
-            assert got(connection, f"http://store.example/x?sig={SECRET}", target) == BODY
+            assert get(connection, f"http://store.example/x?sig={SECRET}", target) == BODY
             connection.close()
         ports.pop()
         with pytest.raises(ConnectionFailed, match="refused"):
             connection.send(HttpRequest(server.url), {})
-    assert server.heads[0][0].startswith(f"GET /x?sig={SECRET} HTTP/1.1\r\nHost: store.example\r\n".encode())
+    assert server.requests[0][0].startswith(f"GET /x?sig={SECRET} HTTP/1.1\r\nHost: store.example\r\n".encode())
 
 
-def test_work_is_spread_over_a_hosts_addresses(monkeypatch: pytest.MonkeyPatch, target: int) -> None:
+def test_connections_are_spread_over_the_addresses_of_a_host(monkeypatch: pytest.MonkeyPatch, target: int) -> None:
     servers = [Server() for _ in range(3)]
     kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
     monkeypatch.setattr(
@@ -346,38 +354,38 @@ def test_work_is_spread_over_a_hosts_addresses(monkeypatch: pytest.MonkeyPatch, 
     )
     for _ in range(40):
         connection = Connection()
-        got(connection, "http://store.example/x", target)
+        get(connection, "http://store.example/x", target)
         connection.close()
-    counts = [len(server.heads) for server in servers]
+    counts = [len(server.requests) for server in servers]
     for server in servers:
         server.close()
     assert min(counts) > 0, counts
 
 
-def test_an_address_of_ipv6(connection: Connection, target: int) -> None:
+def test_an_ipv6_address_works(connection: Connection, target: int) -> None:
     try:
         server = Server(socket.AF_INET6, "::1")
     except OSError:
         pytest.skip("no IPv6 here")
-    assert got(connection, server.url, target) == BODY
+    assert get(connection, server.url, target) == BODY
     server.close()
-    assert re.search(rb"\r\nHost: \[::1\]:\d+\r\n", server.heads[0][0])
+    assert re.search(rb"\r\nHost: \[::1\]:\d+\r\n", server.requests[0][0])
 
 
-def test_another_server_is_another_connection(server: Server, connection: Connection, target: int) -> None:
+def test_a_connection_switches_between_servers(server: Server, connection: Connection, target: int) -> None:
     other = Server()
-    other.answer = lambda line, _: line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother")
+    other.answer = lambda client, _: client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother")
     for _ in range(2):
-        assert got(connection, server.url, target) == BODY
-        assert got(connection, other.url, target) == b"other"
+        assert get(connection, server.url, target) == BODY
+        assert get(connection, other.url, target) == b"other"
     other.close()
 
 
-def test_how_a_request_is_written(server: Server, connection: Connection) -> None:
+def test_a_request_is_written_with_its_headers(server: Server, connection: Connection) -> None:
     url = server.url.partition("/x")[0]
     for more, line in ((f"/a%20b?c=d&sig={SECRET}#part", f"/a%20b?c=d&sig={SECRET}"), ("", "/"), ("?q", "/?q")):
         connection.send(HttpRequest(url + more, {"X-Key": "k"}), {"Range": "bytes=0-9"})
-        sent = server.heads[-1][-1]
+        sent = server.requests[-1][-1]
         assert sent.startswith(f"GET {line} HTTP/1.1\r\n".encode())
         assert b"\r\nX-Key: k\r\n" in sent
         assert b"\r\nRange: bytes=0-9\r\n" in sent
@@ -405,7 +413,7 @@ INJECTED = [
 
 @pytest.mark.parametrize(("target", "headers"), INJECTED, ids=range(len(INJECTED)))
 @pytest.mark.parametrize("more", [False, True])
-def test_nothing_can_be_smuggled_into_a_request(
+def test_urls_and_headers_cannot_inject_into_a_request(
     server: Server, connection: Connection, target: str, headers: dict[str, str], more: bool
 ) -> None:
     url = server.url.partition("/x")[0] + target + f"&sig={SECRET}"
@@ -414,19 +422,21 @@ def test_nothing_can_be_smuggled_into_a_request(
         connection.send(
             HttpRequest(url, secret if more else secret | headers), headers if more else {"Range": "bytes=0-"}
         )
-    assert server.heads == []
+    assert server.requests == []
     assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
 @pytest.mark.parametrize("url", ["http:///x", "http://h\r\nEvil: 1/x"])
-def test_a_host_that_is_none(connection: Connection, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it is not looked for"))
+def test_an_invalid_host_is_refused_without_a_lookup(
+    connection: Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("the host was looked up"))
     with pytest.raises(FallBack):
         connection.send(HttpRequest(url + f"?sig={SECRET}"), {})
 
 
 @pytest.mark.parametrize("failure", [socket.gaierror(-2, "Name or service not known"), ConnectionRefusedError("no")])
-def test_no_failure_tells_a_secret(connection: Connection, failure: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_contain_no_secret(connection: Connection, failure: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise failure
 
@@ -437,15 +447,15 @@ def test_no_failure_tells_a_secret(connection: Connection, failure: OSError, mon
     assert SECRET not in f"{caught.value!r} {caught.value} {request!r} {request}"
 
 
-def test_a_read_can_be_ended_from_another_thread(server: Server, connection: Connection, target: int) -> None:
-    asked = threading.Event()
+def test_another_thread_can_interrupt_a_read(server: Server, connection: Connection, target: int) -> None:
+    requested = threading.Event()
 
     def answer(*_: object) -> None:
-        asked.set()
+        requested.set()
         server.gate.wait()
 
     def interrupt() -> None:
-        asked.wait()
+        requested.wait()
         connection.interrupt()
 
     server.answer = answer
@@ -454,11 +464,11 @@ def test_a_read_can_be_ended_from_another_thread(server: Server, connection: Con
         connection.send(HttpRequest(server.url), {})
     connection.close()
     connection.interrupt()
-    server.answer = lambda line, _: line.sendall(HEAD + BODY)
-    assert got(connection, server.url, target) == BODY
+    server.answer = lambda client, _: client.sendall(HEAD + BODY)
+    assert get(connection, server.url, target) == BODY
 
 
-def test_a_full_disk_is_no_servers_fault(
+def test_a_full_disk_raises_the_os_error(
     server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -466,12 +476,12 @@ def test_a_full_disk_is_no_servers_fault(
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
-        got(connection, server.url, target)
+        get(connection, server.url, target)
 
 
-def test_short_writes_go_on(
+def test_short_writes_are_continued(
     server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, piece, at: real(fd, piece[:100], at))
-    assert got(connection, server.url, target) == BODY
+    assert get(connection, server.url, target) == BODY

@@ -1,4 +1,4 @@
-"""growfs/remote/protocol.py is the contract; here every kind of remote is held to it."""
+"""The contract of growfs/remote/protocol.py, tested with every kind of remote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from growfs.remote import digest, open_remote, preload
 from growfs.remote.digest import Digest
 from growfs.remote.file import open_seekable
 from growfs.remote.protocol import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteSpec
-from tests.remote.fake import FakeRemote
+from tests.remote.fake_remote import FakeRemote
 
 FILES = {
     "a.bin": os.urandom(300_000),
@@ -48,37 +48,39 @@ CHANGED = ("a.bin", "train/cat/1.jpg")
 
 @dataclass
 class Place:
-    """A remote, and how to change what it holds behind its back. open: the same remote by a client of its own."""
+    """A remote, and functions that change its content on the server. open: the same remote with a new client."""
 
     remote: Remote
     open: Callable[[], Remote]
     put: Callable[[str, bytes], None]
     delete: Callable[[str], None]
-    open_again: Callable[[str], Remote]  # at a folder below
+    open_folder: Callable[[str], Remote]
     sizes_listed: bool = True
     has_ranges: bool = True
 
 
-SERVED = ("rclone", "moto", "http")
+SERVERS = ("rclone", "moto", "http")
 
 
-@pytest.fixture(scope="module", params=["fake", "memory", "file", *SERVED, *(f"{kind} by library" for kind in SERVED)])
+@pytest.fixture(
+    scope="module", params=["fake", "memory", "file", *SERVERS, *(f"{kind} by library" for kind in SERVERS)]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(autouse=True)
-def as_of_this_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def configured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "kind" in request.fixturenames and request.getfixturevalue("kind").endswith(" by library"):
         monkeypatch.setattr("growfs.remote.http.download.RangeDownloader.fetch", lambda *_: None)
-    monkeypatch.setattr("growfs.remote.digest.PART_BYTES", 50_000)
-    monkeypatch.setattr(
-        "growfs.remote.http.download._has_validator", lambda _: True
-    )  # these files are of this very second
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", 50_000)
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", 50_000)
+    # The files are of the current second, so the store's own times would not do as validators.
+    monkeypatch.setattr("growfs.remote.http.download._has_validator", lambda _: True)
 
 
 def place(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """An empty one."""
+    """An empty Place."""
     kind = kind.removesuffix(" by library")
     name = uuid.uuid4().hex
     if kind == "fake":
@@ -111,7 +113,7 @@ def place(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     def put(path: str, data: bytes) -> None:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
-        if kind == "http":  # its versions have whole seconds
+        if kind == "http":  # its versions are in whole seconds
             os.utime(folder / path, (len(data), len(data)))
 
     url = f"file://{folder}" if is_local else request.getfixturevalue("http_folder").url + name
@@ -137,13 +139,13 @@ def stored(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 @pytest.fixture
 def filled(stored: Place) -> Place:
-    """The same, with a client of the test's own: it remembers what the server cannot do."""
+    """The same Place with a new client, because a client remembers what the server cannot do."""
     return replace(stored, remote=stored.open())
 
 
 @pytest.fixture
 def changing(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Those of FILES that a test changes, for it alone."""
+    """A new Place with the files of CHANGED, which the test may change."""
     changing = place(kind, request, tmp_path_factory)
     for path in CHANGED:
         changing.put(path, FILES[path])
@@ -160,24 +162,24 @@ def listed(pages: list[Page]) -> dict[str, RemoteFile]:
     files = [file for page in pages for file in page.files]
     assert not [skipped for page in pages for skipped in page.skipped]
     found = {file.path: file for file in files}
-    assert len(found) == len(files), "a path came twice"
+    assert len(found) == len(files), "a path is listed twice"
     return found
 
 
-def test_listing_is_complete_and_paged(filled: Place) -> None:
+def test_a_listing_is_complete_and_paged(filled: Place) -> None:
     pages = list(filled.remote.pages())
     assert set(listed(pages)) == set(FILES)
     assert all(len(page.files) <= 5 for page in pages)
 
 
-def test_listing_goes_on_from_each_cursor(filled: Place) -> None:
+def test_a_listing_resumes_from_each_cursor(filled: Place) -> None:
     pages = list(filled.remote.pages())
     for done, page in enumerate(pages, 1):
         rest = listed(list(filled.remote.pages(page.cursor)))
         assert set(rest) == set(FILES) - {file.path for page in pages[:done] for file in page.files}
 
 
-def test_listing_tells_what_stat_tells(filled: Place) -> None:
+def test_a_listing_agrees_with_stat(filled: Place) -> None:
     for path, file in listed(list(filled.remote.pages())).items():
         now = filled.remote.stat(path)
         assert now.size == len(FILES[path])
@@ -187,45 +189,43 @@ def test_listing_tells_what_stat_tells(filled: Place) -> None:
             assert file == now
 
 
-def test_fetch_brings_each_file_bit_for_bit(filled: Place, tmp_path: Path) -> None:
+def test_fetch_copies_each_file_bit_for_bit(filled: Place, tmp_path: Path) -> None:
     target = tmp_path / "target"
     for path, file in listed(list(filled.remote.pages())).items():
         target.write_bytes(b"what was here before" * 20_000)
-        told: list[int] = []
-        fetched = filled.remote.fetch(FetchTask(file, target, told.append))
+        reported: list[int] = []
+        fetched = filled.remote.fetch(FetchTask(file, target, reported.append))
         assert target.read_bytes() == FILES[path], path
-        assert sum(told) == len(FILES[path])
+        assert sum(reported) == len(FILES[path])
         assert fetched == filled.remote.stat(path)
 
 
 @pytest.mark.parametrize(
     "part", [ByteRange(0, 1000), ByteRange(123_457, 120_000), ByteRange(299_999, 1), ByteRange(0, 300_000)]
 )
-def test_a_part_of_a_file_comes_alone(filled: Place, tmp_path: Path, part: ByteRange) -> None:
+def test_fetch_of_a_byte_range_copies_only_that(filled: Place, tmp_path: Path, part: ByteRange) -> None:
     file, target = filled.remote.stat("a.bin"), tmp_path / "target"
-    told: list[int] = []
-    passed = Digest()
+    reported: list[int] = []
+    computed = Digest()
     if not filled.has_ranges and part.size < 300_000:
         with pytest.raises(RemoteError, match="whole files only"):
-            filled.remote.fetch(FetchTask(file, target, told.append, passed, part))
+            filled.remote.fetch(FetchTask(file, target, reported.append, computed, part))
         return
-    assert filled.remote.fetch(FetchTask(file, target, told.append, passed, part)) == file
+    assert filled.remote.fetch(FetchTask(file, target, reported.append, computed, part)) == file
     assert target.read_bytes() == FILES["a.bin"][part.offset : part.offset + part.size]
-    assert sum(told) == part.size
-    assert passed.bytes == 0 or passed.text() == digest.of(target)
+    assert sum(reported) == part.size
+    assert computed.bytes == 0 or computed.text() == digest.of(target)
 
 
 @pytest.mark.parametrize("content", [b"x" * 300_001, b"short"])
-def test_a_part_of_another_version_is_not_taken_for_the_listed_one(
-    changing: Place, tmp_path: Path, content: bytes
-) -> None:
+def test_a_byte_range_of_another_version_is_refused(changing: Place, tmp_path: Path, content: bytes) -> None:
     file = changing.remote.stat("a.bin")
     changing.put("a.bin", content)
     with pytest.raises(RemoteChanged):
         changing.remote.fetch(FetchTask(file, tmp_path / "target", byte_range=ByteRange(1000, 10)))
 
 
-def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> None:
+def test_an_exception_in_progress_ends_the_fetch(filled: Place, tmp_path: Path) -> None:
     file = filled.remote.stat("a.bin")
 
     def progress(_: int) -> None:
@@ -235,7 +235,7 @@ def test_what_progress_raises_ends_the_fetch(filled: Place, tmp_path: Path) -> N
         filled.remote.fetch(FetchTask(file, tmp_path / "target", progress))
 
 
-def test_another_version_is_not_taken_for_the_listed_one(changing: Place, tmp_path: Path) -> None:
+def test_another_version_than_the_listed_one_is_refused(changing: Place, tmp_path: Path) -> None:
     file = changing.remote.stat("train/cat/1.jpg")
     changing.put("train/cat/1.jpg", b"quite another cat")
     with pytest.raises(RemoteChanged):
@@ -246,7 +246,7 @@ def test_another_version_is_not_taken_for_the_listed_one(changing: Place, tmp_pa
     assert (tmp_path / "target").read_bytes() == b"quite another cat"
 
 
-def test_a_file_that_is_gone_is_missing(changing: Place, tmp_path: Path) -> None:
+def test_a_deleted_file_is_missing(changing: Place, tmp_path: Path) -> None:
     file = changing.remote.stat("a.bin")
     changing.delete("a.bin")
     with pytest.raises(RemoteMissing):
@@ -256,7 +256,7 @@ def test_a_file_that_is_gone_is_missing(changing: Place, tmp_path: Path) -> None
     assert "a.bin" not in listed(list(changing.remote.pages()))
 
 
-def test_a_listing_shows_what_was_added_since(changing: Place) -> None:
+def test_a_listing_includes_new_files(changing: Place) -> None:
     list(changing.remote.pages())
     changing.put("train/new/1.jpg", b"new")
     assert set(listed(list(changing.remote.pages()))) == {*CHANGED, "train/new/1.jpg"}
@@ -264,10 +264,10 @@ def test_a_listing_shows_what_was_added_since(changing: Place) -> None:
 
 def test_a_root_that_does_not_exist_is_missing(filled: Place) -> None:
     with pytest.raises(RemoteMissing):
-        list(filled.open_again("no such folder").pages())
+        list(filled.open_folder("no such folder").pages())
 
 
-def test_a_full_disk_is_no_error_of_the_remote(filled: Place) -> None:
+def test_a_full_disk_raises_the_os_error(filled: Place) -> None:
     with pytest.raises(OSError, match="No space left"):
         filled.remote.fetch(FetchTask(filled.remote.stat("a.bin"), Path("/dev/full")))
 
@@ -275,16 +275,16 @@ def test_a_full_disk_is_no_error_of_the_remote(filled: Place) -> None:
 @pytest.mark.parametrize(
     "url", ["s3://bucket/x", "/tmp", "memory://x", "https://host/folder/", "https://host/list.txt"]
 )
-def test_preload_starts_nothing(url: str) -> None:
+def test_preload_starts_no_thread(url: str) -> None:
     import threading
 
     before = set(threading.enumerate())
     preload(RemoteSpec(url))
     open_remote(RemoteSpec(url))
-    assert set(threading.enumerate()) <= before  # a server's of the test before may end meanwhile
+    assert set(threading.enumerate()) <= before  # a server thread of the last test may end in between
 
 
-def test_open_reads_each_file_from_anywhere(filled: Place) -> None:
+def test_open_reads_each_file_from_any_position(filled: Place) -> None:
     for path, file in listed(list(filled.remote.pages())).items():
         content = FILES[path]
         with open_seekable(filled.remote, file) as source:
@@ -298,7 +298,7 @@ def test_open_reads_each_file_from_anywhere(filled: Place) -> None:
             assert source.read() == content[-5:]
 
 
-def test_open_is_of_the_version_that_was_listed(changing: Place) -> None:
+def test_open_refuses_another_version_than_the_listed_one(changing: Place) -> None:
     file = changing.remote.stat("train/cat/1.jpg")
     changing.put("train/cat/1.jpg", b"quite another cat")
     with pytest.raises(RemoteChanged):
@@ -308,7 +308,7 @@ def test_open_is_of_the_version_that_was_listed(changing: Place) -> None:
         open_seekable(changing.remote, file)
 
 
-def test_what_changes_while_it_is_read_is_noticed(changing: Place) -> None:
+def test_a_file_that_changes_while_it_is_read_is_noticed(changing: Place) -> None:
     with open_seekable(changing.remote, changing.remote.stat("a.bin")) as source:
         source.read(10)
         changing.put("a.bin", os.urandom(400_000))

@@ -1,4 +1,4 @@
-"""What goes wrong out there, and the one line that people read about it."""
+"""Errors of remotes: each is translated to its class and a one-line message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote
-from tests.remote.fake import FakeRemote
+from tests.remote.fake_remote import FakeRemote
 from tests.servers import S3Server, free_port, serving
 
 SECRET = "very/secret+value="
@@ -54,7 +54,7 @@ def error_of(spec: RemoteSpec) -> GrowfsError:
 
 
 @pytest.mark.parametrize("kind", ["moto", "rclone"])
-def test_no_such_bucket(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_missing_bucket_is_reported(kind: str, request: pytest.FixtureRequest) -> None:
     server: S3Server = request.getfixturevalue(f"{kind}_s3")
     spec = RemoteSpec("s3://no-such-bucket/x", server.storage_options, server.endpoint_url)
     error = error_of(spec)
@@ -62,20 +62,20 @@ def test_no_such_bucket(kind: str, request: pytest.FixtureRequest) -> None:
     assert "no such bucket; check the name and --endpoint-url" in str(error)
 
 
-def test_wrong_keys(rclone_s3: S3Server) -> None:
+def test_wrong_keys_are_denied(rclone_s3: S3Server) -> None:
     error = error_of(rclone_s3.spec(storage_options={"key": "growfs-access", "secret": SECRET}))
     assert isinstance(error, RemoteDenied)
     assert "credentials are wrong" in str(error)
     assert isinstance(error_of(rclone_s3.spec(storage_options={"key": "nobody-known", "secret": SECRET})), RemoteDenied)
 
 
-def test_no_keys(rclone_s3: S3Server) -> None:
+def test_missing_keys_are_denied(rclone_s3: S3Server) -> None:
     error = error_of(rclone_s3.spec(storage_options={}))
     assert isinstance(error, RemoteDenied)
     assert "no credentials found; set AWS_ACCESS_KEY_ID" in str(error)
 
 
-def test_access_denied(moto_s3: S3Server) -> None:
+def test_a_private_bucket_is_denied(moto_s3: S3Server) -> None:
     import boto3
 
     keys = {"aws_access_key_id": moto_s3.access_key, "aws_secret_access_key": moto_s3.secret_key}
@@ -87,7 +87,7 @@ def test_access_denied(moto_s3: S3Server) -> None:
         S3Remote(RemoteSpec("s3://private", {}, moto_s3.endpoint_url, anon=True)).stat("x")
 
 
-def test_unreachable(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_busy(tmp_path: Path) -> None:
     port = free_port()
     options = {"key": "growfs-access", "secret": SECRET}
     assert isinstance(error_of(RemoteSpec("s3://b", options, f"http://127.0.0.1:{port}")), RemoteBusy)
@@ -110,7 +110,7 @@ def open_once(spec: RemoteSpec) -> Any:
         ("memory://h/", {"endpoint_url": "http://x"}, "--endpoint-url makes no sense for memory://"),
     ],
 )
-def test_usage(url: str, more: dict[str, Any], message: str) -> None:
+def test_options_that_make_no_sense_are_usage_errors(url: str, more: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_remote(RemoteSpec(url, **more))
 
@@ -118,7 +118,7 @@ def test_usage(url: str, more: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("url", "package"), [("gs://b", "gcsfs"), ("abfs://c", "adlfs"), ("hf://d", "huggingface_hub")]
 )
-def test_missing_package(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError, match=f"pip install {package}"):
         open_remote(RemoteSpec(url))
@@ -138,13 +138,13 @@ def test_options_reach_each_store() -> None:
         options(RemoteSpec("az://b", {}, "http://store.example"))
 
 
-def test_an_unknown_storage_option(rclone_s3: S3Server) -> None:
+def test_an_unknown_storage_option_is_named(rclone_s3: S3Server) -> None:
     spec = rclone_s3.spec(storage_options={**rclone_s3.storage_options, "no_such": SECRET})
     assert "no_such" in str(error_of(spec))
 
 
 class Faulty(http.server.BaseHTTPRequestHandler):
-    """Answers with what is next in `answers`: a status, or a body; then with an empty listing."""
+    """Answers with the next (status, body) of `answers`, and with an empty listing when none is left."""
 
     answers: list[tuple[int, bytes]] = []  # noqa: RUF012
     seen: list[str] = []  # noqa: RUF012
@@ -189,15 +189,15 @@ def xml(code: str) -> bytes:
         (400, "Odd", RemoteError),
     ],
 )
-def test_s3_answers(faulty: RemoteSpec, status: int, code: str, kind: type[GrowfsError]) -> None:
+def test_each_s3_error_is_translated(faulty: RemoteSpec, status: int, code: str, kind: type[GrowfsError]) -> None:
     Faulty.answers[:] = [(status, xml(code))] * 3
     assert type(error_of(faulty)) is kind
     by_library = [target for target in Faulty.seen if "X-Amz-Signature" not in target]
-    assert len(by_library) == (status not in BUSY_STATUSES), "s3fs or botocore tried again on its own"
+    assert len(by_library) == (status not in BUSY_STATUSES), "s3fs or botocore retried on its own"
     assert len(Faulty.seen) == len(by_library) + 1
 
 
-def test_retrying_until_it_works(faulty: RemoteSpec, caplog: pytest.LogCaptureFixture) -> None:
+def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog: pytest.LogCaptureFixture) -> None:
     Faulty.answers[:] = [(503, xml("SlowDown")), (429, xml("TooManyRequests"))]
     delays: list[float] = []
     with caplog.at_level(logging.WARNING):
@@ -207,7 +207,7 @@ def test_retrying_until_it_works(faulty: RemoteSpec, caplog: pytest.LogCaptureFi
     assert SECRET not in caplog.text
 
 
-def test_cut_short(faulty: RemoteSpec, tmp_path: Path) -> None:
+def test_a_body_that_is_cut_short_is_busy(faulty: RemoteSpec, tmp_path: Path) -> None:
     class Short(Faulty):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -222,7 +222,7 @@ def test_cut_short(faulty: RemoteSpec, tmp_path: Path) -> None:
         )
 
 
-def test_retrying_gives_up_and_lets_other_errors_pass(tmp_path: Path) -> None:
+def test_retries_are_limited_and_only_for_busy_errors(tmp_path: Path) -> None:
     fake = FakeRemote()
     fake.put("a", b"x")
     remote = RetryingRemote(fake, sleep=lambda _: None)
@@ -235,7 +235,7 @@ def test_retrying_gives_up_and_lets_other_errors_pass(tmp_path: Path) -> None:
     assert len(fake.calls) == TRIES_MAX + 1
 
 
-def test_a_listing_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_retried_listing_resumes_where_it_failed(tmp_path: Path) -> None:
     fake = FakeRemote(page_files=1)
     for name in "abc":
         fake.put(name, b"x")
@@ -249,13 +249,13 @@ def test_progress_counts_no_byte_twice(tmp_path: Path) -> None:
     fake = FakeRemote(chunk_bytes=10)
     fake.put("a", bytes(95))
     fake.fail("chunk", None, None, None, RemoteBusy("cut"), None, RemoteBusy("cut"))
-    told: list[int] = []
-    RetryingRemote(fake, sleep=lambda _: None).fetch(FetchTask(fake.stat("a"), tmp_path / "target", told.append))
-    assert sum(told) == 95
+    reported: list[int] = []
+    RetryingRemote(fake, sleep=lambda _: None).fetch(FetchTask(fake.stat("a"), tmp_path / "target", reported.append))
+    assert sum(reported) == 95
     assert (tmp_path / "target").stat().st_size == 95
 
 
-def test_client_messages_are_scrubbed() -> None:
+def test_secrets_are_removed_from_client_messages() -> None:
     cause = ConnectionResetError(f"GET https://me:{SECRET}@h/x?X-Amz-Signature=abc with {SECRET}\nand more")
     message = str(translate(cause, f"https://me:{SECRET}@h/x", "http", {SECRET}))
     assert "abc" not in message
@@ -263,7 +263,7 @@ def test_client_messages_are_scrubbed() -> None:
     assert message.startswith("https://h/x: cannot reach the server (GET https://h/x?X-Amz-Signature=*** with ***")
 
 
-def test_a_precondition_that_failed_is_a_change() -> None:
+def test_a_failed_precondition_means_the_file_changed() -> None:
     error = OSError("x")
     error.response = {"ResponseMetadata": {"HTTPStatusCode": 412}}  # type: ignore[attr-defined]
     assert type(translate(error, "s3://b/x", "s3")) is RemoteChanged

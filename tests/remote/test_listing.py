@@ -1,4 +1,4 @@
-"""A bucket that is listed by several readers side by side: against real servers, and against one that misbehaves."""
+"""Parallel listing of a bucket: by real servers, and by one that misbehaves."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from growfs.remote.http.download import FALLBACKS_MAX
 from growfs.remote.protocol import Page, Remote, RemoteFile
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.wrappers.retry import RetryingRemote
-from tests.remote.store import s3
-from tests.s3.proxy import before
+from tests.remote.fake_store import s3
+from tests.s3.proxy import proxy_to
 from tests.servers import S3Server, serving
 
 PAGE = 5
@@ -39,53 +39,57 @@ def paths(pages: Iterator[Page]) -> list[str]:
 
 
 @dataclass
-class Bucket:
-    """A server that lists `names` in their own order, a page at a time. fault: the status of a request, None if good.
+class FakeBucket:
+    """A server that lists `names` in the order given, in pages.
 
-    heeds: whether it begins where it is asked to; refuses: it answers 400 instead.
-    busiest: how many requests were under way at once.
+    honors_start_after: whether a listing begins after start-after; rejects_start_after: it answers 400 instead.
+    fault: maps the number of a request to the status of an error, None if there is none.
+    queries: the query of each request, in order. peak: the most requests that were in flight at once.
     """
 
     names: list[str]
-    heeds: bool = True
-    refuses: bool = False
+    honors_start_after: bool = True
+    rejects_start_after: bool = False
     delay_s: float = 0.0
     fault: Callable[[int], int | None] = lambda _: None
-    asked: list[dict[str, str]] = field(default_factory=list)
-    under_way: int = 0
-    busiest: int = 0
+    queries: list[dict[str, str]] = field(default_factory=list)
+    in_flight: int = 0
+    peak: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, query: dict[str, str]) -> tuple[int, str]:
         with self.lock:
-            number = len(self.asked)
-            self.asked.append(query)
-            self.under_way += 1
-            self.busiest = max(self.busiest, self.under_way)
+            number = len(self.queries)
+            self.queries.append(query)
+            self.in_flight += 1
+            self.peak = max(self.peak, self.in_flight)
         time.sleep(self.delay_s)
         with self.lock:
-            self.under_way -= 1
-        if status := self.fault(number) or (400 if self.refuses and "start-after" in query else None):
+            self.in_flight -= 1
+        if status := self.fault(number) or (400 if self.rejects_start_after and "start-after" in query else None):
             return status, "<Error><Code>Odd</Code></Error>"
         begin = 0
         if token := query.get("continuation-token"):
             begin = int(token)
-        elif self.heeds and (after := query.get("start-after")):
+        elif self.honors_start_after and (after := query.get("start-after")):
             begin = next((at for at, name in enumerate(self.names) if name > after), len(self.names))
         end = begin + int(query["max-keys"])
-        told = "".join(
+        contents = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>1</Size><ETag>&quot;e&quot;</ETag></Contents>"
             for name in self.names[begin:end]
         )
         more = end < len(self.names)
         token = f"<NextContinuationToken>{end}</NextContinuationToken>" if more else ""
-        return 200, f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{told}</ListBucketResult>"
+        return (
+            200,
+            f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{contents}</ListBucketResult>",
+        )
 
 
 @pytest.fixture
-def shown() -> Iterator[Callable[[Bucket], S3Remote]]:
-    """Shows a Bucket; gives the remote."""
-    bucket: Bucket
+def serve() -> Iterator[Callable[[FakeBucket], S3Remote]]:
+    """Serves a FakeBucket; returns the remote of it."""
+    bucket: FakeBucket
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -103,137 +107,137 @@ def shown() -> Iterator[Callable[[Bucket], S3Remote]]:
 
     with serving(Handler) as url:
 
-        def show(one: Bucket) -> S3Remote:
+        def start(fake: FakeBucket) -> S3Remote:
             nonlocal bucket
-            bucket = one
+            bucket = fake
             return s3(url)
 
-        yield show
+        yield start
 
 
-Shown = Callable[[Bucket], S3Remote]
+Serve = Callable[[FakeBucket], S3Remote]
 
 
 @pytest.mark.parametrize("kind", ["rclone", "moto"])
-def test_real_servers_are_read_side_by_side(request: pytest.FixtureRequest, kind: str) -> None:
+def test_real_servers_are_listed_in_parallel(request: pytest.FixtureRequest, kind: str) -> None:
     server: S3Server = request.getfixturevalue(f"{kind}_s3")
     prefix = uuid4().hex
     for name in NAMES:
         server.put(f"{prefix}/{name}", b"x")
-    with before(server.endpoint_url) as proxy:
+    with proxy_to(server.endpoint_url) as proxy:
         remote = S3Remote(server.spec(prefix, endpoint_url=proxy.url))
         assert sorted(paths(remote.pages())) == sorted(NAMES)
-        targets = [asked.target for asked in proxy.asked]
+        targets = [sent.target for sent in proxy.requests]
     assert any("start-after" in target for target in targets)
     assert len(targets) < len(NAMES) / PAGE * 1.6
 
 
-def test_a_page_costs_one_request(shown: Shown) -> None:
-    remote = shown(bucket := Bucket(NAMES[:PAGE]))
+def test_a_single_page_takes_one_request(serve: Serve) -> None:
+    remote = serve(bucket := FakeBucket(NAMES[:PAGE]))
     assert paths(remote.pages()) == NAMES[:PAGE]
-    assert len(bucket.asked) == 1
+    assert len(bucket.queries) == 1
 
 
-def test_requests_are_under_way_at_once_but_not_from_the_beginning(shown: Shown) -> None:
-    remote = shown(bucket := Bucket(NAMES, delay_s=0.02))
+def test_requests_are_parallel_after_the_first_pages(serve: Serve) -> None:
+    remote = serve(bucket := FakeBucket(NAMES, delay_s=0.02))
     assert sorted(paths(remote.pages())) == NAMES
-    assert bucket.busiest > 1
-    assert not [asked for asked in bucket.asked[:4] if "start-after" in asked]
+    assert bucket.peak > 1
+    assert not [query for query in bucket.queries[:4] if "start-after" in query]
 
 
-def test_the_first_page_waits_for_no_other(rclone_s3: S3Server) -> None:
+def test_the_first_page_does_not_wait_for_others(rclone_s3: S3Server) -> None:
     prefix = uuid4().hex
     for name in NAMES[:50]:
         rclone_s3.put(f"{prefix}/{name}", b"x")
-    with before(rclone_s3.endpoint_url) as proxy:
-        proxy.hold(lambda asked: len(proxy.asked) > 1)
+    with proxy_to(rclone_s3.endpoint_url) as proxy:
+        proxy.hold(lambda _: len(proxy.requests) > 1)
         pages = S3Remote(rclone_s3.spec(prefix, endpoint_url=proxy.url)).pages()
         assert len(next(pages).files) == PAGE
-        proxy.let_go()
+        proxy.release()
         assert len(paths(pages)) == 45
 
 
-def test_a_reader_that_goes_away_ends_all_threads(shown: Shown) -> None:
-    def ours() -> list[threading.Thread]:
+def test_closing_the_listing_ends_all_threads(serve: Serve) -> None:
+    def reading_threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if "_read_ranges" in thread.name]
 
-    remote = shown(Bucket(NAMES, delay_s=0.02))
+    remote = serve(FakeBucket(NAMES, delay_s=0.02))
     pages = remote.pages()
     for _ in range(20):
         next(pages)
-    assert len(ours()) > 1
+    assert len(reading_threads()) > 1
     pages.close()  # type: ignore[attr-defined]
-    for thread in ours():
+    for thread in reading_threads():
         thread.join(20)
-    assert not ours()
+    assert not reading_threads()
 
 
-def test_what_nobody_takes_is_not_read(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_not_read_far_ahead_of_the_consumer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.remote.stores.s3.parallel_lister.PAGES_MAX", 8)
-    remote = shown(bucket := Bucket(NAMES))
+    remote = serve(bucket := FakeBucket(NAMES))
     pages = remote.pages()
-    told = paths(itertools.islice(pages, 12))
+    first = paths(itertools.islice(pages, 12))
     time.sleep(0.3)
-    assert len(bucket.asked) <= (12 + 8) * 1.6
-    assert sorted(told + paths(pages)) == NAMES
+    assert len(bucket.queries) <= (12 + 8) * 1.6
+    assert sorted(first + paths(pages)) == NAMES
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_a_busy_server_is_asked_by_fewer_and_loses_nothing(shown: Shown, status: int) -> None:
-    remote = shown(bucket := Bucket(NAMES, delay_s=0.01))
-    bucket.fault = lambda _: status if bucket.under_way >= 3 else None
+def test_a_busy_server_gets_fewer_requests_at_once_and_no_key_is_lost(serve: Serve, status: int) -> None:
+    remote = serve(bucket := FakeBucket(NAMES, delay_s=0.01))
+    bucket.fault = lambda _: status if bucket.in_flight >= 3 else None
     delays: list[float] = []
     assert sorted(paths(RetryingRemote(remote, sleep=delays.append).pages())) == NAMES
     assert remote._concurrency.limit < 8
 
 
-def test_errors_in_between_lose_nothing(shown: Shown) -> None:
+def test_errors_midway_lose_no_key(serve: Serve) -> None:
     chance = random.Random(3)
-    remote = shown(Bucket(NAMES, fault=lambda _: 503 if chance.random() < 0.3 else None))
-    told = paths(RetryingRemote(remote, sleep=lambda _: None).pages())
-    assert sorted(told) == NAMES
+    remote = serve(FakeBucket(NAMES, fault=lambda _: 503 if chance.random() < 0.3 else None))
+    found = paths(RetryingRemote(remote, sleep=lambda _: None).pages())
+    assert sorted(found) == NAMES
 
 
-def test_what_was_under_way_is_told_before_an_error(shown: Shown) -> None:
-    remote = shown(bucket := Bucket(NAMES, delay_s=0.01, fault=lambda number: 403 if number >= 40 else None))
-    remote._listing_fallbacks = FALLBACKS_MAX  # the library does not ask again
+def test_pages_in_flight_are_returned_before_an_error_is_raised(serve: Serve) -> None:
+    remote = serve(bucket := FakeBucket(NAMES, delay_s=0.01, fault=lambda number: 403 if number >= 40 else None))
+    remote._listing_fallbacks = FALLBACKS_MAX  # no plain GETs: the library would repeat each that is denied
     seen: list[Page] = []
     with pytest.raises(RemoteDenied):
         seen.extend(remote.pages())
-    told = paths(iter(seen))
-    assert len(told) >= 20 * PAGE
+    found = paths(iter(seen))
+    assert len(found) >= 20 * PAGE
     bucket.fault = lambda _: None
-    assert sorted(told + paths(remote.pages(seen[-1].cursor))) == NAMES
+    assert sorted(found + paths(remote.pages(seen[-1].cursor))) == NAMES
 
 
-def test_a_server_that_stays_busy_is_told(shown: Shown) -> None:
+def test_a_server_that_stays_busy_raises_busy(serve: Serve) -> None:
     with pytest.raises(RemoteBusy):
-        paths(shown(Bucket(NAMES, fault=lambda number: 503 if number > 20 else None)).pages())
+        paths(serve(FakeBucket(NAMES, fault=lambda number: 503 if number > 20 else None)).pages())
 
 
-@pytest.mark.parametrize("refuses", [True, False])
-def test_a_server_that_begins_elsewhere_than_asked(shown: Shown, refuses: bool) -> None:
-    remote = shown(bucket := Bucket(NAMES, heeds=False, refuses=refuses))
+@pytest.mark.parametrize("rejects", [True, False])
+def test_a_server_that_ignores_or_rejects_start_after_is_listed(serve: Serve, rejects: bool) -> None:
+    remote = serve(bucket := FakeBucket(NAMES, honors_start_after=False, rejects_start_after=rejects))
     assert paths(remote.pages()) == NAMES
-    assert any("start-after" in asked for asked in bucket.asked), "or nothing was tried"
+    assert any("start-after" in query for query in bucket.queries), "no parallel request was tried"
 
 
-@pytest.mark.parametrize("heeds", [True, False])
-def test_a_server_with_an_order_of_its_own(shown: Shown, heeds: bool) -> None:
+@pytest.mark.parametrize("honors_start_after", [True, False])
+def test_a_server_that_lists_in_another_order_is_listed_sequentially(serve: Serve, honors_start_after: bool) -> None:
     names = random.Random(5).sample(NAMES, len(NAMES))
-    remote = shown(bucket := Bucket(names, heeds))
+    remote = serve(bucket := FakeBucket(names, honors_start_after))
     assert paths(remote.pages()) == names
-    assert len(bucket.asked) == len(NAMES) / PAGE + 1
+    assert len(bucket.queries) == len(NAMES) / PAGE + 1
 
 
-def test_a_server_whose_order_shows_late_loses_nothing(shown: Shown) -> None:
-    """As if it went through folders: what lies in one comes before names that go on with a lesser character than /."""
+def test_a_wrong_order_that_is_noticed_late_loses_no_key(serve: Serve) -> None:
+    """The server walks folders: it lists d3/ before `d3-1`, although "-" sorts before "/"."""
     names = sorted([*NAMES, *(f"d3-{number}" for number in range(20))], key=lambda name: name.split("/"))
-    assert set(paths(shown(Bucket(names)).pages())) == set(names)
+    assert set(paths(serve(FakeBucket(names)).pages())) == set(names)
 
 
 @pytest.mark.parametrize("by_library", [False, True])
-def test_names_that_xml_cannot_carry(moto_s3: S3Server, by_library: bool) -> None:
+def test_names_that_xml_cannot_represent_are_listed(moto_s3: S3Server, by_library: bool) -> None:
     prefix = f"odd names & more+{by_library}"
     for name in ODD_NAMES:
         moto_s3.put(f"{prefix}/{name}", b"x")
@@ -244,7 +248,7 @@ def test_names_that_xml_cannot_carry(moto_s3: S3Server, by_library: bool) -> Non
 
 
 @pytest.mark.parametrize("kind", ["rclone", "moto"])
-def test_the_library_tells_the_same(request: pytest.FixtureRequest, kind: str) -> None:
+def test_the_library_lists_the_same_files(request: pytest.FixtureRequest, kind: str) -> None:
     server: S3Server = request.getfixturevalue(f"{kind}_s3")
     prefix = uuid4().hex
     for name in NAMES[:20]:
@@ -260,27 +264,29 @@ def test_the_library_tells_the_same(request: pytest.FixtureRequest, kind: str) -
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "<html></html>", "<ListBucketResult><Contents/></ListBucketResult>"])
-def test_what_is_no_listing_is_left_to_the_library(shown: Shown, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    remote = shown(bucket := Bucket(NAMES))
+def test_a_response_that_is_no_listing_is_left_to_the_library(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    remote = serve(bucket := FakeBucket(NAMES))
     real = bucket.answer
     monkeypatch.setattr(bucket, "answer", lambda query: (200, body) if "X-Amz-Signature" in query else real(query))
     assert sorted(paths(remote.pages())) == NAMES
     assert remote._listing_fallbacks == FALLBACKS_MAX
 
 
-def test_a_process_that_may_start_no_more_threads(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_is_complete_when_no_more_threads_can_start(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
-    def one(self: threading.Thread) -> None:
+    def start_one(self: threading.Thread) -> None:
         if "_read_ranges" in self.name:
             if started:
                 raise RuntimeError("can't start new thread")
             started.append(self)
         start(self)
 
-    monkeypatch.setattr(threading.Thread, "start", one)
-    assert sorted(paths(shown(Bucket(NAMES)).pages())) == NAMES
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    assert sorted(paths(serve(FakeBucket(NAMES)).pages())) == NAMES
 
 
 def test_an_empty_prefix_is_missing(moto_s3: S3Server) -> None:

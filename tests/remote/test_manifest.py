@@ -1,3 +1,5 @@
+"""Manifests: text lists and tables that name the files of a remote."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,18 +26,18 @@ def listed(root: Path, manifest: Path, text: str) -> list[RemoteFile]:
     return [file for page in remote.pages() for file in page.files]
 
 
-def test_text(data: Path, tmp_path: Path) -> None:
+def test_a_text_manifest_is_read(data: Path, tmp_path: Path) -> None:
     text = f"\ufeff# comment\n\na.bin\r\n./sub/b c.bin\n{data}/x\n"
     assert [file.path for file in listed(data, tmp_path / "list", text)] == ["a.bin", "sub/b c.bin", "x"]
     remote = open_remote(RemoteSpec(str(data), manifest=str(tmp_path / "list")))
     file = next(remote.pages()).files[0]
     assert file == RemoteFile("a.bin", None, None, "")
-    told: list[int] = []
-    assert remote.fetch(FetchTask(file, tmp_path / "target", told.append)) == remote.stat("a.bin")
-    assert sum(told) == 10
+    reported: list[int] = []
+    assert remote.fetch(FetchTask(file, tmp_path / "target", reported.append)) == remote.stat("a.bin")
+    assert sum(reported) == 10
 
 
-def test_table(data: Path, tmp_path: Path) -> None:
+def test_a_table_manifest_is_read(data: Path, tmp_path: Path) -> None:
     text = 'Path,size,mtime,etag,label\na.bin,10,2024-01-02T03:04:05Z,"""abc""",cat\n"sub/b c.bin",,,,\n'
     assert listed(data, tmp_path / "list.csv", text) == [
         RemoteFile("a.bin", 10, 1704164645 * 10**9, "abc"),
@@ -56,7 +58,9 @@ def test_bad_names_are_skipped_and_counted(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["list.txt", "list.csv"])
-def test_pages_go_on_from_each_cursor(data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_resumes_from_each_cursor(
+    data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
     paths = [f"{number}.bin" for number in range(50)]
     (tmp_path / name).write_text("\n".join(["path", *paths]))
@@ -87,12 +91,12 @@ def test_errors_name_the_line(data: Path, tmp_path: Path, name: str, text: str, 
         listed(data, tmp_path / name, text)
 
 
-def test_no_manifest(data: Path, tmp_path: Path) -> None:
+def test_a_missing_manifest_is_named(data: Path, tmp_path: Path) -> None:
     with pytest.raises(RemoteMissing, match=r"nope\.csv"):
         list(open_remote(RemoteSpec(str(data), manifest=f"{tmp_path}/nope.csv")).pages())
 
 
-def test_manifest_in_the_store_itself(moto_s3: S3Server, tmp_path: Path) -> None:
+def test_a_manifest_may_be_in_the_store_itself(moto_s3: S3Server, tmp_path: Path) -> None:
     moto_s3.put("m/list.csv", b"path\ndata/1.bin\n")
     moto_s3.put("m/data/1.bin", b"one")
     remote = open_remote(moto_s3.spec("m", manifest=f"s3://{moto_s3.bucket}/m/list.csv"))
@@ -103,7 +107,7 @@ def test_manifest_in_the_store_itself(moto_s3: S3Server, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text"), [("list.txt", "{url}sub/b%20c\nx y\n"), ("list.csv", "path\nsub/b c\nx y\n")]
 )
-def test_a_url_of_a_list_is_a_manifest(http_folder: WebFolder, tmp_path: Path, name: str, text: str) -> None:
+def test_the_url_of_a_list_is_read_as_a_manifest(http_folder: WebFolder, tmp_path: Path, name: str, text: str) -> None:
     folder = http_folder.folder / "listed"
     (folder / "sub").mkdir(parents=True, exist_ok=True)
     (folder / "sub/b c").write_bytes(b"bc")

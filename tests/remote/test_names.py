@@ -1,3 +1,5 @@
+"""Which paths are accepted, which are filtered, and how URLs and timestamps are parsed."""
+
 from __future__ import annotations
 
 import os
@@ -24,7 +26,7 @@ def test_an_accepted_path_stays_below_its_base(path: str) -> None:
         return
     joined = os.path.normpath(os.path.join("/base/folder", path))
     assert joined.startswith("/base/folder/")
-    assert joined == "/base/folder/" + path, "another spelling of some other path"
+    assert joined == "/base/folder/" + path, "two paths name one file"
     assert not joined.startswith("/base/folder/.growfs/")
     assert joined != "/base/folder/.growfs"
     assert b"\0" not in os.fsencode(joined)
@@ -49,7 +51,7 @@ def test_an_accepted_path_stays_below_its_base(path: str) -> None:
         ("é" * 127, None),
     ],
 )
-def test_reasons(path: str, reason: str | None) -> None:
+def test_each_invalid_path_has_its_reason(path: str, reason: str | None) -> None:
     assert reason_to_skip(path) == reason
 
 
@@ -65,7 +67,7 @@ def test_reasons(path: str, reason: str | None) -> None:
         ("s3://bucket/a@b", "s3://bucket/a@b"),
     ],
 )
-def test_redact(url: str, shown: str | None) -> None:
+def test_secrets_are_removed_from_urls(url: str, shown: str | None) -> None:
     assert redact(url) == (shown or "https://h/a?X-Amz-Signature=***&part=1&X-Amz-Credential=***")
 
 
@@ -73,17 +75,17 @@ def test_redact(url: str, shown: str | None) -> None:
     "when",
     ["2024-01-02T03:04:05Z", "2024-01-02 03:04:05+00:00", "Tue, 02 Jan 2024 03:04:05 GMT", 1704164645, "1704164645.0"],
 )
-def test_times(when: str | int) -> None:
+def test_timestamps_of_each_format_are_parsed(when: str | int) -> None:
     assert to_ns(when) == 1704164645 * 10**9
 
 
-def test_times_with_fractions_and_none() -> None:
+def test_fractions_are_kept_and_invalid_timestamps_are_none() -> None:
     assert to_ns("2024-01-02T03:04:05.1Z") == to_ns(1704164645.1) == 1704164645_100_000_000
     assert to_ns("2024-01-02T03:04:05.123456789Z") == 1704164645_123_456_000
     assert to_ns("yesterday") is to_ns(None) is to_ns("") is to_ns("nan") is None
 
 
-def test_filter() -> None:
+def test_the_path_filter_includes_and_excludes() -> None:
     paths = PathFilter(["*.jpg", "/top/"], ["**/bad/**", "!bad/good.jpg"])
     assert paths.matches("a/b.jpg")
     assert paths.matches("top/x.txt")

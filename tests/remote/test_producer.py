@@ -1,4 +1,4 @@
-"""A remote whose files are made: what of the contract of remotes it keeps, and how makers are handled."""
+"""A remote with a producer: which parts of the contract of remotes it keeps, and how producer processes are handled."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TREE = {"a/one.bin": os.urandom(3000), "a/two.tar.gz": b"", "zero": b"0", "odd/Ã
 
 
 def spec(folder: Path, function: str = "backwards", rename: str | None = None, **more: object) -> RemoteSpec:
-    told = Producer(Function.parse(f"{FUNCTIONS}:{function}", str(folder)), rename, 20.0, 1 << 30, 1)
-    return RemoteSpec(str(folder), producer=told)
+    producer = Producer(Function.parse(f"{FUNCTIONS}:{function}", str(folder)), rename, 20.0, 1 << 30, 1)
+    return RemoteSpec(str(folder), producer=producer)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def files(remote: Remote) -> dict[str, RemoteFile]:
 
 
 @pytest.mark.parametrize("rename", [None, "made/{stem}.x"])
-def test_each_file_is_made_of_its_own(folder: Path, tmp_path: Path, rename: str | None) -> None:
+def test_each_file_is_produced_from_its_source(folder: Path, tmp_path: Path, rename: str | None) -> None:
     remote = open_remote(spec(folder, rename=rename))
     found = files(remote)
     assert len(found) == len(TREE)
@@ -52,20 +52,24 @@ def test_each_file_is_made_of_its_own(folder: Path, tmp_path: Path, rename: str 
         stem = path.rpartition(".")[0] or path
         file = found[f"made/{stem}.x" if rename else path]
         assert file.size is None
-        told: list[int] = []
-        made = remote.fetch(FetchTask(file, tmp_path / "partial" / "1", told.append))
+        reported: list[int] = []
+        produced = remote.fetch(FetchTask(file, tmp_path / "partial" / "1", reported.append))
         assert (tmp_path / "partial" / "1").read_bytes() == content[::-1]
-        assert sum(told) == len(content) == made.size
-        assert (made.path, made.version, made.mtime_ns) == (file.path, file.version, os.stat(folder / path).st_mtime_ns)
+        assert sum(reported) == len(content) == produced.size
+        assert (produced.path, produced.version, produced.mtime_ns) == (
+            file.path,
+            file.version,
+            os.stat(folder / path).st_mtime_ns,
+        )
     scratch = [path for path in (tmp_path / "partial").iterdir() if path.is_dir()]
-    assert len(scratch) == 1  # one process made them all
+    assert len(scratch) == 1  # one process produced all files
     assert not list(scratch[0].iterdir())
 
 
 @pytest.mark.promise(40)
-def test_a_source_that_changed_or_went_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_changed_or_deleted_source_is_reported(folder: Path, tmp_path: Path) -> None:
     remote = open_remote(spec(folder, rename="{stem}.x"))
-    file, gone = files(remote)["a/one.x"], files(remote)["zero.x"]
+    file, deleted = files(remote)["a/one.x"], files(remote)["zero.x"]
     (folder / "a/one.bin").write_bytes(b"another")
     (folder / "zero").unlink()
     with pytest.raises(RemoteChanged):
@@ -73,12 +77,12 @@ def test_a_source_that_changed_or_went_is_told(folder: Path, tmp_path: Path) -> 
     now = remote.stat(file.path, file.version)
     assert now == files(remote)[file.path] != file
     with pytest.raises(RemoteMissing):
-        remote.fetch(FetchTask(gone, tmp_path / "partial" / "1"))
+        remote.fetch(FetchTask(deleted, tmp_path / "partial" / "1"))
     with pytest.raises(RemoteMissing):
-        remote.stat(gone.path, gone.version)
+        remote.stat(deleted.path, deleted.version)
 
 
-def test_what_progress_raises_ends_the_function(folder: Path, tmp_path: Path) -> None:
+def test_an_exception_in_progress_ends_the_function(folder: Path, tmp_path: Path) -> None:
     (folder / "hangs.bin").touch()
     remote = open_remote(spec(folder, "troubled"))
 
@@ -93,7 +97,9 @@ def test_what_progress_raises_ends_the_function(folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.promise(40)
-def test_a_function_that_fails_has_its_tries(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_function_is_retried_and_reported(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (folder / "raises.bin").touch()
     remote = open_remote(spec(folder, "troubled"))
     with pytest.raises(NotMade, match=r"raises.bin: .*:troubled: ValueError: no sense in this one; .* 2 tries"):
@@ -101,14 +107,14 @@ def test_a_function_that_fails_has_its_tries(folder: Path, tmp_path: Path, capfd
     assert capfd.readouterr().err.count("in troubled") == 2
 
 
-def test_a_function_that_is_not_there(folder: Path) -> None:
+def test_a_missing_function_is_a_usage_error(folder: Path) -> None:
     for function in ("nothing", "STEP"):
         with pytest.raises(UsageError, match=function):
             check(spec(folder, function))
     assert check(RemoteSpec(str(folder))) is None
 
 
-def test_samples(tmp_path: Path) -> None:
+def test_generated_samples_are_numbered(tmp_path: Path) -> None:
     sample = Function.parse(f"{FUNCTIONS}:sample", "/")
     producer = Producer(sample, "{index:02d}.x", 20.0, 1 << 30, 0, seed=5, count=120)
     remote = open_remote(RemoteSpec("py:x:y", producer=producer))
@@ -129,21 +135,21 @@ def test_samples(tmp_path: Path) -> None:
             open_remote(RemoteSpec("py:x:y", producer=Producer(sample, wrong, 1, 1, 0, seed=0)))
 
 
-def packed() -> Iterator[tuple[str, bytes]]:
+def compressed() -> Iterator[tuple[str, bytes]]:
     yield "gunzip", gzip.compress(b"what is in it" * 1000)
     yield "unxz", lzma.compress(b"what is in it" * 1000)
     zstd = pytest.importorskip("backports.zstd")
     yield "unzstd", zstd.compress(b"what is in it" * 1000)
 
 
-def test_ready_made_ones_unpack() -> None:
-    for name, content in packed():
+def test_ready_made_producers_decompress() -> None:
+    for name, content in compressed():
         out = BytesIO()
         getattr(producers, name)(BytesIO(content), out)
         assert out.getvalue() == b"what is in it" * 1000, name
 
 
-def test_ready_made_ones_resize() -> None:
+def test_ready_made_producers_resize_images() -> None:
     image = pytest.importorskip("PIL.Image")
     source, out = BytesIO(), BytesIO()
     image.new("RGB", (1000, 500)).save(source, "JPEG")
@@ -152,7 +158,7 @@ def test_ready_made_ones_resize() -> None:
     assert image.open(out).format == "JPEG"
 
 
-def test_produced_is_behind_the_one_interface(folder: Path) -> None:
+def test_a_produced_remote_offers_no_open(folder: Path) -> None:
     assert isinstance(open_remote(spec(folder)), ProducedRemote)
     with pytest.raises(Exception, match="only be fetched"):
         open_remote(spec(folder)).open(RemoteFile("zero", None, None, ""))

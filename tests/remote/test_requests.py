@@ -1,4 +1,4 @@
-"""What is asked of a store by a plain GET: signatures, passwords, proxies, and that no secret of it is seen."""
+"""The plain GETs that are sent to a store: signatures, passwords and proxies, and that no secret is exposed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from growfs.remote.http.download import HttpError
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from tests.remote.store import DATA, FILE, KEYS, SMALL, Show, Store, fetched, s3
+from tests.remote.fake_store import DATA, FILE, KEYS, SMALL, FakeStore, Serve, fetched, s3
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 
-def test_a_signature_that_expires_is_made_anew(
-    show: Show, tmp_path: Path, library: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_expired_signature_is_renewed(
+    serve: Serve,
+    tmp_path: Path,
+    library_fetches: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = Store(DATA)
+    store = FakeStore(DATA)
     signed: list[str] = []
     real = S3Remote._request
 
@@ -32,28 +36,27 @@ def test_a_signature_that_expires_is_made_anew(
         found = real(self, path, method)
         if method == "HEAD":
             return found
-        signed.append(found.url + f"&number={len(signed)}")  # within a second, signatures are alike
+        signed.append(found.url + f"&number={len(signed)}")  # signatures of one second are equal
         return HttpRequest(signed[-1], found.headers)
 
     monkeypatch.setattr(S3Remote, "_request", request)
-    store.status = lambda asked: 403 if len(store.gets) > 5 and asked.target.endswith("number=0") else None
+    store.status = lambda request: 403 if len(store.gets) > 5 and request.target.endswith("number=0") else None
     with caplog.at_level(logging.INFO):
-        assert fetched(s3(show(store)), tmp_path) == DATA
-    assert (len(signed), library) == (2, [])
+        assert fetched(s3(serve(store)), tmp_path) == DATA
+    assert (len(signed), library_fetches) == (2, [])
     assert "X-Amz" not in caplog.text
 
 
-def test_signed_urls_are_secret(
-    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: list[str]
+def test_signed_urls_are_not_exposed(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_fetches: list[str]
 ) -> None:
     assert "secret" not in repr(HttpRequest("https://h/x?X-Amz-Signature=secret", {"Authorization": "secret"}))
-    remote = s3(show(Store(DATA)), token="the-token")
+    remote = s3(serve(FakeStore(DATA)), token="the-token")
     url = remote._request("x").url
-    monkeypatch.setattr(
-        S3Remote, "_request", lambda *_: HttpRequest(url + " \n")
-    )  # http.client quotes it when it refuses
+    invalid = HttpRequest(url + " \n")  # which the plain client refuses
+    monkeypatch.setattr(S3Remote, "_request", lambda *_: invalid)
     assert fetched(remote, tmp_path) == DATA
-    assert library == ["x"]
+    assert library_fetches == ["x"]
     for error in (ConnectionFailed(f"GET {url}"), HttpError(403, f"GET {url}")):
         message = str(translate(error, "s3://bucket/x", "s3"))
         assert not [
@@ -62,67 +65,67 @@ def test_signed_urls_are_secret(
     assert type(translate(ConnectionFailed("x"), "s3://bucket/x", "s3")) is RemoteBusy
 
 
-def test_how_s3_is_asked(show: Show, tmp_path: Path, library: list[str]) -> None:
-    store = Store(SMALL)
-    url = show(store)
+def test_s3_requests_carry_what_the_options_say(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:
+    store = FakeStore(SMALL)
+    url = serve(store)
     for options in ({}, {"token": "the-token"}, {"requester_pays": True}):
         assert fetched(s3(url, **options), tmp_path) == SMALL
     assert fetched(S3Remote(RemoteSpec("s3://bucket", {}, url, anon=True)), tmp_path) == SMALL
-    plain, token, payer, anon = store.asked
+    plain, token, payer, anon = store.requests
     assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in plain.target
     assert "X-Amz-Security-Token=the-token" in token.target
     assert "SignedHeaders=host%3Bx-amz-checksum-mode%3Bx-amz-request-payer&" in payer.target
     assert payer.headers["x-amz-request-payer"] == "requester"
     assert (anon.target.split("?"), anon.headers["Authorization"]) == (["/bucket/x"], None)
-    assert library == []
+    assert library_fetches == []
     for more in ({"s3_additional_kwargs": {"VersionId": "7"}}, {"config_kwargs": {"proxies": {"ftp": "x"}}}):
         assert fetched(s3(url, **more), tmp_path) == SMALL
-    assert library == ["x"] * 2
+    assert library_fetches == ["x"] * 2
 
 
-def test_a_bucket_in_another_region(
-    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: list[str]
+def test_requests_are_signed_for_the_region_of_the_bucket(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_fetches: list[str]
 ) -> None:
-    """With s3fs's own option; it is heeded only where the options name no server."""
-    store = Store(SMALL, more={"x-amz-bucket-region": "eu-west-1"})
-    monkeypatch.setenv("AWS_ENDPOINT_URL", show(store))
+    """By s3fs's own option, which has an effect only if the options name no server."""
+    store = FakeStore(SMALL, extra_headers={"x-amz-bucket-region": "eu-west-1"})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", serve(store))
     remote = S3Remote(RemoteSpec("s3://bucket", {**KEYS, "cache_regions": True}))
     assert fetched(remote, tmp_path) == SMALL
     assert "%2Feu-west-1%2Fs3%2F" in store.gets[-1].target
-    assert library == []
+    assert library_fetches == []
 
 
-def test_how_a_web_server_is_asked(show: Show, tmp_path: Path, library: list[str]) -> None:
-    store = Store(SMALL)
-    url = show(store).replace("://", "://me:p%40ss@") + "some%20folder/ü/"
+def test_web_requests_carry_credentials_and_headers(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:
+    store = FakeStore(SMALL)
+    url = serve(store).replace("://", "://me:p%40ss@") + "some%20folder/ü/"
     remote = HttpRemote(RemoteSpec(url, {"headers": {"X-Key": "k"}}))
     assert fetched(remote, tmp_path, RemoteFile("a b#c", None, None, "")) == SMALL
-    (asked,) = store.asked
-    assert asked.target == "/some%20folder/%C3%BC/a%20b%23c"
-    assert asked.headers["Authorization"] == "Basic bWU6cEBzcw=="  # me:p@ss
-    assert (asked.headers["X-Key"], asked.headers["Accept-Encoding"]) == ("k", "identity")
+    (request,) = store.requests
+    assert request.target == "/some%20folder/%C3%BC/a%20b%23c"
+    assert request.headers["Authorization"] == "Basic bWU6cEBzcw=="  # me:p@ss
+    assert (request.headers["X-Key"], request.headers["Accept-Encoding"]) == ("k", "identity")
     remote = HttpRemote(RemoteSpec(url, {"client_kwargs": {"trust_env": True}}))
-    assert (fetched(remote, tmp_path), library) == (SMALL, ["x"])
+    assert (fetched(remote, tmp_path), library_fetches) == (SMALL, ["x"])
 
 
-def test_no_credentials_are_the_librarys_to_tell(
-    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: list[str]
+def test_missing_credentials_are_reported_by_the_library(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_fetches: list[str]
 ) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
     with pytest.raises(RemoteDenied, match="no credentials found"):
-        S3Remote(RemoteSpec("s3://bucket", {}, show(Store(DATA)))).fetch(FetchTask(FILE, tmp_path / "target"))
-    assert library == ["x"]
+        S3Remote(RemoteSpec("s3://bucket", {}, serve(FakeStore(DATA)))).fetch(FetchTask(FILE, tmp_path / "target"))
+    assert library_fetches == ["x"]
 
 
 @pytest.mark.parametrize("exempt", [False, True])
 def test_a_proxy_is_left_to_the_library(
-    show: Show, tmp_path: Path, library: list[str], monkeypatch: pytest.MonkeyPatch, exempt: bool
+    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch, exempt: bool
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     if exempt:
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert fetched(HttpRemote(RemoteSpec(show(Store(SMALL)))), tmp_path) == SMALL
-    assert library == ([] if exempt else ["x"])
+    assert fetched(HttpRemote(RemoteSpec(serve(FakeStore(SMALL)))), tmp_path) == SMALL
+    assert library_fetches == ([] if exempt else ["x"])

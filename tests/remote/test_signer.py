@@ -1,4 +1,4 @@
-"""Signed URLs of S3: the very same that the store's library makes, and real servers take them."""
+"""Signed S3 URLs: they equal those of the store's library, and real servers accept them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.protocol import RemoteSpec
 from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.stores.s3.store import S3Remote
-from tests.remote.store import KEYS
+from tests.remote.fake_store import KEYS
 from tests.servers import S3Server
 
 ODD_KEYS = [
@@ -51,11 +51,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 
 
 @pytest.fixture(autouse=True)
-def one_second(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """In which a signature does not change."""
+def fixed_time(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Signatures are all of the same second, so that they can be compared."""
     if "server" not in request.fixturenames:
         now = datetime(2020, 11, 3, 10, tzinfo=timezone.utc)
-        for module in ("botocore.auth", "botocore.crt.auth"):  # the latter signs where awscrt is installed
+        for module in ("botocore.auth", "botocore.crt.auth"):  # the latter signs if awscrt is installed
             monkeypatch.setattr(
                 f"{module}.get_current_datetime",
                 lambda remove_tzinfo=True: now.replace(tzinfo=None) if remove_tzinfo else now,
@@ -73,7 +73,7 @@ def signer_of(bucket: str, options: dict[str, Any], endpoint_url: str | None, an
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_urls_are_those_of_the_library(case: str) -> None:
+def test_signed_urls_equal_those_of_the_library(case: str) -> None:
     signer = signer_of(*CASES[case])
     assert signer._is_plain
     for key in ODD_KEYS:
@@ -81,20 +81,20 @@ def test_urls_are_those_of_the_library(case: str) -> None:
             assert signer.request(key, method).url == signer._by_library(key, method), key
 
 
-def test_what_nobody_signs() -> None:
+def test_anonymous_urls_are_not_signed() -> None:
     signer = signer_of("bucket", {}, ENDPOINT, anon=True)
     for key in ODD_KEYS:
         assert signer.request(key).url == signer._by_library(key, "GET")
     assert (signer._is_plain, signer.request("x").url) == (True, f"{ENDPOINT}/bucket/x")
 
 
-def test_what_is_left_to_the_library() -> None:
+def test_old_signature_versions_are_left_to_the_library() -> None:
     signer = signer_of("bucket", {"config_kwargs": {"signature_version": "s3"}}, ENDPOINT)
     assert not signer._is_plain
     assert signer.request("x").url.startswith(f"{ENDPOINT}/bucket/x?AWSAccessKeyId=")
 
 
-def test_credentials_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_credentials_are_used_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = S3Remote(RemoteSpec("s3://bucket", KEYS, ENDPOINT))
     first = remote._request("x").url
     assert remote._signer
@@ -104,7 +104,7 @@ def test_credentials_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "Credential=another%2F" in remote._request("x").url
 
 
-def test_no_secret_is_seen() -> None:
+def test_no_secret_is_in_the_repr() -> None:
     signer = signer_of("bucket", {"token": "the-token"}, ENDPOINT)
     for shown in (repr(signer), repr(signer.request("x"))):
         assert not [secret for secret in ("the-token", "Signature", KEYS["secret"]) if secret in shown]
@@ -112,7 +112,9 @@ def test_no_secret_is_seen() -> None:
 
 @pytest.mark.parametrize("server", ["rclone_s3", "moto_s3"])
 @pytest.mark.parametrize("token", [None, "the/token+=="])
-def test_real_servers_take_them(server: str, token: str | None, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_real_servers_accept_signed_urls(
+    server: str, token: str | None, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     store: S3Server = request.getfixturevalue(server)
     data = b"of an odd name"
     for number, key in enumerate(["x", "a b+c&d=e?f#g%25%zz", "~'()*!;:@$,[]", "sch\xf6n/\u65e5\u672c"]):
@@ -125,11 +127,11 @@ def test_real_servers_take_them(server: str, token: str | None, request: pytest.
         assert remote._signer
         assert remote._signer._is_plain
         for method in ("GET", "HEAD"):
-            asked = remote._signer.request(path, method)
-            with urlopen(Get(asked.url, headers=asked.headers, method=method)) as answer:
+            signed = remote._signer.request(path, method)
+            with urlopen(Get(signed.url, headers=signed.headers, method=method)) as answer:
                 assert answer.read() == (data if method == "GET" else b"")
-                told = expected_checksum({name.lower(): text for name, text in answer.headers.items()})
-            assert bool(told) == (server == "moto_s3"), "which tells a CRC where it is asked to"
-            if told:
-                told.part(0).update(memoryview(data))
-                assert told.mismatch(len(data), tmp_path) is None
+                expected = expected_checksum({name.lower(): text for name, text in answer.headers.items()})
+            assert bool(expected) == (server == "moto_s3"), "moto sends a CRC if it is requested"
+            if expected:
+                expected.part(0).update(memoryview(data))
+                assert expected.mismatch(len(data), tmp_path) is None

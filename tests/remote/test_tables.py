@@ -1,3 +1,5 @@
+"""Tables as manifests: compressed with gzip, or Parquet."""
+
 from __future__ import annotations
 
 import gzip
@@ -35,19 +37,19 @@ def write_parquet(path: Path, columns: dict[str, Any], **how: Any) -> None:
     ("name", "text"),
     [("l.txt.gz", "# all\na b\nü\n"), ("l.csv.gz", "size,path\n7,a b\n,ü\n"), ("L.TSV.GZ", "path\tsize\na b\t7\nü\n")],
 )
-def test_gzip(tmp_path: Path, name: str, text: str) -> None:
+def test_gzipped_manifests_are_read(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(text.encode("utf-8-sig")))
     size = None if "txt" in name else 7
     assert listed(tmp_path / name) == [RemoteFile("a b", size, None, ""), RemoteFile("ü", None, None, "")]
 
 
-def test_gzip_that_a_server_unpacked_or_that_is_named_otherwise(tmp_path: Path) -> None:
+def test_gzip_is_recognized_by_content_and_not_by_name(tmp_path: Path) -> None:
     (tmp_path / "l.csv.gz").write_text("path\na\n")
     (tmp_path / "l.csv").write_bytes(gzip.compress(b"path\n") + gzip.compress(b"a\n"))
     assert listed(tmp_path / "l.csv.gz") == listed(tmp_path / "l.csv") == [RemoteFile("a", None, None, "")]
 
 
-def test_gzip_that_was_cut(tmp_path: Path) -> None:
+def test_truncated_or_damaged_gzip_is_refused(tmp_path: Path) -> None:
     data = gzip.compress(b"path\n" + b"a\n" * 1000)
     (tmp_path / "cut.csv.gz").write_bytes(data[:-4])
     with pytest.raises(RemoteError, match=r"cut\.csv\.gz: is cut short or damaged after line 1001; write it again"):
@@ -57,7 +59,7 @@ def test_gzip_that_was_cut(tmp_path: Path) -> None:
         listed(tmp_path / "other.csv.gz")
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_manifests_are_read(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     columns = {
         "label": ["x", "y", "z"],
@@ -96,7 +98,7 @@ def test_parquet(tmp_path: Path) -> None:
         (None, r"l\.parquet: is no whole Parquet file"),
     ],
 )
-def test_errors_in_parquet(tmp_path: Path, columns: dict[str, Any] | None, message: str) -> None:
+def test_errors_in_parquet_name_the_row(tmp_path: Path, columns: dict[str, Any] | None, message: str) -> None:
     pytest.importorskip("pyarrow")
     if columns is None:
         (tmp_path / "l.parquet").write_text("path\na\n")
@@ -106,13 +108,13 @@ def test_errors_in_parquet(tmp_path: Path, columns: dict[str, Any] | None, messa
         listed(tmp_path / "l.parquet")
 
 
-def test_without_its_package_parquet_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.remote.manifests.tables.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"l\.parquet: Parquet needs a package .*: pip install pyarrow"):
         open_remote(RemoteSpec(str(tmp_path), manifest=str(tmp_path / "l.parquet")))
 
 
-def test_of_parquet_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_needed_columns_and_rows_of_parquet_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 100)
     paths = [f"{number:05}.bin" for number in range(1000)]
     columns = {"path": paths, "picture": [path.encode() * 1000 for path in paths]}
@@ -134,10 +136,10 @@ def test_of_parquet_only_what_is_needed_is_read(tmp_path: Path, monkeypatch: pyt
     for number, page in enumerate(pages, 1):
         read.clear()
         assert [file.path for rest in remote.pages(page.cursor) for file in rest.files] == paths[number * 100 :]
-    assert sum(read) < whole - 10_000, "the footer, and none of the rows that came before"
+    assert sum(read) < whole - 10_000, "the last cursor reads the footer, but no earlier rows"
 
 
-def test_the_url_of_a_table_is_a_manifest(http_folder: WebFolder) -> None:
+def test_the_url_of_a_table_is_read_as_a_manifest(http_folder: WebFolder) -> None:
     (http_folder.folder / "tables").mkdir(exist_ok=True)
     (http_folder.folder / "tables/list.csv.gz").write_bytes(gzip.compress(b"path\na\n"))
     remote = open_remote(RemoteSpec(f"{http_folder.url}tables/list.csv.gz"))

@@ -1,29 +1,30 @@
-"""The threads that files and parts share: how many are at work, what comes first, and that nothing is forgotten."""
+"""The threads that transfer files and parts: how many run, in which order, and that no job is lost."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from growfs.remote.http import threads as module
-from growfs.remote.http.threads import TransferThreads
+from growfs.remote.http.threads import Job, TransferThreads
 from tests.harness import until
 
 WAIT_S = 20
 
 
-class Desk:
-    """Jobs that stay at work until they are let go. order: their names as they began."""
+class Jobs:
+    """Jobs that block until `release`. order: their names in the order in which they began. peak: the most at once."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
         self.done = 0
-        self.most = self._now = 0
-        self._open = False
+        self.peak = self._now = 0
+        self._released = False
         self._changed = threading.Condition()
 
     def job(self, name: str = "") -> Callable[[], None]:
@@ -31,174 +32,184 @@ class Desk:
             with self._changed:
                 self.order.append(name)
                 self._now += 1
-                self.most = max(self.most, self._now)
+                self.peak = max(self.peak, self._now)
                 self._changed.notify_all()
-                assert self._changed.wait_for(lambda: self._open, WAIT_S)
+                assert self._changed.wait_for(lambda: self._released, WAIT_S)
                 self._now -= 1
                 self.done += 1
                 self._changed.notify_all()
 
         return work
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         with self._changed:
-            self._open = True
+            self._released = True
             self._changed.notify_all()
 
-    def until(self, condition: Callable[[Desk], Any]) -> None:
+    def until(self, condition: Callable[[Jobs], Any]) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), WAIT_S), (self.order, self.done)
 
 
 class Parts:
-    """A file in parts, to be shared: `work` does one."""
+    """A file in parts that threads share: `work` does one part."""
 
-    def __init__(self, name: str, count: int, desk: Desk) -> None:
+    def __init__(self, name: str, count: int, jobs: Jobs) -> None:
         self.left = count
-        self.name, self._desk, self._lock = name, desk, threading.Lock()
+        self.name, self._jobs, self._lock = name, jobs, threading.Lock()
 
     def work(self) -> bool:
         with self._lock:
             if not self.left:
                 return False
             self.left -= 1
-        self._desk.job(self.name)()
+        self._jobs.job(self.name)()
         return True
 
 
-def settle(threads: TransferThreads) -> None:
-    """Give threads the time to do what they should not."""
+def wait_for_stray_work() -> None:
+    """Give threads the time to do what they should not do."""
     time.sleep(3 * module.CHECK_INTERVAL_S)
 
 
-def test_the_limit_is_heeded() -> None:
-    desk, threads = Desk(), TransferThreads(lambda: 5)
+def test_no_more_jobs_run_at_once_than_the_limit() -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 5)
     for _ in range(50):
-        threads.submit(desk.job())
-    desk.until(lambda desk: desk.most == 5)
-    settle(threads)
-    assert len(desk.order) == 5
-    desk.let_go()
-    desk.until(lambda desk: desk.done == 50)
-    assert desk.most == 5
+        threads.submit(Job(jobs.job()))
+    jobs.until(lambda jobs: jobs.peak == 5)
+    wait_for_stray_work()
+    assert len(jobs.order) == 5
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 50)
+    assert jobs.peak == 5
 
 
-def test_all_that_come_at_once_are_begun_at_once() -> None:
-    """Also where a single thread is there that waits for them."""
-    desk, threads = Desk(), TransferThreads(lambda: 20)
+def test_jobs_submitted_together_begin_together() -> None:
+    """Even if only one thread exists yet, which is idle."""
+    jobs, threads = Jobs(), TransferThreads(lambda: 20)
     first = threading.Event()
-    threads.submit(first.set)
+    threads.submit(Job(first.set))
     assert first.wait(WAIT_S)
     for _ in range(20):
-        threads.submit(desk.job())
-    desk.until(lambda desk: desk.most == 20)
-    desk.let_go()
+        threads.submit(Job(jobs.job()))
+    jobs.until(lambda jobs: jobs.peak == 20)
+    jobs.release()
 
 
-def test_what_is_urgent_does_not_wait() -> None:
-    desk, threads = Desk(), TransferThreads(lambda: 2)
+def test_urgent_jobs_do_not_wait() -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 2)
     for _ in range(4):
-        threads.submit(desk.job("file"))
-    desk.until(lambda desk: desk.most == 2)
+        threads.submit(Job(jobs.job("file")))
+    jobs.until(lambda jobs: jobs.peak == 2)
     for _ in range(3):
-        threads.submit(desk.job("urgent"), urgent=True)
-    desk.until(lambda desk: desk.most == 5)
-    assert desk.order == ["file"] * 2 + ["urgent"] * 3
-    desk.let_go()
-    desk.until(lambda desk: desk.done == 7)
+        threads.submit(Job(jobs.job("urgent"), urgent=True))
+    jobs.until(lambda jobs: jobs.peak == 5)
+    assert jobs.order == ["file"] * 2 + ["urgent"] * 3
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 7)
 
 
-def test_what_is_urgent_finds_a_thread_where_all_streams_are_at_work() -> None:
-    desk, threads = Desk(), TransferThreads(lambda: 128)
+def test_an_urgent_job_gets_a_thread_when_all_streams_are_busy() -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 128)
     for _ in range(200):
-        threads.submit(desk.job("file"))
-    desk.until(lambda desk: desk.most == 128)
-    threads.submit(desk.job("urgent"), urgent=True)
-    desk.until(lambda desk: "urgent" in desk.order)
-    desk.let_go()
-    desk.until(lambda desk: desk.done == 201)
+        threads.submit(Job(jobs.job("file")))
+    jobs.until(lambda jobs: jobs.peak == 128)
+    threads.submit(Job(jobs.job("urgent"), urgent=True))
+    jobs.until(lambda jobs: "urgent" in jobs.order)
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 201)
 
 
-def test_parts_of_the_earliest_file_come_first_and_files_in_their_order() -> None:
-    desk, gate = Desk(), Desk()
-    desk.let_go()
+def test_parts_of_the_earliest_file_come_first_and_files_in_order() -> None:
+    jobs, gate = Jobs(), Jobs()
+    jobs.release()
     threads = TransferThreads(lambda: 1)
-    threads.submit(gate.job())
-    gate.until(lambda gate: gate.most == 1)
-    early, late = Parts("early", 3, desk), Parts("late", 3, desk)
+    threads.submit(Job(gate.job()))
+    gate.until(lambda gate: gate.peak == 1)
+    early, late = Parts("early", 3, jobs), Parts("late", 3, jobs)
     for name in ("next", "last"):
-        threads.submit(desk.job(name))
-    with threads.helping(early.work), threads.helping(late.work):
-        gate.let_go()
-        desk.until(lambda desk: desk.done == 8)
-    assert desk.order == ["early"] * 3 + ["late"] * 3 + ["next", "last"]
+        threads.submit(Job(jobs.job(name)))
+    shared, ended = threading.Semaphore(0), threading.Event()
+
+    def share(parts: Parts) -> None:
+        with threads.helping(parts.work):
+            shared.release()
+            assert ended.wait(WAIT_S)
+
+    for parts in (early, late):
+        threading.Thread(target=share, args=[parts]).start()
+        assert shared.acquire(timeout=WAIT_S)
+    gate.release()
+    jobs.until(lambda jobs: jobs.done == 8)
+    ended.set()
+    assert jobs.order == ["early"] * 3 + ["late"] * 3 + ["next", "last"]
 
 
-def test_a_shared_block_ends_when_its_helpers_have_left() -> None:
-    desk, threads = Desk(), TransferThreads(lambda: 4)
-    parts = Parts("part", 3, desk)
+def test_a_shared_block_ends_after_its_helpers() -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 4)
+    parts = Parts("part", 3, jobs)
     ended = threading.Event()
 
     def own() -> None:
         with threads.helping(parts.work):
-            desk.until(lambda desk: desk.most == 3)
+            jobs.until(lambda jobs: jobs.peak == 3)
         ended.set()
 
-    threads.submit(own)
-    desk.until(lambda desk: desk.most == 3)
+    threads.submit(Job(own))
+    jobs.until(lambda jobs: jobs.peak == 3)
     assert not ended.wait(3 * module.CHECK_INTERVAL_S)
-    desk.let_go()
+    jobs.release()
     assert ended.wait(WAIT_S)
-    assert desk.done == 3
+    assert jobs.done == 3
 
 
-def test_a_block_that_fails_takes_its_helpers_along() -> None:
-    desk, threads = Desk(), TransferThreads(lambda: 4)
-    parts = Parts("part", 1000, desk)
+def test_a_shared_block_that_fails_ends_its_helpers() -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 4)
+    parts = Parts("part", 1000, jobs)
 
     def fail() -> None:
         with threads.helping(parts.work):
-            desk.until(lambda desk: desk.most == 4)
-            threading.Timer(0.1, desk.let_go).start()
+            jobs.until(lambda jobs: jobs.peak == 4)
+            threading.Timer(0.1, jobs.release).start()
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         fail()
-    done = desk.done
+    done = jobs.done
     assert done >= 4
-    settle(threads)
-    assert desk.done == done
+    wait_for_stray_work()
+    assert jobs.done == done
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_limit_that_is_raised_is_noticed(shared: bool) -> None:
-    """Though nothing comes that would wake a thread, and all are in the middle of something."""
+def test_a_raised_limit_is_noticed(shared: bool) -> None:
+    """Even if no new job wakes a thread and all threads are busy."""
     limit = 2
-    desk, threads = Desk(), TransferThreads(lambda: limit)
+    jobs, threads = Jobs(), TransferThreads(lambda: limit)
     if shared:
-        parts = Parts("part", 30, desk)
+        parts = Parts("part", 30, jobs)
         with threads.helping(parts.work):
-            desk.until(lambda desk: desk.most == 2)
+            jobs.until(lambda jobs: jobs.peak == 2)
             limit = 10
-            desk.until(lambda desk: desk.most == 10)
-            desk.let_go()
+            jobs.until(lambda jobs: jobs.peak == 10)
+            jobs.release()
     else:
         for _ in range(30):
-            threads.submit(desk.job())
-        desk.until(lambda desk: desk.most == 2)
+            threads.submit(Job(jobs.job()))
+        jobs.until(lambda jobs: jobs.peak == 2)
         limit = 10
-        desk.until(lambda desk: desk.most == 10)
-        desk.let_go()
-    desk.until(lambda desk: desk.done >= 10)
-    assert desk.most == 10
+        jobs.until(lambda jobs: jobs.peak == 10)
+        jobs.release()
+    jobs.until(lambda jobs: jobs.done >= 10)
+    assert jobs.peak == 10
 
 
-def test_no_thread_is_woken_for_what_may_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would cost a small file a tenth of its CPU: where many wait, each that ends is followed by the next one."""
-    desk = Desk()
+def test_no_thread_is_woken_for_a_job_that_may_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waking costs a tenth of the CPU of a small file. A thread that ends a job begins the next one anyway."""
+    jobs = Jobs()
     threads = TransferThreads(lambda: 1)
-    threads.submit(desk.job())
-    threads.submit(desk.job())
+    threads.submit(Job(jobs.job()))
+    threads.submit(Job(jobs.job()))
     until(lambda: threads._is_polling)
     woken, notify = 0, threads._work_arrived.notify
 
@@ -209,15 +220,15 @@ def test_no_thread_is_woken_for_what_may_not_begin(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(threads._work_arrived, "notify", wake)
     for _ in range(100):
-        threads.submit(desk.job())
+        threads.submit(Job(jobs.job()))
     assert not woken
-    desk.let_go()
-    desk.until(lambda desk: desk.done == 102)
-    assert (desk.most, woken < 10) == (1, True)
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 102)
+    assert (jobs.peak, woken < 10) == (1, True)
 
 
-def test_a_limit_that_is_lowered_counts_from_the_next_part_on() -> None:
-    """A file of many parts would else keep its streams to its end."""
+def test_a_lowered_limit_applies_from_the_next_part() -> None:
+    """Otherwise a file of many parts would keep its streams until its end."""
     limit, most_at_end, now = 8, 0, 0
     lock = threading.Lock()
     done = threading.Semaphore(0)
@@ -234,32 +245,32 @@ def test_a_limit_that_is_lowered_counts_from_the_next_part_on() -> None:
         done.release()
         return True
 
-    def several(count: int) -> None:
+    def wait_for(count: int) -> None:
         for _ in range(count):
             assert done.acquire(timeout=WAIT_S)
 
     with threads.helping(work):
-        several(50)
+        wait_for(50)
         limit = 2
-        several(20)
+        wait_for(20)
         with lock:
             most_at_end = now
-        several(50)
+        wait_for(50)
     assert most_at_end <= 2
 
 
-def test_what_is_urgent_comes_between_the_parts_of_a_file() -> None:
-    desk = Desk()
+def test_an_urgent_job_runs_between_the_parts_of_a_file() -> None:
+    jobs = Jobs()
     threads = TransferThreads(lambda: 1)
-    desk.let_go()
-    with threads.helping(Parts("part", 10_000, desk).work):
-        desk.until(lambda desk: desk.done > 10)
-        threads.submit(desk.job("urgent"), urgent=True)
-        desk.until(lambda desk: "urgent" in desk.order)
+    jobs.release()
+    with threads.helping(Parts("part", 10_000, jobs).work):
+        jobs.until(lambda jobs: jobs.done > 10)
+        threads.submit(Job(jobs.job("urgent"), urgent=True))
+        jobs.until(lambda jobs: "urgent" in jobs.order)
 
 
-def test_nothing_is_forgotten() -> None:
-    """Thousands of tiny jobs and shared files from several threads, with limits that come and go."""
+def test_no_job_is_lost() -> None:
+    """Thousands of tiny jobs and shared files from several threads, while the limit changes."""
     limit, done, count = 3, 0, 3000
     lock, all_done = threading.Lock(), threading.Event()
     threads = TransferThreads(lambda: limit)
@@ -286,10 +297,10 @@ def test_nothing_is_forgotten() -> None:
     def source(seed: int) -> None:
         nonlocal limit
         for number in range(count):
-            threads.submit(file if number % 10 == seed else job, urgent=number % 7 == seed)
+            threads.submit(Job(file if number % 10 == seed else job, urgent=number % 7 == seed))
             limit = 1 + (number + seed) % 9
             if number % 500 == 0:
-                time.sleep(0.01)  # so that threads fall idle
+                time.sleep(0.01)  # so that threads become idle
 
     sources = [threading.Thread(target=source, args=[seed]) for seed in range(4)]
     for thread in sources:
@@ -299,8 +310,8 @@ def test_nothing_is_forgotten() -> None:
     assert all_done.wait(WAIT_S), (done, threads._working, threads._idle)
 
 
-def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, threads = Desk(), TransferThreads(lambda: 10)
+def test_existing_threads_do_all_jobs_when_no_more_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 10)
     start = threading.Thread.start
     started = 0
 
@@ -314,28 +325,164 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_it(monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         for _ in range(10):
-            threads.submit(desk.job())
-        desk.until(lambda desk: desk.most == 2)
-    desk.let_go()
-    desk.until(lambda desk: desk.done == 10)
+            threads.submit(Job(jobs.job()))
+        jobs.until(lambda jobs: jobs.peak == 2)
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 10)
 
 
-def test_where_no_thread_can_be_had_at_all_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_raised_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError):
-        TransferThreads().submit(lambda: None)
+        TransferThreads().submit(Job(lambda: None))
 
 
-def test_what_waits_can_be_hurried() -> None:
+def test_a_waiting_job_can_be_made_urgent() -> None:
     threads, gate, ran = TransferThreads(lambda: 1), threading.Event(), threading.Event()
-    jobs: list[Callable[[], Any]] = [lambda: gate.wait(WAIT_S), lambda: None, ran.set]
-    for job in jobs:
+    submitted = [Job(partial(until, gate.is_set)), Job(lambda: None), Job(ran.set)]
+    for job in submitted:
         threads.submit(job)
     assert not ran.wait(0.3)
-    threads.make_urgent(jobs[2])
-    threads.make_urgent(jobs[2])  # it may have begun meanwhile
+    threads.prioritize(submitted[2])
+    threads.prioritize(submitted[2])  # nothing happens if it has begun
     assert ran.wait(WAIT_S)
     gate.set()
+
+
+MIB = 1 << 20
+
+
+def _has_unsplit(threads: TransferThreads, count: int) -> bool:
+    return len(threads._unsplit) == count
+
+
+def test_a_file_begins_when_those_before_it_have_no_part_left() -> None:
+    """The threads that are free wait for the parts of the first file, which it knows after its first response."""
+    jobs, threads, head = Jobs(), TransferThreads(lambda: 4), threading.Event()
+
+    def first() -> None:
+        assert head.wait(WAIT_S)
+        with threads.helping(Parts("part", 6, jobs).work):
+            jobs.until(lambda jobs: jobs.order.count("part") == 6)
+
+    threads.submit(Job(first, 40 * MIB))
+    threads.submit(Job(jobs.job("second"), 40 * MIB))
+    wait_for_stray_work()
+    assert jobs.order == []
+    head.set()
+    jobs.until(lambda jobs: len(jobs.order) == 3)
+    assert jobs.order == ["part"] * 3
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 7)
+    assert jobs.order == ["part"] * 6 + ["second"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_do_not_wait_for_parts_that_do_not_come(fails: bool) -> None:
+    """A server that ignores ranges sends the whole file; another one refuses it."""
+    jobs, threads = Jobs(), TransferThreads(lambda: 4)
+
+    def first() -> None:
+        if not fails:
+            threads.release_helpers()
+            jobs.job("first")()
+
+    threads.submit(Job(first, 40 * MIB))
+    for _ in range(3):
+        threads.submit(Job(jobs.job("small"), 1))
+    jobs.until(lambda jobs: jobs.order.count("small") == 3)
+    jobs.release()
+
+
+def test_large_files_that_cannot_be_split_come_two_at_a_time_and_in_their_order() -> None:
+    jobs, limit = Jobs(), 2 * module.STREAMS_PER_FILE
+    threads = TransferThreads(lambda: limit)
+
+    def file(name: str, size: int) -> Callable[[], None]:
+        def run() -> None:
+            with threads.unsplit(size):
+                jobs.job(name)()
+
+        return run
+
+    for number in range(6):
+        threads.submit(Job(file(str(number), 8 * MIB), 8 * MIB))
+        until(partial(_has_unsplit, threads, number + 1))
+    wait_for_stray_work()
+    assert jobs.order == ["0", "1"]
+    threads.submit(Job(file("small", 1000), 1000))
+    jobs.until(lambda jobs: jobs.order == ["0", "1", "small"])
+    limit += module.STREAMS_PER_FILE
+    jobs.until(lambda jobs: jobs.order == ["0", "1", "small", "2"])
+    threads.submit(Job(file("urgent", 8 * MIB), 8 * MIB, urgent=True))
+    jobs.until(lambda jobs: jobs.order[-1] == "urgent")
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 8)
+    assert sorted(jobs.order[5:]) == ["3", "4", "5"]
+
+
+def test_no_other_file_begins_while_an_urgent_one_is_transferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_S", 2.0)
+    jobs, first, threads = Jobs(), Jobs(), TransferThreads(lambda: 2)
+    for name in ("a", "b"):
+        threads.submit(Job(first.job(name)))
+    first.until(lambda first: first.peak == 2)
+    for name in ("c", "d"):
+        threads.submit(Job(jobs.job(name)))
+
+    def urgent() -> None:
+        with threads.helping(Parts("urgent", 4, jobs).work):
+            jobs.until(lambda jobs: jobs.order.count("urgent") == 4)
+
+    threads.submit(Job(urgent, 40 * MIB, urgent=True))
+    jobs.until(lambda jobs: len(jobs.order) == 2)
+    assert jobs.order == ["urgent"] * 2, "as many parts at a time as if it were alone, beside those that end"
+    first.release()
+    wait_for_stray_work()
+    assert jobs.order == ["urgent"] * 2, "the streams that became free begin no other file"
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 6)
+    assert jobs.order == ["urgent"] * 4 + ["c", "d"]
+
+
+def test_a_file_that_has_begun_can_become_urgent() -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 2)
+    begun = threading.Event()
+
+    def file() -> None:
+        begun.set()
+        with threads.helping(Parts("part", 3, jobs).work):
+            jobs.until(lambda jobs: jobs.order.count("part") == 3)
+
+    for _ in range(2):
+        threads.submit(Job(jobs.job("other")))
+    jobs.until(lambda jobs: jobs.peak == 2)
+    job = Job(file, 40 * MIB)
+    threads.submit(job)
+    threads.prioritize(job)
+    assert begun.wait(WAIT_S)
+    jobs.until(lambda jobs: jobs.order.count("part") == 2)
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 5)
+
+
+def test_parts_take_a_stream_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_S", 1.0)
+    threads = TransferThreads(lambda: 16)
+    assert threads.part_bytes(64 * MIB) == MIB, "nothing is known: some for each stream"
+    assert threads.part_bytes(100_000) == 100_000
+    assert threads.part_bytes(1 << 40) == module.PART_BYTES_MAX
+    threads.record(1000, 1e-6)  # too little to tell
+    threads.record(2 * MIB, 1.0)
+    assert threads.part_bytes(64 * MIB) == 2 * MIB
+    assert threads.part_bytes(3 * MIB) == 3 * MIB, "two parts would take less"
+    assert threads.part_bytes(None) == 2 * MIB
+    for _ in range(300):
+        threads.record(MIB, 100.0)
+    assert threads.part_bytes(64 * MIB) == module.PART_BYTES_MIN, "or a slow link would drown in requests"
+    for _ in range(300):
+        threads.record(100 * MIB, 0.1)
+    assert threads.part_bytes(160 * MIB) == 16 * MIB

@@ -1,4 +1,4 @@
-"""Plain GETs over TLS: who is trusted, and what else is told."""
+"""Plain GETs over TLS: which certificates are trusted, and the errors for those that are not."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from growfs.remote.protocol import RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote
-from tests.remote.store import DATA, KEYS, Store, fetched
+from tests.remote.fake_store import DATA, KEYS, FakeStore, fetched
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a certificate for 127.0.0.1 that nobody signed but itself, and its key."""
+    """A file with a self-signed certificate for 127.0.0.1 and its key."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -48,21 +48,23 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def url(certificate: Path) -> Iterator[str]:
+    """A FakeStore with that certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    with Store(DATA).shown(context) as url:
+    with FakeStore(DATA).serving(context) as url:
         yield url
 
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that falls back to the library fails."""
     for kind in (FsspecRemote, S3Remote):
         monkeypatch.delattr(kind, "_by_library")
 
 
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "AWS_CA_BUNDLE", "verify", "verify a folder", "verify nothing"])
-def test_who_is_trusted(
+def test_configured_certificates_are_trusted(
     url: str, tmp_path: Path, certificate: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = dict(KEYS)
@@ -88,7 +90,9 @@ def _hash_of(certificate: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["s3", "http", "s3 with a bundle that is not there"])
-def test_a_stranger_is_not_trusted(url: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_certificate_is_refused(
+    url: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kind.endswith("there"):
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none"))
     remote = HttpRemote(RemoteSpec(url)) if kind == "http" else S3Remote(RemoteSpec("s3://bucket", KEYS, url))
@@ -98,7 +102,7 @@ def test_a_stranger_is_not_trusted(url: str, tmp_path: Path, kind: str, monkeypa
 
 
 @pytest.mark.usefixtures("no_library")
-def test_another_name_than_the_certificates(
+def test_a_host_that_the_certificate_does_not_name_is_left_to_the_library(
     url: str, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

@@ -1,4 +1,4 @@
-"""A reverse proxy before a real server, that delays, refuses and counts what a test wants it to."""
+"""A reverse proxy in front of a real server. Tests have it delay, refuse and record requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers import serving
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A request. target: path and query, unquoted."""
 
     method: str
@@ -33,49 +33,52 @@ class Asked:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is answered instead of the server's own answer: an S3 error."""
+    """An S3 error that replaces the server's response."""
 
     status: int
     code: str
 
     @property
     def body(self) -> bytes:
-        return f"<Error><Code>{self.code}</Code><Message>as the test wants it</Message></Error>".encode()
+        return f"<Error><Code>{self.code}</Code><Message>an injected fault</Message></Error>".encode()
 
 
 class Proxy:
-    """fault: gives what to answer instead, None to pass the request on. cut: which answers end half-way.
+    """requests: all that were received, in order.
 
-    hold: which requests wait to be let go.
+    fault: returns the error to answer a request with, None to pass it on. cut: which responses end half-way. is_away:
+    whether it hangs up on every request, as a server that is stopped.
     """
 
     def __init__(self) -> None:
         self.url = ""
-        self.asked: list[Asked] = []
-        self.fault: Callable[[Asked], Fault | None] = lambda _: None
-        self.cut: Callable[[Asked], bool] = lambda _: False
-        self._hold: Callable[[Asked], bool] = lambda _: False
+        self.requests: list[Request] = []
+        self.is_away = False
+        self.fault: Callable[[Request], Fault | None] = lambda _: None
+        self.cut: Callable[[Request], bool] = lambda _: False
+        self._hold: Callable[[Request], bool] = lambda _: False
         self._changed = threading.Condition()
 
-    def hold(self, which: Callable[[Asked], bool]) -> None:
+    def hold(self, which: Callable[[Request], bool]) -> None:
+        """Hold back the requests for which `which` is true, until release."""
         self._hold = which
 
-    def let_go(self) -> None:
-        """All that is held, and all that comes."""
+    def release(self) -> None:
+        """Pass on all requests that are held, and all later ones."""
         with self._changed:
             self._hold = lambda _: False
             self._changed.notify_all()
 
-    def pass_through(self, asked: Asked) -> None:
-        """Called by the server: note the request, and return when it may go on."""
+    def admit(self, request: Request) -> None:
+        """Called by the server: record the request, and return when it may be passed on."""
         with self._changed:
-            self.asked.append(asked)
-            self._changed.wait_for(lambda: not self._hold(asked))
+            self.requests.append(request)
+            self._changed.wait_for(lambda: not self._hold(request))
 
 
 @contextmanager
-def before(server_url: str) -> Iterator[Proxy]:
-    """A proxy for as long as the block lasts."""
+def proxy_to(server_url: str) -> Iterator[Proxy]:
+    """A proxy that runs for as long as the block lasts."""
     proxy = Proxy()
     address = urlsplit(server_url).netloc
 
@@ -83,20 +86,23 @@ def before(server_url: str) -> Iterator[Proxy]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked = Asked(self.command, unquote(self.path), self.headers)
-            proxy.pass_through(asked)
-            if fault := proxy.fault(asked):
+            request = Request(self.command, unquote(self.path), self.headers)
+            proxy.admit(request)
+            if proxy.is_away:
+                self.close_connection = True
+                return
+            if fault := proxy.fault(request):
                 self.reply(fault.status, {"Content-Type": "application/xml"}, fault.body)
                 return
             connection = http.client.HTTPConnection(address, timeout=30)
             try:
                 connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-                for name, value in self.headers.items():  # Host too: it is part of what is signed
+                for name, value in self.headers.items():  # with Host, which is part of what is signed
                     connection.putheader(name, value)
                 connection.endheaders()
                 answer = connection.getresponse()
                 body = answer.read()
-                self.close_connection = proxy.cut(asked)
+                self.close_connection = proxy.cut(request)
                 self.reply(
                     answer.status, dict(answer.getheaders()), body, len(body) // (2 if self.close_connection else 1)
                 )
@@ -126,4 +132,4 @@ def before(server_url: str) -> Iterator[Proxy]:
         try:
             yield proxy
         finally:
-            proxy.let_go()
+            proxy.release()

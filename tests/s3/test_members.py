@@ -1,4 +1,4 @@
-"""Members of archives in a bucket as the files of a mount."""
+"""Mounts with --members: the members of archives in a bucket are the files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.archives import by_tarfile, samples, tar_of
 from tests.harness import Growfs, until
-from tests.s3.proxy import Proxy, before
+from tests.s3.proxy import Proxy, proxy_to
 from tests.servers import S3Server
 
 SHARDS = {f"train-{number}.tar": tar_of(samples(number)) for number in range(4)}
@@ -26,8 +26,8 @@ def members(shards: dict[str, bytes]) -> dict[str, bytes]:
     }
 
 
-class Bucket:
-    """Shards below a prefix of a bucket, and what is asked of the server."""
+class ShardBucket:
+    """Shards below a prefix of a bucket, behind a proxy that records the requests."""
 
     def __init__(self, server: S3Server, proxy: Proxy) -> None:
         self.server, self.proxy = server, proxy
@@ -42,14 +42,14 @@ class Bucket:
     @property
     def gets(self) -> list[str]:
         """The name of the shard that each GET was for."""
-        return [asked.target.split("?")[0].rpartition("/")[2] for asked in self.proxy.asked if asked.is_fetch]
+        return [request.target.split("?")[0].rpartition("/")[2] for request in self.proxy.requests if request.is_fetch]
 
 
 @pytest.fixture
-def bucket(moto_s3: S3Server, growfs: Growfs) -> Iterator[Bucket]:
+def bucket(moto_s3: S3Server, growfs: Growfs) -> Iterator[ShardBucket]:
     growfs.env.update(moto_s3.env)
-    with before(moto_s3.endpoint_url) as proxy:
-        bucket = Bucket(moto_s3, proxy)
+    with proxy_to(moto_s3.endpoint_url) as proxy:
+        bucket = ShardBucket(moto_s3, proxy)
         bucket.put(SHARDS)
         yield bucket
 
@@ -63,19 +63,19 @@ def wait(growfs: Growfs) -> None:
 
 
 @pytest.mark.promise(35)
-def test_each_member_is_a_file_and_comes_by_one_request(growfs: Growfs, bucket: Bucket, engine: str) -> None:
+def test_each_member_is_a_file_that_takes_one_request(growfs: Growfs, bucket: ShardBucket, engine: str) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
     wait(growfs)
     expected = members(SHARDS)
     assert content(growfs) == expected
     assert all((growfs.mountpoint / path).stat().st_size == len(data) for path, data in expected.items())
-    ranges = [asked.headers["Range"] for asked in bucket.proxy.asked if asked.is_fetch]
-    assert ranges.count(None) == len(SHARDS), "each is read through once"
+    ranges = [request.headers["Range"] for request in bucket.proxy.requests if request.is_fetch]
+    assert ranges.count(None) == len(SHARDS), "each shard is read whole once"
     assert len(ranges) == len(SHARDS) + sum(bool(data) for data in expected.values())
 
 
 @pytest.mark.promise(35)
-def test_a_real_server_without_etags(growfs: Growfs, rclone_s3: S3Server) -> None:
+def test_members_from_a_server_without_etags_are_served(growfs: Growfs, rclone_s3: S3Server) -> None:
     growfs.env.update(rclone_s3.env)
     for name, data in SHARDS.items():
         rclone_s3.put(f"members-mount/{name}", data)
@@ -85,35 +85,35 @@ def test_a_real_server_without_etags(growfs: Growfs, rclone_s3: S3Server) -> Non
 
 
 @pytest.mark.promise(36)
-def test_of_one_changed_shard_its_members_alone_are_renewed(growfs: Growfs, bucket: Bucket) -> None:
+def test_only_the_members_of_a_changed_shard_are_updated(growfs: Growfs, bucket: ShardBucket) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--settle", "0", "--refresh", "0")
     wait(growfs)
     inodes = {path: (growfs.mountpoint / path).stat().st_ino for path in growfs.names()}
-    changed = {"train-2.tar": tar_of(samples(2) | {"0020000.cls": b"2", "new": b"new"})}
-    bucket.put(changed)
-    bucket.proxy.asked.clear()
+    changed_shards = {"train-2.tar": tar_of(samples(2) | {"0020000.cls": b"2", "new": b"new"})}
+    bucket.put(changed_shards)
+    bucket.proxy.requests.clear()
     growfs.run("set", growfs.mountpoint, "refresh=0.2s")
-    now = members(SHARDS | changed)
-    renewed = {path for path in inodes if path.startswith("train-2/")}
+    now = members(SHARDS | changed_shards)
+    changed_paths = {path for path in inodes if path.startswith("train-2/")}
 
-    def as_before() -> set[str]:
+    def unchanged() -> set[str]:
         return {path for path, inode in inodes.items() if (growfs.mountpoint / path).stat().st_ino == inode}
 
-    until(lambda: growfs.names() == now.keys() and not as_before() & renewed)
-    assert as_before() == inodes.keys() - renewed
+    until(lambda: growfs.names() == now.keys() and not unchanged() & changed_paths)
+    assert unchanged() == inodes.keys() - changed_paths
     assert content(growfs) == now
     assert set(bucket.gets) == {"train-2.tar"}
 
 
 @pytest.mark.promise(35)
-def test_a_restart_reads_and_fetches_nothing_anew(growfs: Growfs, bucket: Bucket) -> None:
+def test_a_restart_reads_and_fetches_nothing_again(growfs: Growfs, bucket: ShardBucket) -> None:
     bucket.put({"broken.tar": b"x" * 1000})
     growfs.mount(bucket.url, *bucket.flags, "tar")
     wait(growfs)
     growfs.umount()
-    bucket.proxy.asked.clear()
+    bucket.proxy.requests.clear()
     growfs.mount(bucket.url, *bucket.flags, "tar")
-    until(lambda: any(asked.is_listing for asked in bucket.proxy.asked))
+    until(lambda: any(request.is_listing for request in bucket.proxy.requests))
     until(lambda: not growfs.status()["remote"]["listing"])
     assert content(growfs) == members(SHARDS)
     assert bucket.gets == []
@@ -121,7 +121,7 @@ def test_a_restart_reads_and_fetches_nothing_anew(growfs: Growfs, bucket: Bucket
 
 
 @pytest.mark.promise(35, 37)
-def test_a_broken_shard_and_odd_names_are_told_and_the_others_serve(growfs: Growfs, bucket: Bucket) -> None:
+def test_broken_shards_and_odd_names_are_reported_and_the_others_served(growfs: Growfs, bucket: ShardBucket) -> None:
     odd = tar_of({"../x": b"x", "fine.bin": b"fine", "twice.bin": b"first", "./twice.bin": b"second"})
     bucket.put({"odd.tar": odd, "cut.tar": SHARDS["train-0.tar"][:1600], "notes.txt": b"no archive"})
     growfs.mount(bucket.url, *bucket.flags, "tar", "--include", "*.bin")
@@ -139,7 +139,7 @@ def test_a_broken_shard_and_odd_names_are_told_and_the_others_serve(growfs: Grow
 
 
 @pytest.mark.promise(37)
-def test_nothing_but_compressed_shards(growfs: Growfs, moto_s3: S3Server) -> None:
+def test_a_bucket_of_only_compressed_shards_is_refused(growfs: Growfs, moto_s3: S3Server) -> None:
     growfs.env.update(moto_s3.env)
     moto_s3.put("compressed/a.tar.gz", b"\x1f\x8b" + b"x" * 1000)
     done = growfs.mount(f"s3://{moto_s3.bucket}/compressed", "--members", "tar", check=False)
@@ -149,7 +149,7 @@ def test_nothing_but_compressed_shards(growfs: Growfs, moto_s3: S3Server) -> Non
 
 
 @pytest.mark.promise(35)
-def test_a_miss_on_an_evicted_member(growfs: Growfs, bucket: Bucket, engine: str) -> None:
+def test_an_evicted_member_is_fetched_when_opened(growfs: Growfs, bucket: ShardBucket, engine: str) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
     wait(growfs)
     growfs.run("pause", growfs.mountpoint)
@@ -161,7 +161,9 @@ def test_a_miss_on_an_evicted_member(growfs: Growfs, bucket: Bucket, engine: str
 
 
 @pytest.mark.promise(36)
-def test_a_miss_on_a_member_of_a_changed_or_deleted_shard(growfs: Growfs, bucket: Bucket, engine: str) -> None:
+def test_a_miss_finds_the_present_members_of_a_changed_or_deleted_shard(
+    growfs: Growfs, bucket: ShardBucket, engine: str
+) -> None:
     growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine, "--refresh", "0")
     wait(growfs)
     growfs.run("pause", growfs.mountpoint)
@@ -169,15 +171,15 @@ def test_a_miss_on_a_member_of_a_changed_or_deleted_shard(growfs: Growfs, bucket
     bucket.put({"train-1.tar": tar_of({"0010003.bin": b"is here now"})})
     bucket.server.delete(f"{bucket.prefix}/train-2.tar")
     assert (growfs.mountpoint / "train-1/0010003.bin").read_bytes() == b"is here now"
-    for gone in ("train-1/0010000.bin", "train-2/0020000.bin"):
-        with pytest.raises(OSError, match=gone) as raised:
-            (growfs.mountpoint / gone).read_bytes()
+    for deleted in ("train-1/0010000.bin", "train-2/0020000.bin"):
+        with pytest.raises(OSError, match=deleted) as raised:
+            (growfs.mountpoint / deleted).read_bytes()
         assert raised.value.errno == errno.ENOENT
 
 
 @pytest.mark.promise(38)
-def test_a_function_of_ones_own_is_found_where_the_command_is_given(
-    growfs: Growfs, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_user_function_is_found_in_the_working_directory(
+    growfs: Growfs, bucket: ShardBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here/volumes.py").write_text(
@@ -199,8 +201,8 @@ def test_a_function_of_ones_own_is_found_where_the_command_is_given(
 
 
 @pytest.mark.promise(38)
-def test_a_function_that_crashes_takes_no_daemon_with_it(
-    growfs: Growfs, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_function_that_crashes_does_not_end_the_daemon(
+    growfs: Growfs, bucket: ShardBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "crashing.py").write_text(
         "import os\nfrom growfs.producers import tar\n\n"
@@ -211,7 +213,6 @@ def test_a_function_that_crashes_takes_no_daemon_with_it(
         "        yield member\n"
     )
     monkeypatch.chdir(tmp_path)
-    growfs.env["PYTHONPATH"] = str(Path(__file__).parents[2])
     growfs.mount(bucket.url, *bucket.flags, "crashing:find", "--refresh", "0.2s")
     wait(growfs)
     bucket.put({"train-9.tar": tar_of({"crash": b""})})

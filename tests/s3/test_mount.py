@@ -1,4 +1,4 @@
-"""A mount of a bucket on real S3 servers: all of it, bit for bit, however it is asked for."""
+"""Mounts of buckets on real S3 servers and of web folders: content, manifests, filters and options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness import Growfs, until
 from tests.inventories import InventoryBucket
-from tests.s3.proxy import before
+from tests.s3.proxy import proxy_to
 from tests.servers import S3Server, WebFolder
 
 ODD = "odd names/ä ü+&=%20#?.bin"
@@ -19,7 +19,7 @@ ODD = "odd names/ä ü+&=%20#?.bin"
 
 @pytest.fixture(params=["rclone", "moto"])
 def server(request: pytest.FixtureRequest, growfs: Growfs) -> S3Server:
-    """Each of the servers, with its keys in the environment."""
+    """Each of the servers, with its credentials in the environment."""
     server: S3Server = request.getfixturevalue(f"{request.param}_s3")
     growfs.env.update(server.env)
     return server
@@ -32,7 +32,7 @@ def moto(moto_s3: S3Server, growfs: Growfs) -> S3Server:
 
 
 def put_tree(server: S3Server, files: int = 3) -> tuple[str, dict[str, bytes]]:
-    """(the URL of a fresh prefix, what is below it)."""
+    """Put files below a new prefix; returns its URL, and their content by path."""
     prefix = f"tree-{uuid4().hex[:8]}"
     generator = random.Random(prefix)
     tree = {f"{folder}/{number}.bin": generator.randbytes(2000) for folder in "ab" for number in range(files)}
@@ -46,7 +46,7 @@ def content(growfs: Growfs) -> dict[str, bytes]:
 
 
 @pytest.mark.promise(1)
-def test_bit_for_bit(growfs: Growfs, server: S3Server) -> None:
+def test_all_files_are_served_bit_for_bit(growfs: Growfs, server: S3Server) -> None:
     url, tree = put_tree(server)
     generator = random.Random(1)
     more = {ODD: b"odd", "empty": b"", "deep/er/and/deeper": b"deep", "large": generator.randbytes(20_000_000)}
@@ -59,7 +59,7 @@ def test_bit_for_bit(growfs: Growfs, server: S3Server) -> None:
     assert content(growfs) == {**tree, **more}
 
 
-def test_a_whole_bucket(growfs: Growfs, moto: S3Server) -> None:
+def test_a_whole_bucket_is_mounted(growfs: Growfs, moto: S3Server) -> None:
     boto3 = pytest.importorskip("boto3")
     keys = {"aws_access_key_id": moto.access_key, "aws_secret_access_key": moto.secret_key}
     client = boto3.client("s3", endpoint_url=moto.endpoint_url, region_name="us-east-1", **keys)
@@ -72,7 +72,7 @@ def test_a_whole_bucket(growfs: Growfs, moto: S3Server) -> None:
 
 
 @pytest.mark.promise(1)
-def test_size_and_time_are_the_remotes(growfs: Growfs, server: S3Server) -> None:
+def test_size_and_mtime_are_those_of_the_remote(growfs: Growfs, server: S3Server) -> None:
     url, tree = put_tree(server, files=1)
     growfs.mount(url)
     for path in tree:
@@ -82,9 +82,9 @@ def test_size_and_time_are_the_remotes(growfs: Growfs, server: S3Server) -> None
 
 
 @pytest.mark.promise(15)
-def test_a_mount_with_the_server_down_starts_from_what_is_saved(growfs: Growfs, moto: S3Server) -> None:
+def test_a_mount_with_the_server_down_serves_the_cache(growfs: Growfs, moto: S3Server) -> None:
     url, tree = put_tree(moto)
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         flags = ("--endpoint-url", proxy.url)
         growfs.mount(url, *flags)
         until(lambda: growfs.status()["state"] == "complete")
@@ -96,9 +96,9 @@ def test_a_mount_with_the_server_down_starts_from_what_is_saved(growfs: Growfs, 
 
 
 @pytest.mark.promise(15)
-def test_a_mount_with_the_server_down_starts_with_the_part_that_is_local(growfs: Growfs, moto: S3Server) -> None:
+def test_a_mount_with_the_server_down_serves_a_partial_cache(growfs: Growfs, moto: S3Server) -> None:
     url, tree = put_tree(moto)
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         flags = ("--endpoint-url", proxy.url)
         growfs.mount(url, *flags, "--cache-size", "18kB")
         until(lambda: growfs.status()["state"] == "held")
@@ -110,31 +110,31 @@ def test_a_mount_with_the_server_down_starts_with_the_part_that_is_local(growfs:
 
 
 @pytest.mark.promise(29)
-def test_a_second_mount_fetches_nothing_anew(growfs: Growfs, moto: S3Server) -> None:
+def test_a_second_mount_fetches_nothing_again(growfs: Growfs, moto: S3Server) -> None:
     url, tree = put_tree(moto)
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         growfs.mount(url, "--endpoint-url", proxy.url)
         until(lambda: growfs.status()["state"] == "complete")
         growfs.umount()
-        proxy.asked.clear()
+        proxy.requests.clear()
         growfs.mount(url, "--endpoint-url", proxy.url)
-        until(lambda: any(asked.is_listing for asked in proxy.asked))
+        until(lambda: any(request.is_listing for request in proxy.requests))
         until(lambda: not growfs.status()["remote"]["listing"])
         assert content(growfs) == tree
-        assert not [asked for asked in proxy.asked if asked.is_fetch]
+        assert not [request for request in proxy.requests if request.is_fetch]
 
 
-def test_each_object_is_asked_for_once(growfs: Growfs, moto: S3Server) -> None:
+def test_each_object_is_requested_once(growfs: Growfs, moto: S3Server) -> None:
     url, tree = put_tree(moto)
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         growfs.mount(url, "--endpoint-url", proxy.url)
         until(lambda: growfs.status()["state"] == "complete")
         assert content(growfs) == tree
-        targets = sorted(asked.target.split("?")[0] for asked in proxy.asked if not asked.is_listing)
+        targets = sorted(request.target.split("?")[0] for request in proxy.requests if not request.is_listing)
         assert targets == sorted(f"/{url.removeprefix('s3://')}/{path}" for path in tree)
 
 
-def test_without_credentials(growfs: Growfs, moto_s3: S3Server) -> None:
+def test_anon_sends_no_credentials(growfs: Growfs, moto_s3: S3Server) -> None:
     boto3 = pytest.importorskip("boto3")
     bucket = f"public-{uuid4().hex[:8]}"
     keys = {"aws_access_key_id": moto_s3.access_key, "aws_secret_access_key": moto_s3.secret_key}
@@ -142,16 +142,16 @@ def test_without_credentials(growfs: Growfs, moto_s3: S3Server) -> None:
     client.create_bucket(Bucket=bucket, ACL="public-read")
     client.put_object(Bucket=bucket, Key="x", Body=b"for all", ACL="public-read")
     client.close()
-    growfs.env.update(moto_s3.env)  # which --anon leaves alone
-    with before(moto_s3.endpoint_url) as proxy:
+    growfs.env.update(moto_s3.env)  # credentials that --anon must not use
+    with proxy_to(moto_s3.endpoint_url) as proxy:
         growfs.mount(f"s3://{bucket}", "--anon", "--endpoint-url", proxy.url)
         assert content(growfs) == {"x": b"for all"}
-        assert proxy.asked
-        assert not [asked for asked in proxy.asked if asked.headers["Authorization"]]
+        assert proxy.requests
+        assert not [request for request in proxy.requests if request.headers["Authorization"]]
 
 
 @pytest.mark.parametrize("where", ["local", "bucket"])
-def test_a_manifest(growfs: Growfs, server: S3Server, tmp_path: Path, where: str) -> None:
+def test_a_text_manifest_selects_the_files(growfs: Growfs, server: S3Server, tmp_path: Path, where: str) -> None:
     url, tree = put_tree(server)
     text = f"# the good ones\na/0.bin\n\n./b/1.bin\n{url}/b/2.bin\n"
     if where == "local":
@@ -164,7 +164,7 @@ def test_a_manifest(growfs: Growfs, server: S3Server, tmp_path: Path, where: str
     assert content(growfs) == {path: tree[path] for path in ("a/0.bin", "b/1.bin", "b/2.bin")}
 
 
-def test_a_table_as_manifest(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
+def test_a_table_manifest_selects_the_files(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
     url, tree = put_tree(moto)
     (tmp_path / "list.csv").write_text("label,path,size\ncat,a/0.bin,2000\ndog,b/1.bin,\n")
     growfs.mount(url, "--manifest", tmp_path / "list.csv")
@@ -172,7 +172,9 @@ def test_a_table_as_manifest(growfs: Growfs, moto: S3Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["CSV", "Parquet"])
-def test_an_inventory_as_manifest(growfs: Growfs, moto: S3Server, inventories: InventoryBucket, kind: str) -> None:
+def test_an_inventory_selects_the_files(
+    growfs: Growfs, moto: S3Server, inventories: InventoryBucket, kind: str
+) -> None:
     url, tree = put_tree(moto)
     prefix = url.rpartition("/")[2]
     moto.put(f"{prefix}/{ODD}", b"odd")
@@ -183,7 +185,9 @@ def test_an_inventory_as_manifest(growfs: Growfs, moto: S3Server, inventories: I
     assert growfs.status()["remote"]["files"] == len(tree) + 1
 
 
-def test_the_inventory_of_another_bucket(growfs: Growfs, moto: S3Server, inventories: InventoryBucket) -> None:
+def test_the_inventory_of_another_bucket_is_refused(
+    growfs: Growfs, moto: S3Server, inventories: InventoryBucket
+) -> None:
     url, _ = put_tree(moto)
     manifest = inventories.write([], sourceBucket="theirs")
     done = growfs.mount(url, "--manifest", manifest, check=False)
@@ -191,7 +195,7 @@ def test_the_inventory_of_another_bucket(growfs: Growfs, moto: S3Server, invento
     assert f"is the inventory of s3://theirs, not of {url}; mount that" in done.stderr
 
 
-def test_a_manifest_with_a_file_that_is_not_there(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
+def test_a_missing_file_of_a_manifest_is_reported(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
     url, tree = put_tree(moto)
     (tmp_path / "list.txt").write_text("a/0.bin\na/gone.bin\n")
     growfs.mount(url, "--manifest", tmp_path / "list.txt", "--wait-files", "1")
@@ -209,7 +213,9 @@ def test_a_manifest_with_a_file_that_is_not_there(growfs: Growfs, moto: S3Server
         (("--include", "a/", "--exclude", "1.bin"), {"a/0.bin", "a/2.bin"}),
     ],
 )
-def test_include_and_exclude(growfs: Growfs, moto: S3Server, flags: tuple[str, ...], shown: set[str] | None) -> None:
+def test_include_and_exclude_select_the_files(
+    growfs: Growfs, moto: S3Server, flags: tuple[str, ...], shown: set[str] | None
+) -> None:
     url, _ = put_tree(moto)
     done = growfs.mount(url, *flags, check=False)
     if shown is None:
@@ -219,7 +225,7 @@ def test_include_and_exclude(growfs: Growfs, moto: S3Server, flags: tuple[str, .
         assert growfs.names() == shown
 
 
-def test_storage_options_nest(growfs: Growfs, moto_s3: S3Server) -> None:
+def test_storage_options_may_be_nested(growfs: Growfs, moto_s3: S3Server) -> None:
     url, tree = put_tree(moto_s3)
     options = {
         "key": moto_s3.access_key,
@@ -232,7 +238,7 @@ def test_storage_options_nest(growfs: Growfs, moto_s3: S3Server) -> None:
     assert content(growfs) == tree
 
 
-def test_an_http_listing(growfs: Growfs, http_folder: WebFolder) -> None:
+def test_a_web_folder_is_mounted(growfs: Growfs, http_folder: WebFolder) -> None:
     tree = {"listing/a/0.bin": b"0", "listing/a/1 2.bin": b"12", "listing/b/ä.bin": b"x" * 5000, "listing/top": b""}
     for path, data in tree.items():
         (http_folder.folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +250,7 @@ def test_an_http_listing(growfs: Growfs, http_folder: WebFolder) -> None:
     assert content(growfs) == {path.removeprefix("listing/"): data for path, data in tree.items()}
 
 
-def test_an_http_manifest_as_the_url(growfs: Growfs, http_folder: WebFolder) -> None:
+def test_the_url_of_an_http_manifest_is_mounted(growfs: Growfs, http_folder: WebFolder) -> None:
     (http_folder.folder / "data").mkdir()
     for name in ("x.bin", "y.bin", "z.bin"):
         (http_folder.folder / "data" / name).write_text(name)

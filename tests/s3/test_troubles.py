@@ -1,18 +1,20 @@
-"""A remote that changes, is slow, throttles, refuses or loses objects while it is mounted."""
+"""Mounts of a remote that changes, throttles, denies, fails or loses objects."""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import random
+import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
 
 from growfs.fuse.mounting import mounted_at
 from tests.harness import Growfs, until
-from tests.s3.proxy import Asked, Fault, before
+from tests.s3.proxy import Fault, Request, proxy_to
 from tests.servers import S3Server
 
 
@@ -28,97 +30,160 @@ def prefix() -> str:
 
 
 def put(server: S3Server, prefix: str, *paths: str) -> str:
-    """Objects whose content is their path; returns the URL."""
+    """Put objects whose content is their path; returns the URL."""
     for path in paths:
         server.put(f"{prefix}/{path}", path.encode())
     return f"s3://{server.bucket}/{prefix}"
 
 
-def is_fetch_of(path: str) -> Callable[[Asked], bool]:
-    return lambda asked: asked.is_fetch and asked.target.split("?")[0].endswith(f"/{path}")
+def is_fetch_of(path: str) -> Callable[[Request], bool]:
+    return lambda request: request.is_fetch and request.target.split("?")[0].endswith(f"/{path}")
 
 
-def is_later_page(asked: Asked) -> bool:
-    return asked.is_listing and ("continuation-token" in asked.target or "start-after" in asked.target)
+def metrics(growfs: Growfs) -> str:
+    return (growfs.mountpoint / ".growfs/metrics").read_text()
+
+
+def is_later_page(request: Request) -> bool:
+    return request.is_listing and ("continuation-token" in request.target or "start-after" in request.target)
 
 
 @pytest.mark.promise(2, 16)
 @pytest.mark.parametrize("how", ["option", "set"])
-def test_changes_of_the_remote_show(growfs: Growfs, moto: S3Server, prefix: str, how: str) -> None:
-    url = put(moto, prefix, "d/changes", "d/goes", "d/stays")
+def test_changes_of_the_remote_appear_in_the_mount(growfs: Growfs, moto: S3Server, prefix: str, how: str) -> None:
+    url = put(moto, prefix, "d/changes", "d/deleted", "d/stays")
     growfs.mount(url, "--settle", "0", "--refresh", "0.2s" if how == "option" else "0")
-    assert growfs.names() == {"d/changes", "d/goes", "d/stays"}
+    assert growfs.names() == {"d/changes", "d/deleted", "d/stays"}
     changing = growfs.mountpoint / "d/changes"
     inode, steady = changing.stat().st_ino, (growfs.mountpoint / "d/stays").stat().st_ino
     with changing.open("rb", buffering=0) as old:
         assert old.read(4) == b"d/ch"
         moto.put(f"{prefix}/d/changes", b"D/CHANGES")  # of the same size
         moto.put(f"{prefix}/e/new", b"new")
-        moto.delete(f"{prefix}/d/goes")
+        moto.delete(f"{prefix}/d/deleted")
         if how == "set":
             growfs.run("set", growfs.mountpoint, "refresh=0.2s")
         until(lambda: growfs.names() == {"d/changes", "d/stays", "e/new"})
         until(lambda: changing.read_bytes() == b"D/CHANGES")
-        assert old.read() == b"anges", "an open file changed"
+        assert old.read() == b"anges", "an open file keeps its content"
     assert changing.stat().st_ino != inode
     assert (growfs.mountpoint / "d/stays").stat().st_ino == steady
     assert (growfs.mountpoint / "e/new").read_bytes() == b"new"
     with pytest.raises(FileNotFoundError):
-        (growfs.mountpoint / "d/goes").stat()
+        (growfs.mountpoint / "d/deleted").stat()
 
 
 @pytest.mark.promise(16)
-def test_changes_while_nothing_was_mounted_show(growfs: Growfs, moto: S3Server, prefix: str) -> None:
-    url = put(moto, prefix, "changes", "goes", "stays")
+def test_changes_made_while_unmounted_appear_in_the_next_mount(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+    url = put(moto, prefix, "changes", "deleted", "stays")
     growfs.mount(url)
     until(lambda: growfs.status()["state"] == "complete")
     growfs.umount()
     moto.put(f"{prefix}/changes", b"CHANGES")
     moto.put(f"{prefix}/new", b"new")
-    moto.delete(f"{prefix}/goes")
+    moto.delete(f"{prefix}/deleted")
     growfs.mount(url, "--settle", "0")
     until(lambda: growfs.names() == {"changes", "new", "stays"})
     until(lambda: (growfs.mountpoint / "changes").read_bytes() == b"CHANGES")
 
 
 @pytest.mark.promise(16)
-def test_a_remote_that_lists_nothing_any_more_keeps_what_is_known(growfs: Growfs, moto: S3Server, prefix: str) -> None:
-    """An empty answer is likelier a mistake out there than the wish to lose the cache."""
-    url = put(moto, prefix, "a", "b")
-    growfs.mount(url, "--refresh", "0.2s", "--settle", "0", "--wait-files", "2")
-    for path in ("a", "b"):
-        moto.delete(f"{prefix}/{path}")
+def test_an_empty_listing_does_not_empty_the_mount(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+    """An empty listing is more likely an error of the remote than a request to empty the cache."""
+    url = put(moto, prefix, "a")
+    growfs.mount(url, "--refresh", "0.2s", "--settle", "0", "--wait-files", "1")
+    moto.delete(f"{prefix}/a")
     assert url in until(lambda: growfs.status()["last_error"])
-    assert growfs.names() == {"a", "b"}
+    assert growfs.names() == {"a"}
     assert (growfs.mountpoint / "a").read_bytes() == b"a"
 
 
 @pytest.mark.promise(3, 14)
-def test_a_listing_in_pages_is_of_use_from_the_first_one(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
+@pytest.mark.parametrize("why", ["cannot reach the server", "the credentials are wrong or have expired"])
+def test_an_outage_in_the_middle_of_filling_is_waited_out(
+    growfs: Growfs, moto: S3Server, prefix: str, why: str
+) -> None:
+    paths = [f"d{number % 3}/{number}" for number in range(60)]
+    url = put(moto, prefix, *paths)
+    with proxy_to(moto.endpoint_url) as proxy:
+        count = itertools.count()
+        proxy.hold(lambda request: request.is_fetch and next(count) >= 10)
+        growfs.mount(url, "--endpoint-url", proxy.url, "--wait-files", "5")
+        listed = growfs.names()
+        if "credentials" in why:
+            proxy.fault = lambda _: Fault(403, "ExpiredToken")
+        else:
+            proxy.is_away = True
+        proxy.release()
+        outage = until(lambda: growfs.status()["outage"])
+        assert why in outage["why"]
+        page = growfs.run("status", growfs.mountpoint).stdout
+        assert "waiting for the remote: s3://" in page
+        assert "next try" in page
+        (away_s,) = re.findall(r"^growfs_outage_seconds (.*)$", metrics(growfs), re.MULTILINE)
+        assert float(away_s) > 0
+        assert {path: (growfs.mountpoint / path).read_text() for path in listed} == {path: path for path in listed}
+        missing = growfs.mountpoint / next(path for path in reversed(paths) if path not in listed)
+        growfs.run("set", growfs.mountpoint, "miss-timeout=0.5s")
+        with pytest.raises(TimeoutError):
+            missing.read_bytes()
+        assert growfs.status()["miss"]["wait_s_total"] >= 0.5
+        growfs.run("set", growfs.mountpoint, "miss-timeout=300s")
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(missing.read_bytes)
+            until(lambda: growfs.status()["miss"]["files_total"] == 2)
+            proxy.is_away, proxy.fault = False, lambda _: None
+            assert reading.result(60).decode() == str(missing.relative_to(growfs.mountpoint))
+        growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
+        status = growfs.status()
+    assert (status["outage"], status["last_error"], status["fetch"]["failed"]) == (None, None, 0)
+    assert "the remote answers again" in (growfs.mountpoint / ".growfs/log").read_text()
+
+
+@pytest.mark.promise(16)
+def test_the_mount_stays_where_its_first_listing_fails_later(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
     growfs.env.update(rclone_s3.env)
     url = put(rclone_s3, prefix, *(f"{number:05}" for number in range(2500)))
-    with before(rclone_s3.endpoint_url) as proxy:
+    with proxy_to(rclone_s3.endpoint_url) as proxy:
+        proxy.hold(is_later_page)
+        growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
+        proxy.is_away = True
+        proxy.release()
+        assert "cannot reach the server" in until(lambda: growfs.status()["last_error"])
+        until(lambda: growfs.status()["state"] == "waiting")
+        assert mounted_at(growfs.mountpoint)
+        proxy.is_away = False
+        until(lambda: growfs.status()["remote"]["listed"])
+        status = growfs.status()
+        assert (status["remote"]["files"], status["last_error"]) == (2500, None)
+
+
+@pytest.mark.promise(3, 14)
+def test_files_are_served_from_the_first_page_of_a_listing_on(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
+    growfs.env.update(rclone_s3.env)
+    url = put(rclone_s3, prefix, *(f"{number:05}" for number in range(2500)))
+    with proxy_to(rclone_s3.endpoint_url) as proxy:
         proxy.hold(is_later_page)
         growfs.mount(url, "--endpoint-url", proxy.url, "--wait-files", "1")
-        until(lambda: any(is_later_page(asked) for asked in proxy.asked))
+        until(lambda: any(is_later_page(request) for request in proxy.requests))
         status = growfs.status()
         assert (status["state"], status["remote"]["listed"], status["remote"]["files"]) == ("listing", False, 1000)
         (first, *_) = growfs.names()
         assert (growfs.mountpoint / first).read_text() == first
         growfs.run("pause", growfs.mountpoint)
-        proxy.let_go()
+        proxy.release()
         until(lambda: growfs.status()["remote"]["listed"])
         assert growfs.status()["remote"]["files"] == 2500
-        assert (growfs.mountpoint / "02499").read_bytes() == b"02499", "a name of the last page is there"
-        assert len([asked for asked in proxy.asked if asked.is_listing]) == 3
+        assert (growfs.mountpoint / "02499").read_bytes() == b"02499", "a file of the last page is served"
+        assert len([request for request in proxy.requests if request.is_listing]) == 3
 
 
-def test_throttling_ends_with_everything_local(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+def test_all_files_are_cached_after_throttling(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     paths = [f"d/{number}" for number in range(8)]
     url = put(moto, prefix, *paths)
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         count = itertools.count()
-        proxy.fault = lambda asked: Fault(503, "SlowDown") if asked.is_fetch and next(count) < 8 else None
+        proxy.fault = lambda request: Fault(503, "SlowDown") if request.is_fetch and next(count) < 8 else None
         growfs.mount(url, "--endpoint-url", proxy.url)
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
         status = growfs.status()
@@ -127,22 +192,24 @@ def test_throttling_ends_with_everything_local(growfs: Growfs, moto: S3Server, p
     assert {path: (growfs.mountpoint / path).read_text() for path in growfs.names()} == {path: path for path in paths}
 
 
-def test_throttling_of_the_listing(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+def test_a_throttled_listing_is_retried(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "a")
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         count = itertools.count()
-        proxy.fault = lambda asked: Fault(503, "SlowDown") if asked.is_listing and next(count) < 2 else None
+        proxy.fault = lambda request: Fault(503, "SlowDown") if request.is_listing and next(count) < 2 else None
         growfs.mount(url, "--endpoint-url", proxy.url)
         assert growfs.names() == {"a"}
 
 
 @pytest.mark.promise(3)
-def test_an_object_that_always_fails(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+def test_an_object_that_always_fails_is_reported_and_the_rest_served(
+    growfs: Growfs, moto: S3Server, prefix: str
+) -> None:
     paths = [f"d/{number}" for number in range(6)]
     url = put(moto, prefix, *paths)
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         bad = is_fetch_of("d/3")
-        proxy.fault = lambda asked: Fault(500, "InternalError") if bad(asked) else None
+        proxy.fault = lambda request: Fault(500, "InternalError") if bad(request) else None
         growfs.mount(url, "--endpoint-url", proxy.url, "--settle", "0", "--wait-files", "1")
         with pytest.raises(OSError, match="Input/output error") as caught:
             (growfs.mountpoint / "d/3").read_bytes()
@@ -155,42 +222,44 @@ def test_an_object_that_always_fails(growfs: Growfs, moto: S3Server, prefix: str
         assert "last error" in growfs.run("status", growfs.mountpoint).stdout
         assert f"{url}/d/3: the server is busy or failing (500" in (growfs.mountpoint / ".growfs/log").read_text()
         proxy.fault = lambda _: None
-        assert (growfs.mountpoint / "d/3").read_bytes() == b"d/3", "an open tries again"
+        assert (growfs.mountpoint / "d/3").read_bytes() == b"d/3", "opening it retries the fetch"
 
 
 @pytest.mark.promise(3, 16)
-def test_an_object_deleted_between_listing_and_fetch(growfs: Growfs, moto: S3Server, prefix: str) -> None:
-    url = put(moto, prefix, "d/0", "d/1", "d/goes")
-    with before(moto.endpoint_url) as proxy:
-        goes = is_fetch_of("d/goes")
-        proxy.hold(goes)
+def test_an_object_deleted_between_listing_and_fetch_disappears(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+    url = put(moto, prefix, "d/0", "d/1", "d/deleted")
+    with proxy_to(moto.endpoint_url) as proxy:
+        is_deleted = is_fetch_of("d/deleted")
+        proxy.hold(is_deleted)
         growfs.mount(url, "--endpoint-url", proxy.url, "--settle", "0", "--no-wait")
-        until(lambda: any(goes(asked) for asked in proxy.asked))
-        moto.delete(f"{prefix}/d/goes")
-        proxy.let_go()
+        until(lambda: any(is_deleted(request) for request in proxy.requests))
+        moto.delete(f"{prefix}/d/deleted")
+        proxy.release()
         until(lambda: growfs.names() == {"d/0", "d/1"})
         until(lambda: growfs.status()["remote"]["files"] == 2)
         with pytest.raises(FileNotFoundError):
-            (growfs.mountpoint / "d/goes").read_bytes()
+            (growfs.mountpoint / "d/deleted").read_bytes()
 
 
 @pytest.mark.promise(16, 33)
-def test_an_object_changed_between_listing_and_fetch(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+def test_an_object_changed_between_listing_and_fetch_is_served_new(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/changes")
-    with before(moto.endpoint_url) as proxy:
-        changes = is_fetch_of("d/changes")
-        proxy.hold(changes)
+    with proxy_to(moto.endpoint_url) as proxy:
+        is_changed = is_fetch_of("d/changes")
+        proxy.hold(is_changed)
         growfs.mount(url, "--endpoint-url", proxy.url, "--settle", "0", "--no-wait")
-        until(lambda: any(changes(asked) for asked in proxy.asked))
+        until(lambda: any(is_changed(request) for request in proxy.requests))
         moto.put(f"{prefix}/d/changes", b"new and longer")
-        proxy.let_go()
+        proxy.release()
         until(lambda: growfs.names() == {"d/0", "d/changes"})
         assert (growfs.mountpoint / "d/changes").read_bytes() == b"new and longer"
         assert (growfs.mountpoint / "d/changes").stat().st_size == len(b"new and longer")
 
 
 @pytest.mark.promise(16)
-def test_an_open_of_an_object_that_changed_since_it_was_listed(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+def test_an_open_of_an_object_changed_since_the_listing_reads_the_new_one(
+    growfs: Growfs, moto: S3Server, prefix: str
+) -> None:
     url = put(moto, prefix, "d/0", "d/changes")
     growfs.mount(url, "--settle", "0")
     until(lambda: growfs.status()["state"] == "complete")
@@ -200,10 +269,10 @@ def test_an_open_of_an_object_that_changed_since_it_was_listed(growfs: Growfs, m
     assert (growfs.mountpoint / "d/changes").read_bytes() == b"new and longer"
 
 
-def test_access_denied_on_objects_only(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+def test_a_mount_fails_when_access_to_all_objects_is_denied(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/1", "d/2", "d/3")
-    with before(moto.endpoint_url) as proxy:
-        proxy.fault = lambda asked: Fault(403, "AccessDenied") if asked.is_fetch else None
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = lambda request: Fault(403, "AccessDenied") if request.is_fetch else None
         done = growfs.mount(url, "--endpoint-url", proxy.url, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("growfs: ")
@@ -213,15 +282,18 @@ def test_access_denied_on_objects_only(growfs: Growfs, moto: S3Server, prefix: s
     assert f"{url}/d/" in done.stderr
     assert not mounted_at(growfs.mountpoint)
     assert [path for path in growfs.cache_dir.iterdir() if path.is_dir()] == []
+    (log,) = growfs.cache_dir.glob("*.log")
+    assert f"its log is {log}\n" in done.stderr
+    assert "access denied" in log.read_text()
 
 
 @pytest.mark.promise(1, 33)
 def test_a_server_that_cuts_objects_short_gives_no_partial_file(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     data = random.Random(1).randbytes(300_000)
     moto.put(f"{prefix}/d/whole", data)
-    with before(moto.endpoint_url) as proxy:
+    with proxy_to(moto.endpoint_url) as proxy:
         count = itertools.count()
-        proxy.cut = lambda asked: asked.is_fetch and next(count) < 2
+        proxy.cut = lambda request: request.is_fetch and next(count) < 2
         growfs.mount(f"s3://{moto.bucket}/{prefix}", "--endpoint-url", proxy.url)
         assert next(count) >= 3
     assert (growfs.mountpoint / "d/whole").read_bytes() == data

@@ -1,4 +1,4 @@
-"""The access patterns that the rules must serve, each as processes on a simulated mount."""
+"""The access patterns that rotation must serve, each as processes on a simulated mount."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import File
 from growfs.simulation.simulator import Process
 from tests.simulation.world import MINUTE, STEP_S, World, catalog
@@ -13,16 +14,17 @@ from tests.simulation.world import MINUTE, STEP_S, World, catalog
 
 @dataclass(frozen=True)
 class Pattern:
-    """processes: given a world. grows: at least one live reader lists again. filled: the cache, before they start.
+    """An access pattern.
 
-    strangers: it opens names that no listing showed it. listed_once: these directories nobody lists again. options: of
-    the world.
+    processes: makes them for a world. grows: whether a reader lists again, and so sees more files. filled: the part of
+    the cache that is full when they start. opens_unlisted: whether it opens names that no listing showed. listed_once:
+    directories that are listed only once. options: of the world.
     """
 
     processes: Callable[[World], list[Process]]
     grows: bool = True
     filled: float = 1.0
-    strangers: bool = False
+    opens_unlisted: bool = False
     listed_once: tuple[int, ...] = ()
     options: Callable[[], dict[str, Any]] = dict
 
@@ -30,11 +32,11 @@ class Pattern:
 PATTERNS: dict[str, Pattern] = {}
 
 
-def pattern(name: str, **facts: Any) -> Callable[[Callable[[World], list[Process]]], None]:
-    """Register one."""
+def pattern(name: str, **fields: Any) -> Callable[[Callable[[World], list[Process]]], None]:
+    """Register a pattern; decorates the function that makes its processes."""
 
     def register(processes: Callable[[World], list[Process]]) -> None:
-        PATTERNS[name] = Pattern(processes, **facts)
+        PATTERNS[name] = Pattern(processes, **fields)
 
     return register
 
@@ -44,12 +46,32 @@ def _(world: World) -> list[Process]:
     return [world.train()]
 
 
-@pattern("lists once for ever", grows=False)
+@pattern("one file is opened before the first listing")
+def _(world: World) -> list[Process]:
+    def process() -> Process:
+        look = world.simulation.reader()
+        labels = look.list(world.directories[0])[:1]
+        look.exit()
+        reader = world.simulation.reader()
+        yield from world.read(reader, labels)
+        yield from world.train(reader=reader)
+
+    return [process()]
+
+
+@pattern("index.csv is read once, then directories are listed")
+def _(world: World) -> list[Process]:
+    reader = world.simulation.reader()
+    reader.list(EVERYWHERE)
+    return [world.train(reader=reader)]
+
+
+@pattern("lists once", grows=False)
 def _(world: World) -> list[Process]:
     return [world.train(relist=False)]
 
 
-@pattern("8 ranks with offsets, each everything")
+@pattern("8 ranks with offsets, each reads everything")
 def _(world: World) -> list[Process]:
     return [world.train(start_s=8.0 * rank, step_s=STEP_S * (1 + rank / 100)) for rank in range(8)]
 
@@ -129,13 +151,13 @@ def _(world: World) -> list[Process]:
         while not world.enough:
             first = world.simulation.reader()
             ids = world.shuffled((yield from world.walk(first)))
-            done = round(0.4 * len(ids))
-            yield from world.read(first, ids[:done])
+            count = round(0.4 * len(ids))
+            yield from world.read(first, ids[:count])
             first.exit()
             yield 5 * MINUTE
             second = world.simulation.reader()
-            now = set((yield from world.walk(second)))
-            yield from world.read(second, [id for id in ids[done:] if id in now])
+            listed = set((yield from world.walk(second)))
+            yield from world.read(second, [id for id in ids[count:] if id in listed])
             yield from world.read(second, world.shuffled((yield from world.walk(second))))
             second.exit()
 
@@ -216,6 +238,22 @@ def _(world: World) -> list[Process]:
     return [process()]
 
 
+@pattern("a notebook looks at a batch before it lists the validation set")
+def _(world: World) -> list[Process]:
+    def notebook() -> Process:
+        while not world.enough:
+            reader = world.simulation.reader()
+            for _ in range(2):
+                training = yield from world.walk(reader)
+                yield from world.read(reader, world.shuffled(training)[: len(training) // 5])
+                validation = yield from world.walk(reader)
+                assert set(training) == set(validation)
+                yield from world.read(reader, world.shuffled(training))
+            reader.exit()
+
+    return [notebook(), world.train(start_s=10.0)]
+
+
 @pattern("Hugging Face lists 65 times")
 def _(world: World) -> list[Process]:
     def process() -> Process:
@@ -233,7 +271,7 @@ def _(world: World) -> list[Process]:
     return [process()]
 
 
-@pattern("find > list, and then training from the list")
+@pattern("find > list, then training from the list")
 def _(world: World) -> list[Process]:
     def process() -> Process:
         while not world.enough:
@@ -249,7 +287,7 @@ def _(world: World) -> list[Process]:
     return [process()]
 
 
-@pattern("training from a list for ever, beside a re-lister")
+@pattern("training from a fixed list, beside a re-lister")
 def _(world: World) -> list[Process]:
     def from_list() -> Process:
         find = world.simulation.reader()
@@ -263,7 +301,7 @@ def _(world: World) -> list[Process]:
     return [from_list(), world.train(start_s=40.0)]
 
 
-@pattern("names from elsewhere", grows=False, strangers=True)
+@pattern("names from another source", grows=False, opens_unlisted=True)
 def _(world: World) -> list[Process]:
     def process() -> Process:
         reader = world.simulation.reader()
@@ -274,7 +312,7 @@ def _(world: World) -> list[Process]:
     return [process()]
 
 
-@pattern("names from elsewhere beside a re-lister", strangers=True)
+@pattern("names from another source beside a re-lister", opens_unlisted=True)
 def _(world: World) -> list[Process]:
     def process() -> Process:
         while not world.enough:

@@ -1,4 +1,4 @@
-"""The little statistics that the tests of the simulation need; no numbers from elsewhere."""
+"""The few statistics that the tests of the simulation need, without another dependency."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def uniform_tail(counts: Sequence[int]) -> float:
 
 
 def holm_rejects(tails: Sequence[float], level: float = 0.01) -> int:
-    """How many hypotheses fall at that level for all of them together (Holm 1979)."""
+    """How many hypotheses are rejected at a level for all of them together (Holm 1979)."""
     rejected = 0
     for tested, tail in enumerate(sorted(tails)):
         if tail > level / (len(tails) - tested):

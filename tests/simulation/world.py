@@ -1,4 +1,4 @@
-"""A simulated mount and the processes that read it, as the traced readers do. Seeds are fixed."""
+"""A simulated mount, and processes that read it as the traced readers do. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Walk = Generator[float, None, list[int]]
 
 
 def catalog(files: int, directories: int = 10) -> list[File]:
-    """Files of equal size, dealt out to directories."""
+    """Files of equal size, spread over directories."""
     return [File(1 + i % directories, f"c{1 + i % directories}/{i:06}.rec", SIZE) for i in range(files)]
 
 
 class World:
-    """A mount, and how many opens are wanted of it.
+    """A mount, and the number of opens after which its processes end: they check `enough`.
 
-    downloads: how many files the link could bring for each open of a single reader. Processes ask `enough` and end.
+    downloads: how many files the link can fetch for each open of a single reader.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class World:
         self.files = catalog(1000) if files is None else files
         self.bytes = sum(file.size for file in self.files)
         self.limit = int(share * self.bytes)
-        self.opens_wanted = opens
+        self.opens_target = opens
         mean = self.bytes / len(self.files)
         self.simulation = Simulation(
             self.files,
@@ -56,21 +56,21 @@ class World:
     @property
     def enough(self) -> bool:
         """Whether the processes may end."""
-        return self.opens >= self.opens_wanted
+        return self.opens >= self.opens_target
 
     def fill(self, part: float = 1.0) -> None:
-        """Let the cache fill up to a part."""
+        """Let the cache fill up to a part of its limit."""
         self.simulation.sleep(1.02 * part * self.limit / self.simulation.bandwidth)
 
     def run(self, *processes: Process) -> None:
-        """Let them go on side by side until all have ended."""
+        """Run the processes concurrently until all have ended."""
         self.simulation.run(processes)
 
     def shuffled(self, ids: Sequence[int]) -> list[int]:
-        """In another order."""
+        """The ids in random order."""
         return self.random.sample(ids, len(ids))
 
-    # What a process does, each a part of a process.
+    # Steps of processes.
 
     def walk(self, reader: SimReader, pause_s: float = 0.0) -> Walk:
         """List every directory, one after the other, as os.walk does."""
@@ -82,7 +82,7 @@ class World:
         return ids
 
     def read(self, reader: SimReader, ids: Sequence[int], times: int = 1, step_s: float = STEP_S) -> Process:
-        """Open files one after the other, each so many times in a row."""
+        """Open files one after the other, each `times` times in a row."""
         for id in ids:
             for _ in range(times):
                 wait_s = reader.open(id, keep=True)
@@ -99,10 +99,14 @@ class World:
         choose: Callable[[list[int]], list[int]] | None = None,
         step_s: float = STEP_S,
         epochs: float = float("inf"),
+        reader: SimReader | None = None,
     ) -> Process:
-        """A training run: shuffles what it lists, reads a part of it, and lists again, or not."""
+        """A training run: each epoch reads a part of the listed files in random order; the next one may list again.
+
+        reader: a process that has done something else before.
+        """
         yield start_s
-        reader = self.simulation.reader()
+        reader = reader or self.simulation.reader()
         ids = yield from self.walk(reader)
         epoch = 0
         while not self.enough and epoch < epochs:

@@ -1,4 +1,4 @@
-"""A cache without a daemon: database, catalog, store and rotation in a folder, and files as a worker stages them."""
+"""A cache without a daemon: database, catalog, store and rotation in one folder. Files are staged as by a worker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LocalCache:
     holds: Holds
 
     async def list(self, files: list[RemoteFile], page: int = 1000, skipped: list[Skipped] | None = None) -> int:
-        """Apply a listing of the remote as the worker and CatalogSync do; returns how many files differed."""
+        """Apply a listing of the remote as a worker and CatalogSync do; returns how many files differed."""
         connection = read_only(self.database.path)
         comparison = Comparison(connection)
         number = self.catalog.listing + 1
@@ -59,29 +59,29 @@ class LocalCache:
         return differing + len(gone) + len(comparison.late)
 
     async def apply(self, part: ListingDiff) -> Changes:
-        """As CatalogSync does."""
+        """Apply a part of a listing, as CatalogSync does."""
         changes = await self.catalog.apply(part, self.store.drop_files)
         self.store.count_dropped(changes)
         return changes
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
-        """As the evictor does, while readers have these holds."""
+        """Reserve by rotation, while readers have these holds."""
         self.holds = holds
         return await self.evictor.reserve_by_rotation(size)
 
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
-        """As the evictor does, while readers have these holds."""
+        """Reserve by eviction, while readers have these holds."""
         self.holds = holds
         return await self.evictor.reserve_by_eviction(size)
 
     def node(self, path: str) -> Node:
-        """The node at path, which is there."""
+        """The node at path, which exists."""
         node = self.find(path)
         assert node, path
         return node
 
     def find(self, path: str) -> Node | None:
-        """The node at path."""
+        """The node at path, or None."""
         id, node = ROOT, None
         for name in path.split("/"):
             node = self.catalog.find(id, name)
@@ -91,7 +91,7 @@ class LocalCache:
         return node
 
     def stage(self, path: str, content: bytes) -> StagedFile:
-        """A file as a worker stages it; its bytes are reserved."""
+        """Reserve space for a file, and stage it as a worker does."""
         node = self.node(path)
         file = self.folder / "partial" / str(node.id)
         file.write_bytes(content)
@@ -113,7 +113,7 @@ class LocalCache:
         assert await self.store.admit([staged])
 
     async def begin(self, unrenewed: Holds | None = None, opened: frozenset[int] = frozenset()) -> Generation | None:
-        """Begin a generation, and wait until its decisions are written; returns the current one."""
+        """Begin a generation, and wait until its changes are committed; returns the current one."""
         generations, before = self.generations, self.generations.number
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generations.run)
@@ -124,27 +124,27 @@ class LocalCache:
         return generations.current
 
     def listed(self, generation: Generation | None = None) -> set[str]:
-        """The paths of the files that a generation lists, or the current one: a walk from the root."""
+        """The paths of the files that a generation (by default the current one) lists, by a walk from the root."""
         generation = generation or self.generations.current
         assert generation
-        found, folders = set[str](), [ROOT]
+        paths, folders = set[str](), [ROOT]
         while folders:
             for entry in self.entries(folders.pop(), generation):
                 if entry.is_dir:
                     folders.append(entry.id)
                 elif node := self.catalog.node(entry.id):
-                    found.add(self.catalog.path(node))
-        return found
+                    paths.add(self.catalog.path(node))
+        return paths
 
     def entries(self, directory: int, generation: Generation, at_once: int = 1000) -> Sequence[Entry]:
-        """What a generation lists of a directory, read in steps of so many rows."""
-        found = deque[Entry]()
+        """The entries of a directory that a generation lists, read at_once rows at a time."""
+        listed = deque[Entry]()
         passed: int | None = 0
         while passed is not None:
             entries, passed = visible_entries(self.store, directory, passed, generation, at_once, 0)
-            found += entries
+            listed += entries
             passed = entries[-1].position if entries else passed
-        return found
+        return listed
 
     def totals(self) -> tuple[int, int]:
         """(files, bytes) of the current generation."""
@@ -162,7 +162,7 @@ class LocalCache:
         files = self.folder / "files"
         return {str(path.relative_to(files)): path.read_bytes() for path, _ in disk.walk_files(files)}
 
-    def known(self) -> set[RemoteFile]:
+    def catalog_files(self) -> set[RemoteFile]:
         """The files of the catalog."""
         rows = self.database.rows("SELECT id FROM node WHERE is_dir = 0")
         nodes = [node for (id,) in rows if (node := self.catalog.node(id))]

@@ -26,7 +26,7 @@ def read(find: Callable[[BinaryIO], Iterator[Member]], archive: bytes) -> dict[s
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-def test_a_tar(kind: int) -> None:
+def test_the_members_of_a_tar_are_found(kind: int) -> None:
     archive = tar_of(CONTENT, kind)
     expected = {name.removeprefix("./").lstrip("/"): data for name, data in by_tarfile(archive).items()}
     assert read(tar, archive) == expected
@@ -44,7 +44,7 @@ def test_only_the_files_of_a_tar_are_members() -> None:
 
 
 @pytest.mark.parametrize(
-    ("archive", "says"),
+    ("archive", "message"),
     [
         (gzip.compress(tar_of(CONTENT)), "compressed with gzip"),
         (tar_of(CONTENT)[:1000], "unexpected end of data"),
@@ -54,8 +54,8 @@ def test_only_the_files_of_a_tar_are_members() -> None:
         (b"", "empty file"),
     ],
 )
-def test_what_is_no_plain_tar_is_refused(archive: bytes, says: str) -> None:
-    with pytest.raises((ValueError, tarfile.ReadError), match=says):
+def test_an_archive_that_is_no_plain_tar_is_refused(archive: bytes, message: str) -> None:
+    with pytest.raises((ValueError, tarfile.ReadError), match=message):
         list(tar(io.BytesIO(archive)))
 
 
@@ -69,15 +69,15 @@ def test_a_sparse_tar_is_refused(tmp_path: Path) -> None:
         list(tar(io.BytesIO((tmp_path / "it.tar").read_bytes())))
 
 
-def test_a_webdataset() -> None:
+def test_the_members_of_a_webdataset_shard_are_named_by_class() -> None:
     content = samples(1) | {"deep/key.one.seg.png": b"seg", "deep/key.cls": b" cat\n", "deep/key.jpg": b"jpg"}
-    found = read(webdataset, tar_of(content))
+    members = read(webdataset, tar_of(content))
     expected = {
         f"/{int(content[name[:7] + '.cls']):05}/{name}": data
         for name, data in samples(1).items()
         if name.endswith(".bin")
     }
-    assert found == expected | {"/cat/deep/key.one.seg.png": b"seg", "/cat/deep/key.jpg": b"jpg"}
+    assert members == expected | {"/cat/deep/key.one.seg.png": b"seg", "/cat/deep/key.jpg": b"jpg"}
 
 
 def test_a_sample_without_a_class_is_refused() -> None:
@@ -86,7 +86,7 @@ def test_a_sample_without_a_class_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_zip(kind: int) -> None:
+def test_only_stored_zip_members_can_be_read(kind: int) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", kind) as writer:
         writer.mkdir("d") if hasattr(writer, "mkdir") else None

@@ -1,4 +1,4 @@
-"""What may be fetched in a day, and what becomes of the count."""
+"""The daily budget: how many bytes may be fetched, and how the count is kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save(cache: LocalCache, budget: Budget) -> None:
     cache.database.write_now(budget.save)
 
 
-def test_a_budget_is_spent(cache: LocalCache, clock: Clock) -> None:
+def test_a_budget_is_spent_when_the_limit_is_reached(cache: LocalCache, clock: Clock) -> None:
     budget = Budget(cache.database, 100)
     budget.spend(99)
     assert (budget.spent, budget.is_spent) == (99, False)
@@ -39,17 +39,17 @@ def test_a_budget_is_spent(cache: LocalCache, clock: Clock) -> None:
     assert (budget.spent, budget.is_spent) == (104, True)
 
 
-def test_without_a_limit_nothing_is_ever_spent(cache: LocalCache, clock: Clock) -> None:
+def test_without_a_limit_the_budget_is_never_spent(cache: LocalCache, clock: Clock) -> None:
     budget = Budget(cache.database, None)
     budget.spend(1 << 50)
     assert (budget.spent, budget.is_spent) == (1 << 50, False)
 
 
-def test_a_budget_of_nothing_is_spent_at_once(cache: LocalCache, clock: Clock) -> None:
+def test_a_budget_of_zero_is_spent_at_once(cache: LocalCache, clock: Clock) -> None:
     assert Budget(cache.database, 0).is_spent
 
 
-def test_a_limit_that_changes_counts_at_once(cache: LocalCache, clock: Clock) -> None:
+def test_a_change_of_the_limit_applies_at_once(cache: LocalCache, clock: Clock) -> None:
     budget = Budget(cache.database, 100)
     budget.spend(100)
     budget.limit = 101
@@ -57,7 +57,7 @@ def test_a_limit_that_changes_counts_at_once(cache: LocalCache, clock: Clock) ->
 
 
 @pytest.mark.promise(27)
-def test_a_day_ends(cache: LocalCache, clock: Clock) -> None:
+def test_the_count_restarts_when_a_day_ends(cache: LocalCache, clock: Clock) -> None:
     clock.now += DAY_S - 60
     budget = Budget(cache.database, 100)
     budget.spend(100)
@@ -71,21 +71,21 @@ def test_a_day_ends(cache: LocalCache, clock: Clock) -> None:
 
 
 @pytest.mark.promise(27)
-def test_the_count_is_kept_over_a_restart(cache: LocalCache, clock: Clock) -> None:
+def test_the_count_survives_a_restart(cache: LocalCache, clock: Clock) -> None:
     budget = Budget(cache.database, 100)
     budget.spend(60)
     save(cache, budget)
     clock.now += 3600
-    again = Budget(cache.database, 100)
-    assert again.spent == 60
-    again.spend(40)
-    assert again.is_spent
-    save(cache, again)
+    reloaded = Budget(cache.database, 100)
+    assert reloaded.spent == 60
+    reloaded.spend(40)
+    assert reloaded.is_spent
+    save(cache, reloaded)
     clock.now += DAY_S
     assert Budget(cache.database, 100).spent == 0
 
 
-def test_a_day_that_is_like_the_one_before_is_written_down_too(cache: LocalCache, clock: Clock) -> None:
+def test_the_count_of_a_day_equal_to_the_day_before_is_saved(cache: LocalCache, clock: Clock) -> None:
     budget = Budget(cache.database, 100)
     budget.spend(60)
     save(cache, budget)
@@ -95,7 +95,7 @@ def test_a_day_that_is_like_the_one_before_is_written_down_too(cache: LocalCache
     assert Budget(cache.database, 100).spent == 60
 
 
-def test_nothing_is_written_where_nothing_was_spent(cache: LocalCache, clock: Clock) -> None:
+def test_an_unchanged_count_is_not_saved_again(cache: LocalCache, clock: Clock) -> None:
     budget = Budget(cache.database, 100)
     budget.spend(60)
     save(cache, budget)

@@ -16,15 +16,15 @@ from growfs.remote.protocol import RemoteFile, Skipped
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 
-async def test_a_listing_is_taken_over(cache: LocalCache) -> None:
+async def test_a_listing_becomes_the_catalog(cache: LocalCache) -> None:
     files = [file("a/1"), file("a/2", 50), file("b/c/3")]
     assert await cache.list(files) == 3
-    assert cache.known() == set(files)
+    assert cache.catalog_files() == set(files)
     assert (cache.catalog.files, cache.catalog.bytes, cache.catalog.directories) == (3, 250, 4)
     assert cache.catalog.listing == 1
 
 
-async def test_listing_again_what_did_not_change_alters_nothing(cache: LocalCache) -> None:
+async def test_an_unchanged_listing_alters_nothing(cache: LocalCache) -> None:
     files = [file("a/1"), file("b/2", None), file("3", version="")]
     await cache.list(files)
     ids = {path: cache.node(path).id for path in ("a/1", "b/2", "3")}
@@ -40,7 +40,7 @@ async def test_a_changed_file_is_another_node(cache: LocalCache, now: RemoteFile
     await cache.list([now, file("a/2")])
     assert cache.node("a/1").id > before.id
     assert cache.catalog.node(before.id) is None
-    assert cache.known() == {now, file("a/2")}
+    assert cache.catalog_files() == {now, file("a/2")}
     assert cache.catalog.bytes == (now.size or 0) + 100
 
 
@@ -55,7 +55,7 @@ async def test_a_changed_file_is_another_node(cache: LocalCache, now: RemoteFile
         (RemoteFile("a", 100, 5, "known now"), False),
     ],
 )
-async def test_what_either_side_does_not_know_cannot_differ(cache: LocalCache, now: RemoteFile, differs: bool) -> None:
+async def test_an_unknown_attribute_does_not_differ(cache: LocalCache, now: RemoteFile, differs: bool) -> None:
     await cache.list([RemoteFile("a", 100, 5, "")])
     assert await cache.list([now]) == differs
 
@@ -73,7 +73,7 @@ async def test_an_id_is_never_used_again(cache: LocalCache) -> None:
     assert cache.node("b").id > last
 
 
-async def test_what_the_remote_deleted_is_gone_with_the_folders_that_this_empties(cache: LocalCache) -> None:
+async def test_files_deleted_by_the_remote_are_removed_with_emptied_folders(cache: LocalCache) -> None:
     await cache.list([file("a/b/c/1"), file("a/2"), file("3")])
     await cache.list([file("a/2"), file("3")])
     assert cache.find("a/b") is None
@@ -84,7 +84,7 @@ async def test_what_the_remote_deleted_is_gone_with_the_folders_that_this_emptie
     assert cache.catalog.directories == 1
 
 
-async def test_a_folder_that_was_emptied_can_come_back(cache: LocalCache) -> None:
+async def test_an_emptied_folder_can_come_back(cache: LocalCache) -> None:
     await cache.list([file("a/b/1"), file("2")])
     await cache.list([file("2")])
     await cache.list([file("a/b/1"), file("2")])
@@ -94,39 +94,39 @@ async def test_a_folder_that_was_emptied_can_come_back(cache: LocalCache) -> Non
 
 @pytest.mark.parametrize("page", [1, 2])
 @pytest.mark.parametrize("files", [[file("a"), file("a/b")], [file("a/b"), file("a")]])
-async def test_of_a_file_and_a_directory_of_one_name_the_directory_stays(
+async def test_where_a_file_and_a_directory_have_one_name_the_directory_stays(
     cache: LocalCache, files: list[RemoteFile], page: int
 ) -> None:
     for _ in range(2):
         await cache.list(files, page)
-        assert cache.known() == {file("a/b")}
+        assert cache.catalog_files() == {file("a/b")}
         assert cache.catalog.skipped(cache.database.rows) == [(FILE_AND_DIRECTORY, 1, "a")]
         assert (cache.catalog.files, cache.catalog.bytes, cache.catalog.directories) == (1, 100, 2)
 
 
 @pytest.mark.parametrize("page", [1, 2])
-async def test_of_a_name_that_comes_twice_the_first_counts(cache: LocalCache, page: int) -> None:
+async def test_of_a_duplicate_name_the_first_counts(cache: LocalCache, page: int) -> None:
     for _ in range(2):
         await cache.list([file("a", version="v1"), file("b"), file("a", version="v2")], page)
-        assert cache.known() == {file("a", version="v1"), file("b")}
+        assert cache.catalog_files() == {file("a", version="v1"), file("b")}
         assert cache.catalog.skipped(cache.database.rows) == [(DUPLICATE_NAME, 1, "a")]
     await cache.list([file("new", version="v9"), file("a", version="v2"), file("new", version="v8")], page)
-    assert cache.known() == {file("a", version="v2"), file("new", version="v9")}
+    assert cache.catalog_files() == {file("a", version="v2"), file("new", version="v9")}
 
 
-async def test_a_conflict_deep_in_a_path_is_named_where_it_is(cache: LocalCache) -> None:
+async def test_a_conflict_deep_in_a_path_is_reported_with_its_path(cache: LocalCache) -> None:
     await cache.list([file("a/b"), file("a/b/c/d")])
-    assert cache.known() == {file("a/b/c/d")}
+    assert cache.catalog_files() == {file("a/b/c/d")}
     assert cache.catalog.skipped(cache.database.rows) == [(FILE_AND_DIRECTORY, 1, "a/b")]
 
 
 async def test_a_file_becomes_a_directory_and_a_file_again(cache: LocalCache) -> None:
     for files in ([file("a")], [file("a/b")], [file("a")], [file("a/b/c")], [file("a/b")]):
         await cache.list(files)
-        assert cache.known() == set(files)
+        assert cache.catalog_files() == set(files)
 
 
-async def test_a_cached_file_gives_way_to_a_directory(cache: LocalCache) -> None:
+async def test_a_cached_file_may_be_replaced_by_a_directory(cache: LocalCache) -> None:
     await cache.list([file("a"), file("z")])
     await cache.admit("a", "z")
     await cache.list([file("a/b"), file("z")])
@@ -134,7 +134,7 @@ async def test_a_cached_file_gives_way_to_a_directory(cache: LocalCache) -> None
     assert set(cache.cached()) == cache.resident() == {"a/b", "z"}
 
 
-async def test_a_cached_directory_gives_way_to_a_file(cache: LocalCache) -> None:
+async def test_a_cached_directory_may_be_replaced_by_a_file(cache: LocalCache) -> None:
     await cache.list([file("a/b/c"), file("z")])
     await cache.admit("a/b/c", "z")
     await cache.list([file("a"), file("z")])
@@ -152,7 +152,7 @@ async def test_skipped_names_are_those_of_the_last_listing(cache: LocalCache) ->
     assert cache.catalog.skipped(cache.database.rows) == []
 
 
-async def test_a_skipped_name_need_not_be_text(cache: LocalCache) -> None:
+async def test_a_skipped_name_need_not_be_valid_text(cache: LocalCache) -> None:
     await cache.list([file("a")], skipped=[Skipped("name is not UTF-8", "caf\udce9")])
     assert cache.catalog.skipped(cache.database.rows) == [("name is not UTF-8", 1, "caf?")]
 
@@ -176,23 +176,23 @@ async def test_an_unknown_size_is_learned(cache: LocalCache) -> None:
     assert cache.catalog.bytes == 77
 
 
-async def test_a_change_of_what_is_already_replaced_is_harmless(cache: LocalCache) -> None:
+async def test_a_change_of_a_file_already_replaced_is_ignored(cache: LocalCache) -> None:
     await cache.list([file("a")])
     id = cache.node("a").id
     await cache.apply(ListingDiff(2, changed=[(id, file("a", version="v2"))]))
     await cache.apply(ListingDiff(2, changed=[(id, file("a", version="v3"))], gone=[id]))
-    assert cache.known() == {file("a", version="v2")}
+    assert cache.catalog_files() == {file("a", version="v2")}
     assert (cache.catalog.files, cache.catalog.bytes) == (1, 100)
 
 
-async def test_a_part_that_fails_leaves_no_trace(cache: LocalCache) -> None:
+async def test_a_part_of_a_listing_that_fails_changes_nothing(cache: LocalCache) -> None:
     broken = RemoteFile("new/b", b"no size".fromhex("00"), None, None)  # type: ignore[arg-type]
     await cache.list([file("a/1")])
     with pytest.raises(Exception, match="NOT NULL"):
         await cache.apply(ListingDiff(2, new=[file("new/a"), broken]))
-    assert cache.known() == {file("a/1")}
+    assert cache.catalog_files() == {file("a/1")}
     await cache.list([file("other/x"), file("new/c")])
-    assert cache.known() == {file("other/x"), file("new/c")}
+    assert cache.catalog_files() == {file("other/x"), file("new/c")}
 
 
 PATHS = st.sampled_from(["a", "b", "a/b", "a/c", "a/b/c", "b/a", "c/a/b", "c"])
@@ -202,7 +202,7 @@ LISTINGS = st.lists(st.dictionaries(PATHS, st.sampled_from(["v1", "v2"]), min_si
 @pytest.mark.promise(16)
 @settings(max_examples=60)
 @given(LISTINGS, st.integers(1, 3), st.sets(PATHS))
-def test_after_any_listings_the_catalog_is_the_last_of_them(
+def test_after_any_listings_the_catalog_equals_the_last_one(
     listings: list[dict[str, str]], page: int, fetched: set[str]
 ) -> None:
     async def run(folder: Path) -> None:
@@ -216,7 +216,7 @@ def test_after_any_listings_the_catalog_is_the_last_of_them(
                     await cache.admit(path)
         folders = {path[:at] for path in listings[-1] for at, letter in enumerate(path) if letter == "/"}
         expected = {file(path, version=version) for path, version in listings[-1].items() if path not in folders}
-        assert cache.known() == expected
+        assert cache.catalog_files() == expected
         assert cache.catalog.files == len(expected)
         assert cache.catalog.bytes == 100 * len(expected)
         kept = {file.path for file in expected}

@@ -1,4 +1,4 @@
-"""How many requests run at a time, against a simulated link and store."""
+"""The number of concurrent requests, with a simulated link and store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOISE = 0.03
 
 
 class Link:
-    """A rate with some noise: that of the streams, and at most that of the link."""
+    """A link: the rate is the sum of the streams', at most that of the link, with some noise."""
 
     def __init__(self, link: float, each: float, seed: int = 1) -> None:
         self.link, self.each = link, each
@@ -23,13 +23,13 @@ class Link:
         return min(self.link, streams * self.each) * self.noise.gauss(1, NOISE)
 
     def drive(self, controller: ConcurrencyController, periods: int) -> list[int]:
-        """The streams after each period."""
+        """The number of streams after each of so many periods."""
         return [controller.update(self.rate(controller.streams), True, False) for _ in range(periods)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("link", "each"), [(100, 1), (100, 2), (100, 5), (30, 1), (1000, 8), (10, 5), (20, 20)])
-def test_it_uses_the_link(link: float, each: float, seed: int) -> None:
+def test_the_controller_uses_the_link(link: float, each: float, seed: int) -> None:
     controller = ConcurrencyController()
     streams = Link(link, each, seed).drive(controller, 2 * PERIODS)[PERIODS:]
     used = sum(min(link, count * each) for count in streams) / len(streams)
@@ -37,24 +37,24 @@ def test_it_uses_the_link(link: float, each: float, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_does_not_run_away_where_more_brings_nothing(seed: int) -> None:
+def test_streams_do_not_grow_without_limit_where_more_bring_nothing(seed: int) -> None:
     streams = Link(100, 100 / STREAMS_FIRST, seed).drive(ConcurrencyController(), 5 * PERIODS)
     assert max(streams) < 3 * STREAMS_FIRST
 
 
-def test_it_reduces_streams_that_are_not_needed_any_more() -> None:
+def test_streams_that_are_not_needed_any_more_are_reduced() -> None:
     controller = ConcurrencyController()
     Link(100, 1).drive(controller, PERIODS)
     assert controller.streams > 64
     assert Link(100, 10).drive(controller, 3 * PERIODS)[-1] < 40
 
 
-def test_it_halves_where_the_store_refuses_and_recovers() -> None:
+def test_streams_are_halved_when_the_store_throttles_and_recover() -> None:
     controller = ConcurrencyController()
     link = Link(100, 1)
     before = link.drive(controller, PERIODS)[-1]
     assert [controller.update(10, True, True) for _ in range(3)] == [before // 2, before // 4, before // 8]
-    assert link.drive(controller, REST_PERIODS) == [before // 8] * REST_PERIODS, "it rests first"
+    assert link.drive(controller, REST_PERIODS) == [before // 8] * REST_PERIODS, "it pauses before it grows again"
     assert link.drive(controller, PERIODS)[-1] >= 90
     for _ in range(10):
         controller.update(0, False, True)
@@ -62,7 +62,7 @@ def test_it_halves_where_the_store_refuses_and_recovers() -> None:
     assert link.drive(controller, 2 * PERIODS)[-1] >= 90
 
 
-def test_a_refusal_is_no_judgement_of_the_step_before() -> None:
+def test_throttling_does_not_judge_the_step_before() -> None:
     controller = ConcurrencyController()
     controller.update(100, True, False)
     assert controller.update(500, True, True) == controller.streams
@@ -71,25 +71,25 @@ def test_a_refusal_is_no_judgement_of_the_step_before() -> None:
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
-def test_a_period_that_shows_nothing_changes_nothing(idle: tuple[float, bool]) -> None:
+def test_an_idle_period_changes_nothing(idle: tuple[float, bool]) -> None:
     controller = ConcurrencyController()
     assert [controller.update(*idle, False) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 @pytest.mark.parametrize("enough", [STREAMS_FIRST, STREAMS_MAX])
-def test_no_step_is_kept_that_was_not_judged(idle: tuple[float, bool], enough: int) -> None:
-    """With a pause after each period that shows something, it ends up where it would without."""
+def test_an_idle_period_does_not_end_the_trial_of_a_step(idle: tuple[float, bool], enough: int) -> None:
+    """With an idle period after each busy one, it takes the same steps as without."""
     controller, steady = ConcurrencyController(), ConcurrencyController()
-    link, same = Link(100, 100 / enough), Link(100, 100 / enough)
+    link, steady_link = Link(100, 100 / enough), Link(100, 100 / enough)
     for _ in range(3 * PERIODS):
         streams = controller.update(link.rate(controller.streams), True, False)
         assert controller.update(*idle, False) == streams
-        assert streams == steady.update(same.rate(steady.streams), True, False)
+        assert streams == steady.update(steady_link.rate(steady.streams), True, False)
 
 
 @pytest.mark.parametrize("each", [0.0, 1.0, 1e12])
-def test_it_stays_within_its_bounds(each: float) -> None:
+def test_streams_stay_within_their_bounds(each: float) -> None:
     controller = ConcurrencyController()
     chance = random.Random(7)
     for _ in range(2000):

@@ -22,7 +22,7 @@ async def count(to: int) -> AsyncIterator[Any]:
 
 
 async def fail() -> AsyncIterator[Any]:
-    yield "begun"
+    yield "started"
     raise GrowfsError("x: did not work; do this")
 
 
@@ -42,7 +42,7 @@ COMMANDS: dict[str, Command] = {"count": count, "fail": fail, "refuse": refuse, 
 
 
 async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any]]:
-    """(result, progress) of a command, from a daemon's end in this process."""
+    """(result, progress) of a command; the daemon's side runs in this process."""
     progress: list[Any] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Control(folder, COMMANDS).run)
@@ -54,11 +54,11 @@ async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any
     return result, progress
 
 
-async def test_progress_and_a_result(tmp_path: Path) -> None:
+async def test_a_command_reports_progress_and_a_result(tmp_path: Path) -> None:
     assert await run(tmp_path, "count", to=3) == ({"n": 3}, [{"n": 1}, {"n": 2}, {"n": 3}])
 
 
-async def test_a_command_without_progress(tmp_path: Path) -> None:
+async def test_a_command_may_have_no_progress(tmp_path: Path) -> None:
     assert await run(tmp_path, "count", to=0) == (None, [])
 
 
@@ -72,14 +72,16 @@ async def test_a_command_without_progress(tmp_path: Path) -> None:
         ("count", UsageError, "does not understand"),
     ],
 )
-async def test_errors(tmp_path: Path, command: str, kind: type[GrowfsError], text: str) -> None:
+async def test_errors_reach_the_client_with_their_class_and_text(
+    tmp_path: Path, command: str, kind: type[GrowfsError], text: str
+) -> None:
     error, _ = await run(tmp_path, command)
     assert type(error) is kind
     assert text in str(error)
     assert "\n" not in str(error)
 
 
-async def test_a_folder_deeper_than_a_socket_may_be(tmp_path: Path) -> None:
+async def test_the_folder_may_be_deeper_than_a_socket_path_may_be(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     folder.mkdir(parents=True)
     assert (await run(folder, "count", to=1))[0] == {"n": 1}
@@ -110,7 +112,7 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
     folder.mkdir(mode=0o755)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Control(folder, COMMANDS).run)
-        for mode in (0o600, 0o666):  # even where the socket lets them in
+        for mode in (0o600, 0o666):  # even if the mode of the socket admits them
             (folder / SOCKET).chmod(mode)
             done = await trio.run_process([sys.executable, "-c", script, str(folder)], check=False, capture_stderr=True)
             assert done.returncode == 1
@@ -118,21 +120,21 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_no_daemon_answers(tmp_path: Path) -> None:
+def test_where_no_daemon_answers_the_error_names_the_log(tmp_path: Path) -> None:
     with pytest.raises(GrowfsError, match="does not answer") as raised:
         call(tmp_path, "status")
     assert str(tmp_path / "log") in str(raised.value)
 
 
-async def test_a_daemon_that_hangs_up(tmp_path: Path) -> None:
+async def test_a_daemon_that_closes_the_connection_is_reported(tmp_path: Path) -> None:
     listener = trio.socket.socket(trio.socket.AF_UNIX)
     await listener.bind(os.path.relpath(tmp_path / SOCKET))
     listener.listen()
 
     async def hang_up() -> None:
-        line, _ = await listener.accept()
-        await line.recv(100)
-        line.close()
+        connection, _ = await listener.accept()
+        await connection.recv(100)
+        connection.close()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hang_up)
@@ -148,10 +150,10 @@ async def test_a_malformed_request_is_refused_and_others_are_served(tmp_path: Pa
     control = Control(tmp_path, COMMANDS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(control.run)
-        async with await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET)) as line:
-            await line.send_all(request_bytes)
-            await line.send_eof()
-            answer = b"".join([part async for part in line])
+        async with await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET)) as connection:
+            await connection.send_all(request_bytes)
+            await connection.send_eof()
+            answer = b"".join([part async for part in connection])
         assert b'"error"' in answer
         assert await trio.to_thread.run_sync(lambda: call(tmp_path, "count", to=1)) == {"n": 1}
         nursery.cancel_scope.cancel()
@@ -161,7 +163,7 @@ async def test_a_client_that_disconnects_does_not_harm_the_others(tmp_path: Path
     ended = trio.Event()
 
     async def long() -> AsyncIterator[Any]:
-        async with trio.open_nursery() as nursery:  # as the commands that fetch several files do
+        async with trio.open_nursery() as nursery:  # like the commands that fetch several files
             nursery.start_soon(trio.sleep, 0)
             for _ in range(100):
                 await trio.lowlevel.checkpoint()
@@ -170,10 +172,10 @@ async def test_a_client_that_disconnects_does_not_harm_the_others(tmp_path: Path
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Control(tmp_path, {**COMMANDS, "long": long}).run)
-        line = await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET))
-        await line.send_all(b'{"command": "long"}\n')
-        await line.receive_some(1)
-        await line.aclose()
+        connection = await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET))
+        await connection.send_all(b'{"command": "long"}\n')
+        await connection.receive_some(1)
+        await connection.aclose()
         await ended.wait()
         assert await trio.to_thread.run_sync(lambda: call(tmp_path, "count", to=1)) == {"n": 1}
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Which worker gets which file, and what happens to it when workers die, hang, fail or cannot be started."""
+"""Which worker fetches which file, and what happens when workers die, hang, fail or cannot be started."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ import trio
 import trio.testing
 
 from growfs.cache.catalog import Node
-from growfs.errors import GrowfsError, UsageError
-from growfs.remote.digest import PART_BYTES
+from growfs.errors import GrowfsError, RemoteBusy, UsageError
 from growfs.remote.protocol import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.concurrency import STREAMS_FIRST
-from growfs.scheduler.dispatcher import AHEAD, AHEAD_FILES, PERIOD_S, Dispatcher
+from growfs.scheduler.dispatcher import (
+    AHEAD_BYTES,
+    AHEAD_FILES,
+    AHEAD_PRODUCED,
+    AHEAD_S,
+    AHEAD_STREAMS,
+    PERIOD_S,
+    SMALL_BYTES,
+    Dispatcher,
+)
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState
 from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
@@ -27,23 +35,23 @@ SIZE = 1000
 
 
 class Worker:
-    """The channel to a worker that the test plays. wanted: what it has to fetch."""
+    """Stands in for the channel to a worker. requests: what it has yet to fetch, by path."""
 
     def __init__(self) -> None:
-        self.wanted: dict[str, FetchRequest] = {}
-        self.had: list[list[str]] = []  # of each message
+        self.requests: dict[str, FetchRequest] = {}
+        self.batches: list[list[str]] = []  # the paths of each message
         self.closed = False
-        self._says, self._comes = trio.open_memory_channel[Any](1000)
+        self._sender, self._receiver = trio.open_memory_channel[Any](1000)
 
     async def send(self, message: FetchFiles) -> None:
         if self.closed:
             raise WorkerLost
-        self.had.append([wanted.file.path for wanted in message.files])
-        self.wanted |= {wanted.file.path: wanted for wanted in message.files}
+        self.batches.append([request.file.path for request in message.files])
+        self.requests |= {request.file.path: request for request in message.files}
 
     async def receive(self) -> Any:
         try:
-            return await self._comes.receive()
+            return await self._receiver.receive()
         except (trio.EndOfChannel, trio.ClosedResourceError):
             raise WorkerLost from None
 
@@ -53,34 +61,34 @@ class Worker:
 
     def die(self) -> None:
         self.closed = True
-        self._says.close()
+        self._sender.close()
 
-    def fetched(self, *paths: str) -> None:
-        """Report these files as fetched; all, where none is named."""
+    def report_fetched(self, *paths: str) -> None:
+        """Report these files as fetched; without paths, all."""
         files: list[tuple[int, Fetched | FetchFailed]] = []
-        for path in paths or tuple(self.wanted):
-            wanted = self.wanted.pop(path)
-            files.append((wanted.id, Fetched(wanted.file, wanted.file.size or 0, "0")))
-        self._says.send_nowait(
-            FetchProgress(sum(found.size for _, found in files if isinstance(found, Fetched)), 0, files)
+        for path in paths or tuple(self.requests):
+            request = self.requests.pop(path)
+            files.append((request.id, Fetched(request.file, request.file.size or 0, "0")))
+        self._sender.send_nowait(
+            FetchProgress(sum(result.size for _, result in files if isinstance(result, Fetched)), 0, files, 0)
         )
 
-    def says(self, message: Any) -> None:
-        self._says.send_nowait(message)
+    def report(self, message: Any) -> None:
+        self._sender.send_nowait(message)
 
 
 class FakePool:
-    """Stands in for WorkerPool. all: the workers that were spawned. refuses: returns what spawn is to raise."""
+    """Stands in for WorkerPool. all: the workers that were spawned. spawn_error: returns what spawn raises, or None."""
 
     def __init__(self) -> None:
         self.limits = SharedLimits()
         self.all: list[Worker] = []
-        self.refuses: Callable[[], GrowfsError | None] = lambda: None
+        self.spawn_error: Callable[[], GrowfsError | None] = lambda: None
         self.tries = 0
 
     def spawn(self) -> Worker:
         self.tries += 1
-        if error := self.refuses():
+        if error := self.spawn_error():
             raise error
         self.all.append(Worker())
         return self.all[-1]
@@ -90,12 +98,12 @@ class FakePool:
         return [worker for worker in self.all if not worker.closed]
 
 
-class Scene:
-    """A dispatcher at work, and the results. It moves downloads as the fetcher does."""
+class DispatcherScene:
+    """A dispatcher and its results. It moves downloads from state to state as the fetcher does."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, has_producer: bool) -> None:
         self.pool = FakePool()
-        self.dispatcher = Dispatcher(self.pool, size, 0)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.pool, size, 0, has_producer)  # type: ignore[arg-type]
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
         self._ids = itertools.count(2)
@@ -128,29 +136,33 @@ class Scene:
         self.dispatcher.enqueue(download, first=True)
 
     async def finish(self, poison: str = "") -> None:
-        """Let the workers fetch until nothing is left; one dies over the file named poison."""
+        """Let the workers fetch until nothing is left; each worker that has the file named poison dies."""
         await quiet()
-        while workers := [worker for worker in self.pool.alive if worker.wanted]:
+        while workers := [worker for worker in self.pool.alive if worker.requests]:
             for worker in workers:
-                if poison in worker.wanted:
+                if poison in worker.requests:
                     worker.die()
                 else:
-                    worker.fetched()
+                    worker.report_fetched()
             await quiet()
 
 
 async def quiet() -> None:
-    """Return when nothing more happens by itself."""
+    """Return when all tasks are blocked."""
     await trio.testing.wait_all_tasks_blocked()
 
 
 @asynccontextmanager
-async def scene(size: int) -> AsyncIterator[Scene]:
-    found = Scene(size)
+async def start_scene(size: int, has_producer: bool = False) -> AsyncIterator[DispatcherScene]:
+    new = DispatcherScene(size, has_producer)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(found.dispatcher.run, found.handle_result, found.handle_worker_death)
-        yield found
+        nursery.start_soon(new.dispatcher.run, new.handle_result, new.handle_worker_death)
+        yield new
         nursery.cancel_scope.cancel()
+
+
+def progress(bytes: int = 0, refusals: int = 0, cpu_s: float = 0) -> FetchProgress:
+    return FetchProgress(bytes, refusals, [], cpu_s)
 
 
 def names(count: int, prefix: str = "") -> list[str]:
@@ -163,212 +175,294 @@ def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
 
 
 @pytest.mark.parametrize(("files", "size"), [(2, 2), (4, 4), (40, 4), (3, 8)])
-async def test_few_files_do_not_go_all_to_one(files: int, size: int) -> None:
-    async with scene(size) as at:
-        at.enqueue(*names(files))
+async def test_few_files_are_spread_over_the_workers(files: int, size: int) -> None:
+    async with start_scene(size) as scene:
+        scene.enqueue(*names(files))
         await quiet()
-        counts = [len(worker.wanted) for worker in at.pool.all]
+        counts = [len(worker.requests) for worker in scene.pool.all]
         assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
-        assert at.pool.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
+        assert scene.pool.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
 
 
-async def test_bytes_count_too() -> None:
-    async with scene(2) as at:
-        at.enqueue("large", size=2 * AHEAD_FILES * SIZE)
-        at.enqueue(*names(AHEAD_FILES))
+async def test_a_larger_file_counts_by_its_bytes() -> None:
+    async with start_scene(2) as scene:
+        scene.enqueue("larger", size=SMALL_BYTES - 1)
+        scene.enqueue(*names(AHEAD_FILES))
         await quiet()
-        assert sorted(len(worker.wanted) for worker in at.pool.all) == [1, AHEAD_FILES]
+        assert sorted(len(worker.requests) for worker in scene.pool.all) == [1, AHEAD_FILES]
 
 
-async def test_a_worker_is_only_a_little_ahead() -> None:
-    async with scene(1) as at:
-        at.enqueue(*names(2 * AHEAD_FILES))
+async def test_large_files_go_to_one_worker_until_its_cpu_limits_it(clock: trio.testing.MockClock) -> None:
+    async with start_scene(3) as scene:
+        scene.enqueue(*names(50), size=AHEAD_BYTES // 2)
         await quiet()
-        (worker,) = at.pool.all
-        assert list(worker.wanted) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, AHEAD * STREAMS_FIRST)]
-        worker.fetched("0000", "0007")
-        await quiet()
-        assert worker.had[-1] == names(2 * AHEAD_FILES)[AHEAD_FILES : AHEAD_FILES + 2]
-        await at.finish()
-        assert sorted(at.fetched) == names(2 * AHEAD_FILES)
-        assert len(at.pool.all) == 1
+        (first,) = scene.pool.all
+        assert list(first.requests) == names(2), "in the order in which they arrived"
+        first.report(progress(cpu_s=PERIOD_S / 4))  # it starts, and waits for the link
+        await trio.sleep(1.1 * PERIOD_S)
+        first.report(progress(cpu_s=PERIOD_S / 2))
+        await trio.sleep(PERIOD_S)
+        assert len(scene.pool.all) == 1
+        first.report(progress(cpu_s=PERIOD_S / 2 + 0.9 * PERIOD_S))
+        await trio.sleep(PERIOD_S)
+        assert [list(worker.requests) for worker in scene.pool.all] == [names(2), names(4)[2:]]
 
 
-async def test_a_worker_is_ahead_by_bytes() -> None:
-    async with scene(1) as at:
-        at.enqueue(*names(100), size=4 * PART_BYTES)
+async def test_an_urgent_file_goes_where_it_can_hold_up_the_others() -> None:
+    """Streams make way for it in their own process only."""
+    async with start_scene(2) as scene:
+        scene.enqueue(*names(2), size=AHEAD_BYTES)
+        scene.enqueue("u", urgent=True)
         await quiet()
-        (worker,) = at.pool.all
-        assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4
-        worker.says(FetchProgress(4 * PART_BYTES, 0, []))  # of several, in part
+        (worker,) = scene.pool.all
+        assert list(worker.requests) == ["u", "0000"]
+
+
+async def test_producers_have_one_file_ahead_and_more_when_files_take_no_time(clock: trio.testing.MockClock) -> None:
+    async with start_scene(2, has_producer=True) as scene:
+        scene.enqueue(*names(100), size=None)
         await quiet()
-        assert len(worker.wanted) == AHEAD * STREAMS_FIRST // 4 + 1
+        assert [len(worker.requests) for worker in scene.pool.all] == [AHEAD_PRODUCED] * 2
+        for _ in range(20):
+            for worker in scene.pool.all:
+                worker.report_fetched(*list(worker.requests)[:1])
+            await quiet()
+        await trio.sleep(PERIOD_S)
+        await quiet()
+        ahead = round(20 / PERIOD_S * AHEAD_S)
+        assert [len(worker.requests) for worker in scene.pool.all] == [ahead] * 2
+
+
+async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue(*names(2 * AHEAD_FILES))
+        await quiet()
+        (worker,) = scene.pool.all
+        assert list(worker.requests) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, AHEAD_STREAMS * STREAMS_FIRST)]
+        worker.report_fetched("0000", "0007")
+        await quiet()
+        assert worker.batches[-1] == names(2 * AHEAD_FILES)[AHEAD_FILES : AHEAD_FILES + 2]
+        await scene.finish()
+        assert sorted(scene.fetched) == names(2 * AHEAD_FILES)
+        assert len(scene.pool.all) == 1
+
+
+async def test_how_far_a_worker_is_sent_ahead_depends_on_its_rate(clock: trio.testing.MockClock) -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue(*names(100), size=AHEAD_BYTES // 4)
+        await quiet()
+        (worker,) = scene.pool.all
+        assert len(worker.requests) == 4
+        worker.report(progress(bytes=AHEAD_BYTES // 4))  # parts of several files
+        await quiet()
+        assert len(worker.requests) == 5
+        worker.report(progress(bytes=AHEAD_BYTES))
+        await trio.sleep(1.5 * PERIOD_S)
+        assert len(worker.requests) == 5 + 4 + 1, "half a second of (1 + 1/4) AHEAD_BYTES in a period"
 
 
 async def test_urgent_files_overtake_and_ignore_the_limits() -> None:
-    async with scene(1) as at:
-        *_, last = at.enqueue(*names(2 * AHEAD_FILES))
+    async with start_scene(1) as scene:
+        *_, last = scene.enqueue(*names(2 * AHEAD_FILES))
         await quiet()
-        (worker,) = at.pool.all
-        at.enqueue("u", urgent=True)
+        (worker,) = scene.pool.all
+        scene.enqueue("u", urgent=True)
         await quiet()
         last.urgent = True
-        at.dispatcher.prioritize(last)
+        scene.dispatcher.prioritize(last)
         await quiet()
-        assert worker.had[1:] == [["u"], [last.path]]
-        assert all(worker.wanted[path].urgent for path in ("u", last.path))
-        await at.finish()
-        assert len(at.fetched) == len(set(at.fetched)) == 2 * AHEAD_FILES + 1
+        assert worker.batches[1:] == [["u"], [last.path]]
+        assert all(worker.requests[path].urgent for path in ("u", last.path))
+        await scene.finish()
+        assert len(scene.fetched) == len(set(scene.fetched)) == 2 * AHEAD_FILES + 1
 
 
 @pytest.mark.parametrize("size", [1, 3])
-async def test_files_of_a_worker_that_dies_are_dispatched_again_each_alone(size: int) -> None:
-    async with scene(size) as at:
-        at.enqueue(*names(30))
+async def test_files_of_a_dead_worker_are_dispatched_again_one_at_a_time(size: int) -> None:
+    async with start_scene(size) as scene:
+        scene.enqueue(*names(30))
         await quiet()
-        first = at.pool.all[0]
-        lost = set(first.wanted)
+        first = scene.pool.all[0]
+        lost = set(first.requests)
         first.die()
         await quiet()
         begun: list[set[str]] = []
-        while any(worker.wanted for worker in at.pool.alive):
-            begun += [set(worker.wanted) for worker in at.pool.alive if worker.wanted.keys() & lost]
-            for worker in at.pool.alive:
-                if worker.wanted:
-                    worker.fetched()
+        while any(worker.requests for worker in scene.pool.alive):
+            begun += [set(worker.requests) for worker in scene.pool.alive if worker.requests.keys() & lost]
+            for worker in scene.pool.alive:
+                if worker.requests:
+                    worker.report_fetched()
             await quiet()
         assert all(len(files) == 1 for files in begun)
         assert set().union(*begun) == lost
-        assert (sorted(at.fetched), at.errors) == (names(30), {})
+        assert (sorted(scene.fetched), scene.errors) == (names(30), {})
 
 
 @pytest.mark.parametrize("size", [1, 2])
-async def test_a_file_that_kills_takes_no_other_along(size: int) -> None:
-    async with scene(size) as at:
-        at.enqueue(*names(60))
-        await at.finish(poison="0013")
-        assert at.errors == {"0013": "its worker died"}
-        assert sorted(at.fetched) == [name for name in names(60) if name != "0013"]
-        assert len([worker for worker in at.pool.all if worker.closed]) == ATTEMPTS_MAX
+async def test_a_file_that_kills_its_worker_fails_no_other_file(size: int) -> None:
+    async with start_scene(size) as scene:
+        scene.enqueue(*names(60))
+        await scene.finish(poison="0013")
+        assert scene.errors == {"0013": "its worker died"}
+        assert sorted(scene.fetched) == [name for name in names(60) if name != "0013"]
+        assert len([worker for worker in scene.pool.all if worker.closed]) == ATTEMPTS_MAX
 
 
-async def test_a_silent_worker_is_given_up(clock: trio.testing.MockClock) -> None:
-    async with scene(1) as at:
-        at.enqueue("a", "b")
+async def test_a_silent_worker_is_replaced(clock: trio.testing.MockClock) -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue("a", "b")
         await trio.sleep(STALL_S - 1)
-        (silent,) = at.pool.all
-        silent.says(FetchProgress(10, 0, []))
+        (silent,) = scene.pool.all
+        silent.report(progress(bytes=10, refusals=0))
         await trio.sleep(STALL_S - 1)
-        assert at.pool.alive == [silent], "one message is enough"
+        assert scene.pool.alive == [silent], "one message is enough"
         await trio.sleep(2)
-        assert silent not in at.pool.alive
-        await at.finish()
-        assert (sorted(at.fetched), at.errors) == (["a", "b"], {})
+        assert silent not in scene.pool.alive
+        await scene.finish()
+        assert (sorted(scene.fetched), scene.errors) == (["a", "b"], {})
 
 
-async def test_a_worker_with_nothing_to_do_may_be_silent(clock: trio.testing.MockClock) -> None:
-    async with scene(1) as at:
-        at.enqueue("a")
-        await at.finish()
+async def test_an_idle_worker_may_be_silent(clock: trio.testing.MockClock) -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue("a")
+        await scene.finish()
         await trio.sleep(10 * STALL_S)
-        at.enqueue("b")
+        scene.enqueue("b")
         await trio.sleep(STALL_S - 1)
-        await at.finish()
-        assert (at.fetched, len(at.pool.all)) == (["a", "b"], 1)
+        await scene.finish()
+        assert (scene.fetched, len(scene.pool.all)) == (["a", "b"], 1)
 
 
-async def test_no_worker_can_be_started() -> None:
-    async with scene(2) as at:
-        at.pool.refuses = lambda: GrowfsError("no more processes")
-        at.enqueue("a", "b")
-        at.enqueue("c", urgent=True)
+async def test_where_no_worker_can_be_started_files_fail_with_the_error() -> None:
+    async with start_scene(2) as scene:
+        scene.pool.spawn_error = lambda: GrowfsError("no more processes")
+        scene.enqueue("a", "b")
+        scene.enqueue("c", urgent=True)
         await quiet()
-        assert at.errors == dict.fromkeys("abc", "no more processes")
-        at.pool.refuses = lambda: None
-        at.enqueue("d")
-        await at.finish()
-        assert at.fetched == ["d"]
+        assert scene.errors == dict.fromkeys("abc", "no more processes")
+        scene.pool.spawn_error = lambda: None
+        scene.enqueue("d")
+        await scene.finish()
+        assert scene.fetched == ["d"]
 
 
-async def test_no_further_worker_can_be_started(caplog: pytest.LogCaptureFixture) -> None:
-    async with scene(4) as at:
-        at.pool.refuses = lambda: GrowfsError("no more processes") if len(at.pool.all) > 1 else None
-        at.enqueue(*names(300))
-        await at.finish()
-        assert (sorted(at.fetched), at.errors) == (names(300), {})
+async def test_where_no_further_worker_can_be_started_those_running_continue(caplog: pytest.LogCaptureFixture) -> None:
+    async with start_scene(4) as scene:
+        scene.pool.spawn_error = lambda: GrowfsError("no more processes") if len(scene.pool.all) > 1 else None
+        scene.enqueue(*names(300))
+        await scene.finish()
+        assert (sorted(scene.fetched), scene.errors) == (names(300), {})
         assert caplog.text.count("no more processes; continuing with 2") == 1
-        assert at.pool.tries == 3
-        at.pool.all[0].die()
-        at.pool.all[1].die()
+        assert scene.pool.tries == 3
+        scene.pool.all[0].die()
+        scene.pool.all[1].die()
         await quiet()
-        at.pool.refuses = lambda: None
-        at.enqueue("later")
-        await at.finish()
-        assert at.fetched[-1] == "later"
+        scene.pool.spawn_error = lambda: None
+        scene.enqueue("later")
+        await scene.finish()
+        assert scene.fetched[-1] == "later"
 
 
-async def test_a_worker_that_can_fetch_nothing() -> None:
-    async with scene(1) as at:
-        at.enqueue("a", "b")
+async def test_a_worker_that_reports_failure_is_closed_and_its_files_fail() -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue("a", "b")
         await quiet()
-        (first,) = at.pool.all
-        wanted = dict(first.wanted)
-        first.says(Failed(UsageError("no such option")))
-        first.says(
-            FetchProgress(0, 0, [(wanted["a"].id, Fetched(wanted["a"].file, SIZE, "0"))])
-        )  # of what it had begun
+        (first,) = scene.pool.all
+        requests = dict(first.requests)
+        first.report(Failed(UsageError("no such option")))
+        first.report(
+            FetchProgress(0, 0, [(requests["a"].id, Fetched(requests["a"].file, SIZE, "0"))], 0)
+        )  # a file that it had begun to fetch
         await quiet()
-        assert at.errors == {"a": "no such option", "b": "no such option"}
-        assert first.closed, "what it still writes must not meet another worker's files"
-        at.enqueue("c")
-        await at.finish()
-        assert at.fetched == ["c"]
+        assert scene.errors == {"a": "no such option", "b": "no such option"}
+        assert first.closed, "it must not go on writing where another worker fetches the same files"
+        scene.enqueue("c")
+        await scene.finish()
+        assert scene.fetched == ["c"]
 
 
 async def test_a_file_that_failed_in_the_queue_is_not_dispatched() -> None:
-    async with scene(1) as at:
-        downloads = at.enqueue(*names(AHEAD_FILES + 8))
+    async with start_scene(1) as scene:
+        downloads = scene.enqueue(*names(AHEAD_FILES + 8))
         await quiet()
         downloads[AHEAD_FILES + 3].move(DownloadState.FAILED)
-        await at.finish()
-        assert downloads[AHEAD_FILES + 3].path not in at.fetched
-        assert len(at.fetched) == AHEAD_FILES + 7
+        await scene.finish()
+        assert downloads[AHEAD_FILES + 3].path not in scene.fetched
+        assert len(scene.fetched) == AHEAD_FILES + 7
 
 
-async def test_a_worker_may_die_while_it_is_given_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sender notices first; the receiver a moment later."""
+async def test_a_worker_may_die_while_files_are_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """send fails scene once; receive fails a moment later."""
 
     async def broken(self: Worker, message: FetchFiles) -> None:
         self.die()
         raise WorkerLost
 
-    async with scene(2) as at:
+    async with start_scene(2) as scene:
         with monkeypatch.context() as patched:
             patched.setattr(Worker, "send", broken)
-            at.enqueue("a")
+            scene.enqueue("a")
             await quiet()
-        assert at.errors == {"a": "its worker died"}, "it was tried as often as it may"
-        at.enqueue("b")
-        await at.finish()
-        assert at.fetched == ["b"]
+        assert scene.errors == {"a": "its worker died"}, "all attempts were used"
+        scene.enqueue("b")
+        await scene.finish()
+        assert scene.fetched == ["b"]
 
 
-async def test_the_store_asks_for_fewer_requests(clock: trio.testing.MockClock) -> None:
-    async with scene(1) as at:
-        at.enqueue(*names(100))
+async def test_a_store_that_throttles_halves_the_streams(clock: trio.testing.MockClock) -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue(*names(100))
         await quiet()
-        (worker,) = at.pool.all
-        worker.says(FetchProgress(0, 3, []))
+        (worker,) = scene.pool.all
+        worker.report(progress(bytes=0, refusals=3))
         await trio.sleep(1.5 * PERIOD_S)
-        assert at.dispatcher.streams == at.pool.limits.streams == STREAMS_FIRST // 2
+        assert scene.dispatcher.streams == scene.pool.limits.streams == STREAMS_FIRST // 2
 
 
-async def test_the_bandwidth_changes_at_once() -> None:
-    async with scene(2) as at:
-        at.enqueue("a", "b")
+async def test_a_change_of_the_bandwidth_applies_at_once() -> None:
+    async with start_scene(2) as scene:
+        scene.enqueue("a", "b")
         await quiet()
-        at.dispatcher.bytes_per_s = 5000
-        assert (at.dispatcher.bytes_per_s, at.pool.limits.bytes_per_s) == (5000, 2500)
-        at.pool.all[0].fetched()
+        scene.dispatcher.bytes_per_s = 5000
+        assert (scene.dispatcher.bytes_per_s, scene.pool.limits.bytes_per_s) == (5000, 2500)
+        scene.pool.all[0].report_fetched()
         await quiet()
-        assert at.pool.limits.bytes_per_s == 5000, "one is at work"
+        assert scene.pool.limits.bytes_per_s == 5000, "only one worker is busy"
+
+
+async def test_after_a_recall_nothing_is_sent_until_dispatch_resumes_in_the_same_order_with_new_workers() -> None:
+    async with start_scene(2) as scene:
+        downloads = scene.enqueue(*names(10))
+        await quiet()
+        before = scene.pool.alive
+        before[0].report_fetched("0000")
+        await quiet()
+        scene.dispatcher.recall()
+        before[0].report_fetched("0002")
+        await quiet()
+        assert (scene.pool.alive, scene.fetched) == ([], ["0000"])
+        assert {download.state for download in downloads[1:]} == {DownloadState.QUEUED}
+        scene.enqueue("later")
+        scene.enqueue("urgent", urgent=True)
+        await quiet()
+        assert scene.pool.alive == []
+        scene.dispatcher.resume()
+        await quiet()
+        begun = sorted(path for worker in scene.pool.alive for path in worker.requests)
+        assert begun == sorted([*names(10)[1:], "later", "urgent"])
+        assert [batch[0] for worker in scene.pool.alive for batch in worker.batches][:2] == ["urgent", "0001"]
+        await scene.finish()
+        assert sorted(scene.fetched) == sorted([*names(10), "later", "urgent"])
+
+
+async def test_a_refusal_without_any_progress_is_announced() -> None:
+    async with start_scene(1) as scene:
+        refused: list[str] = []
+        scene.dispatcher.refused.connect(lambda error: refused.append(str(error)))
+        scene.enqueue("a", "b")
+        await quiet()
+        (worker,) = scene.pool.all
+        worker.report(FetchProgress(10, 1, [], 0, RemoteBusy("busy, while others are served")))
+        worker.report(FetchProgress(0, 1, [], 0, RemoteBusy("cannot reach the server")))
+        await quiet()
+        assert refused == ["cannot reach the server"]

@@ -1,4 +1,4 @@
-"""A worker reports each file that it was asked to fetch exactly once, whatever happens to it."""
+"""A worker reports each requested file exactly once, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def fetch_request(folder: Path, id: int, path: str, size_max: int = 1 << 30) -> 
 
 
 def results(reports: queue.Queue[FetchProgress], files: int) -> tuple[dict[int, Fetched | FetchFailed], int]:
-    """The results of this many files, and the bytes that were written."""
-    found: list[tuple[int, Fetched | FetchFailed]] = []
+    """The results of this many files by id, and the number of bytes written."""
+    reported: list[tuple[int, Fetched | FetchFailed]] = []
     bytes = 0
-    while len(found) < files:
+    while len(reported) < files:
         report = reports.get(timeout=WAIT_S)
-        found += report.files
+        reported += report.files
         bytes += report.bytes
-    assert len(dict(found)) == len(found) == files
-    return dict(found), bytes
+    assert len(dict(reported)) == len(reported) == files
+    return dict(reported), bytes
 
 
-def test_each_file_has_a_result(tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress]) -> None:
-    (tmp_path / "3").mkdir()  # in the place of a file
+def test_each_file_has_one_result(tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress]) -> None:
+    (tmp_path / "3").mkdir()  # a directory where the file belongs
     downloader.submit(
         FetchFiles(
             [
@@ -63,11 +63,11 @@ def test_each_file_has_a_result(tmp_path: Path, downloader: Downloader, reports:
         )
     )
     downloader.submit(FetchFiles([fetch_request(tmp_path, 4, "large", 99_999)], []))
-    found, bytes = results(reports, 4)
-    small = found[1]
+    by_id, bytes = results(reports, 4)
+    small = by_id[1]
     assert isinstance(small, Fetched)
     assert (small.size, small.digest) == (10, digest.of(tmp_path / "1"))
-    assert [type(failed.error) for _, failed in sorted(found.items()) if isinstance(failed, FetchFailed)] == [
+    assert [type(failed.error) for _, failed in sorted(by_id.items()) if isinstance(failed, FetchFailed)] == [
         RemoteMissing,
         NoRoom,
         SizeExceeded,
@@ -76,7 +76,7 @@ def test_each_file_has_a_result(tmp_path: Path, downloader: Downloader, reports:
     assert not (tmp_path / "4").exists()
 
 
-def test_a_disk_that_refuses_to_delete(
+def test_files_are_reported_even_where_the_disk_refuses_to_delete(
     tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -84,17 +84,17 @@ def test_a_disk_that_refuses_to_delete(
 
     monkeypatch.setattr(Path, "unlink", refuse)
     downloader.submit(FetchFiles([fetch_request(tmp_path, id, "gone") for id in range(300)], []))
-    found, _ = results(reports, 300)
-    assert all(isinstance(failed, FetchFailed) and isinstance(failed.error, RemoteMissing) for failed in found.values())
+    by_id, _ = results(reports, 300)
+    assert all(isinstance(failed, FetchFailed) and isinstance(failed.error, RemoteMissing) for failed in by_id.values())
 
 
-def test_a_bug_in_a_library_is_reported(
+def test_an_unexpected_exception_is_reported_as_an_error(
     tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloader._remote, "fetch", lambda *_: 1 / 0)
     downloader.submit(FetchFiles([fetch_request(tmp_path, 1, "small")], []))
-    found, _ = results(reports, 1)
-    failed = found[1]
+    by_id, _ = results(reports, 1)
+    failed = by_id[1]
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, RemoteBusy)
     assert "unexpected ZeroDivisionError" in str(failed.error)
@@ -103,7 +103,7 @@ def test_a_bug_in_a_library_is_reported(
 def test_many_files_are_reported_in_one_message(
     tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message and a transaction for each would cost more than the files."""
+    """A message and a transaction for each file would cost more than the files themselves."""
     monkeypatch.setattr(module, "REPORT_EVERY_S", 10 * WAIT_S)
     files = 5 * REPORT_FILES + 1
     downloader.submit(FetchFiles([fetch_request(tmp_path, id, "small") for id in range(files)], []))
@@ -119,11 +119,11 @@ def test_an_urgent_file_is_reported_at_once(
     monkeypatch.setattr(module, "REPORT_EVERY_S", 10 * WAIT_S)
     fetch, resume = downloader._remote.fetch, threading.Event()
 
-    def held_up(task: FetchTask) -> RemoteFile:
+    def fetch_held(task: FetchTask) -> RemoteFile:
         assert task.file.path == "small" or resume.wait(WAIT_S)
         return fetch(task)
 
-    monkeypatch.setattr(downloader._remote, "fetch", held_up)
+    monkeypatch.setattr(downloader._remote, "fetch", fetch_held)
     downloader.submit(
         FetchFiles([fetch_request(tmp_path, 1, "large"), replace(fetch_request(tmp_path, 2, "small"), urgent=True)], [])
     )

@@ -1,4 +1,4 @@
-"""The order of a pass: the same for the same seed, however the files were listed, and wherever it is taken up."""
+"""The order of a pass: the same for the same seed, however the files were listed, and wherever it is resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def candidates(
     drawn: Set[str] = frozenset(),
     frozen: Set[str] = frozenset(),
 ) -> list[Candidate]:
-    """Candidates with ids that follow the names, whatever their order here."""
+    """Candidates in the order of `paths`; their ids follow the sorted names."""
     ids = {path: number for number, path in enumerate(sorted(paths), 1)}
     folders = {folder: number for number, folder in enumerate(sorted({path.rpartition("/")[0] for path in paths}), 1)}
     return [
@@ -53,20 +53,20 @@ def candidates(
 
 def whole_order(
     paths: Set[str],
-    asked: Pass,
+    pass_: Pass,
     resident: Set[str] = frozenset(),
     drawn: Set[str] = frozenset(),
     frozen: Set[str] = frozenset(),
     shuffle: int = 0,
 ) -> Order:
-    """The order of a pass over these."""
+    """The order of a pass over files that are listed in an order given by `shuffle`."""
     listed = sorted(paths)
     random.Random(shuffle).shuffle(listed)
-    return draw_order(candidates(listed, resident, drawn, frozen), asked)
+    return draw_order(candidates(listed, resident, drawn, frozen), pass_)
 
 
-def named(paths: Set[str], ids: Sequence[int]) -> list[str]:
-    """The paths of ids of an order."""
+def paths_of(paths: Set[str], ids: Sequence[int]) -> list[str]:
+    """The paths of an order's ids."""
     names = dict(enumerate(sorted(paths), 1))
     return [names[abs(id)] for id in ids]
 
@@ -79,9 +79,9 @@ def order(
     shuffle: int = 0,
 ) -> tuple[list[str], list[str]]:
     """(seeds, rest) as paths."""
-    made = whole_order(paths, Pass(seed, 1), resident, drawn, shuffle=shuffle)
-    assert not len(made.frozen)
-    return named(paths, made.seeds), named(paths, made.rest)
+    drawing = whole_order(paths, Pass(seed, 1), resident, drawn, shuffle=shuffle)
+    assert not len(drawing.frozen)
+    return paths_of(paths, drawing.seeds), paths_of(paths, drawing.rest)
 
 
 @pytest.mark.promise(14)
@@ -91,7 +91,7 @@ def test_the_order_does_not_depend_on_that_of_the_listing(paths: set[str], seed:
 
 
 @given(NAMES)
-def test_every_file_comes_once(paths: set[str]) -> None:
+def test_every_file_is_drawn_once(paths: set[str]) -> None:
     seeds, rest = order(paths)
     assert Counter(seeds + rest) == Counter(paths)
 
@@ -109,15 +109,15 @@ def test_each_directory_has_one_seed_of_its_commonest_extension(paths: set[str])
 
 @pytest.mark.promise(14)
 @given(NAMES, st.data())
-def test_a_pass_that_is_taken_up_again_keeps_its_order(paths: set[str], data: st.DataObject) -> None:
+def test_a_resumed_pass_keeps_its_order(paths: set[str], data: st.DataObject) -> None:
     whole = [path for part in order(paths) for path in part]
-    done = set(whole[: data.draw(st.integers(0, len(whole)))])
-    seeds, rest = order(paths, resident=done)
-    assert seeds + rest == [path for path in whole if path not in done]
+    fetched = set(whole[: data.draw(st.integers(0, len(whole)))])
+    seeds, rest = order(paths, resident=fetched)
+    assert seeds + rest == [path for path in whole if path not in fetched]
 
 
 @given(NAMES, st.data())
-def test_what_was_drawn_is_not_drawn_again_unless_a_directory_has_nothing_else(
+def test_a_drawn_file_is_drawn_again_only_where_its_directory_has_no_other(
     paths: set[str], data: st.DataObject
 ) -> None:
     drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
@@ -127,25 +127,25 @@ def test_what_was_drawn_is_not_drawn_again_unless_a_directory_has_nothing_else(
 
 
 @given(NAMES, st.text("xyz", min_size=5, max_size=5))
-def test_a_new_file_moves_no_other(paths: set[str], name: str) -> None:
+def test_a_new_file_does_not_change_the_order_of_others(paths: set[str], name: str) -> None:
     _, before = order(paths | {"a/first.jpg"}, resident={"a/first.jpg"})
     _, after = order(paths | {"a/first.jpg", f"a/{name}.jpg"}, resident={"a/first.jpg"})
     assert [path for path in after if path != f"a/{name}.jpg"] == before
 
 
-def test_another_seed_is_another_order() -> None:
+def test_another_seed_gives_another_order() -> None:
     paths = {f"a/{number}.jpg" for number in range(50)}
     assert len({tuple(order(paths, seed)[1]) for seed in range(20)}) == 20
 
 
-def test_another_pass_is_another_order() -> None:
+def test_another_pass_gives_another_order() -> None:
     files = candidates([f"a/{number}.jpg" for number in range(50)])
     assert list(draw_order(files, Pass(0, 1)).rest) != list(draw_order(files, Pass(0, 2)).rest)
 
 
 @pytest.mark.promise(14)
-def test_the_key_is_the_same_for_ever() -> None:
-    """It decides what every node of a job and every restart draws: another value is another order for a saved pass."""
+def test_the_draw_key_never_changes() -> None:
+    """Every node of a job and every restart draw by this key: another value would change the order of a saved pass."""
     assert draw_key(0, 1, "class0/0000.jpg") == 0xACEAA3E5A052A3D9
     assert draw_key(7, 2, "ünïcode") == 0x9B9D6B08F51951E9
 
@@ -168,23 +168,23 @@ def flat(*parts: Sequence[int]) -> list[int]:
 @given(NAMES, st.data())
 def test_frozen_files_come_first_and_once(paths: set[str], data: st.DataObject) -> None:
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
-    made = whole_order(paths, Pass(0, 1), frozen=frozen)
-    assert set(named(paths, made.frozen)) == frozen
-    assert Counter(named(paths, flat(made.frozen, made.seeds, made.rest))) == Counter(paths)
+    drawing = whole_order(paths, Pass(0, 1), frozen=frozen)
+    assert set(paths_of(paths, drawing.frozen)) == frozen
+    assert Counter(paths_of(paths, flat(drawing.frozen, drawing.seeds, drawing.rest))) == Counter(paths)
 
 
 @given(NAMES, st.data())
 def test_frozen_files_that_were_drawn_are_not_drawn_again(paths: set[str], data: st.DataObject) -> None:
     drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
-    made = whole_order(paths, Pass(0, 1), resident=drawn, frozen=paths, drawn=drawn)
-    assert set(named(paths, made.frozen)) == paths - drawn
+    drawing = whole_order(paths, Pass(0, 1), resident=drawn, frozen=paths, drawn=drawn)
+    assert set(paths_of(paths, drawing.frozen)) == paths - drawn
 
 
-def test_what_is_frozen_after_it_went_is_drawn_again() -> None:
-    """--freeze of a later mount names it, and this pass has had it."""
+def test_an_evicted_file_that_is_frozen_later_is_drawn_again() -> None:
+    """A later mount freezes it, and this pass has drawn and evicted it already."""
     paths = {"a/1.bin", "a/2.bin"}
-    made = whole_order(paths, Pass(0, 1), resident={"a/2.bin"}, frozen={"a/1.bin"}, drawn=paths)
-    assert named(paths, made.frozen) == ["a/1.bin"]
+    drawing = whole_order(paths, Pass(0, 1), resident={"a/2.bin"}, frozen={"a/1.bin"}, drawn=paths)
+    assert paths_of(paths, drawing.frozen) == ["a/1.bin"]
 
 
 # Shares: each node of a job draws its own.
@@ -200,20 +200,22 @@ def shares(paths: Set[str], nodes: int, frozen: Set[str] = frozenset(), group: s
 
 @pytest.mark.promise(26)
 @given(NAMES, st.integers(1, 5), st.data())
-def test_shares_are_disjoint_and_together_everything(paths: set[str], nodes: int, data: st.DataObject) -> None:
-    """But for what every node has: seeds, and frozen files."""
+def test_shares_are_disjoint_and_cover_everything(paths: set[str], nodes: int, data: st.DataObject) -> None:
+    """Except for seeds and frozen files, which every node draws."""
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
     orders = shares(paths, nodes, frozen)
-    assert {frozenset(named(paths, order.seeds)) for order in orders} == {frozenset(named(paths, orders[0].seeds))}
-    assert all(set(named(paths, order.frozen)) == frozen for order in orders)
-    everywhere = {*named(paths, orders[0].seeds), *frozen}
-    rest = Counter(path for order in orders for path in named(paths, order.rest))
+    assert {frozenset(paths_of(paths, order.seeds)) for order in orders} == {
+        frozenset(paths_of(paths, orders[0].seeds))
+    }
+    assert all(set(paths_of(paths, order.frozen)) == frozen for order in orders)
+    everywhere = {*paths_of(paths, orders[0].seeds), *frozen}
+    rest = Counter(path for order in orders for path in paths_of(paths, order.rest))
     assert not rest.keys() & everywhere
     assert rest == Counter(paths - everywhere)
 
 
 @given(NAMES, st.integers(1, 5), st.data())
-def test_the_figures_of_a_share_are_those_of_all_that_it_ever_draws(
+def test_files_and_bytes_of_a_share_count_all_that_it_ever_draws(
     paths: set[str], nodes: int, data: st.DataObject
 ) -> None:
     drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
@@ -227,7 +229,7 @@ def test_the_figures_of_a_share_are_those_of_all_that_it_ever_draws(
 
 
 @pytest.mark.promise(26)
-def test_shares_are_of_one_size() -> None:
+def test_shares_are_of_about_equal_size() -> None:
     counts = [len(order.rest) for order in shares(MANY, NODES)]
     files = sum(counts)
     sigma = math.sqrt(files / NODES * (1 - 1 / NODES))
@@ -236,14 +238,14 @@ def test_shares_are_of_one_size() -> None:
 
 
 @pytest.mark.promise(26)
-def test_a_catalog_that_grows_moves_no_file_to_another_node() -> None:
+def test_a_growing_catalog_moves_no_file_to_another_node() -> None:
     few = set(sorted(MANY)[:1000])
     before = [frozenset(path for path in few if Pass(0, 1, (node, NODES)).has(path)) for node in range(NODES)]
     after = [frozenset(path for path in MANY if Pass(0, 1, (node, NODES)).has(path)) for node in range(NODES)]
     assert [share & few for share in after] == before
 
 
-def test_a_share_is_the_same_in_each_pass_and_another_with_another_seed() -> None:
+def test_a_share_depends_on_the_seed_and_not_on_the_pass() -> None:
     def share(seed: int, number: int) -> frozenset[str]:
         return frozenset(path for path in MANY if Pass(seed, number, (0, NODES)).has(path))
 
@@ -251,7 +253,7 @@ def test_a_share_is_the_same_in_each_pass_and_another_with_another_seed() -> Non
     assert share(0, 1) != share(1, 1)
 
 
-# Groups: files that are drawn as one.
+# Groups: files that are drawn together.
 
 PAIRS = st.sets(
     st.builds(
@@ -265,14 +267,18 @@ PAIRS = st.sets(
 TEMPLATES = st.sampled_from(["{stem}", "{name}", "{parent}"])
 
 
-def draws(paths: Set[str], made: Order) -> list[set[str]]:
-    """What is drawn as one, in order."""
-    return [set(named(paths, unit)) for part in (made.frozen, made.seeds, made.rest) for unit in groups_of(part)]
+def draws(paths: Set[str], drawing: Order) -> list[set[str]]:
+    """The groups that are drawn, in order."""
+    return [
+        set(paths_of(paths, members))
+        for part in (drawing.frozen, drawing.seeds, drawing.rest)
+        for members in groups_of(part)
+    ]
 
 
 @pytest.mark.promise(24)
 @given(PAIRS, TEMPLATES, st.integers(1, 3), st.data())
-def test_a_group_is_drawn_as_one_and_once(paths: set[str], group: str, number: int, data: st.DataObject) -> None:
+def test_a_group_is_drawn_together_and_once(paths: set[str], group: str, number: int, data: st.DataObject) -> None:
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)), max_size=2)) if paths else set()
     drawn = draws(paths, whole_order(paths, Pass(0, number, None, group), frozen=frozen))
     assert sum(map(len, drawn)) == len(paths)
@@ -282,30 +288,32 @@ def test_a_group_is_drawn_as_one_and_once(paths: set[str], group: str, number: i
     assert sorted(map(sorted, drawn)) == sorted(map(sorted, groups.values()))
     frozen_groups = {group_of(group, path) for path in frozen}
     first = drawn[: len(frozen_groups)]
-    assert {group_of(group, path) for unit in first for path in unit} == frozen_groups
+    assert {group_of(group, path) for members in first for path in members} == frozen_groups
 
 
 @given(PAIRS, st.data())
-def test_a_group_that_is_drawn_in_part_is_drawn_whole(paths: set[str], data: st.DataObject) -> None:
+def test_a_group_drawn_in_part_is_drawn_again_as_a_whole(paths: set[str], data: st.DataObject) -> None:
     drawn = data.draw(st.sets(st.sampled_from(sorted(paths)))) if paths else set()
-    units_left = draws(paths, whole_order(paths, Pass(0, 1, None, "{stem}"), drawn=drawn))
+    drawn_groups = draws(paths, whole_order(paths, Pass(0, 1, None, "{stem}"), drawn=drawn))
     missing = {group_of("{stem}", path) for path in paths - drawn}
-    assert {group_of("{stem}", path) for unit in units_left for path in unit} >= missing
-    for unit in units_left:
-        (group,) = {group_of("{stem}", path) for path in unit}
-        assert unit == {path for path in paths if group_of("{stem}", path) == group}
+    assert {group_of("{stem}", path) for members in drawn_groups for path in members} >= missing
+    for members in drawn_groups:
+        (group,) = {group_of("{stem}", path) for path in members}
+        assert members == {path for path in paths if group_of("{stem}", path) == group}
 
 
 @given(PAIRS, st.integers(1, 4), TEMPLATES, st.data())
-def test_a_group_is_of_one_share_and_counts_whole(paths: set[str], nodes: int, group: str, data: st.DataObject) -> None:
+def test_a_group_belongs_to_one_share_and_counts_as_a_whole(
+    paths: set[str], nodes: int, group: str, data: st.DataObject
+) -> None:
     frozen = data.draw(st.sets(st.sampled_from(sorted(paths)), max_size=2)) if paths else set()
     orders = shares(paths, nodes, frozen, group)
-    for made in orders:
-        assert made.files == sum(map(len, draws(paths, made)))
-    assert {path for made in orders for unit in draws(paths, made) for path in unit} == paths
+    for drawing in orders:
+        assert drawing.files == sum(map(len, draws(paths, drawing)))
+    assert {path for drawing in orders for members in draws(paths, drawing) for path in members} == paths
 
 
-def test_units() -> None:
+def test_groups_of() -> None:
     assert list(groups_of([])) == []
     assert list(groups_of([5, 6, -7, -8, 9])) == [[5], [6, 7, 8], [9]]
 

@@ -43,11 +43,11 @@ STRUCTURES = [kind for kind in vars(structs).values() if isinstance(kind, type) 
 SIZES = {  # sizeof, of the header's 64-bit layouts
     "InHeader": 40, "OutHeader": 16, "InitIn": 64, "InitOut": 64, "OpenOut": 16, "ReadIn": 40, "ReleaseIn": 24,
     "InterruptIn": 8, "Attr": 88, "AttrOut": 16, "EntryOut": 40, "StatfsOut": 80, "Dirent": 24, "InvalEntryOut": 16,
-    "BackingMap": 16,
+    "InvalInodeOut": 24, "BackingMap": 16,
 }  # fmt: skip
 
 
-def test_the_kernels_offer() -> None:
+def test_parse_the_init_request_of_the_kernel() -> None:
     request = protocol.parse_request(INIT)
     assert (request.opcode, request.unique) == (Opcode.INIT, 2)
     offer = structs.InitIn.unpack(request.message, HEADER)
@@ -55,9 +55,9 @@ def test_the_kernels_offer() -> None:
     assert FLAGS & offer.all_flags == FLAGS
 
 
-def test_the_answer_to_the_offer() -> None:
+def test_negotiate_accepts_the_flags_of_the_kernel() -> None:
     offer = structs.InitIn.unpack(INIT, HEADER)
-    answer = protocol.negotiate(offer, FLAGS, max_background=64)
+    answer = protocol.negotiate(offer, FLAGS, 64, 4096)
     assert (answer.major, answer.minor, answer.max_stack_depth) == (7, 45, 2)
     assert answer.flags | answer.flags2 << 32 == FLAGS
     assert structs.InitOut.unpack(answer.pack()) == answer
@@ -65,32 +65,38 @@ def test_the_answer_to_the_offer() -> None:
 
 @pytest.mark.parametrize(("minor", "used"), [(40, 40), (44, 44), (45, 45), (46, 45), (99, 45)])
 def test_the_lower_minor_version_is_used(minor: int, used: int) -> None:
-    assert protocol.negotiate(offered(minor=minor), FLAGS, 1).minor == used
+    assert protocol.negotiate(offered(minor=minor), FLAGS, 1, 4096).minor == used
 
 
 @pytest.mark.parametrize(("major", "minor"), [(7, 39), (7, 12), (6, 45)])
 def test_a_kernel_without_passthrough_is_refused(major: int, minor: int) -> None:
     with pytest.raises(protocol.KernelTooOld, match=f"FUSE {major}.{minor}"):
-        protocol.negotiate(offered(major=major, minor=minor), FLAGS, 1)
+        protocol.negotiate(offered(major=major, minor=minor), FLAGS, 1, 4096)
 
 
 @pytest.mark.parametrize("missing", [InitFlag.PASSTHROUGH, InitFlag.INIT_EXT])
 def test_a_kernel_that_was_built_without_passthrough_is_refused(missing: InitFlag) -> None:
     with pytest.raises(protocol.KernelTooOld):
-        protocol.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1)
+        protocol.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1, 4096)
 
 
 def test_flags_that_the_kernel_does_not_offer_are_not_set() -> None:
     offer = offered(flags=int(InitFlag.PASSTHROUGH | InitFlag.INIT_EXT))
-    answer = protocol.negotiate(offer, FLAGS, 1)
+    answer = protocol.negotiate(offer, FLAGS, 1, 4096)
     assert answer.flags | answer.flags2 << 32 == offer.all_flags
+
+
+@pytest.mark.parametrize(("page_bytes", "pages"), [(4096, 256), (16384, 64), (65536, 16)])
+def test_the_largest_read_is_the_same_for_all_page_sizes(page_bytes: int, pages: int) -> None:
+    answer = protocol.negotiate(offered(), FLAGS, 1, page_bytes)
+    assert (answer.max_pages, answer.max_write) == (pages, 4096)
 
 
 def offered(major: int = 7, minor: int = 45, flags: int = int(FLAGS)) -> structs.InitIn:
     return structs.InitIn(major, minor, 131_072, flags & 0xFFFFFFFF, flags >> 32)
 
 
-def test_a_lookup() -> None:
+def test_parse_a_lookup() -> None:
     request = protocol.parse_request(LOOKUP)
     assert (request.opcode, request.nodeid, request.tid, protocol.parse_name(request)) == (
         Opcode.LOOKUP,
@@ -100,7 +106,7 @@ def test_a_lookup() -> None:
     )
 
 
-def test_an_open_and_its_answer() -> None:
+def test_parse_an_open_and_pack_its_reply() -> None:
     request = protocol.parse_request(OPEN)
     assert (request.opcode, request.nodeid) == (Opcode.OPEN, 1026)
     assert struct.unpack_from("=II", OPEN, HEADER) == (0x8000, 0)  # fuse_open_in: flags, open_flags
@@ -108,13 +114,13 @@ def test_an_open_and_its_answer() -> None:
     assert protocol.reply(request.unique, structs.OpenOut(1026, int(protocol.OpenFlag.PASSTHROUGH), 1).pack()) == OPENED
 
 
-def test_a_read_and_a_release() -> None:
+def test_parse_a_read_and_a_release() -> None:
     read = structs.ReadIn.unpack(READ, HEADER)
     assert (read.fh, read.offset, read.size) == ((1 << 48) + 1, 76, 131_072)
     assert structs.ReleaseIn.unpack(RELEASE, HEADER).fh == 1026
 
 
-def test_an_entry_of_a_directory() -> None:
+def test_pack_an_entry_of_a_directory() -> None:
     entry = structs.Dirent(1026, 3, 2, 8)
     assert encode.entry_out(FILE) == ENTRY
     assert protocol.dirent(entry, b"f1") == DIRENT
@@ -124,7 +130,7 @@ def test_an_entry_of_a_directory() -> None:
 @pytest.mark.promise(9)
 @pytest.mark.parametrize("name", ["f1", "x", "ü" * 20, "y" * 255, "12345678"])
 @pytest.mark.parametrize("is_dir", [0, 1])
-def test_an_entry_of_a_listing_is_packed_the_same_in_one_step(name: str, is_dir: int) -> None:
+def test_the_fast_encoding_of_directory_entries_is_the_same(name: str, is_dir: int) -> None:
     entry = Entry(1026, name, is_dir, 0 if is_dir else FILE.size, FILE.mtime_ns, 3)
     encoded = name.encode()
     tail = structs.Dirent(1026, 3, len(encoded), 4 if is_dir else 8)
@@ -134,16 +140,20 @@ def test_an_entry_of_a_listing_is_packed_the_same_in_one_step(name: str, is_dir:
         assert entry.attributes == FILE
 
 
-def test_a_refusal() -> None:
+def test_pack_an_error() -> None:
     assert protocol.error_reply(22, 38) == bytes.fromhex("10000000daffffff1600000000000000")
 
 
-def test_a_notification() -> None:
+def test_pack_a_notification() -> None:
     message = protocol.inval_entry(7, b"name")
     header = structs.OutHeader.unpack(message)
     assert (header.len, header.error, header.unique) == (len(message), protocol.Notify.INVAL_ENTRY, 0)
     assert structs.InvalEntryOut.unpack(message, 16) == structs.InvalEntryOut(7, 4, 0)
     assert message[32:] == b"name\0"
+    message = protocol.inval_inode(7, 4096, 100)
+    header = structs.OutHeader.unpack(message)
+    assert (header.len, header.error, header.unique) == (len(message), protocol.Notify.INVAL_INODE, 0)
+    assert structs.InvalInodeOut.unpack(message, 16) == structs.InvalInodeOut(7, 4096, 100)
 
 
 def test_statx_agrees_with_getattr() -> None:
@@ -158,24 +168,24 @@ def test_statx_agrees_with_getattr() -> None:
     assert (times.mtime, times.mtime_nsec) == (attr.mtime, attr.mtimensec)
 
 
-def test_statfs() -> None:
-    statfs = structs.StatfsOut.unpack(encode.statfs_out(Capacity(blocks=10, free=4, files=3)))
+def test_pack_statfs() -> None:
+    statfs = structs.StatfsOut.unpack(encode.statfs_out(Capacity(blocks=10, free=4)))
     assert (statfs.blocks, statfs.bfree, statfs.bavail, statfs.files, statfs.bsize, statfs.namelen) == (
         10,
         4,
         4,
-        3,
+        0,
         4096,
         255,
     )
 
 
-def test_ioctl_numbers() -> None:
+def test_ioctl_numbers_are_those_of_the_kernel() -> None:
     assert (protocol.BACKING_OPEN, protocol.BACKING_CLOSE) == (0x4010E501, 0x4004E502)
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_sizes_are_the_kernels(name: str) -> None:
+def test_structure_sizes_are_those_of_the_kernel(name: str) -> None:
     assert getattr(structs, name).layout.size == SIZES[name]
 
 
@@ -190,7 +200,7 @@ def values(kind: type[Structure]) -> st.SearchStrategy[Structure]:
 
 @pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-def test_a_round_trip(kind: type[Structure], data: st.DataObject) -> None:
+def test_a_packed_structure_unpacks_to_the_same(kind: type[Structure], data: st.DataObject) -> None:
     value = data.draw(values(kind))
     packed = value.pack()
     assert len(packed) == kind.layout.size
@@ -199,19 +209,19 @@ def test_a_round_trip(kind: type[Structure], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)
-def test_a_truncated_structure(kind: type[Structure]) -> None:
+def test_a_truncated_structure_is_refused(kind: type[Structure]) -> None:
     for length in range(kind.layout.size):
         with pytest.raises(Malformed, match=kind.__name__):
             kind.unpack(bytes(length))
 
 
 @pytest.mark.parametrize("message", [b"", INIT[:39], INIT[:-1], INIT + b"x", struct.pack("=I", 4)])
-def test_a_message_whose_length_is_not_that_of_its_header(message: bytes) -> None:
+def test_a_message_of_another_length_than_its_header_says_is_refused(message: bytes) -> None:
     with pytest.raises(Malformed):
         protocol.parse_request(message)
 
 
 @pytest.mark.parametrize("body", [b"", b"name", b"two\0names\0", b"name\0rest"])
-def test_a_name_that_does_not_end_where_its_message_does(body: bytes) -> None:
+def test_a_name_that_does_not_end_with_its_message_is_refused(body: bytes) -> None:
     with pytest.raises(Malformed):
         protocol.parse_name(protocol.FuseRequest(1, 2, 1, 0, bytes(HEADER) + body))

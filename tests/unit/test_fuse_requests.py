@@ -1,6 +1,6 @@
-"""The passthrough engine survives any message of the kernel, and answers each one at most once.
+"""The passthrough engine survives any message from the kernel, and answers each one at most once.
 
-A socket stands in for the device, because no kernel can be made to send such messages.
+A socket stands in for the device, because a real kernel never sends such messages.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class Kernel:
         header = structs.InHeader(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
         await self.end.send(header.pack() + body)
 
-    async def answer(self) -> tuple[structs.OutHeader, bytes]:
+    async def receive(self) -> tuple[structs.OutHeader, bytes]:
         with trio.fail_after(5):
             message = await self.end.recv(1 << 20)
         return structs.OutHeader.unpack(message), message[structs.OutHeader.layout.size :]
 
-    async def ask(self, opcode: int, body: bytes = b"", nodeid: int = ROOT) -> int:
-        """Send a request and return the errno of its answer."""
+    async def request(self, opcode: int, body: bytes = b"", nodeid: int = ROOT) -> int:
+        """Send a request, and return the errno of the reply."""
         await self.send(opcode, body, nodeid)
-        return -(await self.answer())[0].error
+        return -(await self.receive())[0].error
 
     async def assert_alive(self) -> None:
         await self.send(Opcode.STATFS, unique=1 << 40)
-        header, _ = await self.answer()
+        header, _ = await self.receive()
         assert (header.unique, header.error) == (1 << 40, 0)
 
 
@@ -86,35 +86,70 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     theirs.close()
 
 
-async def test_a_name(kernel: Kernel) -> None:
+async def test_lookups_find_names_or_return_the_errno(kernel: Kernel) -> None:
     await kernel.send(Opcode.LOOKUP, b"a\0")
-    header, body = await kernel.answer()
+    header, body = await kernel.receive()
     assert header.error == 0
     assert structs.Attr.unpack(body, structs.EntryOut.layout.size).mode & 0o777 == 0o555
-    assert await kernel.ask(Opcode.LOOKUP, b"b\0") == errno.ENOENT
-    assert await kernel.ask(Opcode.LOOKUP, b"\xff\0") == errno.ENOENT
-    assert await kernel.ask(Opcode.LOOKUP, b"x" * 256 + b"\0") == errno.ENAMETOOLONG
+    assert await kernel.request(Opcode.LOOKUP, b"b\0") == errno.ENOENT
+    assert await kernel.request(Opcode.LOOKUP, b"\xff\0") == errno.ENOENT
+    assert await kernel.request(Opcode.LOOKUP, b"x" * 256 + b"\0") == errno.ENAMETOOLONG
 
 
-async def test_a_file_that_the_kernel_gives_no_backing_is_read_through_the_daemon(
-    kernel: Kernel, cache: LocalCache
-) -> None:
+async def test_a_file_without_a_backing_id_is_read_through_the_daemon(kernel: Kernel, cache: LocalCache) -> None:
     """The socket refuses the ioctl, as some file systems do."""
     id = cache.node("a/1").id
     await kernel.send(Opcode.OPEN, OPEN_IN, id)
-    header, body = await kernel.answer()
+    header, body = await kernel.receive()
     assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
     await kernel.send(Opcode.READ, structs.ReadIn(id, 90, 4096, 0, 0, 0).pack(), id)
-    assert (await kernel.answer())[1] == b"x" * 10
+    assert (await kernel.receive())[1] == b"x" * 10
     assert cache.store.opened(id)
-    assert await kernel.ask(Opcode.RELEASE, structs.ReleaseIn(id, 0, 0, 0).pack(), id) == 0
+    assert await kernel.request(Opcode.RELEASE, structs.ReleaseIn(id, 0, 0, 0).pack(), id) == 0
+    assert cache.store.opened(id) is None
+
+
+async def test_a_read_is_answered_in_full_however_large_it_is(
+    kernel: Kernel, cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes a short answer for the end of the file. One with pages of 64 KiB may ask for 16 MiB."""
+    await cache.list([file("a/1", 100), file("a/large", 3 << 20)])
+    await cache.admit("a/large", content=bytes(3 << 20))
+    id = cache.node("a/large").id
+    await kernel.send(Opcode.OPEN, OPEN_IN, id)
+    await kernel.receive()
+    answered: list[int] = []
+    sent = Session.send
+
+    def send(device: Session, message: bytes, content: memoryview | None = None) -> bool:
+        answered.append(structs.OutHeader.unpack(message).len - structs.OutHeader.layout.size)
+        assert content is None or len(content) == answered[-1]
+        return sent(device, protocol.reply(structs.OutHeader.unpack(message).unique))
+
+    monkeypatch.setattr(Session, "send", send)
+    for size in (16 << 20, 2 << 20, 4096):
+        await kernel.send(Opcode.READ, structs.ReadIn(id, 4096, size, 0, 0, 0).pack(), id)
+        await kernel.receive()
+    monkeypatch.setattr(Session, "send", sent)
+    assert answered == [(3 << 20) - 4096, 2 << 20, 4096]
+
+
+async def test_an_open_whose_reader_cannot_be_watched_holds_no_file(
+    kernel: Kernel, cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("growfs.rotation.reader_registry.pidfd_open", refuse)
+    id = cache.node("a/1").id
+    assert await kernel.request(Opcode.OPEN, OPEN_IN, id) == errno.ENFILE
     assert cache.store.opened(id) is None
 
 
 async def test_an_open_is_answered_and_then_counted(
     kernel: Kernel, cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is counted before any other request is answered, because a listing may depend on it."""
+    """The open is counted before any other request is answered, because a listing may depend on the count."""
     events: list[str] = []
     id = cache.node("a/1").id
 
@@ -132,30 +167,30 @@ async def test_an_open_is_answered_and_then_counted(
     for _ in range(2):
         await kernel.send(Opcode.OPEN, OPEN_IN, id)
     for _ in range(2):
-        assert (await kernel.answer())[0].error == 0
+        assert (await kernel.receive())[0].error == 0
     await wait_all_tasks_blocked()
     assert events == ["answered", "counted"] * 2
 
 
 @pytest.mark.parametrize("opcode", WRITE_OPCODES, ids=lambda opcode: opcode.name)
-async def test_a_change_is_refused(kernel: Kernel, opcode: Opcode) -> None:
-    assert await kernel.ask(opcode, bytes(64)) == errno.EROFS
+async def test_write_requests_are_refused(kernel: Kernel, opcode: Opcode) -> None:
+    assert await kernel.request(opcode, bytes(64)) == errno.EROFS
 
 
 @pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.GETXATTR, Opcode.LSEEK, Opcode.ACCESS, 4095])
-async def test_an_unsupported_request(kernel: Kernel, opcode: int) -> None:
-    assert await kernel.ask(opcode, bytes(64)) == errno.ENOSYS
+async def test_an_unsupported_request_is_refused(kernel: Kernel, opcode: int) -> None:
+    assert await kernel.request(opcode, bytes(64)) == errno.ENOSYS
 
 
 @pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
-async def test_a_truncated_body(kernel: Kernel, opcode: Opcode) -> None:
-    assert await kernel.ask(opcode, bytes(7)) == errno.EIO
+async def test_a_truncated_body_is_refused(kernel: Kernel, opcode: Opcode) -> None:
+    assert await kernel.request(opcode, bytes(7)) == errno.EIO
 
 
 @pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
-async def test_a_handle_that_was_never_given(kernel: Kernel, opcode: Opcode) -> None:
+async def test_an_unknown_handle_is_refused(kernel: Kernel, opcode: Opcode) -> None:
     body = structs.ReadIn(9999, 0, 4096, 0, 0, 0).pack()
-    assert await kernel.ask(opcode, body, 9999) == errno.EIO
+    assert await kernel.request(opcode, body, 9999) == errno.EIO
 
 
 @pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), structs.InHeader(99, 1, 1, 1, 0, 0, 0).pack()])
@@ -164,21 +199,21 @@ async def test_a_malformed_message_is_ignored(kernel: Kernel, message: bytes) ->
 
 
 async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each listing begins a generation, for which several tasks and threads take turns."""
+    """Each listing begins a generation, in which several tasks and threads run one after the other."""
     monkeypatch.setattr(session, "POLL_S_MAX", 60.0)
     for _ in range(20):
         await kernel.send(Opcode.OPENDIR, OPEN_IN)
-        handle = structs.OpenOut.unpack((await kernel.answer())[1]).fh
+        handle = structs.OpenOut.unpack((await kernel.receive())[1]).fh
         await kernel.send(Opcode.READDIR, structs.ReadIn(handle, 0, 4096, 0, 0, 0).pack())
-        assert b"a" in (await kernel.answer())[1]
-        assert await kernel.ask(Opcode.RELEASEDIR, structs.ReleaseIn(handle, 0, 0, 0).pack()) == 0
+        assert b"a" in (await kernel.receive())[1]
+        assert await kernel.request(Opcode.RELEASEDIR, structs.ReleaseIn(handle, 0, 0, 0).pack()) == 0
 
 
-async def test_an_interrupt_of_nothing(kernel: Kernel) -> None:
+async def test_an_interrupt_of_an_unknown_request_is_ignored(kernel: Kernel) -> None:
     await kernel.send(Opcode.INTERRUPT, structs.InterruptIn(12345).pack())
 
 
-async def test_any_message(kernel: Kernel) -> None:
+async def test_any_message_is_answered_once(kernel: Kernel) -> None:
     generator = random.Random(11)
     opcodes = [*(opcode for opcode in Opcode if opcode is not Opcode.DESTROY), 0, 5000, 2**32 - 1]
     for unique in range(10, 5000, 2):
@@ -187,10 +222,10 @@ async def test_any_message(kernel: Kernel) -> None:
         opcode = generator.choice(opcodes)
         await kernel.send(opcode, bytes(8) if opcode == Opcode.INTERRUPT else body, nodeid, unique)
         if opcode not in NO_ANSWER:
-            assert (await kernel.answer())[0].unique == unique
+            assert (await kernel.receive())[0].unique == unique
 
 
-async def test_the_handshake() -> None:
+async def test_the_handshake_answers_the_init_request() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         offer = structs.InitIn(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32).pack()
@@ -199,7 +234,7 @@ async def test_the_handshake() -> None:
         assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.layout.size).major == 7
 
 
-async def test_a_handshake_with_something_else() -> None:
+async def test_a_session_that_begins_with_another_request_is_refused() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(structs.InHeader(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0).pack())

@@ -1,4 +1,4 @@
-"""The group of a single file; it agrees with the groups in the order of a pass."""
+"""The group of a single file, which agrees with the groups in the draw order of a pass."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ async def members(cache: LocalCache, template: str | None, path: str) -> set[str
         ("{parent}/{name}", "a/x.json", {"a/x.jpg", "a/x.json", "a/x"}),
     ],
 )
-async def test_members(cache: LocalCache, template: str | None, path: str, expected: set[str]) -> None:
+async def test_members_of_the_group_of_a_file(
+    cache: LocalCache, template: str | None, path: str, expected: set[str]
+) -> None:
     await cache.list([file(path) for path in PATHS])
     assert await members(cache, template, path) == expected
 
 
 @pytest.mark.parametrize("template", ["{stem}", "{name}", "{parent}", "{name}-{parent}"])
-async def test_an_open_and_a_pass_agree(cache: LocalCache, template: str) -> None:
+async def test_the_group_of_an_open_is_that_of_the_pass(cache: LocalCache, template: str) -> None:
     await cache.list([file(path) for path in PATHS])
     for path in PATHS:
         same = {other for other in PATHS if group_of(template, other) == group_of(template, path)}

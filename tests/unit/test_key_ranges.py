@@ -1,4 +1,4 @@
-"""Intervals of names: whatever is split where, refused, and begun anew from a cursor, each name comes once."""
+"""Key ranges: each name is listed once, however ranges are split, refused, or resumed from a cursor."""
 
 from __future__ import annotations
 
@@ -26,52 +26,52 @@ PAGE = 4
 
 
 class Listing:
-    """A server with `names`, and what a reader of it was given. page: names in an answer."""
+    """A server with `names`, and its listing by key ranges. page: names in one response. listed: the names so far."""
 
     def __init__(self, names: set[str], page: int = PAGE) -> None:
         self.names = sorted(names, key=str.encode)
         self.page = page
         self.ranges = KeyRanges()
-        self.told: list[str] = []
+        self.listed: list[str] = []
         self.ready: deque[tuple[KeyRange, list[str]]] = deque()
         self.cursor: Cursor | None = None
         self.requests = 0
 
-    def ask(self, after: str) -> tuple[list[str], bool]:
+    def request(self, after: str) -> tuple[list[str], bool]:
         self.requests += 1
         start = bisect_right(self.names, after.encode(), key=str.encode) if after else 0
         return self.names[start : start + self.page], start + self.page < len(self.names)
 
-    def answer(self, interval: ActiveRange, after: str) -> None:
-        """What was asked for with `after` arrives."""
-        names, more = self.ask(after)
+    def receive_page(self, interval: ActiveRange, after: str) -> None:
+        """Receive the page of names after `after`."""
+        names, more = self.request(after)
         span = self.ranges.record_page(interval, names, f"after {names[-1]}" if more else None, more)
         if span is not None:
             self.ready.append((span, [name for name in names if span.until is None or name <= span.until]))
 
-    def tell(self) -> None:
+    def consume_page(self) -> None:
         _, names = self.ready.popleft()
-        self.told += names
+        self.listed += names
         self.cursor = self.ranges.cursor(span for span, _ in self.ready)
 
-    def begin_anew(self) -> None:
-        """As after an error: what was not told is lost, and the cursor of the last page is all there is."""
+    def resume(self) -> None:
+        """As after an error: pages not consumed are lost, and only the cursor of the last page is left."""
         self.ready.clear()
         self.ranges = KeyRanges(self.cursor)
 
 
-def read(listing: Listing, readers: int) -> int:
-    """Read it with so many requests at once; returns how often one had to wait for answers."""
+def list_all(listing: Listing, readers: int) -> int:
+    """List all with `readers` requests at a time; returns the number of rounds of requests."""
     rounds = 0
     while not listing.ranges.done:
         under_way: list[ActiveRange] = []
         while len(under_way) < readers and (interval := listing.ranges.assign()):
             under_way.append(interval)
         for interval in under_way:
-            listing.answer(interval, interval.after)
+            listing.receive_page(interval, interval.after)
         rounds += 1
     while listing.ready:
-        listing.tell()
+        listing.consume_page()
     return rounds
 
 
@@ -80,28 +80,30 @@ texts = st.text(st.sampled_from("ab01/.é日\U0010ffff\x01 %"), max_size=6)
 
 @settings(max_examples=50)
 @given(st.sets(texts, max_size=150), st.data())
-def test_each_name_comes_once(names: set[str], data: st.DataObject) -> None:
+def test_each_name_is_listed_once(names: set[str], data: st.DataObject) -> None:
     listing = Listing(names, page=data.draw(st.integers(1, 5)))
     under_way: list[tuple[ActiveRange, str]] = []
     steps = 0
     while not listing.ranges.done or under_way or listing.ready:
         steps += 1
-        todo = data.draw(st.sampled_from(["take", "answer", "tell", "refuse", "anew"] if steps < 200 else ["finish"]))
-        if todo in ("take", "finish") and (interval := listing.ranges.assign()):
+        step = data.draw(
+            st.sampled_from(["assign", "receive", "consume", "refuse", "resume"] if steps < 200 else ["finish"])
+        )
+        if step in ("assign", "finish") and (interval := listing.ranges.assign()):
             under_way.append((interval, interval.after))
-        if todo in ("answer", "finish") and under_way:
-            listing.answer(*under_way.pop(data.draw(st.integers(0, len(under_way) - 1))))
-        if todo == "refuse" and under_way:
+        if step in ("receive", "finish") and under_way:
+            listing.receive_page(*under_way.pop(data.draw(st.integers(0, len(under_way) - 1))))
+        if step == "refuse" and under_way:
             listing.ranges.release(under_way.pop()[0])
-        if todo in ("tell", "finish") and listing.ready:
-            listing.tell()
-        if todo == "anew":
+        if step in ("consume", "finish") and listing.ready:
+            listing.consume_page()
+        if step == "resume":
             under_way.clear()
-            listing.begin_anew()
-    assert sorted(listing.told, key=str.encode) == listing.names
+            listing.resume()
+    assert sorted(listing.listed, key=str.encode) == listing.names
 
 
-def mixed(seed: int, *alphabets: str) -> str:
+def random_name(seed: int, *alphabets: str) -> str:
     return "".join(random.Random(seed).choices(alphabets[seed % len(alphabets)], k=12))
 
 
@@ -111,50 +113,50 @@ NAMINGS: dict[str, Callable[[int], str]] = {
     "not padded": lambda n: f"train/img_{n}.png",
     "hexadecimal": lambda n: f"{random.Random(n).getrandbits(128):032x}.tar",
     "deep": lambda n: f"sets/v2/raw/2024/{n // 9000:02}/{n // 300 % 30:02}/part-{n % 300:05}.parquet",
-    "letters": lambda n: mixed(n, string.ascii_letters + string.digits),
+    "letters": lambda n: random_name(n, string.ascii_letters + string.digits),
     "not ASCII": lambda n: f"写真/{chr(0x4E00 + n * 7919 % 3000)}{n}.jpg",
     "one folder holds most": lambda n: f"a/{n:08}" if n % 50 else f"{chr(98 + n % 24)}/x{n}",
 }
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_any_naming_is_split_well(naming: str) -> None:
+def test_names_of_any_form_are_listed_in_parallel(naming: str) -> None:
     listing = Listing({NAMINGS[naming](n) for n in range(30_000)}, page=100)
-    rounds = read(listing, 16)
+    rounds = list_all(listing, 16)
     pages = len(listing.names) / 100
-    assert sorted(listing.told) == listing.names
-    assert rounds < pages / 4, "it was hardly read side by side"
+    assert sorted(listing.listed) == listing.names
+    assert rounds < pages / 4, "hardly any requests ran in parallel"
     assert listing.requests < pages * 1.5
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_a_small_bucket_costs_its_pages(naming: str) -> None:
+def test_a_small_bucket_takes_one_request_a_page(naming: str) -> None:
     for count in (0, 1, PAGE, PAGE + 1, PAGE * SERIAL_PAGES):
         listing = Listing({NAMINGS[naming](n) for n in range(count)})
-        read(listing, 16)
-        assert (len(listing.told), listing.requests) == (count, max(1, -(-count // PAGE)))
+        list_all(listing, 16)
+        assert (len(listing.listed), listing.requests) == (count, max(1, -(-count // PAGE)))
 
 
-def test_a_bucket_of_a_few_pages_costs_few_more() -> None:
+def test_a_bucket_of_a_few_pages_takes_few_more_requests() -> None:
     for naming in NAMINGS.values():
         listing = Listing({naming(n) for n in range(1000)}, page=100)
-        read(listing, 16)
+        list_all(listing, 16)
         assert listing.requests <= 10 * 1.7
 
 
-def test_points_are_fit_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for what names themselves begin with, they have no character that XML cannot carry."""
+def test_split_points_are_valid_in_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the prefix that they share with names, they have only characters that XML can carry."""
     names = {f"a\x01b\x7f{n}/\ufffe{n}" for n in range(2000)}
     points: list[str] = []
     split = KeyRanges._split
 
-    def noted(self: KeyRanges) -> ActiveRange | None:
+    def recorded(self: KeyRanges) -> ActiveRange | None:
         if (upper := split(self)) is not None:
             points.append(upper.after)
         return upper
 
-    monkeypatch.setattr(KeyRanges, "_split", noted)
-    read(Listing(names), 8)
+    monkeypatch.setattr(KeyRanges, "_split", recorded)
+    list_all(Listing(names), 8)
     assert len(points) > 20
     for point in points:
         assert point.encode()
@@ -163,7 +165,7 @@ def test_points_are_fit_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("names", [["b", "a"], ["a", "a"], ["B", "a", "C"]])
-def test_another_order_is_noticed(names: list[str]) -> None:
+def test_an_unordered_listing_is_detected_and_listed_serially(names: list[str]) -> None:
     ranges = KeyRanges()
     interval = ranges.assign()
     assert interval
@@ -180,7 +182,7 @@ def test_another_order_is_noticed(names: list[str]) -> None:
     assert ranges.done
 
 
-def test_one_page_may_have_any_order() -> None:
+def test_a_single_page_may_have_any_order() -> None:
     ranges = KeyRanges()
     interval = ranges.assign()
     assert interval
@@ -188,25 +190,25 @@ def test_one_page_may_have_any_order() -> None:
     assert ranges.done
 
 
-def test_a_server_that_begins_elsewhere_loses_nothing_and_tells_nothing_twice() -> None:
-    """It answers every request that has no token with its first page."""
+def test_a_server_that_ignores_the_start_is_listed_without_loss_or_repetition() -> None:
+    """It answers every request without a token with its first page."""
     listing = Listing({f"{n:03}" for n in range(100)})
-    ranges, told = listing.ranges, []
+    ranges, listed = listing.ranges, []
     while not ranges.done:
         for interval in list(iter(ranges.assign, None)):
-            names, more = listing.ask(interval.after if interval.token else "")
+            names, more = listing.request(interval.after if interval.token else "")
             try:
                 span = ranges.record_page(interval, names, "token" if more else None, more)
             except UnorderedListing:
                 ranges.switch_to_serial()
                 continue
             if span:
-                told += [name for name in names if span.until is None or name <= span.until]
+                listed += [name for name in names if span.until is None or name <= span.until]
     assert ranges.serial
-    assert told == listing.names
+    assert listed == listing.names
 
 
-def test_a_cursor_goes_on_in_the_servers_order() -> None:
+def test_a_cursor_resumes_in_the_order_of_the_server() -> None:
     ranges = KeyRanges(serial=True)
     interval = ranges.assign()
     assert interval
@@ -217,14 +219,14 @@ def test_a_cursor_goes_on_in_the_servers_order() -> None:
     assert ranges.cursor([KeyRange("", None)]).left == (KeyRange("", None),)
 
 
-def test_what_nobody_was_told_of_is_found_again_in_the_servers_order() -> None:
+def test_pages_not_consumed_are_listed_again_serially() -> None:
     listing = Listing({f"{n:03}" for n in range(100)})
     while len(listing.ready) < 6:
-        listing.tell() if len(listing.ready) == 5 else None
+        listing.consume_page() if len(listing.ready) == 5 else None
         for interval in list(iter(listing.ranges.assign, None)):
-            listing.answer(interval, interval.after)
-    told = listing.told
+            listing.receive_page(interval, interval.after)
+    listed = listing.listed
     listing.ranges.switch_to_serial(span for span, _ in listing.ready)
     listing.ready.clear()
-    read(listing, 4)
-    assert set(told) == set(listing.names)
+    list_all(listing, 4)
+    assert set(listed) == set(listing.names)

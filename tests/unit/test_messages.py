@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from growfs import errors
 from growfs.cache.catalog import ListingDiff
@@ -33,9 +34,9 @@ FILE = RemoteFile("a/ü.jpg", 5, None, "v1")
 MESSAGES = [
     ListRemote(Path("/x"), 3),
     MakeOrder(Path("/x"), Pass(1, 2, (0, 8), "{stem}", 5), Path("/y")),
-    Done(OrderReady(1, 2, 3, 4)),
+    Done(OrderReady(BitMap64([1]), BitMap64([2, 3]), 4, 5, 6, 1, True)),
     FetchFiles([FetchRequest(7, FILE, Path("/y"), 5, True)], [8]),
-    FetchProgress(5, 1, [(7, Fetched(FILE, 5, "abc"))]),
+    FetchProgress(5, 1, [(7, Fetched(FILE, 5, "abc"))], 0.25),
     ListingDiff(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
     RemoteSpec("s3://b", {"key": "A"}),
 ]
@@ -46,7 +47,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_each_message_arrives(message: Any) -> None:
+def test_each_message_arrives_unchanged(message: Any) -> None:
     a, b = socket.socketpair()
     with a, b:
         messages.send(a, message)
@@ -73,7 +74,7 @@ def test_messages_keep_their_order_and_boundaries(sent: list[bytes]) -> None:
         sender.join()
 
 
-def test_the_length_is_as_documented() -> None:
+def test_the_length_prefix_is_as_documented() -> None:
     packed = messages.pack(b"x")
     assert int.from_bytes(packed[:4], "big") == len(packed) - 4
 

@@ -28,7 +28,7 @@ from growfs.remote.user_functions import Function
 from growfs.units import count, fraction_of, positive, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}
-WRITTEN: dict[str, tuple[Any, Any]] = {
+VALID: dict[str, tuple[Any, Any]] = {
     "cache_dir": ("/x", Path("/x")),
     "cache_size": ("20GiB", CacheSize(bytes=20 << 30)),
     "min_free": ("0", 0),
@@ -67,7 +67,7 @@ WRITTEN: dict[str, tuple[Any, Any]] = {
     "anon": (True, True),
     "allow_other": (True, True),
 }
-WRONG: dict[str, list[Any]] = {
+INVALID: dict[str, list[Any]] = {
     "cache_size": ["much", "0", "-5GB", "101%", "0%", ""],
     "min_free": ["-1", "5XB"],
     "seed": ["-1", "1.5", "x", ""],
@@ -94,7 +94,7 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-def test_all_defaults_are_read() -> None:
+def test_all_defaults_are_parsed() -> None:
     options = Options.parse({})
     assert options.cache_size == CacheSize(share=0.8)
     assert (options.min_free, options.seed, options.workers, options.bandwidth) == (1 << 30, 0, None, 0)
@@ -106,16 +106,16 @@ def test_all_defaults_are_read() -> None:
 
 
 def test_every_option_is_tested() -> None:
-    assert set(WRITTEN) == set(ROWS)
+    assert set(VALID) == set(ROWS)
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("name", VALID)
 def test_valid_text_is_parsed(name: str) -> None:
-    written, meant = WRITTEN[name]
-    assert getattr(Options.parse({name: written}), name) == meant
+    text, expected = VALID[name]
+    assert getattr(Options.parse({name: text}), name) == expected
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG.items() for text in texts])
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in INVALID.items() for text in texts])
 def test_invalid_text_is_refused_with_the_name_of_its_flag(name: str, text: object) -> None:
     with pytest.raises(UsageError, match=f"^{flag_name(name)}: ") as raised:
         parse_value(ROWS[name], text)
@@ -123,12 +123,12 @@ def test_invalid_text_is_refused_with_the_name_of_its_flag(name: str, text: obje
 
 
 @pytest.mark.parametrize("text", ["auto", "never", "always"])
-def test_rotations(text: str) -> None:
+def test_valid_rotations(text: str) -> None:
     assert rotation(text) == text
 
 
 @pytest.mark.parametrize("text", ["{stem}", "{name}", "{parent}", "{parent}/{name}", "x-{name}"])
-def test_groups(text: str) -> None:
+def test_valid_groups(text: str) -> None:
     assert group(text) == text
 
 
@@ -145,7 +145,7 @@ LAUNCHED = [name for pair in LAUNCHERS for name in pair]
         ({"GROUP_RANK": "2", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (5, 8)),
     ],
 )
-def test_auto_reads_the_environment_of_the_job(
+def test_partition_auto_reads_the_environment_of_the_job(
     environment: dict[str, str], share: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in LAUNCHED:
@@ -156,19 +156,21 @@ def test_auto_reads_the_environment_of_the_job(
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_NODEID": "5"}, {"GROUP_RANK": "8", "GROUP_WORLD_SIZE": "8"}])
-def test_auto_without_that_environment_is_refused(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_auto_without_that_environment_is_refused(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError) as raised:
         partition("auto")
-    wanted = "'8/8' is not a shard" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
-    assert wanted in str(raised.value)
+    message = "'8/8' is not a shard" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
+    assert message in str(raised.value)
     assert "0/8" in str(raised.value)
 
 
-def test_waiting_and_not_waiting_contradict_each_other() -> None:
+def test_no_wait_contradicts_wait_files() -> None:
     with pytest.raises(UsageError, match="contradicts"):
         Options.parse({"no_wait": True, "wait_files": "1"})
 
@@ -176,7 +178,7 @@ def test_waiting_and_not_waiting_contradict_each_other() -> None:
 @pytest.mark.parametrize(
     ("text", "bytes"), [("500GB", 500 * 10**9), ("20GiB", 20 << 30), ("1.5 MB", 1_500_000), ("4096", 4096)]
 )
-def test_sizes(text: str, bytes: int) -> None:
+def test_valid_sizes(text: str, bytes: int) -> None:
     assert size(text) == bytes
     assert cache_size(text) == CacheSize(bytes=bytes)
 
@@ -189,22 +191,22 @@ def test_a_share_of_the_disk(text: str, share: float) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("90", 90), ("90s", 90), ("5m", 300), ("1h", 3600), ("0", 0), ("1d", 86400)]
 )
-def test_times(text: str, value: float) -> None:
+def test_valid_times(text: str, value: float) -> None:
     assert seconds(text) == value
 
 
 @pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("50%", 0.5), ("1", 1.0), ("100%", 1.0)])
-def test_fractions(text: str, value: float) -> None:
+def test_valid_fractions(text: str, value: float) -> None:
     assert fraction_of(text) == value
 
 
 @pytest.mark.parametrize("text", ["0", "1.1", "-0.5", "half", "nan", "nan%", "%", "101%", ""])
-def test_no_fractions(text: str) -> None:
+def test_invalid_fractions_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         fraction_of(text)
 
 
-def test_numbers() -> None:
+def test_valid_numbers() -> None:
     assert (count("0"), count("12"), positive("1")) == (0, 12, 1)
     assert (count("100k"), count("1.5M"), count("2G")) == (100_000, 1_500_000, 2_000_000_000)
 
@@ -224,11 +226,11 @@ def test_storage_options(text: str, pair: tuple[str, object]) -> None:
     assert storage_option(text) == pair
 
 
-def test_dots_nest() -> None:
+def test_dots_in_storage_options_nest() -> None:
     assert nested((("a.b.c", 1), ("a.d", 2), ("e", 3))) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
 
 
-def test_an_option_with_a_value_cannot_have_others_in_it() -> None:
+def test_a_storage_option_with_a_value_cannot_contain_others() -> None:
     with pytest.raises(UsageError):
         nested((("a", 1), ("a.b", 2)))
 
@@ -241,7 +243,7 @@ def test_a_local_path_is_made_absolute() -> None:
     assert Options.parse({"manifest": "list.txt"}).remote("data").manifest == str(Path.cwd() / "list.txt")
 
 
-def test_a_producer_is_looked_for_in_the_callers_folder() -> None:
+def test_a_producer_is_looked_for_in_the_working_directory() -> None:
     options = Options.parse({"producer": "shards.py:make", "rename": "{stem}.x"})
     producer = options.remote("s3://bucket", Path("/home/me")).producer
     assert producer
@@ -253,7 +255,7 @@ def test_a_producer_is_looked_for_in_the_callers_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "given"),
+    ("url", "options"),
     [
         ("py:shards:sample", {"producer": "shards:make"}),
         ("py:shards:sample", {"include": "*.x"}),
@@ -270,22 +272,22 @@ def test_a_producer_is_looked_for_in_the_callers_folder() -> None:
         ("s3://bucket", {"producer": "shards:make", "rename": "{index}.x"}),
     ],
 )
-def test_options_of_producers_that_contradict(url: str, given: dict[str, str]) -> None:
+def test_contradictory_options_of_producers_are_refused(url: str, options: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        Options.parse(given).remote(url, Path("/home/me"))
+        Options.parse(options).remote(url, Path("/home/me"))
 
 
-# The file.
+# Options in a file.
 
 
-def in_file(folder: Path, text: str) -> Options:
+def options_in_file(folder: Path, text: str) -> Options:
     path = folder / "growfs.toml"
     path.write_text(text)
     return Options.parse(read_file(path))
 
 
-def test_a_file_of_options(tmp_path: Path) -> None:
-    options = in_file(
+def test_options_are_read_from_a_file(tmp_path: Path) -> None:
+    options = options_in_file(
         tmp_path,
         'cache-size = "20GiB"\nworkers = 8\nrefresh = 0\nno-wait = true\ninclude = ["*.jpg", "*.png"]\n'
         "[storage-option]\nkey = 'A'\nretries = 3\nclient_kwargs = {region_name = 'eu-west-1'}\n",
@@ -300,8 +302,8 @@ def test_a_file_of_options(tmp_path: Path) -> None:
     }
 
 
-def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
-    assert in_file(tmp_path, 'include = "*.jpg"').include == ("*.jpg",)
+def test_a_single_value_is_a_list_of_one(tmp_path: Path) -> None:
+    assert options_in_file(tmp_path, 'include = "*.jpg"').include == ("*.jpg",)
     assert Options.parse({"exclude": "*.txt"}).exclude == ("*.txt",)
 
 
@@ -320,7 +322,7 @@ def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
 )
 def test_an_invalid_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as raised:
-        in_file(tmp_path, text)
+        options_in_file(tmp_path, text)
     assert "\n" not in str(raised.value)
 
 
@@ -336,7 +338,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mount(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
-    """The options that `growfs mount` passes on; nothing is mounted."""
+    """Collects the options that `growfs mount` passes to launch.start; nothing is mounted."""
     started: list[Options] = []
 
     def start(url: str, mountpoint: Path, options: Options, on_progress: object) -> None:
@@ -348,7 +350,7 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
     return started
 
 
-def test_a_flag_overrides_the_environment_and_that_the_file(tmp_path: Path, mount: list[Options]) -> None:
+def test_a_flag_overrides_the_environment_which_overrides_the_file(tmp_path: Path, mount: list[Options]) -> None:
     path = tmp_path / "growfs.toml"
     path.write_text("seed = 1\nworkers = 1\ncache-size = '1GB'\nanon = true\nexclude = ['file']\n")
     env = {"GROWFS_SEED": "2", "GROWFS_WORKERS": "2", "GROWFS_ANON": "0", "GROWFS_EXCLUDE": "from env"}
@@ -361,20 +363,20 @@ def test_a_flag_overrides_the_environment_and_that_the_file(tmp_path: Path, moun
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in ("wait_files", "wait_bytes", "no_wait")])
-def test_every_row_is_a_flag_and_a_variable(name: str, mount: list[Options]) -> None:
-    written, meant = WRITTEN[name]
-    texts = written if isinstance(written, list) else [str(written)]
-    given = [flag_name(name)] if written is True else [part for text in texts for part in (flag_name(name), text)]
-    CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", *given])
+def test_every_option_is_a_flag_and_an_environment_variable(name: str, mount: list[Options]) -> None:
+    text, expected = VALID[name]
+    texts = text if isinstance(text, list) else [str(text)]
+    flags = [flag_name(name)] if text is True else [part for one in texts for part in (flag_name(name), one)]
+    CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", *flags])
     CliRunner().invoke(cli.main, ["mount", "/data", "/mnt"], env={f"GROWFS_{name.upper()}": " ".join(texts)})
-    assert [getattr(options, name) for options in mount] == [meant, meant]
+    assert [getattr(options, name) for options in mount] == [expected, expected]
 
 
-def test_wrong_usage_ends_with_2(mount: list[Options]) -> None:
+def test_a_usage_error_exits_with_status_2(mount: list[Options]) -> None:
     result = CliRunner().invoke(cli.main, ["mount", "/data", "/mnt", "--workers", "0"])
     assert (result.exit_code, mount) == (2, [])
     assert result.stderr == "growfs: --workers: 0 is too few; write 1 or more\n"
 
 
-def test_the_environment_of_the_tests_is_clean() -> None:
+def test_the_environment_of_the_tests_has_no_options() -> None:
     assert not [name for name in os.environ if name.startswith("GROWFS_")]

@@ -1,4 +1,4 @@
-"""Two who want the same file at once, over a real daemon: it is fetched once, and what is there is not lost."""
+"""Requests that meet each other at a real daemon: a file is fetched once, and bad requests end nothing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.harness import Growfs, until
 
 @contextmanager
 def control(growfs: Growfs) -> Iterator[socket.socket]:
-    """A line to the daemon: unix(7) allows 107 bytes of name."""
+    """A connection to the daemon. unix(7) allows 107 bytes of name, so the path goes through /proc."""
     folder = os.open(growfs.cache, os.O_PATH)
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(30)
-        line.connect(f"/proc/self/fd/{folder}/control.sock")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(f"/proc/self/fd/{folder}/control.sock")
         os.close(folder)
-        yield line
+        yield connection
 
 
 def make_flat(folder: Path, count: int) -> dict[str, bytes]:
@@ -43,22 +43,22 @@ def make_flat(folder: Path, count: int) -> dict[str, bytes]:
 
 
 @pytest.mark.promise(3)
-def test_a_file_that_population_waits_to_draw_is_opened_meanwhile(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_file_that_the_prefetcher_waits_to_draw_can_be_opened(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_flat(tmp_path / "remote", 8)
     growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK, "--settle", 0)
     until(lambda: growfs.status()["state"] == "held")
-    waited_for = list(tree)[4]
-    assert (growfs.mountpoint / waited_for).read_bytes() == tree[waited_for]
+    waiting = list(tree)[4]
+    assert (growfs.mountpoint / waiting).read_bytes() == tree[waiting]
     growfs.run("set", growfs.mountpoint, "cache-size=1GB")
     assert call(growfs.cache, "fetch", globs=["*"])["failed"] == 0
     assert {name: (growfs.mountpoint / name).read_bytes() for name in tree} == tree
     status = growfs.status()
     assert status["fetch"]["failed"] == 0
-    assert (growfs.cache / "files" / waited_for).exists()
+    assert (growfs.cache / "files" / waiting).exists()
     assert status["cache"]["bytes"] == 8 * BLOCK
 
 
-def test_a_verb_asks_for_what_population_fetches(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_command_may_fetch_what_the_prefetcher_is_fetching(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_flat(tmp_path / "remote", 150)
     growfs.mount(tmp_path / "remote", "--no-wait", "--workers", 1)
     assert call(growfs.cache, "fetch", globs=["*"])["failed"] == 0
@@ -68,14 +68,14 @@ def test_a_verb_asks_for_what_population_fetches(growfs: Growfs, tmp_path: Path)
     assert len(os.listdir(growfs.cache / "files")) == len(tree)
 
 
-def test_a_caller_that_hangs_up_ends_nothing_else(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_client_that_disconnects_ends_nothing_else(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_flat(tmp_path / "remote", 60)
     growfs.mount(tmp_path / "remote", "--cache-size", 4 * BLOCK)
     (tmp_path / "remote").rename(tmp_path / "away")
     for _ in range(3):
-        with control(growfs) as line:
-            line.sendall(json.dumps({"command": "fetch", "globs": list(tree)[:6]}).encode() + b"\n")
-            assert line.recv(1)
+        with control(growfs) as connection:
+            connection.sendall(json.dumps({"command": "fetch", "globs": list(tree)[:6]}).encode() + b"\n")
+            assert connection.recv(1)
     (tmp_path / "away").rename(tmp_path / "remote")
     assert growfs.status()["fetch"]["failed"] >= 0
     assert (growfs.mountpoint / list(tree)[7]).read_bytes() == tree[list(tree)[7]]
@@ -99,23 +99,23 @@ def test_a_caller_that_hangs_up_ends_nothing_else(growfs: Growfs, tmp_path: Path
     ],
     ids=str,
 )
-def test_a_request_that_makes_no_sense_ends_nothing(mounted: Growfs, request_: object) -> None:
-    with control(mounted) as line:
-        line.sendall(json.dumps(request_).encode() + b"\n")
-        (answer,) = [json.loads(text) for text in line.makefile()]
+def test_an_invalid_request_ends_nothing(mounted: Growfs, request_: object) -> None:
+    with control(mounted) as connection:
+        connection.sendall(json.dumps(request_).encode() + b"\n")
+        (answer,) = [json.loads(text) for text in connection.makefile()]
     assert answer["error"]
     assert "\n" not in answer["error"]
     assert call(mounted.cache, "status")["state"]
 
 
-def test_a_deep_request_ends_nothing(mounted: Growfs) -> None:
-    with control(mounted) as line:
-        line.sendall(b"[" * 100_000 + b"\n")
-        line.recv(1 << 20)
+def test_a_deeply_nested_request_ends_nothing(mounted: Growfs) -> None:
+    with control(mounted) as connection:
+        connection.sendall(b"[" * 100_000 + b"\n")
+        connection.recv(1 << 20)
     assert call(mounted.cache, "status")["state"]
 
 
-def test_a_reader_whose_name_is_cut_within_a_letter(mounted: Growfs) -> None:
+def test_a_reader_whose_name_is_cut_within_a_character_can_read(mounted: Growfs) -> None:
     script = (
         "import ctypes, os, sys\n"
         "ctypes.CDLL(None).prctl(15, ('x' * 14 + 'é').encode())\n"  # PR_SET_NAME keeps 15 bytes (prctl(2))
@@ -133,6 +133,6 @@ def mounted(growfs: Growfs, tmp_path: Path) -> Growfs:
     return growfs
 
 
-def test_a_verb_on_nothing_is_an_error(mounted: Growfs) -> None:
+def test_a_command_that_matches_no_file_is_an_error(mounted: Growfs) -> None:
     with pytest.raises(GrowfsError, match="no file matches"):
         call(mounted.cache, "pin", globs=["*.none"])

@@ -1,15 +1,13 @@
-"""What one process listed, opened and holds."""
+"""What one process has listed, opened and holds."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from growfs.rotation.reader import Marks, Reader
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, ListingContext
+from growfs.rotation.reader import DirectoryHolds, Reader
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, ListingContext
 
 FIRST, SECOND, THIRD = Generation(1, 10, 0.0), Generation(2, 20, 0.0), Generation(3, 30, 0.0)
 
@@ -19,82 +17,75 @@ def reader() -> Reader:
     return Reader(4711, "99", "python")
 
 
-def about(reader: Reader, directory: int, generation: Generation | None) -> ListingContext:
-    """What decides, but for how long it has looked, which is for test_looking."""
-    return replace(reader.about_to_list(directory, generation, 0.0), listing_s=0.0)
+def context(reader: Reader, directory: int, generation: Generation | None) -> ListingContext:
+    """The context of a listing, without times and shares (see test_looking.py)."""
+    return replace(reader.about_to_list(directory, generation, 0.0), listing_s=0.0, generation_s=0.0, opened_share=0.0)
 
 
-@given(st.lists(st.integers(0, 100_000)))
-def test_marks_are_a_set(numbers: list[int]) -> None:
-    marks = Marks()
-    for number in numbers:
-        marks.add(number)
-    assert len(marks) == len(set(numbers))
-    marks.clear()
-    assert len(marks) == 0
-    marks.add(5)
-    assert len(marks) == 1
+def holds(reader: Reader, *directories: int) -> dict[int, Hold]:
+    """What a reader holds of these directories and of everything."""
+    return {id: hold for id in (EVERYWHERE, *directories) if (hold := reader.holds.get(id))}
 
 
-def test_who_never_listed(reader: Reader) -> None:
-    assert about(reader, 7, None) == ListingContext(False, False, False)
-    assert about(reader, 7, FIRST) == ListingContext(False, False, False)
+def test_a_reader_that_never_listed(reader: Reader) -> None:
+    assert context(reader, 7, None) == ListingContext(False, False, False)
+    assert context(reader, 7, FIRST) == ListingContext(False, False, False)
     assert not reader.listed_once
     assert not reader.opened_all
     assert reader.files_shown == 0
 
 
-def test_who_opened_before_it_ever_listed(reader: Reader) -> None:
+def test_a_reader_that_opened_before_it_listed(reader: Reader) -> None:
     reader.opened(1, FIRST, 5.0)
-    assert about(reader, 7, FIRST) == ListingContext(False, False, True)
+    assert context(reader, 7, FIRST) == ListingContext(False, False, True)
 
 
-def test_who_lists_again(reader: Reader) -> None:
+def test_a_reader_that_lists_again(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
-    assert about(reader, 7, FIRST) == ListingContext(True, True, False)
-    assert about(reader, 8, FIRST) == ListingContext(True, False, False)
+    assert context(reader, 7, FIRST) == ListingContext(True, True, False)
+    assert context(reader, 8, FIRST) == ListingContext(True, False, False)
     reader.opened(1, FIRST, 6.0)
-    assert about(reader, 7, FIRST) == ListingContext(True, True, True)
-    assert about(reader, 7, SECOND) == ListingContext(True, False, True)
+    assert context(reader, 7, FIRST) == ListingContext(True, True, True)
+    assert context(reader, 7, SECOND) == ListingContext(True, False, True)
 
 
-def test_who_opens_the_same_file_again_used_it(reader: Reader) -> None:
+def test_opening_the_same_file_again_counts_as_an_open(reader: Reader) -> None:
     reader.opened(1, FIRST, 4.0)
     reader.lists(7, FIRST, 5.0)
     reader.opened(1, FIRST, 6.0)
-    assert about(reader, 7, FIRST).opened_since
+    assert context(reader, 7, FIRST).opened_since
 
 
-def test_a_listing_is_held_by_its_directory(reader: Reader) -> None:
+def test_each_listed_directory_has_its_own_hold(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.lists(8, FIRST, 5.0)
-    assert reader.holds == {7: Hold(1, 10), 8: Hold(1, 10)}
+    assert holds(reader, 7, 8) == {7: Hold(1, 10), 8: Hold(1, 10)}
     reader.lists(7, SECOND, 6.0)
-    assert reader.holds == {7: Hold(2, 20), 8: Hold(1, 10)}
+    assert holds(reader, 7, 8) == {7: Hold(2, 20), 8: Hold(1, 10)}
 
 
-def test_a_listing_of_everything_lets_go_of_all_that_was_held(reader: Reader) -> None:
+def test_a_listing_of_everything_replaces_all_holds(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.lists(EVERYWHERE, SECOND, 6.0)
-    assert reader.holds == {EVERYWHERE: Hold(2, 20)}
+    assert holds(reader, 7, 8) == {EVERYWHERE: Hold(2, 20)}
     reader.lists(8, THIRD, 7.0)
-    assert reader.holds == {EVERYWHERE: Hold(2, 20), 8: Hold(3, 30)}
+    assert holds(reader, 7, 8) == {EVERYWHERE: Hold(2, 20), 8: Hold(3, 30)}
 
 
-def test_an_open_without_a_listing_holds_everything_of_the_first(reader: Reader) -> None:
+def test_an_open_without_a_listing_holds_everything_of_the_first_generation(reader: Reader) -> None:
     reader.opened(1, None, 4.0)
-    assert reader.holds == {}
+    assert not reader.holds
     reader.opened(1, FIRST, 5.0)
     reader.opened(2, SECOND, 6.0)
-    assert reader.holds == {EVERYWHERE: Hold(1, 10)}
+    assert holds(reader, 7, 8) == {EVERYWHERE: Hold(1, 10)}
 
 
 def test_an_open_after_a_listing_holds_nothing_more(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.release()
     reader.opened(1, SECOND, 6.0)
-    assert reader.holds == {}
-    assert about(reader, 7, FIRST) == ListingContext(True, True, True)  # it has listed all the same
+    assert not reader.holds
+    assert context(reader, 7, FIRST) == ListingContext(True, True, True)  # release does not undo that it listed
 
 
 def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:
@@ -102,11 +93,19 @@ def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:
     reader.is_shown(7, 512)
     reader.is_shown(7, 3)
     reader.lists(8, FIRST, 5.0)
+    reader.is_shown(8, 3)
+    reader.lists(8, FIRST, 5.0)  # again, and to the end
     reader.is_shown(8, 5)
+    reader.is_shown_all(8)
     assert reader.files_shown == 520
-    reader.lists(7, FIRST, 5.0)  # the same once more
-    reader.is_shown(7, 515)
+    for directory, files in ((7, 515), (8, 5)):  # the same listings again
+        reader.lists(directory, FIRST, 5.0)
+        reader.is_shown(directory, files)
     assert reader.files_shown == 520
+    reader.is_shown_all(9)  # of a listing that began in an earlier generation
+    reader.lists(9, FIRST, 5.0)
+    reader.is_shown(9, 1)
+    assert reader.files_shown == 521
     reader.lists(EVERYWHERE, FIRST, 5.0)
     reader.is_shown(EVERYWHERE, 600)
     assert reader.files_shown == 600
@@ -114,7 +113,7 @@ def test_files_shown_are_those_of_the_last_listings(reader: Reader) -> None:
     assert reader.files_shown == 0
 
 
-def test_who_listed_in_one_generation_listed_once(reader: Reader) -> None:
+def test_listings_in_a_single_generation_count_as_once(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.lists(7, FIRST, 6.0)
     reader.lists(8, FIRST, 7.0)
@@ -123,7 +122,7 @@ def test_who_listed_in_one_generation_listed_once(reader: Reader) -> None:
     assert (reader.listed_once, reader.generation, reader.listed_at) == (False, 2, 8.0)
 
 
-def test_who_opened_each_file_opened_all(reader: Reader) -> None:
+def test_a_reader_that_opened_each_shown_file_opened_all(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.is_shown(7, 2)
     for id in (1, 1, 1):
@@ -135,7 +134,7 @@ def test_who_opened_each_file_opened_all(reader: Reader) -> None:
     assert (len(reader.files), reader.opened_all) == (0, False)
 
 
-def test_what_it_left_unread_of_the_generation_before(reader: Reader) -> None:
+def test_the_unread_share_is_that_of_the_generation_before(reader: Reader) -> None:
     reader.lists(7, FIRST, 5.0)
     reader.is_shown(7, 4)
     reader.opened(1, FIRST, 6.0)
@@ -143,16 +142,34 @@ def test_what_it_left_unread_of_the_generation_before(reader: Reader) -> None:
     reader.lists(7, SECOND, 7.0)
     assert reader.unread == 0.75
     reader.is_shown(7, 1)
-    for id in (1, 2, 3):  # it may open what nobody showed it
+    for id in (1, 2, 3):  # it may open files that no listing showed
         reader.opened(id, SECOND, 8.0)
     reader.lists(7, THIRD, 9.0)
     assert reader.unread == 0
 
 
-def test_opens_that_waited(reader: Reader) -> None:
+def test_opens_that_waited_are_counted(reader: Reader) -> None:
     reader.opened(1, FIRST, 5.0, waited=True)
     reader.opened(2, FIRST, 5.0)
     assert (reader.opens, reader.waited) == (2, 1)
+
+
+def test_merged_holds_cover_the_same_files() -> None:
+    readers = [Reader(pid, "99", "python") for pid in range(6)]
+    for number, reader in enumerate(readers):
+        for directory in range(1, 8):
+            if directory % (number + 1) == 0:
+                reader.lists(directory, FIRST if directory < 5 else SECOND, 5.0)
+    readers[3].lists(EVERYWHERE, FIRST, 6.0)
+    readers[4].lists(EVERYWHERE, FIRST, 6.0)
+    readers[4].lists(3, THIRD, 7.0)
+    merged = DirectoryHolds.merged(reader.holds for reader in readers)
+    assert len(merged) == 4, "one for each generation, and those of the reader that holds everything and a directory"
+    for directory in range(10):
+        for seq in (10, 20, 30):
+            for delisted in (None, 2, 3):
+                held = Holds(reader.holds for reader in readers).cover(directory, seq, delisted)
+                assert Holds(merged).cover(directory, seq, delisted) is held
 
 
 def test_silence_begins_with_the_last_close(reader: Reader) -> None:
@@ -168,9 +185,9 @@ def test_silence_begins_with_the_last_close(reader: Reader) -> None:
     assert reader.is_silent(500.1, 100.0)
 
 
-def test_release_ends_what_is_held(reader: Reader) -> None:
+def test_release_ends_all_holds(reader: Reader) -> None:
     reader.lists(7, FIRST, 0.0)
     reader.release()
-    assert reader.holds == {}
+    assert not reader.holds
     reader.lists(7, FIRST, 1.0)
-    assert reader.holds == {7: Hold(1, 10)}
+    assert holds(reader, 7, 8) == {7: Hold(1, 10)}

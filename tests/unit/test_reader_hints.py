@@ -1,4 +1,4 @@
-"""The advice on a reader: each sentence, and when there is none."""
+"""The hints on readers: the text of each, and when there is none."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def reader() -> Reader:
     return Reader(4711, "99", "python")
 
 
-def shown(reader: Reader, files: int, generation: Generation = FIRST, now: float = 0.0) -> None:
+def list_files(reader: Reader, files: int, generation: Generation = FIRST, now: float = 0.0) -> None:
     reader.lists(7, generation, now)
     reader.is_shown(7, files)
 
 
-def opens(reader: Reader, count: int, times: int = 1, waited: bool = False) -> None:
+def open_files(reader: Reader, count: int, times: int = 1, waited: bool = False) -> None:
     for _ in range(times):
         for id in range(count):
             reader.opened(id, FIRST, 0.0, waited)
@@ -40,29 +40,29 @@ def test_a_reader_in_another_pid_namespace() -> None:
 
 
 def test_a_reader_whose_opens_wait(reader: Reader) -> None:
-    shown(reader, 100)
-    opens(reader, OPENS_MIN, waited=True)
-    opens(reader, OPENS_MIN)
+    list_files(reader, 100)
+    open_files(reader, OPENS_MIN, waited=True)
+    open_files(reader, OPENS_MIN)
     assert (
         hint_for(reader)
         == "50% of its opens waited for a download: take file names from a listing or .growfs/index.csv"
     )
 
 
-def test_a_few_opens_that_waited_say_nothing(reader: Reader) -> None:
-    shown(reader, 100)
-    opens(reader, OPENS_MIN - 1, waited=True)
+def test_a_few_opens_that_waited_give_no_hint(reader: Reader) -> None:
+    list_files(reader, 100)
+    open_files(reader, OPENS_MIN - 1, waited=True)
     assert hint_for(reader) == ""
 
 
 def test_a_reader_that_never_listed(reader: Reader) -> None:
-    opens(reader, 1)
+    open_files(reader, 1)
     assert hint_for(reader) == "opens by name and never listed: it waits for each file that is not cached"
 
 
 def test_a_reader_that_listed_once(reader: Reader) -> None:
-    shown(reader, 1200)
-    opens(reader, 1200, times=6)
+    list_files(reader, 1200)
+    open_files(reader, 1200, times=6)
     assert hint_for(reader) == (
         "listed once 3 hours ago, has opened its 1,200 files 6.0 times, and will see nothing new until it lists again;"
         " it sees 8% of the data"
@@ -70,41 +70,41 @@ def test_a_reader_that_listed_once(reader: Reader) -> None:
 
 
 def test_a_reader_that_listed_once_and_opened_all_once(reader: Reader) -> None:
-    shown(reader, 20)
-    opens(reader, 20)
+    list_files(reader, 20)
+    open_files(reader, 20)
     assert "has opened its 20 files, and will see nothing new" in hint_for(reader)
 
 
-def test_a_reader_that_listed_all_that_there_is_misses_nothing(reader: Reader) -> None:
-    shown(reader, 20)
-    opens(reader, 20, times=6)
+def test_a_reader_that_listed_the_whole_remote_needs_no_hint(reader: Reader) -> None:
+    list_files(reader, 20)
+    open_files(reader, 20, times=6)
     assert hint_for(reader, share=1.0) == ""
 
 
-def test_a_reader_that_has_files_left_to_open_needs_no_advice(reader: Reader) -> None:
-    shown(reader, 20)
-    opens(reader, 19)
+def test_a_reader_that_has_files_left_to_open_needs_no_hint(reader: Reader) -> None:
+    list_files(reader, 20)
+    open_files(reader, 19)
     assert hint_for(reader) == ""
 
 
-def test_a_reader_that_lists_again_needs_no_advice(reader: Reader) -> None:
-    shown(reader, 20)
-    opens(reader, 20)
-    shown(reader, 20, SECOND)
-    opens(reader, 20)
+def test_a_reader_that_lists_again_needs_no_hint(reader: Reader) -> None:
+    list_files(reader, 20)
+    open_files(reader, 20)
+    list_files(reader, 20, SECOND)
+    open_files(reader, 20)
     assert hint_for(reader) == ""
 
 
 @pytest.mark.parametrize(("unread", "ending"), [((), ""), (("json", "txt"), "; consider --exclude '*.json'")])
 def test_a_reader_that_leaves_much_unread(reader: Reader, unread: tuple[str, ...], ending: str) -> None:
-    shown(reader, 20)
-    opens(reader, 15)
-    shown(reader, 20, SECOND)
+    list_files(reader, 20)
+    open_files(reader, 15)
+    list_files(reader, 20, SECOND)
     assert hint_for(reader, unread=unread) == f"never opened 25% of the files that it listed{ending}"
 
 
-def test_a_reader_that_leaves_little_unread(reader: Reader) -> None:
-    shown(reader, 20)
-    opens(reader, 17)
-    shown(reader, 20, SECOND)
+def test_a_reader_that_leaves_little_unread_needs_no_hint(reader: Reader) -> None:
+    list_files(reader, 20)
+    open_files(reader, 17)
+    list_files(reader, 20, SECOND)
     assert hint_for(reader, unread=("json",)) == ""

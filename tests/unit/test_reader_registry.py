@@ -1,4 +1,4 @@
-"""Who a reader is, which generation it is shown, and whom an open is credited to. Processes are real."""
+"""Which process is a reader, the generation it is shown, and the reader that an open is counted for."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def other() -> Iterator[int]:
 
 
 def sleeper() -> subprocess.Popen[bytes]:
-    """A process that the test ends."""
+    """A process that sleeps until the test ends it."""
     return subprocess.Popen(["sleep", "100"])
 
 
 async def lists(readers: ReaderRegistry, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
-    """Who it is that lists, and what it is shown."""
+    """The reader that lists, and the generation that it is shown."""
     return readers.listing(pid, directory) or await readers.begin(pid, directory)
 
 
@@ -63,14 +63,14 @@ async def generation(readers: ReaderRegistry, pid: int, directory: int = 1) -> i
 
 
 def opens(readers: ReaderRegistry, tid: int, id: int = FILE, waited: bool = False) -> int:
-    """Whom it is credited to, as a number."""
+    """Open a file; returns the number of the reader that the open is counted for."""
     number = readers.opener(tid)
     readers.opened(number, id, waited)
     return number
 
 
-async def gone(readers: ReaderRegistry, process: subprocess.Popen[bytes]) -> None:
-    """End a process, and return when the readers know."""
+async def end(readers: ReaderRegistry, process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and return when the registry has released its reader."""
     process.kill()
     process.wait()
     with trio.fail_after(10):
@@ -82,14 +82,14 @@ async def test_the_first_listing_begins_the_first_generation(readers: ReaderRegi
     assert await generation(readers, ME) == 1
 
 
-async def test_an_epoch_is_a_generation(readers: ReaderRegistry) -> None:
+async def test_each_epoch_begins_a_generation(readers: ReaderRegistry) -> None:
     assert [await generation(readers, ME), await generation(readers, ME)] == [1, 1]
     opens(readers, ME)
     assert await generation(readers, ME) == 2
     assert await generation(readers, ME) == 2
 
 
-async def test_the_directories_of_one_walk_are_of_one_generation(readers: ReaderRegistry) -> None:
+async def test_all_directories_of_a_walk_are_of_one_generation(readers: ReaderRegistry) -> None:
     for directory in (1, 2, 3):
         assert await generation(readers, ME, directory) == 1
         opens(readers, ME)
@@ -97,13 +97,13 @@ async def test_the_directories_of_one_walk_are_of_one_generation(readers: Reader
     assert await generation(readers, ME, 2) == 2
 
 
-async def test_a_second_process_joins(readers: ReaderRegistry, other: int) -> None:
+async def test_a_second_process_joins_the_generation(readers: ReaderRegistry, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, ME)
     assert await generation(readers, other) == 1
 
 
-async def test_who_only_looks_sees_growth_when_it_has_settled(
+async def test_a_reader_that_opens_nothing_sees_growth_after_the_settle_time(
     readers: ReaderRegistry, other: int, autojump_clock: MockClock
 ) -> None:
     assert await generation(readers, ME) == 1
@@ -117,14 +117,14 @@ async def test_who_only_looks_sees_growth_when_it_has_settled(
     assert await generation(readers, ME, 7) == 3
 
 
-async def test_a_listing_of_everything_is_a_listing(readers: ReaderRegistry) -> None:
+async def test_a_listing_of_everything_counts_as_a_listing(readers: ReaderRegistry) -> None:
     assert await generation(readers, ME, EVERYWHERE) == 1
     opens(readers, ME)
     assert await generation(readers, ME, EVERYWHERE) == 2
 
 
 @pytest.mark.promise(17)
-async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: ReaderRegistry, other: int) -> None:
+async def test_an_open_counts_for_the_ancestor_that_listed(readers: ReaderRegistry, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, other)
     (reader,) = readers.active()
@@ -132,20 +132,20 @@ async def test_an_open_is_credited_to_the_ancestor_that_listed(readers: ReaderRe
     assert await generation(readers, ME) == 2
 
 
-async def test_an_opener_that_listed_itself_has_its_own_opens(readers: ReaderRegistry, other: int) -> None:
+async def test_opens_of_a_process_that_listed_count_for_itself(readers: ReaderRegistry, other: int) -> None:
     await generation(readers, ME)
     await generation(readers, other)
     opens(readers, other)
     assert {reader.pid: reader.opens for reader in readers.active()} == {ME: 0, other: 1}
 
 
-async def test_an_opener_without_any_lister_is_a_reader(readers: ReaderRegistry, other: int) -> None:
+async def test_a_process_that_opens_without_a_listing_ancestor_is_a_reader(readers: ReaderRegistry, other: int) -> None:
     opens(readers, other)
     (reader,) = readers.active()
     assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
 
 
-async def test_a_thread_is_its_process(readers: ReaderRegistry) -> None:
+async def test_a_thread_counts_as_its_process(readers: ReaderRegistry) -> None:
     tids: list[int] = []
     done = threading.Event()
 
@@ -165,15 +165,15 @@ async def test_a_thread_is_its_process(readers: ReaderRegistry) -> None:
     thread.join()
 
 
-async def test_a_process_that_ended_is_no_reader(readers: ReaderRegistry) -> None:
+async def test_a_process_that_ended_is_not_an_active_reader(readers: ReaderRegistry) -> None:
     child = sleeper()
     await generation(readers, child.pid)
     assert [reader.pid for reader in readers.active()] == [child.pid]
-    await gone(readers, child)
+    await end(readers, child)
     assert readers.active() == []
 
 
-async def test_readers_that_the_kernel_does_not_name_are_one(readers: ReaderRegistry) -> None:
+async def test_readers_that_the_kernel_does_not_identify_are_one(readers: ReaderRegistry) -> None:
     assert await generation(readers, 0) == 1
     opens(readers, 0)
     await generation(readers, ME)
@@ -187,14 +187,14 @@ async def test_readers_that_ended_are_forgotten(readers: ReaderRegistry) -> None
         child = sleeper()
         await generation(readers, child.pid)
         number = opens(readers, child.pid)
-        await gone(readers, child)
-        readers.closed(number)  # the kernel tells of that in its own time
+        await end(readers, child)
+        readers.closed(number)  # the kernel reports the close later
     assert readers.active() == []
     assert not readers._readers
     assert not readers._by_number
 
 
-def test_what_proc_tells_of_this_process() -> None:
+def test_process_reads_pid_parent_and_command_of_this_process() -> None:
     me = process(ME)
     assert me
     assert (me.pid, me.parent) == (ME, os.getppid())
@@ -208,27 +208,28 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout
         child.stdout.readline()
-        found = process(child.pid)
-        assert found
-        assert (found.pid, found.parent) == (child.pid, ME)
-        assert found.command == name.decode(errors="replace")
-        assert int(found.start) > 0
+        info = process(child.pid)
+        assert info
+        assert (info.pid, info.parent) == (child.pid, ME)
+        assert info.command == name.decode(errors="replace")
+        assert int(info.start) > 0
         assert thread_group(child.pid) == child.pid
         child.communicate()
 
 
-async def test_what_a_reader_is_shown_counts_from_its_listing(readers: ReaderRegistry, cache: LocalCache) -> None:
+async def test_files_shown_are_counted_from_the_last_listing(readers: ReaderRegistry, cache: LocalCache) -> None:
     await cache.list([file("a/1")])
     reader, _ = await lists(readers, ME, 1)
     reader.is_shown(1, 5)
     await lists(readers, ME, 2)
-    assert (reader.shown[1], reader.files_shown) == (5, 5)
-    opens(readers, ME)
+    assert reader.files_shown == 5
+    for _ in range(3):
+        opens(readers, ME)
     await lists(readers, ME, 1)
     assert (reader.files_shown, reader.generation) == (0, 2)
 
 
-# What they hold.
+# Holds.
 
 
 async def test_a_reader_holds_what_it_listed_until_it_ends(readers: ReaderRegistry) -> None:
@@ -240,13 +241,11 @@ async def test_a_reader_holds_what_it_listed_until_it_ends(readers: ReaderRegist
     assert not holds.cover(7, shown.last_seq + 1, None)
     assert not holds.cover(7, shown.last_seq, shown.number)
     assert not holds.cover(8, shown.last_seq, None)
-    await gone(readers, child)
+    await end(readers, child)
     assert not readers.holds().cover(7, shown.last_seq, None)
 
 
-async def test_an_opener_without_any_lister_holds_everything_of_that_moment(
-    readers: ReaderRegistry, other: int
-) -> None:
+async def test_an_open_without_any_listing_holds_everything_of_that_moment(readers: ReaderRegistry, other: int) -> None:
     child = sleeper()
     await generation(readers, child.pid)
     opens(readers, child.pid)
@@ -254,8 +253,8 @@ async def test_an_opener_without_any_lister_holds_everything_of_that_moment(
     opens(readers, other, waited=True)
     (reader,) = [reader for reader in readers.active() if reader.pid == other]
     assert (reader.opens, reader.waited, reader.listed_at) == (1, 1, None)
-    assert reader.holds == {EVERYWHERE: Hold(2, shown.last_seq)}
-    await gone(readers, child)
+    assert reader.holds.get(EVERYWHERE) == Hold(2, shown.last_seq)
+    await end(readers, child)
 
 
 async def test_holds_end_after_a_long_silence(readers: ReaderRegistry, autojump_clock: MockClock) -> None:
@@ -279,7 +278,7 @@ async def test_release_ends_all_holds(readers: ReaderRegistry, other: int) -> No
     assert len(readers.active()) == 2
 
 
-async def test_readers_that_cannot_be_told_apart_hold_everything(readers: ReaderRegistry) -> None:
+async def test_readers_that_cannot_be_identified_hold_everything(readers: ReaderRegistry) -> None:
     await generation(readers, FOREIGN)
     assert readers.holds().cover(99, 1 << 40, 1)
     assert readers.holds().foreign
@@ -287,7 +286,7 @@ async def test_readers_that_cannot_be_told_apart_hold_everything(readers: Reader
     assert not readers.holds().foreign
 
 
-async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: ReaderRegistry) -> None:
+async def test_with_release_when_read_only_readers_with_unopened_files_hold(readers: ReaderRegistry) -> None:
     readers.release_when_read = True
     reader, _ = await lists(readers, ME, 7)
     reader.is_shown(7, 2)
@@ -299,7 +298,7 @@ async def test_to_the_end_only_those_hold_that_have_files_to_open(readers: Reade
 
 
 @pytest.mark.promise(6)
-async def test_two_who_ask_at_once_begin_one_generation(readers: ReaderRegistry, other: int) -> None:
+async def test_simultaneous_listings_begin_one_generation(readers: ReaderRegistry, other: int) -> None:
     numbers = []
 
     async def begin(pid: int) -> None:
@@ -309,3 +308,18 @@ async def test_two_who_ask_at_once_begin_one_generation(readers: ReaderRegistry,
         for pid in (ME, other, FOREIGN):
             nursery.start_soon(begin, pid)
     assert numbers == [1, 1, 1]
+
+
+@pytest.mark.promise(6)
+async def test_a_rank_that_opened_few_files_joins_the_generation_that_another_begins(
+    readers: ReaderRegistry, other: int
+) -> None:
+    for pid in (ME, other):
+        reader, _ = await lists(readers, pid)
+        opens(readers, pid)
+    reader.is_shown(1, 10)  # of which the other has opened one
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lists, readers, ME)
+        while not readers._is_beginning:
+            await trio.lowlevel.checkpoint()
+        assert await generation(readers, other) == 2

@@ -20,6 +20,7 @@ STATUS: dict[str, Any] = {
     "engine": "libfuse",
     "engine_reason": "works",
     "state": "filling",
+    "outage": None,
     "seed": 0,
     "partition": None,
     "rotation": "auto",
@@ -45,12 +46,14 @@ STATUS: dict[str, Any] = {
     "readers": [],
     "skipped": [],
     "unpromised": None,
+    "warnings": [],
     "last_error": None,
+    "last_error_at": None,
 }
 
 
 def status(**changes: Any) -> dict[str, Any]:
-    """A status; a__b stands for the field b of a."""
+    """A status with changes; a__b stands for the field b of a."""
     changed = copy.deepcopy(STATUS)
     for name, value in changes.items():
         section, _, key = name.partition("__")
@@ -62,11 +65,11 @@ def status(**changes: Any) -> dict[str, Any]:
 
 
 def lines(**changes: Any) -> dict[str, str]:
-    """The page, by the label of each line."""
+    """The lines of the page, by their labels."""
     return {line[:11].strip(): line[11:] for line in render(status(**changes)).splitlines()}
 
 
-def test_the_page() -> None:
+def test_the_page_shows_the_status() -> None:
     page = lines()
     assert page["remote"].startswith("s3://bucket/train: 1,000 files, 10 GB")
     assert page["cached"] == "250 files (25.0% of the remote), 3 GB of 5 GB"
@@ -76,35 +79,40 @@ def test_the_page() -> None:
     assert set(page) & {"skipped", "note", "last error", "reader", "budget"} == set()
 
 
-def test_a_page_of_nothing() -> None:
-    page = lines(remote__files=0, remote__listed=False, cache__files=0, fetch__eta_s=None, state="listing")
+def test_the_page_of_an_empty_cache() -> None:
+    page = lines(
+        remote__files=0, remote__listed=False, cache__files=0, fetch__eta_s=None, state="listing", remote__listing=True
+    )
     assert page["remote"].endswith(" so far")
     assert page["cached"].startswith("0 files (0.0%")
     assert page["state"] == "listing the remote"
 
 
-def test_a_page_of_troubles() -> None:
+def test_the_page_shows_skipped_names_errors_and_hints() -> None:
     page = lines(
         skipped=[{"reason": "NUL in path", "files": 1, "example": "a\0b"}],
         unpromised="too many",
+        warnings=["--freeze matches no file"],
         last_error="x: denied",
+        last_error_at=0.0,
         fetch__failed=3,
         readers=[{"command": "python", "pid": 9, "files_shown": 5, "files_opened": 2, "advice": "lists once"}],
     )
     assert page["skipped"] == "1 file: NUL in path, such as 'a\\x00b'"
     assert page["note"].endswith("too many")
-    assert page["last error"] == "x: denied"
+    assert page["last error"].startswith("x: denied (19")
+    assert page["warning"] == "--freeze matches no file"
     assert page["fetched"].endswith("3 failed")
     assert page["reader"] == "python 9: listed 5 files, opened 2; lists once"
 
 
-def test_a_page_of_a_share() -> None:
+def test_the_page_shows_the_shard() -> None:
     page = lines(partition="3/8", coverage__files=125, coverage__files_seen=50, cache__left_out_bytes=10**9)
     assert page["coverage"] == "50 of 125 files (shard 3/8) cached so far, pass 1"
     assert page["listed"].endswith("1 GB delisted")
 
 
-def test_a_page_of_a_budget() -> None:
+def test_the_page_shows_the_budget() -> None:
     budget = {"limit_bytes": 10**9, "spent_bytes": 10**8, "resumes_s": None}
     assert lines(budget=budget)["budget"] == "100 MB of 1 GB today"
     spent = {"limit_bytes": 10**9, "spent_bytes": 10**9, "resumes_s": 3660.0}
@@ -116,17 +124,23 @@ def test_no_name_of_the_remote_breaks_a_line() -> None:
     assert len(render(status(skipped=skipped)).splitlines()) == len(render(status()).splitlines()) + 1
 
 
+def test_a_long_name_is_shortened() -> None:
+    page = render(status(skipped=[{"reason": "too long", "files": 1, "example": "n" * 256}]))
+    assert f"such as '{'n' * 77}...'" in page
+
+
 @pytest.mark.parametrize("state", list(MountState))
-def test_every_state_has_its_words(state: MountState) -> None:
-    assert state_text(status(state=state.value))
+def test_every_state_has_a_text(state: MountState) -> None:
+    outage = {"since": 0.0, "why": "x: cannot reach the server", "next_try_s": 3.2}
+    assert state_text(status(state=state.value, outage=outage))
 
 
-def test_the_time_that_is_left() -> None:
+def test_the_state_shows_the_time_left() -> None:
     assert state_text(status()).endswith("1 minute and 30 seconds left")
     assert "left" not in state_text(status(fetch__eta_s=None))
 
 
-def test_in_a_line() -> None:
+def test_the_status_in_one_line() -> None:
     assert brief(status()) == "250 of 1,000 files cached, 2 GB of 10 GB"
     assert (
         brief(status(remote__files=1, remote__listed=False, cache__files=0))
@@ -134,7 +148,7 @@ def test_in_a_line() -> None:
     )
 
 
-def test_metrics_are_what_the_status_says() -> None:
+def test_metrics_equal_the_figures_of_the_status() -> None:
     parsed = text_string_to_metric_families(openmetrics(STATUS).decode())  # type: ignore[no-untyped-call]
     figures = {family.name: family.samples[0].value for family in parsed if family.samples}
     assert figures["growfs_generation"] == 3
@@ -146,11 +160,11 @@ def test_metrics_are_what_the_status_says() -> None:
     assert "growfs_budget_limit_bytes" not in figures
 
 
-def test_metrics_count_the_kernels_requests_by_kind() -> None:
+def test_metrics_count_kernel_requests_by_opcode() -> None:
     text = openmetrics(status(requests={"OPEN": 3, "READ": 0})).decode()
     assert 'growfs_requests{opcode="OPEN"} 3.0' in text
     assert 'growfs_requests{opcode="READ"} 0.0' in text
 
 
-def test_a_figure_that_is_not_known_is_left_out() -> None:
+def test_an_unknown_figure_has_no_metric() -> None:
     assert b"eta_s" not in openmetrics(status(fetch__eta_s=None))

@@ -1,4 +1,4 @@
-"""When a listing begins a generation, in the words of the rules; what it leaves out, what is held, and who leaves."""
+"""When a listing begins a generation, which files it delists, which are held, and which are evicted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.rules import (
@@ -22,6 +23,7 @@ from growfs.rotation.rules import (
     Kind,
     LastOfKind,
     ListingContext,
+    begins_epoch,
     begins_generation,
     delist,
     hold_on,
@@ -32,46 +34,60 @@ from growfs.rotation.rules import (
 SETTLE_S = 60.0
 
 
-def by_the_rules(listing: ListingContext, age_s: float) -> bool:
-    """A new generation begins when (a) a process lists a directory that it already listed in this generation, and it
-    or a descendant opened a file since; or (b) for --settle it has listed that again and again and opened nothing; or
-    (c) this generation is older than --settle, and the process has never listed. Every other listing joins."""
+def expected_by_the_rules(listing: ListingContext, age_s: float) -> bool:
+    """A new generation begins when (a) a process lists a directory that it already listed in this epoch, it or a
+    descendant opened a file since, and it has opened half as many files as this generation showed it, or listed this
+    generation for longer than --settle; or (b) it has listed that directory repeatedly for longer than --settle and
+    opened nothing; or (c) this epoch is older than --settle, and the process has never listed. Every other listing
+    joins the current generation."""
     if listing.listed_here and listing.opened_since:
-        return True
+        return listing.opened_share >= 0.5 or listing.generation_s > SETTLE_S
     looks_again = listing.listed_here and not listing.opened_since
     return (looks_again and listing.listing_s > SETTLE_S) or (not listing.listed_ever and age_s > SETTLE_S)
+
+
+def begins(listing: ListingContext, age_s: float) -> bool:
+    """Whether a listing begins a generation, while nobody else is listing."""
+    return begins_epoch(listing, age_s, SETTLE_S) and begins_generation(listing, SETTLE_S)
 
 
 @pytest.mark.promise(6)
 @pytest.mark.parametrize(("ever", "here", "opened"), list(itertools.product([False, True], repeat=3)))
 @pytest.mark.parametrize("age_s", [0.0, 60.0, 60.1, 1e6])
 @pytest.mark.parametrize("listing_s", [0.0, 60.0, 60.1])
-def test_every_case_of_the_rules(ever: bool, here: bool, opened: bool, age_s: float, listing_s: float) -> None:
-    if (here and not ever) or listing_s > age_s:
-        return  # who listed here has listed, and not before there was something to list
-    listing = ListingContext(listed_ever=ever, listed_here=here, opened_since=opened, listing_s=listing_s)
-    assert begins_generation(listing, age_s, SETTLE_S) == by_the_rules(listing, age_s)
+def test_a_generation_begins_by_the_rules_in_every_case(
+    ever: bool, here: bool, opened: bool, age_s: float, listing_s: float
+) -> None:
+    for generation_s, share in itertools.product([0.0, 60.0, 60.1], [0.0, 0.49, 0.5, 1.0]):
+        if (here and not ever) or listing_s > generation_s:
+            continue  # impossible: listed_here implies listed_ever, and a walk over a generation began in it
+        listing = ListingContext(ever, here, opened, listing_s, generation_s, share)
+        assert begins(listing, age_s) == expected_by_the_rules(listing, age_s)
 
 
 @pytest.mark.parametrize(
     ("name", "listing", "age_s", "expected"),
     [
-        ("an epoch later", ListingContext(True, True, True), 1.0, True),
+        ("an epoch later", ListingContext(True, True, True, opened_share=0.8), 1.0, True),
+        ("a notebook has looked at a batch", ListingContext(True, True, True, 3.0, 9.0, 0.1), 9.0, False),
+        ("an epoch of a few files, minutes later", ListingContext(True, True, True, 0.0, 200.0, 0.1), 200.0, True),
         ("a rank that lists for the first time joins", ListingContext(False, False, False), 1.0, False),
         ("a second directory of the same walk joins", ListingContext(True, False, True), 1e6, False),
         ("Keras lists twice", ListingContext(True, True, False), 1.0, False),
-        ("Keras lists twice, late in a generation of another's", ListingContext(True, True, False, 5.0), 63.0, False),
-        ("a script that polls sees growth", ListingContext(True, True, False, 61.0), 61.0, True),
+        ("Keras lists twice, late in a generation", ListingContext(True, True, False, 5.0, 5.0), 63.0, False),
+        ("a script that polls sees growth", ListingContext(True, True, False, 61.0, 61.0), 61.0, True),
         ("a job that starts an hour later", ListingContext(False, False, False), 3600.0, True),
         ("its workers opened before it ever listed", ListingContext(False, False, True), 1.0, False),
     ],
 )
-def test_what_readers_do(name: str, listing: ListingContext, age_s: float, expected: bool) -> None:
-    assert begins_generation(listing, age_s, SETTLE_S) is expected
+def test_a_generation_begins_for_common_readers(
+    name: str, listing: ListingContext, age_s: float, expected: bool
+) -> None:
+    assert begins(listing, age_s) is expected
 
 
 def victim(id: int, bytes: int, group: int | None = None) -> CachedFile:
-    """A file that may be evicted; alone, where it has no group."""
+    """A file that may be evicted; without a group, by itself."""
     return CachedFile(id, 1, "jpg", bytes, id, 1000 + id if group is None else group)
 
 
@@ -79,7 +95,7 @@ VICTIMS = st.lists(st.integers(0, 100), max_size=16)
 
 
 @given(VICTIMS, st.integers(1, 600))
-def test_as_few_leave_as_make_the_room_in_order(bytes: list[int], need: int) -> None:
+def test_as_few_as_needed_are_evicted_in_order(bytes: list[int], need: int) -> None:
     victims = [victim(id, size) for id, size in enumerate(bytes)]
     sizes = dict(enumerate(bytes))
     chosen = pick_victims(victims, need)
@@ -91,38 +107,38 @@ def test_as_few_leave_as_make_the_room_in_order(bytes: list[int], need: int) -> 
         assert sum(bytes) < need
 
 
-def test_the_first_leave_first() -> None:
+def test_files_are_evicted_in_the_given_order() -> None:
     assert pick_victims([victim(9, 10), victim(8, 10), victim(1, 10)], 30) == [9, 8, 1]
     assert pick_victims([victim(9, 10), victim(1, 10), victim(2, 10)], 15) == [9, 1]
 
 
-def test_what_leaves_as_one_leaves_whole() -> None:
+def test_a_group_is_evicted_as_a_whole() -> None:
     pair = [victim(1, 10, group=5), victim(2, 10, group=5)]
     assert pick_victims([*pair, victim(3, 10, group=6)], 10) == [1, 2]
     assert pick_victims([victim(3, 10, group=4), *pair], 10) == [3]
     assert pick_victims([victim(3, 10, group=4), *pair], 11) == [3, 1, 2]
 
 
-def test_nobody_leaves_in_vain() -> None:
+def test_nothing_is_evicted_where_all_would_not_be_enough() -> None:
     assert pick_victims([victim(9, 10), victim(1, 10)], 21) == []
 
 
-# What a new generation leaves out.
+# What a new generation delists.
 
 
-def unit(id: int, bytes: int = 10, kind: Kind = (1, "jpg"), **state: bool) -> FileGroup:
-    """A file that leaves alone."""
+def single(id: int, bytes: int = 10, kind: Kind = (1, "jpg"), **state: bool) -> FileGroup:
+    """A group of a single file."""
     return FileGroup((id,), (kind,), bytes, **state)
 
 
-def plenty(units: Iterable[FileGroup], more: int = 1) -> dict[Kind, int]:
-    """So many files of each kind that all of the units may leave."""
-    counts = Counter(kind for unit in units for kind in unit.kinds)
+def enough_of_each_kind(groups: Iterable[FileGroup], more: int = 1) -> dict[Kind, int]:
+    """Counts of listed files: those of the groups and `more` of each kind, so with more > 0 all may be delisted."""
+    counts = Counter(kind for group in groups for kind in group.kinds)
     return {kind: count + more for kind, count in counts.items()}
 
 
 Drawn = list[tuple[tuple[Kind, ...], int, bool, bool, bool, bool]]
-UNITS = st.lists(
+GROUPS = st.lists(
     st.builds(
         lambda kinds, bytes, unrenewed, delisted, opened, requeued: (
             tuple(kinds),
@@ -143,8 +159,8 @@ UNITS = st.lists(
 )
 
 
-def numbered(drawn: Drawn) -> list[FileGroup]:
-    """Units with ids of their own; what is left out already comes first."""
+def file_groups(drawn: Drawn) -> list[FileGroup]:
+    """File groups with ids of their own; delisted ones come first."""
     ids = itertools.count(1)
     ordered = sorted(drawn, key=lambda state: not state[3])
     return [
@@ -153,103 +169,103 @@ def numbered(drawn: Drawn) -> list[FileGroup]:
     ]
 
 
-def rank(unit: FileGroup) -> int:
-    """Who goes before whom: what nobody holds that listed only once; of that what was opened, spared, or left out."""
-    if unit.unrenewed:
+def rank(group: FileGroup) -> int:
+    """0 is delisted first, then files never opened, and last those held by a reader that listed only once."""
+    if group.unrenewed:
         return 2
-    return 0 if unit.opened or unit.requeued or unit.delisted else 1
+    return 0 if group.opened or group.requeued or group.delisted else 1
 
 
-@given(UNITS, st.integers(0, 600))
-def test_as_few_are_left_out_as_are_needed_in_order(drawn: Drawn, need: int) -> None:
-    units = numbered(drawn)
-    in_order = sorted(units, key=rank)
-    chosen = delist(units, LastOfKind(plenty(units)), need)
+@given(GROUPS, st.integers(0, 600))
+def test_as_few_as_needed_are_delisted_in_order(drawn: Drawn, need: int) -> None:
+    groups = file_groups(drawn)
+    in_order = sorted(groups, key=rank)
+    chosen = delist(groups, LastOfKind(enough_of_each_kind(groups)), need)
     expected: list[int] = []
     freed = 0
-    for unit in in_order:
+    for group in in_order:
         if freed >= need:
             break
-        expected.extend(unit.ids)
-        freed += unit.bytes
+        expected.extend(group.ids)
+        freed += group.bytes
     assert chosen.delisted == expected
 
 
 @pytest.mark.promise(7, 18, 24)
-@given(UNITS, st.integers(0, 600), st.integers(0, 2))
-def test_the_last_of_a_kind_stays_and_a_group_leaves_whole(drawn: Drawn, need: int, more: int) -> None:
-    units = numbered(drawn)
-    listed = plenty(units, more)
-    chosen = delist(units, LastOfKind(listed), need)
+@given(GROUPS, st.integers(0, 600), st.integers(0, 2))
+def test_the_last_of_a_kind_stays_and_a_group_is_delisted_whole(drawn: Drawn, need: int, more: int) -> None:
+    groups = file_groups(drawn)
+    listed = enough_of_each_kind(groups, more)
+    chosen = delist(groups, LastOfKind(listed), need)
     gone = set(chosen.delisted)
-    left = Counter(listed) - Counter(kind for unit in units if unit.ids[0] in gone for kind in unit.kinds)
+    left = Counter(listed) - Counter(kind for group in groups if group.ids[0] in gone for kind in group.kinds)
     assert all(left[kind] >= 1 for kind in listed)
-    assert all(len(gone & set(unit.ids)) in (0, len(unit.ids)) for unit in units)
-    if sum(unit.bytes for unit in units if unit.ids[0] in gone) < need:  # then no more could go
-        for unit in units:
-            if unit.ids[0] not in gone:
-                assert any(left[kind] <= Counter(unit.kinds)[kind] for kind in unit.kinds)
+    assert all(len(gone & set(group.ids)) in (0, len(group.ids)) for group in groups)
+    if sum(group.bytes for group in groups if group.ids[0] in gone) < need:  # then no other group could be delisted
+        for group in groups:
+            if group.ids[0] not in gone:
+                assert any(left[kind] <= Counter(group.kinds)[kind] for kind in group.kinds)
 
 
 @pytest.mark.promise(18)
-@given(UNITS, st.integers(0, 600))
-def test_to_the_back_go_those_never_opened_once_and_only_those(drawn: Drawn, need: int) -> None:
-    units = {unit.ids: unit for unit in numbered(drawn)}
-    chosen = delist(units.values(), LastOfKind(plenty(units.values())), need)
+@given(GROUPS, st.integers(0, 600))
+def test_only_files_never_opened_are_requeued_and_only_once(drawn: Drawn, need: int) -> None:
+    groups = {group.ids: group for group in file_groups(drawn)}
+    chosen = delist(groups.values(), LastOfKind(enough_of_each_kind(groups.values())), need)
     for ids in chosen.requeued:
-        assert rank(units[ids]) == 1
+        assert rank(groups[ids]) == 1
         assert not set(ids) & set(chosen.delisted)
 
 
 @pytest.mark.promise(25)
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 15), st.integers(0, 100))
-def test_exactly_so_many_files_where_a_number_is_asked_for(opened: list[bool], files: int, need: int) -> None:
-    units = [unit(id, opened=opened) for id, opened in enumerate(opened, 1)]
-    chosen = delist(units, LastOfKind(plenty(units)), need, files)
-    assert len(chosen.delisted) == min(files, len(units))
+def test_exactly_the_given_number_of_files_is_delisted(opened: list[bool], files: int, need: int) -> None:
+    groups = [single(id, opened=opened) for id, opened in enumerate(opened, 1)]
+    chosen = delist(groups, LastOfKind(enough_of_each_kind(groups)), need, files)
+    assert len(chosen.delisted) == min(files, len(groups))
 
 
-def test_a_group_too_large_for_the_number_gives_way_to_smaller_ones() -> None:
+def test_a_group_larger_than_the_number_is_passed_over() -> None:
     pair = FileGroup((1, 2), ((1, "jpg"), (1, "txt")), 20)
-    assert delist([unit(3), pair, unit(4)], LastOfKind({(1, "jpg"): 9, (1, "txt"): 9}), 0, 2).delisted == [3, 4]
+    assert delist([single(3), pair, single(4)], LastOfKind({(1, "jpg"): 9, (1, "txt"): 9}), 0, 2).delisted == [3, 4]
 
 
-def test_what_is_left_out_already_stays_so_where_it_is_enough() -> None:
-    units = [unit(1, delisted=True), unit(2, delisted=True), unit(3)]
-    assert delist(units, LastOfKind(plenty(units)), 10).delisted == [1]  # 2 is shown again
-    assert delist(units, LastOfKind(plenty(units)), 20).delisted == [1, 2]
-    assert delist(units, LastOfKind(plenty(units)), 21).delisted == [1, 2, 3]
+def test_delisted_files_stay_delisted_as_far_as_needed() -> None:
+    groups = [single(1, delisted=True), single(2, delisted=True), single(3)]
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 10).delisted == [1]  # 2 is listed again
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 20).delisted == [1, 2]
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 21).delisted == [1, 2, 3]
 
 
-def test_nothing_is_left_out_where_nothing_is_needed() -> None:
-    units = [unit(1, delisted=True), unit(2), unit(3, opened=False)]
-    assert delist(units, LastOfKind(plenty(units)), 0) == Delisting()
+def test_nothing_is_delisted_where_nothing_is_needed() -> None:
+    groups = [single(1, delisted=True), single(2), single(3, opened=False)]
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 0) == Delisting()
 
 
 @pytest.mark.promise(18)
-def test_what_a_reader_holds_that_listed_once_goes_last() -> None:
-    units = [unit(1, unrenewed=True), unit(2, opened=False), unit(3), unit(4, unrenewed=True, delisted=True)]
-    assert delist(units, LastOfKind(plenty(units)), 40).delisted == [3, 2, 1, 4]
-    assert delist(units, LastOfKind(plenty(units)), 10).delisted == [3]
+def test_what_a_reader_that_listed_once_holds_is_delisted_last() -> None:
+    groups = [single(1, unrenewed=True), single(2, opened=False), single(3), single(4, unrenewed=True, delisted=True)]
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 40).delisted == [3, 2, 1, 4]
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 10).delisted == [3]
 
 
-def test_a_file_never_opened_goes_to_the_back_once() -> None:
-    units = [unit(1, opened=False), unit(2)]
-    assert delist(units, LastOfKind(plenty(units)), 10) == Delisting([2], [(1,)])
-    again = [unit(2, delisted=True), unit(1, opened=False, requeued=True)]
-    assert delist(again, LastOfKind(plenty(again)), 20) == Delisting([2, 1], [])
+def test_a_file_never_opened_is_requeued_once() -> None:
+    groups = [single(1, opened=False), single(2)]
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 10) == Delisting([2], [(1,)])
+    again = [single(2, delisted=True), single(1, opened=False, requeued=True)]
+    assert delist(again, LastOfKind(enough_of_each_kind(again)), 20) == Delisting([2, 1], [])
 
 
-def test_a_file_never_opened_leaves_where_no_other_can() -> None:
-    units = [unit(1, opened=False), unit(2, opened=False), unit(3, unrenewed=True)]
-    assert delist(units, LastOfKind(plenty(units)), 10) == Delisting([1], [(2,)])
-    assert delist(units, LastOfKind(plenty(units)), 30) == Delisting([1, 2, 3], [])
+def test_a_file_never_opened_is_delisted_where_no_other_can_be() -> None:
+    groups = [single(1, opened=False), single(2, opened=False), single(3, unrenewed=True)]
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 10) == Delisting([1], [(2,)])
+    assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 30) == Delisting([1, 2, 3], [])
 
 
-def test_the_last_of_a_kind_waits_for_its_successor() -> None:
-    units = [unit(1, kind=(1, "txt")), unit(2), unit(3)]
-    assert delist(units, LastOfKind({(1, "txt"): 1, (1, "jpg"): 2}), 99).delisted == [2]
-    assert delist(units, LastOfKind({(1, "txt"): 2, (1, "jpg"): 3}), 99).delisted == [1, 2, 3]
+def test_the_last_of_a_kind_is_not_delisted() -> None:
+    groups = [single(1, kind=(1, "txt")), single(2), single(3)]
+    assert delist(groups, LastOfKind({(1, "txt"): 1, (1, "jpg"): 2}), 99).delisted == [2]
+    assert delist(groups, LastOfKind({(1, "txt"): 2, (1, "jpg"): 3}), 99).delisted == [1, 2, 3]
 
 
 def test_the_queue_is_read_only_as_far_as_needed() -> None:
@@ -258,7 +274,7 @@ def test_the_queue_is_read_only_as_far_as_needed() -> None:
     def queue() -> Iterator[FileGroup]:
         for id in range(1, 1000):
             read.append(id)
-            yield unit(id)
+            yield single(id)
 
     assert delist(queue(), LastOfKind({(1, "jpg"): 1000}), 30).delisted == [1, 2, 3]
     assert len(read) <= 4
@@ -280,22 +296,22 @@ def test_the_queue_is_read_only_as_far_as_needed() -> None:
         ("over the limit", 1000, 0.2, 10, 9000, -100, 300),
     ],
 )
-def test_how_much_is_left_out(
+def test_turnover_bytes(
     name: str, limit: int, share: float, largest: int, lacking: int, free: int, expected: int
 ) -> None:
     assert turnover_bytes(limit, share, largest, lacking, free) == expected
 
 
-# Generations, and what is held of them.
+# Generations, and what holds on them cover.
 
 
-def test_a_generation_shows_what_it_does_not_leave_out() -> None:
-    third = Generation(3, 100, 0.0, changes={7: 3, 8: None})
+def test_a_generation_shows_what_it_does_not_delist() -> None:
+    third = Generation(3, 100, 0.0, delisted=BitMap64([7]), relisted=BitMap64([8]))
     assert third.shows(1, None)
     assert third.shows(1, 4)
     assert not third.shows(1, 3)
     assert not third.shows(1, 2)
-    assert not third.shows(7, None)  # what its files do not tell yet
+    assert not third.shows(7, None)  # not in the database yet
     assert third.shows(8, 2)
 
 
@@ -318,11 +334,11 @@ def test_a_hold_covers_what_its_generation_showed() -> None:
         ({EVERYWHERE: Hold(2, 20), 7: Hold(1, 10)}, Hold(2, 20)),
     ],
 )
-def test_the_last_listing_is_what_a_process_holds(holds: dict[int, Hold], expected: Hold | None) -> None:
+def test_a_process_holds_its_last_listing(holds: dict[int, Hold], expected: Hold | None) -> None:
     assert hold_on(holds, 7) == expected
 
 
-def test_a_file_is_held_by_anyone() -> None:
+def test_a_file_is_held_while_any_reader_holds_it() -> None:
     holds = Holds([{7: Hold(1, 10)}, {8: Hold(2, 20)}, {EVERYWHERE: Hold(3, 5)}, {}])
     assert holds.cover(7, 10, None)
     assert holds.cover(7, 10, 2)
@@ -333,41 +349,41 @@ def test_a_file_is_held_by_anyone() -> None:
     assert not holds.cover(99, 6, None)
 
 
-def test_a_directory_that_is_listed_again_lets_go_of_what_everything_held() -> None:
+def test_listing_a_directory_replaces_the_hold_on_everything_there() -> None:
     holds = Holds([{EVERYWHERE: Hold(1, 10), 7: Hold(4, 40)}])
     assert not holds.cover(7, 5, 3)
     assert holds.cover(8, 5, 3)
 
 
-def test_who_cannot_be_told_apart_holds_everything() -> None:
+def test_readers_that_cannot_be_identified_hold_everything() -> None:
     assert Holds(foreign=True).cover(7, 1 << 40, 1)
     assert not Holds().cover(7, 1, None)
 
 
 @pytest.mark.promise(17)
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.builds(Hold, st.integers(1, 5), st.integers(0, 9)))), st.data())
-def test_holds_are_those_of_each_process(readers: list[dict[int, Hold]], data: st.DataObject) -> None:
+def test_holds_cover_what_any_process_holds(readers: list[dict[int, Hold]], data: st.DataObject) -> None:
     directory, seq = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 9))
-    left_out = data.draw(st.none() | st.integers(1, 6))
-    each = [hold.covers(seq, left_out) for holds in readers if (hold := hold_on(holds, directory))]
-    assert Holds(readers).cover(directory, seq, left_out) == any(each)
+    delisted = data.draw(st.none() | st.integers(1, 6))
+    each = [hold.covers(seq, delisted) for holds in readers if (hold := hold_on(holds, directory))]
+    assert Holds(readers).cover(directory, seq, delisted) == any(each)
 
 
-def test_no_more_victims_are_looked_for_than_are_needed() -> None:
+def test_no_more_victims_are_read_than_are_needed() -> None:
     assert pick_victims((victim(id, 10) for id in itertools.count()), 15) == [0, 1]
 
 
 @pytest.mark.promise(18)
-def test_what_was_admitted_last_waits_where_nothing_else_makes_room() -> None:
+def test_the_newest_files_are_not_listed_where_no_other_frees_space() -> None:
     kind = (1, "rec")
     newest = [(seq, [kind], 10) for seq in range(20, 10, -1)]
     assert last_listed(newest, LastOfKind({kind: 20}), 30, 20) == 17
-    assert last_listed(newest, LastOfKind({kind: 20}), 1000, 20) == 15, "half of them is shown"
+    assert last_listed(newest, LastOfKind({kind: 20}), 1000, 20) == 15, "half of them are shown"
     assert last_listed(newest, LastOfKind({kind: 20}), -10, 20) == 20
     assert last_listed(newest, LastOfKind({kind: 2}), 1000, 20) == 19, "a directory is never empty"
 
 
-def test_a_group_waits_whole() -> None:
+def test_a_group_is_listed_later_as_a_whole() -> None:
     jpg, json = (1, "jpg"), (1, "json")
     newest = [(19, [json, jpg], 20), (17, [json, jpg], 20), (15, [json, jpg], 20)]
     assert last_listed(newest, LastOfKind({jpg: 9, json: 9}), 30, 20) == 18

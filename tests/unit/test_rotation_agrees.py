@@ -25,7 +25,7 @@ NOW = 0.0
 
 @dataclass
 class Twins:
-    """The same cache twice. Files and readers have the same numbers in both; a file's number in `files` is its id."""
+    """A real cache and its simulation. A file's number is its index in `paths`, and its id in the simulation."""
 
     cache: LocalCache
     paths: list[str]
@@ -50,30 +50,30 @@ class Twins:
         return Holds(real.holds for real, _ in self.readers)
 
     def set_turnover(self, share: float) -> None:
-        """Have each generation delist so much."""
+        """Set the share that each generation delists."""
         self.cache.generations.share = share
         self.simulated._settings = replace(self.simulated._settings, turnover=share)
 
-    def one(self, number: int) -> int:
-        """One of the resident files."""
+    def resident_file(self, number: int) -> int:
+        """One of the resident files, chosen by number."""
         resident = sorted(self.resident)
         return resident[number % len(resident)]
 
     async def fill(self, number: int) -> None:
-        """Files are fetched while there is room without any eviction, beginning with any of them."""
+        """Fetch files, beginning with any of them, as long as they fit without an eviction."""
         for id in [*range(number, len(self.paths)), *range(number)]:
             await self.admit(id)
 
     async def admit(self, id: int) -> None:
-        """A file is fetched, if there is room without any eviction."""
+        """Fetch a file, if it fits without an eviction."""
         size = self.simulated.files[id].size
         if id not in self.resident and size <= self.simulated.free:
             await self.cache.admit(self.paths[id], content=b"x" * size)
             self.simulated.admit(id)
 
     async def open_file(self, number: int) -> None:
-        """A resident file is opened, and stays open."""
-        if (id := self.one(number)) not in self.open:
+        """Open a resident file, and leave it open."""
+        if (id := self.resident_file(number)) not in self.open:
             assert self.cache.store.open(self.node_id(id))
             self.simulated.opened(id)
             self.simulated.busy[id] += 1
@@ -81,13 +81,13 @@ class Twins:
             self.open.add(id)
 
     async def read_some(self, number: int) -> None:
-        """Some resident files are opened and closed, or all."""
+        """Open and close some resident files, or all."""
         for id in sorted(self.resident)[:: 1 + number % 3]:
             self.simulated.opened(id)
             self.opened.add(id)
 
     async def close_files(self, _: int) -> None:
-        """All open files are closed."""
+        """Close all open files."""
         for id in self.open:
             self.cache.store.close_file(self.node_id(id))
         self.open.clear()
@@ -95,7 +95,7 @@ class Twins:
             self.simulated.closed(id)
 
     async def list(self, number: int) -> None:
-        """A reader lists everything or a directory, and a generation begins."""
+        """A reader lists everything or one directory, and a generation begins."""
         real, copy = self.readers[number % READERS]
         place = number // READERS % (1 + DIRECTORIES)
         unrenewed = Holds(reader.unrenewed_holds(lists_now=reader is real) for reader, _ in self.readers)
@@ -107,21 +107,21 @@ class Twins:
         copy.lists(place, begun, NOW)
         self.simulated.readers_changed()
 
-    async def end(self, number: int) -> None:
-        """All that a reader holds ends."""
+    async def release(self, number: int) -> None:
+        """Release all holds of a reader."""
         for reader in self.readers[number % READERS]:
             reader.release()
         self.simulated.readers_changed()
 
     async def draw(self, number: int) -> None:
-        """A draw needs room."""
-        await self._need(1 + number % NEED_MAX, self.cache.reserve_by_rotation, missed=False)
+        """Reserve space for a drawn file, as rotation does."""
+        await self._reserve(1 + number % NEED_MAX, self.cache.reserve_by_rotation, missed=False)
 
     async def miss(self, number: int) -> None:
-        """A miss needs room."""
-        await self._need(1 + number % NEED_MAX, self.cache.reserve_by_eviction, missed=True)
+        """Reserve space for a missed file, which may evict more."""
+        await self._reserve(1 + number % NEED_MAX, self.cache.reserve_by_eviction, missed=True)
 
-    async def _need(self, blocks: int, reserve: Callable[[int, Holds], Awaitable[int | None]], missed: bool) -> None:
+    async def _reserve(self, blocks: int, reserve: Callable[[int, Holds], Awaitable[int | None]], missed: bool) -> None:
         before = self.resident
         reserved = await reserve(blocks * BLOCK, self.holds())
         assert self.simulated.make_room(blocks * BLOCK, NOW, missed) is (reserved is not None)
@@ -129,8 +129,8 @@ class Twins:
             self.cache.store.unreserve(reserved)
         self.opened -= before - self.resident
 
-    def agree(self) -> None:
-        """Both have and list the same files, and delisted the same ones."""
+    def assert_agree(self) -> None:
+        """Both hold, list and delist the same files."""
         assert self.ids(self.cache.resident()) == self.resident
         if self.simulated.generation:
             assert self.ids(self.cache.listed()) == set(self.simulated.listed(EVERYWHERE))
@@ -141,7 +141,7 @@ class Twins:
 
 
 async def twins_of(folder: Path, paths: list[str], sizes: list[int], limit: int) -> Twins:
-    """Two caches of a catalog of files d1/... and d2/..., which have not fetched any. sizes, limit: blocks."""
+    """Empty caches over a catalog of files d1/... and d2/.... sizes, limit: in blocks."""
     files = [File(int(path[1]), path, size * BLOCK) for path, size in zip(paths, sizes, strict=True)]
     cache = open_local_cache(folder, limit * BLOCK)
     cache.store.wanted_bytes = max(file.size for file in files)
@@ -153,7 +153,7 @@ async def twins_of(folder: Path, paths: list[str], sizes: list[int], limit: int)
 
 EVENTS = [
     Twins.fill, Twins.fill, Twins.open_file, Twins.open_file, Twins.read_some, Twins.close_files,
-    Twins.list, Twins.list, Twins.end, Twins.draw, Twins.draw, Twins.miss, Twins.miss,
+    Twins.list, Twins.list, Twins.release, Twins.draw, Twins.draw, Twins.miss, Twins.miss,
 ]  # fmt: skip
 NUMBERS = st.integers(0, FILES - 1)
 
@@ -180,10 +180,10 @@ def test_the_mount_and_the_simulation_list_and_evict_the_same(
         await twins.read_some(0)
         for number in listings:
             await twins.list(number)
-            twins.agree()
+            twins.assert_agree()
         for event, number in events:
             await event(twins, number)
-            twins.agree()
+            twins.assert_agree()
         twins.cache.database.close()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -199,10 +199,10 @@ async def test_both_keep_the_last_listed_file_of_a_kind_where_a_delisted_one_is_
     assert twins.simulated.listed(EVERYWHERE) == [1]
     await twins.open_file(0)
     await twins.miss(0)
-    twins.agree()
+    twins.assert_agree()
     assert twins.resident == {0, 1}
     await twins.close_files(0)
     await twins.miss(0)
-    twins.agree()
+    twins.assert_agree()
     assert twins.resident == {1}
     twins.cache.database.close()

@@ -1,7 +1,8 @@
-"""Full disks, large groups and bad moments: rotation goes on."""
+"""Rotation with a full disk, foreign readers, and a group that fails while it waits for an eviction."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from growfs.daemon.virtual_files import _listed
 from growfs.errors import RemoteError
 from growfs.remote.protocol import Fetched
 from growfs.remote.rate_limits import SharedLimits
-from growfs.rotation.rules import Holds
+from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.groups import Groups
 from growfs.scheduler.in_flight import InFlightTable
+from growfs.scheduler.outage import Outage
 from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.local_cache import LocalCache, file, open_local_cache
@@ -25,7 +27,7 @@ SIZE = 4096
 FILES = 10
 
 
-async def full(folder: Path) -> LocalCache:
+async def full_cache(folder: Path) -> LocalCache:
     """A full cache, of a remote that is four times as large."""
     cache = open_local_cache(folder, FILES * SIZE)
     await cache.list([file(f"d/{number:03}.bin", SIZE) for number in range(4 * FILES)])
@@ -35,15 +37,15 @@ async def full(folder: Path) -> LocalCache:
 
 
 async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path) -> None:
-    cache = await full(tmp_path)
+    cache = await full_cache(tmp_path)
     cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
     assert len(cache.listed()) == FILES - 2
     cache.close()
 
 
-async def test_nothing_is_left_out_without_rotation_even_where_the_disk_is_full(tmp_path: Path) -> None:
-    cache = await full(tmp_path)
+async def test_without_rotation_nothing_is_delisted_even_where_the_disk_is_full(tmp_path: Path) -> None:
+    cache = await full_cache(tmp_path)
     cache.generations.rotates = False
     cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
@@ -51,84 +53,121 @@ async def test_nothing_is_left_out_without_rotation_even_where_the_disk_is_full(
     cache.close()
 
 
-async def test_nothing_is_left_out_for_foreign_readers_even_where_the_cache_shrank(tmp_path: Path) -> None:
-    cache = await full(tmp_path)
+async def test_with_foreign_readers_nothing_is_delisted_even_where_the_cache_shrank(tmp_path: Path) -> None:
+    cache = await full_cache(tmp_path)
     cache.store.limit_bytes = 4 * SIZE
     await cache.begin(Holds([], foreign=True))
     assert len(cache.listed()) == FILES
     cache.close()
 
 
-async def test_a_list_of_all_files_is_of_one_generation_while_that_is_written(tmp_path: Path) -> None:
-    cache = await full(tmp_path)
+async def test_a_list_of_all_files_shows_one_generation_while_it_is_committed(tmp_path: Path) -> None:
+    cache = await full_cache(tmp_path)
     await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE name = '000.bin'"))
     async with trio.open_nursery() as nursery:
         await cache.generations.begin(Holds(), frozenset())
         assert cache.generations.current
-        rows = _listed(cache.database.path, cache.generations.current.as_of_now())
-        expected, got = cache.listed(), {next(rows)[0]}
+        rows = _listed(cache.database.path, cache.generations.current)
+        expected, paths = cache.listed(), {next(rows)[0]}
         nursery.start_soon(cache.generations.run)
         await cache.generations.written.wait()
-        got |= {row[0] for row in rows}
+        paths |= {row[0] for row in rows}
         nursery.cancel_scope.cancel()
-    assert got == expected
-    assert len(got) < FILES
+    assert paths == expected
+    assert len(paths) < FILES
     cache.close()
 
 
-class Refusing:
-    """A worker pool and its worker. The remote refuses files that end in .a, once the gate is open."""
+class RefusingPool:
+    """A worker pool that is also its only worker. Files that end in .a fail with 403, once the gate is open."""
 
     def __init__(self) -> None:
         self.gate = trio.Event()
         self.limits = SharedLimits()
         self._requests, self._received = trio.open_memory_channel[FetchRequest](10)
 
-    def spawn(self) -> Refusing:
+    def spawn(self) -> RefusingPool:
         return self
 
     async def aclose(self) -> None:
         pass
 
     async def send(self, message: FetchFiles) -> None:
-        for wanted in sorted(message.files, key=lambda wanted: wanted.file.path, reverse=True):
-            await self._requests.send(wanted)
+        for request in sorted(message.files, key=lambda request: request.file.path, reverse=True):
+            await self._requests.send(request)
 
     async def receive(self) -> FetchProgress:
-        wanted = await self._received.receive()
-        if wanted.file.path.endswith(".a"):
+        request = await self._received.receive()
+        if request.file.path.endswith(".a"):
             await self.gate.wait()
-            return FetchProgress(0, 0, [(wanted.id, FetchFailed(RemoteError("403")))])
-        wanted.target.write_bytes(b"x" * SIZE)
-        return FetchProgress(SIZE, 0, [(wanted.id, Fetched(wanted.file, SIZE, "0"))])
+            return FetchProgress(0, 0, [(request.id, FetchFailed(RemoteError("403")))], 0)
+        request.target.write_bytes(b"x" * SIZE)
+        return FetchProgress(SIZE, 0, [(request.id, Fetched(request.file, SIZE, "0"))], 0)
 
 
-async def test_a_group_may_fail_while_one_of_it_waits_for_an_eviction(
+async def answers(_: bool) -> None:
+    """A probe of a remote that is not away."""
+
+
+@pytest.mark.promise(17)
+async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path) -> None:
+    cache = open_local_cache(tmp_path, FILES * SIZE)
+    paths = [f"d/{number}.bin" for number in range(FILES)]
+    await cache.list([file(path, SIZE) for path in paths])
+    await cache.admit(*paths, content=b"x" * SIZE)
+    shown = await cache.begin()
+    assert shown
+    cache.holds = Holds([{EVERYWHERE: Hold(shown.number, shown.last_seq)}])
+
+    async def ignore(*_: object) -> None:
+        pass
+
+    downloads = InFlightTable(cache.catalog, Groups(cache.catalog, None), tmp_path / "partial", SizeEstimate())
+    dispatcher = Dispatcher(RefusingPool(), 1, 0)  # type: ignore[arg-type]
+    fetcher = Fetcher(downloads, cache.store, cache.evictor, dispatcher, ignore, Outage(answers), 5.0)
+    successor = replace(cache.node("d/5.bin"), version="v2")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        assert not await fetcher.update(successor)
+        assert len(cache.resident()) == FILES
+        cache.store.renewal_bytes = SIZE
+        await cache.begin()
+        assert len(cache.listed()) == FILES - 1, "the next generation makes room, though the whole remote is cached"
+        cache.holds = Holds()
+        assert await fetcher.update(successor)
+        nursery.cancel_scope.cancel()
+    assert cache.node("d/5.bin").version == "v2"
+    cache.close()
+
+
+async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = open_local_cache(tmp_path)
     await cache.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
-    workers = Refusing()
+    workers = RefusingPool()
     reserve = cache.evictor.reserve_by_eviction
     calls = 0
 
-    async def slow(size: int) -> int | None:
+    async def slow_reserve(size: int, spares_held: bool) -> int | None:
         nonlocal calls
         calls += 1
-        if calls > 1:  # as if its eviction took a while
+        if calls > 1:  # as if the eviction took some time
             workers.gate.set()
             await trio.sleep(0.2)
-        return await reserve(size)
+        return await reserve(size, spares_held)
 
-    async def replace(*_: object) -> None:
+    async def ignore(*_: object) -> None:
         pass
 
-    monkeypatch.setattr(cache.evictor, "reserve_by_eviction", slow)
+    monkeypatch.setattr(cache.evictor, "reserve_by_eviction", slow_reserve)
     groups = Groups(cache.catalog, "{stem}")
     downloads = InFlightTable(cache.catalog, groups, tmp_path / "partial", SizeEstimate())
     dispatcher = Dispatcher(workers, 1, 0)  # type: ignore[arg-type]
-    fetcher = Fetcher(downloads, cache.store, cache.evictor, dispatcher, replace, 5.0)
+    outage = Outage(answers)
+    fetcher = Fetcher(downloads, cache.store, cache.evictor, dispatcher, ignore, outage, 5.0)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(outage.run)
         nursery.start_soon(fetcher.run)
         with pytest.raises(RemoteError):
             await fetcher.ensure(cache.node("d/1.b"), "d/1.b")

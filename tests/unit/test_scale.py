@@ -1,52 +1,78 @@
-"""What must not grow with the catalog or the cache: the work of the thread that answers the kernel, and memory."""
+"""Costs that must not grow with the catalog or the cache: of the thread that answers the kernel, and of memory."""
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
 import sqlite3
+import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+import growfs.cache.store
+import growfs.daemon.commands
+from growfs.cache.budget import Budget
+from growfs.cache.catalog import Node
+from growfs.cache.events import Signal
+from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT, read_only
+from growfs.cache.usage import UsageCounters
+from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
-from growfs.rotation.draw_order import Candidate, Pass, draw_order
-from growfs.rotation.rules import EVERYWHERE, Hold, Holds
+from growfs.errors import RemoteError
+from growfs.rotation import evictor, reader_registry
+from growfs.rotation.draw_order import Candidate, Order, Pass, draw_order
+from growfs.rotation.eviction import pick_victims
+from growfs.rotation.reader import DirectoryHolds, Reader
+from growfs.rotation.reader_registry import FORGET_THREADS_S, Process, ReaderRegistry
+from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
+from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
+from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters
+from growfs.scheduler.outage import Outage
+from growfs.scheduler.prefetch import ORDER_PAUSES, Prefetcher
+from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import visible_entries
 from growfs.workers import worker
 from growfs.workers.messages import MakeOrder, StillWorking
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
+ME = os.getpid()
 FILES = 60
 SMALL = ("generation", "meta", "g")
-"""Tables that have a row for each of something that is few."""
+"""Tables that always have few rows."""
 
 
 def scans(cache: LocalCache, queries: set[str]) -> set[str]:
-    """Those of the queries that read a whole table, or sort what they read."""
+    """The queries that read a whole table, or sort what they read."""
     connection = read_only(cache.database.path)
-    found = set()
+    scanning = set()
     for query in queries:
         for _, _, _, step in connection.execute(f"EXPLAIN QUERY PLAN {query}"):
-            what, _, table = step.partition(" ")
-            if (what == "SCAN" and table.split()[0] not in SMALL) or "TEMP B-TREE" in step:
-                found.add(f"{step}: {query}")
+            kind, _, table = step.partition(" ")
+            if (kind == "SCAN" and table.split()[0] not in SMALL) or "TEMP B-TREE" in step:
+                scanning.add(f"{step}: {query}")
     connection.close()
-    return found
+    return scanning
 
 
-def asked(connection: sqlite3.Connection) -> set[str]:
-    """The queries of a connection from now on."""
+def record_queries(connection: sqlite3.Connection) -> set[str]:
+    """The set of queries of a connection, which grows from now on."""
     queries = set[str]()
     connection.set_trace_callback(lambda query: queries.add(query) if query.startswith("SELECT") else None)
     return queries
 
 
-async def full(cache: LocalCache) -> list[str]:
-    """A full cache of which a generation has delisted some files; returns all names."""
+async def full_cache(cache: LocalCache) -> list[str]:
+    """Fill a cache and let a generation delist some files; returns the names in folder a."""
     names = [f"a/{number}.bin" for number in range(FILES)]
     await cache.list([file(name, BLOCK) for name in [*names, *(f"b/{number}" for number in range(FILES))]])
     await cache.admit(*names, content=b"x" * BLOCK)
@@ -59,13 +85,13 @@ async def full(cache: LocalCache) -> list[str]:
     return names
 
 
-async def test_the_thread_that_answers_scans_no_table(tmp_path: Path) -> None:
+async def test_queries_of_the_answering_thread_scan_no_table(tmp_path: Path) -> None:
     cache = open_local_cache(tmp_path)
-    names = await full(cache)
+    names = await full_cache(cache)
     generation = cache.generations.current
     assert generation
     assert generation.files < FILES
-    queries = asked(cache.database._reader)
+    queries = record_queries(cache.database._reader)
     held = Holds([{EVERYWHERE: Hold(generation.number - 1, generation.last_seq)}])
     assert await cache.reserve_by_rotation(BLOCK, held) is None
     assert await cache.reserve_by_rotation(BLOCK, Holds())
@@ -78,44 +104,46 @@ async def test_the_thread_that_answers_scans_no_table(tmp_path: Path) -> None:
     assert cache.catalog.undrawn(10)
     assert cache.catalog.pass_number == 1
     cache.database._reader.set_trace_callback(None)
-    kept = {query for query in queries if "n.is_dir = 0" not in query}  # queries of this test
-    assert len(kept) > 5
-    assert not scans(cache, kept)
+    tested = {query for query in queries if "n.is_dir = 0" not in query}  # without those of this test itself
+    assert len(tested) > 5
+    assert not scans(cache, tested)
     cache.close()
 
 
-async def test_delisted_files_are_skipped_step_by_step(tmp_path: Path) -> None:
+async def test_delisted_files_are_skipped_in_bounded_steps(tmp_path: Path) -> None:
     cache = open_local_cache(tmp_path)
-    await full(cache)
+    await full_cache(cache)
     generation = cache.generations.current
     assert generation
     folder = cache.node("a").id
-    left_out = FILES + 1 - generation.files
-    assert left_out > 20
+    delisted = FILES + 1 - generation.files
+    assert delisted > 20
     passed: int | None = 0
     entries, steps = list[Entry](), 0
     while passed is not None:
         entries, passed = visible_entries(cache.store, folder, passed, generation, 5, 0)
         steps += 1
-    assert steps > left_out // 5, "no step looks at more than five files"
+    assert steps > delisted // 5, "no step looks at more than five files"
     assert entries
     assert visible_entries(cache.store, ROOT, 0, generation, 5, 0)[1] is None
     cache.close()
 
 
-async def test_totals_outlive_a_clean_stop(tmp_path: Path) -> None:
+async def test_totals_are_the_same_after_a_clean_stop_and_after_a_crash(tmp_path: Path) -> None:
     cache = open_local_cache(tmp_path)
-    names = await full(cache)
+    names = await full_cache(cache)
     await cache.store.evict([cache.node(name).id for name in ("a/50.bin", "a/59.bin")])
     await cache.renew("a/58.bin", b"shorter")
     more = [file(f"c/{number}", None if number % 2 else 7) for number in range(9)]
     await cache.list([file(name, BLOCK) for name in names if not name.endswith("2.bin")] + more)
-    known = totals(cache)
+    expected = totals(cache)
     cache.close()
     for clean in (True, False):
         cache = open_local_cache(tmp_path)
-        assert totals(cache) == known, clean
-        assert cache.database.meta("catalog") is cache.database.meta("resident") is None, "or a crash would keep them"
+        assert totals(cache) == expected, clean
+        assert cache.database.meta("catalog") is cache.database.meta("resident") is None, (
+            "a crash would leave them behind"
+        )
         if clean:
             cache.close()
             connection = sqlite3.connect(cache.database.path)
@@ -132,7 +160,299 @@ def totals(cache: LocalCache) -> tuple[int, ...]:
     return catalog.files, catalog.bytes, catalog.directories, *resident
 
 
-def test_an_order_takes_few_bytes_for_each_file() -> None:
+async def test_the_rate_of_what_arrives_is_counted_in_few_steps(autojump_clock: MockClock) -> None:
+    counters = Counters()
+    for _ in range(3000):
+        counters.add_bytes(100)
+        await trio.sleep(0.01)
+    assert len(counters.recent) <= 2 + RATE_WINDOW_S / RATE_STEP_S, "although nobody asks for the rate"
+    assert counters.bytes == 300_000
+    assert counters.bytes_per_s() == pytest.approx(10_000, rel=0.05)
+
+
+async def test_the_readers_of_a_thousand_threads_are_known_until_a_second_has_passed(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, searched = 0.0, list[int]()
+
+    def find(tid: int) -> int:
+        searched.append(tid)
+        return ME
+
+    monkeypatch.setattr(reader_registry, "thread_group", find)
+    monkeypatch.setattr(reader_registry, "time", SimpleNamespace(monotonic=lambda: now))
+    readers = ReaderRegistry(cache.generations, 60.0, 3600.0, False, frozenset)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readers.run)
+        await wait_all_tasks_blocked()
+        readers.opener(0)
+        for tid in range(1000):
+            readers.opener(tid)
+        assert len(set(searched)) == 1000
+        searched.clear()
+        for tid in range(1000):
+            readers.opener(tid)
+        assert searched == []
+        now += FORGET_THREADS_S
+        readers.opener(1)
+        assert set(searched) == {1}
+        assert len(readers._threads) == 1
+        nursery.cancel_scope.cancel()
+
+
+def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
+    directories = range(2000, 22_000)
+    generation = Generation(1, 10, 0.0)
+    tracemalloc.start()
+    try:
+        reader = Reader(4711, "99", "python")
+        for directory in directories:
+            reader.lists(directory, generation, 1.0)
+            reader.is_shown(directory, 5)
+            reader.is_shown_all(directory)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reader.files_shown == 5 * len(directories)
+    assert taken < 5 * len(directories)
+
+
+def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
+    readers = [Reader(pid, "99", "python") for pid in range(50)]
+    for reader in readers:
+        for directory in range(2000, 2200):
+            reader.lists(directory, Generation(1, 10, 0.0), 1.0)
+    unrenewed = Holds(DirectoryHolds.merged(reader.unrenewed_holds() for reader in readers))
+    assert len(pickle.dumps(unrenewed)) < 2 * 200 + 1000, "two bytes for each directory"
+    assert all(unrenewed.cover(directory, 10, None) for directory in range(2000, 2200))
+
+
+async def test_a_listing_asks_few_other_readers_whether_they_list(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, is_listing = list[Reader](), Reader.is_listing
+
+    def count(reader: Reader, *arguments: Any) -> bool:
+        asked.append(reader)
+        return is_listing(reader, *arguments)
+
+    monkeypatch.setattr(Reader, "is_listing", count)
+    monkeypatch.setattr(reader_registry, "thread_group", int)
+    monkeypatch.setattr(reader_registry, "process", lambda pid: Process(pid, 1, "99", "python"))
+    monkeypatch.setattr(reader_registry, "_watched", lambda pid: None)
+    await cache.list([file("a/1")])
+    await cache.begin()
+    readers = ReaderRegistry(cache.generations, 60.0, 3600.0, False, frozenset)
+    for pid in range(2, 102):
+        assert readers.listing(pid, ROOT)
+        readers.opened(readers.opener(pid), 5000, False)
+    assert len(readers.active()) == 100
+    assert len(asked) <= 100, "one that has opened a file is asked once more, and not by each that lists"
+
+
+def commands(cache: LocalCache, fetch: Callable[[Node, str], Awaitable[None]]) -> FileCommands:
+    return FileCommands(cache.database, cache.catalog, cache.store, cache.evictor, fetch)
+
+
+async def test_fetching_many_files_takes_few_tasks(cache: LocalCache) -> None:
+    await cache.list([file(f"a/{number}") for number in range(1000)])
+    begun, all_begun, may_end = list[str](), trio.Event(), trio.Event()
+
+    async def fetch(node: Node, path: str) -> None:
+        begun.append(path)
+        if len(begun) == FETCHES_MAX:
+            all_begun.set()
+        await may_end.wait()
+        if path.endswith("7"):
+            raise RemoteError("refused")
+
+    async def run() -> dict[str, Any]:
+        return [dict(progress) async for progress in commands(cache, fetch).fetch(["**"])][-1]
+
+    before = trio.lowlevel.current_statistics().tasks_living
+    async with trio.open_nursery() as nursery:
+        result: dict[str, Any] = {}
+
+        async def collect() -> None:
+            result.update(await run())
+
+        nursery.start_soon(collect)
+        await all_begun.wait()
+        await wait_all_tasks_blocked()
+        assert len(begun) == FETCHES_MAX
+        assert trio.lowlevel.current_statistics().tasks_living <= before + FETCHES_MAX + 5
+        may_end.set()
+    assert len(begun) == 1000
+    assert result == {"files": 1000, "wanted": 1000, "fetched": 900, "failed": 100, "error": "refused"}
+
+
+async def test_a_command_on_many_files_writes_few_at_a_time(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a/{number}" for number in range(100)]
+    await cache.list([file(name) for name in names])
+    await cache.admit(*names)
+    rows, changed = list[int](), cache.database._writer.total_changes
+    write = cache.database.write_now
+
+    def count_rows(function: Callable[[sqlite3.Connection], Any]) -> Any:
+        nonlocal changed
+        result = write(function)
+        rows.append(cache.database._writer.total_changes - changed)
+        changed = cache.database._writer.total_changes
+        return result
+
+    monkeypatch.setattr(cache.database, "write_now", count_rows)
+    monkeypatch.setattr(growfs.daemon.commands, "BATCH_FILES", 10)
+    monkeypatch.setattr(growfs.cache.store, "EVICTED_FILES_MAX", 10)
+
+    async def nothing(node: Node, path: str) -> None:
+        raise AssertionError(path)
+
+    files = commands(cache, nothing)
+    assert [result async for result in files.pin(["a/1?"])][-1]["files"] == 10
+    assert [result async for result in files.pin(["**"])][-1]["files"] == 100
+    assert [result async for result in files.unpin(["**"])] == [{"files": 100}]
+    evicted = [result async for result in files.evict(["**"])]
+    assert evicted == [{"files": 99, "bytes": 99 * BLOCK, "kept": 1}]
+    assert len(cache.resident()) == 1
+    assert max(rows) <= 2 * 10, "for each file its row, and the generations that showed it"
+
+
+async def test_a_thread_picks_what_a_miss_evicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = open_local_cache(tmp_path)
+    await full_cache(cache)
+    threads = set[int]()
+
+    def record_thread(candidates: Iterable[CachedFile], need: int) -> list[int]:
+        threads.add(threading.get_ident())
+        return pick_victims(candidates, need)
+
+    monkeypatch.setattr(evictor, "pick_victims", record_thread)
+    assert await cache.reserve_by_eviction(40 * BLOCK, Holds())
+    assert await cache.reserve_by_eviction(100 * BLOCK, Holds()) is None
+    assert threads
+    assert threading.get_ident() not in threads
+    cache.close()
+
+
+async def test_saving_opens_writes_few_pages(cache: LocalCache) -> None:
+    files, opened = 20_000, 4000
+
+    def fill(writer: sqlite3.Connection) -> None:
+        writer.executemany(
+            "INSERT INTO node (id, parent, name, is_dir, size, version) VALUES (?, 1, ?, 0, 1, ?)",
+            ((id, f"image_{id}.jpg", "v" * 40) for id in range(2000, 2000 + files)),
+        )
+        writer.executemany(
+            "INSERT INTO resident (id, parent, suffix, seq, turn, opened, bytes, ino, ctime_ns, digest)"
+            " VALUES (?, 1, 'jpg', ?, ?, 1, 1, 1, 1, ?)",
+            ((id, id, id, "d" * 30) for id in range(2000, 2000 + files)),
+        )
+        writer.execute("INSERT INTO usage (id, fetches) SELECT id, 1 FROM resident")
+
+    cache.database.write_now(fill)
+    usage = UsageCounters(cache.database, Budget(cache.database, None))
+    cache.database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for id in random.Random(1).sample(range(2000, 2000 + files), opened):
+        usage.count_open(id)
+    await usage.save()
+    assert (cache.folder / "catalog.sqlite-wal").stat().st_size < 100 * opened
+    assert cache.database.row("SELECT sum(opens) FROM usage") == (opened,)
+
+
+async def test_generations_of_which_no_file_is_left_are_forgotten(cache: LocalCache) -> None:
+    await cache.list([file(f"a/{number}.bin") for number in range(30)])
+    await cache.admit("a/0.bin")
+    for number in range(1, 30):
+        await cache.admit(f"a/{number}.bin")
+        assert await cache.begin()
+        if number > 1:
+            await cache.store.evict([cache.node(f"a/{number - 1}.bin").id])
+    assert len(cache.database.rows("SELECT number FROM generation")) <= 3, "the first file is still cached"
+    plan = cache.database.rows(f"EXPLAIN QUERY PLAN SELECT {FIRST_SHOWN} FROM resident r WHERE r.id = 1")
+    assert any("generation_by_seq" in step for *_, step in plan)
+
+
+@pytest.fixture
+def prefetch(cache: LocalCache) -> PrefetchState:
+    async def answers(_: bool) -> None:
+        """A probe of a remote that is not away."""
+
+    return PrefetchState(StartCondition(), lambda: False, Outage(answers))
+
+
+def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
+    fetcher: Any = SimpleNamespace(counters=Counters())
+    return Drawer(cache.catalog, cache.store, fetcher, cache.evictor, Budget(cache.database, None), state)
+
+
+def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) -> Prefetcher:
+    async def remaining(size_max: int) -> Order:
+        connection = read_only(cache.database.path)
+        order = draw_order(worker.candidates(connection, Pass(1, 1)), Pass(1, 1))
+        connection.close()
+        return order
+
+    pass_order: Any = SimpleNamespace(remaining=remaining, first=Pass(1, 1))
+    return Prefetcher(cache.catalog, cache.store, sync, pass_order, new_drawer(cache, state), state)
+
+
+async def test_a_pass_begins_without_a_look_at_each_directory(cache: LocalCache, prefetch: PrefetchState) -> None:
+    directories = 100
+    await cache.list([file(f"{number}/{name}", 7) for number in range(directories) for name in "abc"])
+    queries = list[str]()
+    cache.database._reader.set_trace_callback(queries.append)
+    order = await new_prefetcher(cache, prefetch)._begin_order()
+    assert await cache.catalog.has_unseeded()
+    assert await cache.catalog.folders_with_files() == directories
+    cache.database._reader.set_trace_callback(None)
+    assert len(queries) < 10
+    assert (len(order.seeds), order.seed_bytes) == (directories, 7 * directories)
+    assert not prefetch.seeds.seeds_complete
+    prefetch.seeds.finish(*order.seeds)
+    assert prefetch.seeds.seeds_complete
+
+
+async def test_requests_are_answered_between_draws_that_wait_for_nothing(
+    cache: LocalCache, prefetch: PrefetchState
+) -> None:
+    drawer = new_drawer(cache, prefetch)
+    drawer.not_made = set(range(DRAWS_PER_STEP * 10))  # there is nothing to draw
+    steps = 0
+
+    async def answer() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        assert await drawer.draw_all([id] for id in sorted(drawer.not_made))
+        nursery.cancel_scope.cancel()
+    assert steps >= 5
+
+
+async def test_files_that_change_one_by_one_have_the_order_computed_again_now_and_then(
+    cache: LocalCache, prefetch: PrefetchState, autojump_clock: MockClock
+) -> None:
+    sync: Any = SimpleNamespace(file_changed=Signal[[]]())
+    prefetcher = new_prefetcher(cache, prefetch, sync)
+    prefetcher._order_took_s = 46.0
+    stale = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefetcher._watch_files)
+        for _ in range(1000):
+            await trio.sleep(1.0)
+            sync.file_changed.notify()
+            stale += prefetch.is_stale
+            prefetch.begin_order()
+        await trio.sleep(ORDER_PAUSES * 46.0)
+        assert prefetch.is_stale, "the last changes are not forgotten"
+        nursery.cancel_scope.cancel()
+    assert 0 < stale <= 1000 / (ORDER_PAUSES * 46.0)
+
+
+def test_a_draw_order_takes_few_bytes_for_each_file() -> None:
     files = 30_000
     rest = list(range(1, files + 1))
     random.Random(1).shuffle(rest)
@@ -148,17 +468,17 @@ def test_an_order_takes_few_bytes_for_each_file() -> None:
     finally:
         tracemalloc.stop()
     assert len(order.rest) == files
-    assert peak < 60 * files  # a list of (key, id) takes 150 and more
+    assert peak < 60 * files  # a list of (key, id) takes at least 150
 
 
-async def test_a_worker_sends_heartbeats_while_it_computes_an_order(
+async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = open_local_cache(tmp_path)
     await cache.list([file(f"a/{number}") for number in range(FILES)])
     monkeypatch.setattr(worker, "HEARTBEAT_FILES", 10)
     sent: list[object] = []
-    made = worker._make_order(MakeOrder(cache.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
-    assert made.files == FILES
+    order = worker._make_order(MakeOrder(cache.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
+    assert order.files == FILES
     assert sent == [StillWorking()] * (FILES // 10)
     cache.close()

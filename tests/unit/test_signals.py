@@ -1,4 +1,4 @@
-"""Which pending signals end a process: those of a stopped one stay pending (signal(7))."""
+"""Which pending signals end a process. The signals of a stopped process stay pending (signal(7))."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 @contextmanager
 def stopped(*handling: str) -> Iterator[int]:
-    """A process that deals with signals so, and is stopped; its id."""
+    """The pid of a stopped process. handling: pairs of a signal and how the process handles it."""
     with subprocess.Popen(
         [sys.executable, "-S", "-c", SLEEPER, *handling], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -63,7 +63,7 @@ def stopped(*handling: str) -> Iterator[int]:
         ("SIGTSTP", "", False),
     ],
 )
-def test_a_pending_signal(name: str, handling: str, ends: bool) -> None:
+def test_is_ending_with_a_pending_signal(name: str, handling: str, ends: bool) -> None:
     with stopped(*((name, handling) if handling else ())) as pid:
         assert not is_ending(pid)
         os.kill(pid, getattr(signal, name))
@@ -77,12 +77,12 @@ def test_a_harmless_signal_does_not_hide_another() -> None:
         assert is_ending(pid)
 
 
-def test_a_thread_that_is_gone() -> None:
+def test_a_process_that_has_exited_is_ending() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert is_ending(process.pid)
 
 
 @pytest.mark.promise(3)
-def test_a_thread_of_another_pid_namespace() -> None:
+def test_a_thread_of_another_pid_namespace_is_not_ending() -> None:
     assert not is_ending(0)

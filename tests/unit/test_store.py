@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,18 +24,18 @@ async def pin(cache: LocalCache, path: str) -> None:
     await cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = 1 WHERE id = ?", (id,)))
 
 
-def opened(cache: LocalCache, path: str) -> OpenFile:
-    found = cache.store.open(cache.node(path).id)
-    assert found
-    return found
+def open_file(cache: LocalCache, path: str) -> OpenFile:
+    handle = cache.store.open(cache.node(path).id)
+    assert handle
+    return handle
 
 
-async def listed(cache: LocalCache, *paths: str) -> None:
+async def list_files(cache: LocalCache, *paths: str) -> None:
     await cache.list([file(path) for path in paths])
 
 
-async def test_a_file_that_is_admitted_is_resident(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+async def test_an_admitted_file_is_resident(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", content=b"x" * 5000)
     store = cache.store
     assert cache.cached() == {"a/1": b"x" * 5000}
@@ -44,7 +46,7 @@ async def test_a_file_that_is_admitted_is_resident(cache: LocalCache) -> None:
     assert cache.node("a/2").seq is None
 
 
-async def test_what_is_in_flight_counts(cache: LocalCache) -> None:
+async def test_reserved_bytes_count_towards_the_limit(cache: LocalCache) -> None:
     cache.store.limit_bytes = 3 * BLOCK
     first = cache.store.reserve(BLOCK + 1)
     assert first == cache.store.used_bytes == 2 * BLOCK
@@ -69,24 +71,24 @@ async def test_an_adjusted_reservation_is_what_the_file_needs(cache: LocalCache)
     assert cache.store.adjust_reservation(reserved, BLOCK + 1) == cache.store.used_bytes == 2 * BLOCK
 
 
-async def test_the_disk_keeps_its_reserve(cache: LocalCache) -> None:
+async def test_nothing_is_reserved_below_the_minimum_of_free_space(cache: LocalCache) -> None:
     cache.store.min_free = disk.free_bytes(cache.folder) + (1 << 30)
     assert cache.store.reserve(1) is None
 
 
-async def test_the_largest_file_is_whole_blocks(cache: LocalCache) -> None:
+async def test_the_largest_file_that_fits_is_of_whole_blocks(cache: LocalCache) -> None:
     cache.store.limit_bytes = 2 * BLOCK + 100
     assert cache.store.max_file_bytes == 2 * BLOCK
     assert cache.store.reserve(cache.store.max_file_bytes)
 
 
-async def test_eviction_frees(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+async def test_eviction_frees_space_and_notifies(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", "a/2")
-    woken = []
-    cache.store.space_freed.connect(lambda: woken.append(True))
+    notified = []
+    cache.store.space_freed.connect(lambda: notified.append(True))
     assert await cache.store.evict([cache.node("a/1").id]) == BLOCK
-    assert woken
+    assert notified
     assert set(cache.cached()) == cache.resident() == {"a/2"}
     assert (cache.store.evicted_files, cache.store.evicted_bytes) == (1, BLOCK)
     assert cache.store.used_bytes == BLOCK
@@ -94,29 +96,29 @@ async def test_eviction_frees(cache: LocalCache) -> None:
 
 
 async def test_an_evicted_file_that_is_open_counts_until_its_last_close(cache: LocalCache) -> None:
-    await listed(cache, "a/1")
+    await list_files(cache, "a/1")
     await cache.admit("a/1", content=b"y" * 100)
     id = cache.node("a/1").id
-    handle = opened(cache, "a/1")
-    assert opened(cache, "a/1") is handle
+    handle = open_file(cache, "a/1")
+    assert open_file(cache, "a/1") is handle
     await cache.store.evict([id])
     assert (cache.store.resident_bytes, cache.store.orphan_bytes, cache.store.used_bytes) == (0, BLOCK, BLOCK)
     assert os.pread(handle.fd, 200, 0) == b"y" * 100
     cache.store.close_file(id)
     assert cache.store.orphan_bytes == BLOCK
-    woken = []
-    cache.store.space_freed.connect(lambda: woken.append(True))
+    notified = []
+    cache.store.space_freed.connect(lambda: notified.append(True))
     cache.store.close_file(id)
-    assert woken
+    assert notified
     assert cache.store.used_bytes == 0
     assert cache.store.opened(id) is None
 
 
-async def test_a_file_that_comes_back_while_it_is_open_counts_twice(cache: LocalCache) -> None:
-    await listed(cache, "a/1")
+async def test_a_file_admitted_again_while_its_old_copy_is_open_counts_twice(cache: LocalCache) -> None:
+    await list_files(cache, "a/1")
     await cache.admit("a/1")
     id = cache.node("a/1").id
-    opened(cache, "a/1")
+    open_file(cache, "a/1")
     await cache.store.evict([id])
     await cache.admit("a/1")
     assert cache.store.used_bytes == 2 * BLOCK
@@ -126,10 +128,10 @@ async def test_a_file_that_comes_back_while_it_is_open_counts_twice(cache: Local
     assert cache.store.used_bytes == 0
 
 
-async def test_a_file_that_was_replaced_while_it_is_open_keeps_its_content(cache: LocalCache) -> None:
-    await listed(cache, "a/1")
+async def test_an_open_file_that_is_replaced_keeps_its_content(cache: LocalCache) -> None:
+    await list_files(cache, "a/1")
     await cache.admit("a/1", content=b"old" * 10)
-    handle = opened(cache, "a/1")
+    handle = open_file(cache, "a/1")
     old = handle.id
     await cache.list([file("a/1", version="v2")])
     await cache.admit("a/1", content=b"new" * 10)
@@ -139,8 +141,8 @@ async def test_a_file_that_was_replaced_while_it_is_open_keeps_its_content(cache
     assert cache.store.used_bytes == BLOCK
 
 
-async def test_a_staged_file_of_a_version_that_is_gone_is_not_admitted(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2")
     staged = [cache.stage("a/1", b"x"), cache.stage("a/2", b"x")]
     await cache.list([file("a/1", version="v2"), file("a/2")])
     assert await cache.store.admit(staged) == {cache.node("a/2").id}
@@ -150,7 +152,7 @@ async def test_a_staged_file_of_a_version_that_is_gone_is_not_admitted(cache: Lo
 
 
 async def test_where_one_file_of_several_cannot_be_published_none_is(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+    await list_files(cache, "a/1", "a/2")
     staged = [cache.stage("a/1", b"x"), cache.stage("a/2", b"x")]
     staged[1].file.unlink()
     with pytest.raises(FileNotFoundError):
@@ -161,7 +163,7 @@ async def test_where_one_file_of_several_cannot_be_published_none_is(cache: Loca
 
 
 async def test_where_a_new_version_cannot_be_published_the_old_one_stays(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+    await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", content=b"old")
     newer = file("a/1", 3, "v2")
     staged_file = cache.stage("a/1", b"new")
@@ -174,8 +176,8 @@ async def test_where_a_new_version_cannot_be_published_the_old_one_stays(cache: 
     assert cache.cached() == {"a/1": b"old"}
 
 
-async def test_a_file_that_is_resident_is_not_lost_to_a_second_copy(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+async def test_a_resident_file_survives_the_admission_of_a_second_copy(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", content=b"whole")
     staged = [cache.stage("a/2", b"x"), cache.stage("a/1", b"whole")]
     assert await cache.store.admit(staged) == {cache.node("a/2").id}
@@ -185,15 +187,15 @@ async def test_a_file_that_is_resident_is_not_lost_to_a_second_copy(cache: Local
 
 
 @pytest.mark.promise(5)
-async def test_the_order_of_admission_is_kept(cache: LocalCache) -> None:
+async def test_files_are_listed_in_the_order_of_admission(cache: LocalCache) -> None:
     paths = [f"a/{number}" for number in (3, 1, 2)]
-    await listed(cache, *paths)
+    await list_files(cache, *paths)
     await cache.store.admit([cache.stage(path, b"x") for path in paths])
     everything = Generation(1, 1 << 40, 0.0)
     assert [node.name for node in cache.entries(cache.node("a").id, everything, 10)] == ["3", "1", "2"]
 
 
-async def test_a_generation_is_frozen(cache: LocalCache) -> None:
+async def test_a_generation_does_not_change(cache: LocalCache) -> None:
     await cache.list([file("a/1", 100), file("a/2", 50), file("a/3")])
     await cache.admit("a/1")
     first = await cache.begin()
@@ -210,18 +212,18 @@ async def test_a_generation_is_frozen(cache: LocalCache) -> None:
     assert (second.files, *cache.totals()) == (2, 2, 150)
 
 
-async def full(cache: LocalCache, count: int = 6, shown: int = 3) -> None:
-    """A full cache: files 0 to count of one directory, of which a generation has shown the first ones."""
+async def fill(cache: LocalCache, count: int = 6, shown: int = 3) -> None:
+    """Fill a cache with `count` files of one directory, of which a generation has shown the first ones."""
     paths = [f"a/{number}.jpg" for number in range(count)]
-    await listed(cache, *paths, "a/more.jpg")
+    await list_files(cache, *paths, "a/more.jpg")
     await cache.admit(*paths[:shown])
     await cache.begin()
     await cache.admit(*paths[shown:])
     cache.store.limit_bytes = count * BLOCK
 
 
-async def leaving(cache: LocalCache) -> list[str]:
-    """The files that are evicted, one after the other, until none may be."""
+async def evict_all(cache: LocalCache) -> list[str]:
+    """Evict one file after the other until none may be evicted; returns their names in this order."""
     order: list[str] = []
     while True:
         before = cache.resident()
@@ -236,25 +238,25 @@ async def leaving(cache: LocalCache) -> list[str]:
 
 @pytest.mark.promise(19)
 async def test_the_newest_unshown_files_are_evicted_first_then_the_oldest_shown(cache: LocalCache) -> None:
-    await full(cache)
-    assert await leaving(cache) == ["5", "4", "3", "0", "1"]
+    await fill(cache)
+    assert await evict_all(cache) == ["5", "4", "3", "0", "1"]
     assert cache.resident() == {"a/2.jpg"}
 
 
-async def test_what_is_open_or_pinned_stays(cache: LocalCache) -> None:
-    await full(cache)
-    opened(cache, "a/5.jpg")
-    opened(cache, "a/0.jpg")
+async def test_open_and_pinned_files_are_not_evicted(cache: LocalCache) -> None:
+    await fill(cache)
+    open_file(cache, "a/5.jpg")
+    open_file(cache, "a/0.jpg")
     await pin(cache, "a/3.jpg")
     await pin(cache, "a/1.jpg")
-    assert await leaving(cache) == ["4", "2"]
+    assert await evict_all(cache) == ["4", "2"]
     assert cache.resident() == {"a/5.jpg", "a/0.jpg", "a/3.jpg", "a/1.jpg"}
 
 
 @pytest.mark.promise(7)
-async def test_a_directory_keeps_one_of_each_extension(cache: LocalCache) -> None:
+async def test_a_directory_keeps_one_file_of_each_extension(cache: LocalCache) -> None:
     paths = ["a/1.jpg", "a/2.jpg", "a/1.txt", "b/1.jpg", "b/2.jpg"]
-    await listed(cache, *paths)
+    await list_files(cache, *paths)
     await cache.admit(*paths)
     await cache.begin()
     assert not await cache.evictor.shrink(0)
@@ -265,48 +267,48 @@ async def test_a_directory_keeps_one_of_each_extension(cache: LocalCache) -> Non
 
 
 async def test_nothing_is_evicted_while_space_is_left(cache: LocalCache) -> None:
-    await full(cache)
+    await fill(cache)
     cache.store.limit_bytes += BLOCK
     assert await cache.reserve_by_eviction(BLOCK, Holds())
     assert len(cache.resident()) == 6
 
 
-async def test_evicting_for_many_blocks(cache: LocalCache) -> None:
-    await full(cache)
+async def test_a_large_reservation_evicts_several_files(cache: LocalCache) -> None:
+    await fill(cache)
     assert await cache.reserve_by_eviction(3 * BLOCK, Holds()) == 3 * BLOCK
     assert cache.store.used_bytes == cache.store.limit_bytes
     assert cache.resident() == {"a/0.jpg", "a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
-    await full(cache)
+    await fill(cache)
     assert await cache.evictor.shrink(2 * BLOCK)
     assert cache.store.used_bytes == 2 * BLOCK
     assert cache.resident() == {"a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
-    await full(cache, count=1, shown=1)
+    await fill(cache, count=1, shown=1)
     assert not await cache.evictor.shrink(0)
     assert cache.resident() == {"a/0.jpg"}
 
 
-async def test_two_reservations_evict_twice(cache: LocalCache) -> None:
-    await full(cache)
+async def test_concurrent_reservations_evict_a_file_each(cache: LocalCache) -> None:
+    await fill(cache)
 
-    async def take() -> None:
+    async def reserve() -> None:
         assert await cache.reserve_by_eviction(BLOCK, Holds())
 
     async with trio.open_nursery() as nursery:
         for _ in range(4):
-            nursery.start_soon(take)
+            nursery.start_soon(reserve)
     assert len(cache.resident()) == 2
     assert cache.store.used_bytes == cache.store.limit_bytes
 
 
 @pytest.mark.parametrize("tamper", [lambda path: path.unlink(), lambda path: os.truncate(path, 3)])
-async def test_a_cached_file_that_is_not_what_was_admitted_is_not_opened(cache: LocalCache, tamper: object) -> None:
-    await listed(cache, "a/1")
+async def test_a_cached_file_that_was_altered_is_not_opened(cache: LocalCache, tamper: object) -> None:
+    await list_files(cache, "a/1")
     await cache.admit("a/1")
     tamper(cache.folder / "files/a/1")  # type: ignore[operator]
     assert cache.store.open(cache.node("a/1").id) is None
@@ -316,8 +318,8 @@ async def test_a_cached_file_that_is_not_what_was_admitted_is_not_opened(cache: 
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_the_digest_decides_of_a_cached_file_that_only_changed_its_time(cache: LocalCache, whole: bool) -> None:
-    await listed(cache, "a/1")
+async def test_the_digest_decides_where_only_the_change_time_differs(cache: LocalCache, whole: bool) -> None:
+    await list_files(cache, "a/1")
     await cache.admit("a/1")
     path = cache.folder / "files/a/1"
     if whole:
@@ -338,20 +340,20 @@ async def test_the_counters_are_the_same_after_a_restart(tmp_path: Path) -> None
     await cache.admit("a/2", content=b"x" * 5000)
     await cache.begin()
     cache.close()
-    again = open_local_cache(tmp_path)
+    reopened = open_local_cache(tmp_path)
     for name in ("resident_files", "resident_bytes", "resident_content_bytes", "used_bytes", "last_seq"):
-        assert getattr(again.store, name) == getattr(cache.store, name)
+        assert getattr(reopened.store, name) == getattr(cache.store, name)
     for name in ("files", "bytes", "directories"):
-        assert getattr(again.catalog, name) == getattr(cache.catalog, name)
-    second = await again.begin()
+        assert getattr(reopened.catalog, name) == getattr(cache.catalog, name)
+    second = await reopened.begin()
     assert second
     assert second.number == 2
-    again.close()
+    reopened.close()
 
 
 @pytest.mark.promise(29)
-async def test_what_was_there_at_a_sync_is_durable(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+async def test_files_admitted_before_a_sync_are_durable(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1")
     await cache.store.make_durable()
     await cache.admit("a/2")
@@ -361,8 +363,8 @@ async def test_what_was_there_at_a_sync_is_durable(cache: LocalCache) -> None:
     assert len(cache.database.rows(query)) == 2
 
 
-async def test_a_new_version_in_an_old_place_is_durable_after_the_next_sync_alone(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+async def test_a_new_version_is_durable_only_after_the_next_sync(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1")
     await cache.admit("a/2")
     await cache.store.make_durable()
@@ -374,8 +376,8 @@ async def test_a_new_version_in_an_old_place_is_durable_after_the_next_sync_alon
     assert cache.database.rows(query) == []
 
 
-async def test_what_is_admitted_during_a_sync_is_durable_after_the_next(cache: LocalCache) -> None:
-    await listed(cache, "a/1", "a/2")
+async def test_files_admitted_during_a_sync_are_durable_after_the_next(cache: LocalCache) -> None:
+    await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cache.store.make_durable)
@@ -384,10 +386,91 @@ async def test_what_is_admitted_during_a_sync_is_durable_after_the_next(cache: L
     assert cache.database.row("SELECT count(*) FROM resident WHERE durable = 0") == (0,)
 
 
-async def test_after_a_sync_that_failed_nothing_counts_as_durable(
+async def test_files_are_admitted_while_the_disk_syncs_and_count_for_the_next_sync(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await listed(cache, "a/1")
+    await list_files(cache, "a/1", "a/2", "a/3")
+    await cache.admit("a/1", "a/2")
+    begun, ended = threading.Event(), threading.Event()
+
+    def sync(label: str, folder: Path) -> None:
+        begun.set()
+        ended.wait(60)
+
+    monkeypatch.setattr(disk, "syncfs", sync)
+    query = "SELECT n.name FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0 AND r.durable = 1"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cache.store.make_durable)
+        await trio.to_thread.run_sync(begun.wait)
+        try:
+            with trio.fail_after(30):
+                await cache.admit("a/3")
+                await cache.renew("a/2", b"y" * 100)
+        finally:
+            ended.set()
+    assert cache.database.rows(query) == [("1",)]
+    await cache.store.make_durable()
+    assert len(cache.database.rows(query)) == 3
+
+
+async def test_what_a_failed_sync_has_lost_is_dropped(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next sync succeeds, because the kernel tells an error once."""
+    await cache.list([file("a/kept"), file("a/lost"), file("a/synced")])
+    await cache.admit("a/synced")
+    await cache.store.make_durable()
+    await cache.admit("a/kept", "a/lost")
+
+    def lose(label: str, folder: Path) -> None:
+        (cache.folder / "files/a/lost").write_bytes(bytes(100))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "syncfs", lose)
+        with pytest.raises(OSError, match="Input/output error"):
+            await cache.store.make_durable()
+    await cache.store.make_durable()
+    assert cache.resident() == {"a/kept", "a/synced"}
+    assert cache.store.resident_files == 2
+
+
+async def test_totals_that_come_back_after_a_power_loss_do_not_count(tmp_path: Path) -> None:
+    cache = open_local_cache(tmp_path)
+    await cache.list([file("a/1"), file("a/2")])
+    await cache.admit("a/1", "a/2")
+    cache.close()
+    (tmp_path / "files/a/1").unlink()
+    database = sqlite3.connect(tmp_path / "catalog.sqlite")
+    database.execute("UPDATE meta SET value = 0 WHERE key = 'clean'")  # what the next daemon wrote and synced first
+    database.commit()
+    database.close()
+    cache = open_local_cache(tmp_path)
+    assert (cache.resident(), cache.store.resident_files) == ({"a/2"}, 1)
+    assert cache.store.resident_bytes == BLOCK
+    cache.database.close()
+
+
+async def test_a_path_that_the_disk_refuses_fails_alone(cache: LocalCache) -> None:
+    """As on a disk that takes shorter names, or that does not tell upper from lower case."""
+    await cache.list([file("a/1"), file("b/2"), file("a/3")])
+    staged = [cache.stage(path, b"x" * 100) for path in ("a/1", "b/2", "a/3")]
+    (cache.folder / "files").mkdir(exist_ok=True)
+    (cache.folder / "files/b").write_bytes(b"in the way")
+    refused: dict[int, OSError] = {}
+    admitted = await cache.store.admit(staged, refused)
+    assert admitted == {cache.node("a/1").id, cache.node("a/3").id}
+    assert refused.keys() == {cache.node("b/2").id}
+    assert (cache.resident(), cache.store.reserved_bytes) == ({"a/1", "a/3"}, 0)
+
+
+def test_a_file_takes_its_size_at_least() -> None:
+    """ZFS tells the blocks of a new file when its transaction group commits."""
+    late = os.stat_result((0o100600, 1, 1, 1, 0, 0, 10_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 512, 1, 0))
+    assert (late.st_size, late.st_blocks) == (10_000, 1)
+    assert disk.allocated(late) == 10_000
+
+
+async def test_nothing_is_durable_after_a_failed_sync(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    await list_files(cache, "a/1")
     await cache.admit("a/1")
 
     def refuse(label: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Functions of the user's, and what is told where one cannot be imported."""
+"""Functions that users pass by name, and the errors where one cannot be imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path)
 
 
-def test_a_function_in_a_folder(folder: str) -> None:
+def test_a_function_in_a_folder_is_imported(folder: str) -> None:
     function = Function.parse("users_fine:find", folder)
     assert function.load()(None) == []
     before = function.code()
@@ -29,20 +29,20 @@ def test_a_function_in_a_folder(folder: str) -> None:
     assert function.code() != before
 
 
-def test_a_function_in_a_file(folder: str) -> None:
+def test_a_function_in_a_file_is_imported(folder: str) -> None:
     function = Function.parse("./users_fine.py:find", folder)
     assert str(function) == f"{folder}/users_fine.py:find"
     assert function.load()(None) == []
 
 
-def test_a_name_alone_is_one_of_growfs() -> None:
+def test_a_bare_name_is_a_function_of_growfs() -> None:
     function = Function.parse("tar", "/")
     assert str(function) == "growfs.producers:tar"
     assert (function.load().__name__, function.code()) == ("tar", "")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("users_fine:number", "has no function number"),
         ("users_fine:gone", "has no function gone"),
@@ -56,6 +56,6 @@ def test_a_name_alone_is_one_of_growfs() -> None:
         ("./users_fine.py:gone", "has no function gone"),
     ],
 )
-def test_what_cannot_be_imported(folder: str, text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_a_function_that_cannot_be_imported_is_reported(folder: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Function.parse(text, folder).load()

@@ -16,22 +16,24 @@ from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import formula_server
 
 PER_KEY_BYTES = 20
-FEW = 10_000
+FEW, FEW_QUICK = 10_000, 1000
 """Keys of a small catalog, whose daemon's memory is the baseline."""
 READY_S = 3.0
 SIZE = 1000
 DELAY_S = 0.05  # per page, as from a distant store
-CACHE_SIZE = "16MiB"  # four files per directory; this benchmark is not about many cached files
+CACHE_SIZE, CACHE_SIZE_QUICK = "16MiB", "512KiB"
+"""At least four files per directory; this benchmark is not about many cached files."""
 
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """One listing into an empty cache, whatever the number of rounds; then two mounts per round."""
-    few = few_keys(setting.folder / "few")
-    keys = 20_000 if setting.quick else 1_000_000
+    keys, few_number = (10_000, FEW_QUICK) if setting.quick else (1_000_000, FEW)
+    cache_size = CACHE_SIZE_QUICK if setting.quick else CACHE_SIZE
+    few = few_keys(setting.folder / "few", few_number, cache_size)
     ready: list[float] = []
     ready_one: list[float] = []
     with formula_server(keys, SIZE, setting.folder / "server.log") as endpoint:
-        flags = ["--endpoint-url", endpoint, "--cache-size", CACHE_SIZE]
+        flags = ["--endpoint-url", endpoint, "--cache-size", cache_size]
         began = time.monotonic()
         with mounted("s3://formula", setting.folder, "--wait-files", 1, *flags) as mount:
             first_s = mount.returned_s
@@ -60,11 +62,11 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
         figure("listing complete after", [listed_s], "s"),
         figure("keys listed per second", [keys / listed_s], "keys/s"),
         figure("order computed and cache filled after", [filled_s], "s"),
-        figure(f"daemon's memory with {FEW:,} keys", [few["VmRSS"]], "MB"),
+        figure(f"daemon's memory with {few_number:,} keys", [few["VmRSS"]], "MB"),
         figure("its peak with these", [few["VmHWM"]], "MB"),
-        *per_key("listed", after_listing, few, keys),
-        *per_key("order computed and cache filled", filled, few, keys),
-        *per_key("listed again", again_listed, few, keys),
+        *per_key("listed", after_listing, few, keys - few_number),
+        *per_key("order computed and cache filled", filled, few, keys - few_number),
+        *per_key("listed again", again_listed, few, keys - few_number),
         figure("second mount returns", ready, "s", f"{READY_S:g} s", lambda seconds: seconds <= READY_S),
         figure("second mount returns, --wait-files 1", ready_one, "s"),
         figure("listing again, behind it, complete after", [relisted_s], "s"),
@@ -102,23 +104,23 @@ def memory(mount: Mount) -> dict[str, float]:
     return {which: memory_mb(mount.pid, which) for which in ("VmRSS", "RssAnon", "VmHWM")}
 
 
-def few_keys(folder: Path) -> dict[str, float]:
+def few_keys(folder: Path, keys: int, cache_size: str) -> dict[str, float]:
     """The memory of a daemon that did the same with few keys."""
     folder.mkdir()
-    with formula_server(FEW, SIZE, folder / "server.log") as endpoint:
-        flags = ["--endpoint-url", endpoint, "--cache-size", CACHE_SIZE]
+    with formula_server(keys, SIZE, folder / "server.log") as endpoint:
+        flags = ["--endpoint-url", endpoint, "--cache-size", cache_size]
         with mounted("s3://formula", folder, "--wait-files", 1, *flags) as mount:
             wait_until(lambda: mount.status()["state"] == "held", "filling the cache", every_s=0.5)
             return memory(mount)
 
 
-def per_key(when: str, found: dict[str, float], few: dict[str, float], keys: int) -> list[Figure]:
-    """Bytes of the daemon's memory that each key takes."""
+def per_key(when: str, found: dict[str, float], few: dict[str, float], more_keys: int) -> list[Figure]:
+    """Bytes of the daemon's memory that each key takes. more_keys: how many more keys it has than with few."""
     names = {"VmRSS": "memory", "RssAnon": "memory without mapped files", "VmHWM": "peak of its memory"}
     return [
         at_most(
             f"daemon's {names[which]} per key, {when}",
-            [(found[which] - few[which]) * 1e6 / (keys - FEW)],
+            [(found[which] - few[which]) * 1e6 / more_keys],
             "bytes",
             PER_KEY_BYTES if which == "VmHWM" else None,
         )

@@ -15,10 +15,10 @@ TARGET = 0.9
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """Shards, which the link's rate limits; then small files, which its round trips limit."""
-    count, mib = (4, 8) if setting.quick else (shards.SHARDS, 128)
+    count, mib = (4, 1) if setting.quick else (shards.SHARDS, 128)
     bytes = shards.make(setting.folder / "large", count, mib)
     large = copy_bucket(setting, "large", count, bytes)
-    files = 50 if setting.quick else 500
+    files = 20 if setting.quick else 500
     small_fetch.make(setting.folder / "small", files)
     small = copy_bucket(setting, "small", files, files * small_fetch.SIZE)
     found = []

@@ -25,19 +25,19 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """The first epoch of a fresh mount; then pairs of an epoch over the plain files and one through the mount."""
     need_modules("tensorflow", "torch", "torchvision")
     need_space(setting.folder, 6 * SHARDS * SHARD_BYTES)
-    shard_bytes, images = (2 << 20, 60) if setting.quick else (SHARD_BYTES, IMAGES)
+    shard_count, shard_bytes, images = (2, 2 << 20, CLASSES) if setting.quick else (SHARDS, SHARD_BYTES, IMAGES)
     found = []
     with ReaderProcess("train_tensorflow.py") as reader:
         for what, size in RECORDS.items():
             remote = setting.folder / f"shards of {what}"
-            recipe_data.random_records(remote, SHARDS, shard_bytes // size, size)
+            recipe_data.random_records(remote, shard_count, shard_bytes // size, size)
             found += epochs(setting, reader, remote, f"TFRecordDataset, {what}")
     with ReaderProcess("train_torch.py") as reader:
         remote = setting.folder / "images"
         recipe_data.images(remote, CLASSES, images // CLASSES)
         for workers in WORKERS:
             found += epochs(setting, reader, remote, f"ImageFolder, workers: {workers}", workers)
-    title = f"{SHARDS} shards of {shard_bytes >> 20} MiB; {images:,} JPEGs of 110 kB"
+    title = f"{shard_count} shards of {shard_bytes >> 20} MiB; {images:,} JPEGs of 110 kB"
     return title, found
 
 

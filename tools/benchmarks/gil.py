@@ -28,17 +28,17 @@ TARGET_MS = 0.4
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """Each kind of input in one process for all rounds, after one epoch that is not timed."""
     need_modules("tensorflow", "torch")
-    samples = 2048 if setting.quick else SAMPLES
-    need_space(setting.folder, 2 * SHARDS * samples * recipe_data.CIFAR_BYTES)
+    shard_count, samples = (2, 2048) if setting.quick else (SHARDS, SAMPLES)
+    need_space(setting.folder, 2 * shard_count * samples * recipe_data.CIFAR_BYTES)
     remote = setting.folder / "remote"
-    recipe_data.shards(remote, SHARDS, samples)
+    recipe_data.shards(remote, shard_count, samples)
     epochs: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    for kind in INPUTS:
-        with ReaderProcess("train_gil.py") as reader:
-            for contender in setting.contenders:
-                folder = setting.folder / contender
-                folder.mkdir(exist_ok=True)
-                with fully_cached(contender, remote, folder) as mount:
+    for contender in setting.contenders:
+        folder = setting.folder / contender
+        folder.mkdir(exist_ok=True)
+        with fully_cached(contender, remote, folder) as mount:
+            for kind in INPUTS:
+                with ReaderProcess("train_gil.py") as reader:
                     reader.call("epoch", mount.mountpoint, kind)
                     for _ in range(setting.rounds):
                         epochs[contender, kind].append(reader.call("epoch", mount.mountpoint, kind))
@@ -56,5 +56,5 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                 figure(f"{name}, the GIL comes late, p50", [one["late_p50_ms"] for one in rounds], "ms"),
                 figure(f"{name}, the GIL comes late, p99", [one["late_p99_ms"] for one in rounds], "ms"),
             ]
-    title = f"{SHARDS} shards of {samples:,} samples of 3 kB; a step of 512 is 2 ms of Python and 2 ms of a device"
+    title = f"{shard_count} shards of {samples:,} samples of 3 kB; a step of 512 is 2 ms of Python and 2 ms of a device"
     return title, found

@@ -34,12 +34,13 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to measure. folder: empty, for this benchmark alone. contenders: engines and peers."""
+    """How to measure. folder: empty, for this benchmark alone. contenders: engines and peers. plot: where to draw."""
 
     folder: Path
     quick: bool
     rounds: int
     contenders: tuple[str, ...]
+    plot: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -13,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from growfs.daemon.control import call
+from growfs.daemon.launch import find_living, stop
+from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from tools.benchmarks.measure import BenchError, cpu_s, run, wait_until
 from tools.benchmarks.servers import rclone_binary, running
 
-GROWFS = [sys.executable, "-m", "growfs.cli"]
+GROWFS = [sys.executable, "-c", "import growfs; growfs.main()"]
 ENGINES = ("passthrough", "libfuse")
 PEERS = ("rclone",)
 CACHE_SIZE = "8GB"
@@ -34,8 +36,18 @@ class Mount:
     returned_s: float = 0.0
 
     def status(self) -> dict[str, Any]:
-        """The status of a growfs mount, from the control socket."""
-        return dict(json.loads(run([*GROWFS, "status", "--json", self.mountpoint])))
+        """The status of a growfs mount, from the control socket. As the command, but without a new process."""
+        try:
+            return dict(call(find_living(self.mountpoint).cache, "status"))
+        except GrowfsError as error:
+            raise BenchError(str(error)) from None
+
+    def all_cached(self) -> bool:
+        """Whether every file of the remote is cached. Raises BenchError where that can never be."""
+        state = self.status()["state"]
+        if state == "held":
+            raise BenchError(f"{self.mountpoint}: no more files will be fetched")
+        return bool(state == "complete")
 
     def cpu_s(self) -> float:
         """CPU time of the daemon and its threads, without its workers."""
@@ -58,7 +70,7 @@ def mounted(
         mount.pid, mount.engine = status["pid"], status["engine"]
         mount.files = Path(status["cache_dir"]) / "files"
         yield mount
-        run([*GROWFS, "umount", mount.mountpoint])
+        stop(mount.mountpoint)
     finally:
         if mounted_at(mount.mountpoint):
             unmount(mount.mountpoint, lazy=True)
@@ -81,7 +93,7 @@ def fully_cached(contender: str, remote: Path, folder: Path) -> Iterator[Mount]:
         ) as mount:
             if mount.engine != contender:
                 raise BenchError(f"{mount.engine} was used instead")
-            run([*GROWFS, "wait", mount.mountpoint, "--all"])
+            wait_until(mount.all_cached, "filling the cache")
             yield mount
 
 

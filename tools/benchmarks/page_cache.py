@@ -24,7 +24,7 @@ NAME = "shard.bin"
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """Read a file twice, starting with none of it in memory; then measure its page cache, per byte of the file."""
-    mib = 64 if setting.quick else 1024
+    mib = 16 if setting.quick else 1024
     need_space(setting.folder, 3 * mib * MIB)
     remote = setting.folder / "remote"
     make_file(remote / NAME, mib)

@@ -30,13 +30,13 @@ def busy(index: int, rng: random.Random, out: BinaryIO) -> None:
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """Both producers."""
-    mib = 8 if setting.quick else 128
+    shard_count, mib, samples = (4, 1, 4) if setting.quick else (SHARDS, 128, 100)
     engine = setting.contenders[0]
-    bytes = shards.make(setting.folder / "remote", SHARDS, mib)
+    bytes = shards.make(setting.folder / "remote", shard_count, mib)
     with rclone_server(
         setting.folder / "remote", setting.folder / "rclone.log", None, low_priority=True, hashes=False
     ) as server:
-        source = Source(server, SHARDS, bytes)
+        source = Source(server, shard_count, bytes)
         copying = growfs_mount(engine, "--producer", "growfs.producers:copy")
         results = compare(source, setting.folder, setting.rounds, {"growfs": growfs_mount(engine), "producer": copying})
     rates = {contender: results.per_s(contender, bytes / 1e6) for contender in results.rounds}
@@ -57,12 +57,12 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
         for workers, per_s in made.items():
             folder = setting.folder / f"made-{number}-{workers}"
             folder.mkdir()
-            per_s.append(_made_per_s(engine, folder, workers, 20 if setting.quick else 100))
+            per_s.append(_made_per_s(engine, folder, workers, samples))
     found += [figure(f"computed by {workers}", per_s, "files/s") for workers, per_s in made.items()]
     if cores > 1:
         growth = [many / one / cores for one, many in zip(made[1], made[cores], strict=True)]
         found.append(at_least(f"growth from 1 to {cores} processes, of {cores}", growth, "", GROWTH))
-    return f"{SHARDS} shards of {mib} MiB from S3 on loopback, and samples of 0.1 s of CPU, by producers", found
+    return f"{shard_count} shards of {mib} MiB from S3 on loopback, and samples of 0.1 s of CPU, by producers", found
 
 
 def _made_per_s(engine: str, folder: Path, workers: int, files: int) -> float:

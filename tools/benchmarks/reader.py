@@ -13,7 +13,6 @@ import random
 import select
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ BUFFER = 1 << 20
 PAGE = 4096
 PROBE_EVERY_S = 0.005
 ALTERNATE_EVERY_S = 0.001
+COMMANDS = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered: select() sees the next line
 
 
 def sequential(path: str, block: int) -> list[float]:
@@ -84,7 +84,7 @@ def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, fl
     random.Random(1).shuffle(numbers)
     resident = next(os.path.join(root, names[0]) for root, _, names in os.walk(folder) if names)
     took: dict[str, list[float]] = {"stat": [], "open": []}
-    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0]:
+    while not select.select([COMMANDS], [], [], PROBE_EVERY_S)[0]:
         if numbers:
             directory, number = divmod(numbers.pop(), per_directory)
             began = time.perf_counter()
@@ -93,7 +93,7 @@ def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, fl
         began = time.perf_counter()
         os.close(os.open(resident, os.O_RDONLY))
         took["open"].append(time.perf_counter() - began)
-    sys.stdin.readline()
+    COMMANDS.readline()
     return {what: spread(times) for what, times in took.items() if len(times) > 1}
 
 
@@ -113,7 +113,7 @@ def alternate(folders: list[str], names: str) -> list[dict[str, float]]:
             pass
         os._exit(0)
     far.close()
-    while not select.select([sys.stdin], [], [], ALTERNATE_EVERY_S)[0]:
+    while not select.select([COMMANDS], [], [], ALTERNATE_EVERY_S)[0]:
         for folder, times in zip(folders, took, strict=False):
             path = f"{folder}/{random.choice(paths)}"
             began = time.perf_counter()
@@ -127,7 +127,7 @@ def alternate(folders: list[str], names: str) -> list[dict[str, float]]:
         took[-1].append(time.perf_counter() - began)
     near.close()
     os.wait()
-    sys.stdin.readline()
+    COMMANDS.readline()
     return [spread(times) for times in took]
 
 
@@ -142,14 +142,14 @@ def random_opens(folder: str, files: int) -> dict[str, float]:
     """Until the next input line: time open, read and close of random files in the first directory of formula_s3.py."""
     digits = max(4, len(str(files - 1)))
     took: list[float] = []
-    while not select.select([sys.stdin], [], [], PROBE_EVERY_S)[0] or len(took) < 2:
+    while not select.select([COMMANDS], [], [], PROBE_EVERY_S)[0] or len(took) < 2:
         path = f"{folder}/f{random.randrange(files):0{digits}}.bin"
         began = time.perf_counter()
         fd = os.open(path, os.O_RDONLY)
         os.read(fd, PAGE)
         os.close(fd)
         took.append(time.perf_counter() - began)
-    sys.stdin.readline()
+    COMMANDS.readline()
     return spread(took)
 
 
@@ -161,7 +161,7 @@ def spread(times: list[float]) -> dict[str, float]:
 
 def serve(commands: Mapping[str, Callable[..., object]]) -> None:
     """Run the commands of standard input until its end."""
-    while line := sys.stdin.readline():
+    while line := COMMANDS.readline():
         name, *arguments = json.loads(line)
         print(json.dumps(commands[name](*arguments)), flush=True)
 

@@ -46,7 +46,7 @@ CASES = [
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """Every kind of read, from the plain files and through each contender."""
-    mib = 64 if setting.quick else 1024
+    mib = 16 if setting.quick else 1024
     need_space(setting.folder, 3 * len(NAMES) * mib * MIB)
     remote = setting.folder / "remote"
     for name in NAMES:

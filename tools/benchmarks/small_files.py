@@ -26,7 +26,7 @@ Samples = dict[tuple[str, str, str], list[float]]
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """A first pass through a fresh mount and later passes, each paired with one over the plain files."""
-    files = 500 if setting.quick else 10_000
+    files = 100 if setting.quick else 10_000
     need_space(setting.folder, 3 * files * SIZE)
     remote, names = setting.folder / "remote", setting.folder / "names"
     make(remote, files, names)

@@ -21,8 +21,8 @@ CACHE_SIZE = "4GB"
 
 def measure(setting: Setting) -> tuple[str, list[Figure]]:
     """Few shards on a real server, and many keys on a synthetic one."""
-    size = (20 if setting.quick else 200) * 10**6
-    many = 5_000 if setting.quick else 100_000
+    size = (2 if setting.quick else 200) * 10**6
+    many = 2_000 if setting.quick else 100_000
     need_space(setting.folder, 4 * 10**9)
     bucket = setting.folder / "remote" / "bucket"
     bucket.mkdir(parents=True)

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from scipy import stats
+from scipy.special import stdtrit
 
 from tools.training.digits import BATCH
 from tools.training.orders import Reading
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 CONFIDENCE = 0.95
 GOAL_POINTS, GOAL_OPENS_MAX = 0.3, 4
@@ -55,7 +56,7 @@ def interval(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         return Interval(mean, math.nan)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Interval(mean, float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error)
+    return Interval(mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error)
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -109,13 +110,16 @@ def verdict(rows: Iterable[Row]) -> list[str]:
 
 def draw(rows_by_epochs: dict[int, list[Row]], path: Path) -> None:
     """Plot the differences to everything local over the opens per fetch, for each length of training."""
+    import matplotlib as mpl  # a run through a mount draws nothing
+    from matplotlib.figure import Figure
+
     # Equal results give equal files: no date, no random names. Text stays text, which is smaller.
     with mpl.rc_context({"svg.hashsalt": "growfs", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(4 * len(rows_by_epochs) + 0.5, 3.4), layout="constrained")
         axes = figure.subplots(1, len(rows_by_epochs), sharey=True, squeeze=False)[0]
         for axis, (epochs, rows) in zip(axes, rows_by_epochs.items(), strict=True):
             draw_length(axis, epochs, rows)
-        axes[0].set_ylabel("accuracy, points to everything local")
+        axes[0].set_ylabel("accuracy, difference from everything local")
         axes[-1].legend(fontsize=8, loc="lower left")
         figure.savefig(path, metadata={"Date": None})
 

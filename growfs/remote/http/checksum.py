@@ -10,10 +10,11 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from base64 import b64decode
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
+from growfs.remote.digest import CrcPart, CrcParts
 from growfs.remote.http.connection import Headers
 
 BUFFER_BYTES = 1 << 20
@@ -49,10 +50,9 @@ def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
     return _ExpectedHash("md5", md5) if md5 else None
 
 
-class PartChecksum(ABC):
+class PartChecksum(Protocol):
     """Takes the bytes of one part, in order."""
 
-    @abstractmethod
     def update(self, piece: memoryview) -> None:
         """Take the next bytes; no reference to piece is kept."""
 
@@ -75,35 +75,17 @@ class ExpectedChecksum(ABC):
 
 class _ExpectedCrc(ExpectedChecksum):
     def __init__(self, name: str, value: bytes) -> None:
-        from awscrt import checksums  # the import takes 40 ms
-
         self._name, self._value = name, int.from_bytes(value, "big")
-        self._extend, self._combine = getattr(checksums, name), getattr(checksums, f"combine_{name}")
-        self._parts: dict[int, _PartCrc] = {}
+        self._parts = CrcParts(name)
 
-    def part(self, start: int) -> _PartCrc:
-        part = self._parts[start] = _PartCrc(self._extend)
-        return part
+    def part(self, start: int) -> CrcPart:
+        return self._parts.part(start)
 
     def mismatch(self, total: int, path: Path) -> str | None:
-        crc = end = 0
-        for start, part in sorted(self._parts.items()):
-            if start != end:
-                break
-            crc, end = self._combine(crc, part.crc, part.bytes), end + part.bytes
+        crc, end = self._parts.combined()
         if end != total:
             raise ValueError(f"the part from {end} on is missing")
         return None if crc == self._value else _differs(self._name)
-
-
-class _PartCrc(PartChecksum):
-    def __init__(self, extend: Callable[[memoryview, int], int]) -> None:
-        self._extend = extend
-        self.crc = self.bytes = 0
-
-    def update(self, piece: memoryview) -> None:
-        self.crc = self._extend(piece, self.crc)
-        self.bytes += len(piece)
 
 
 class _ExpectedHash(ExpectedChecksum):

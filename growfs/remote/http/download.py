@@ -9,20 +9,21 @@ own result then counts.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
-from growfs.remote import digest as digests
 from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import (
@@ -38,7 +39,8 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.protocol import FetchTask
 
 USELESS_HEADS_MAX = 8
-FALLBACKS_MAX = 3  # files in a row that were left to the library; after that all are
+FALLBACKS_MAX = 3  # files in a row that were left to the library; after that all are, for a while
+FALLBACK_S = 60.0  # how long; a store that refused for some seconds is not slow for ever
 GOOD_STATUSES = (200, 206)
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
@@ -65,18 +67,24 @@ class ChecksumMismatch(Exception):
 
 
 class RangeDownloader:
-    """Fetches files, in any thread. `usable` turns False once too many files had to be left to the library."""
+    """Fetches files, in any thread."""
 
     def __init__(self, threads: TransferThreads, tls: Callable[[], ssl.SSLContext]) -> None:
-        self.usable = True
         self.threads = threads
         self._tls = tls
+        self.splits_at_once = True  # until a server sends a whole file where a part was requested
         self.heads_useful = True  # HEADs bring checksums that the GET of a part does not
         self.is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
         self._fallbacks = self._useless_heads = 0
+        self._unusable_until = -math.inf
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
         weakref.finalize(self, close_all, self._connections)
+
+    @property
+    def usable(self) -> bool:
+        """Whether to try: not in the minute after too many files in a row had to be left to the library."""
+        return time.monotonic() >= self._unusable_until
 
     def fetch(self, task: FetchTask, sign: SignRequest, check: CheckResponse[T]) -> tuple[int, T] | None:
         """Write the file, or the range of it, to task.target. Returns (bytes written, what check returned).
@@ -84,20 +92,23 @@ class RangeDownloader:
         Returns None where the store's library has to do it; task.progress was not called then. task.digest takes every
         byte. sign is called again when a signature has expired. sign and task.progress are called from any thread,
         progress from one at a time. check gets the size of the whole file, even if only a range is written.
-        Raises HttpError, Damaged, ConnectionFailed, what check and progress raise, and OSError of the local disk.
+        Raises HttpError, ChecksumMismatch, ConnectionFailed, what check and progress raise, and OSError of the local
+        disk.
         """
         with task.target.open("wb", buffering=0) as out:
             transfer = _FileTransfer(self, task, out.fileno(), sign, check)
             try:
                 with self.connection() as connection:
-                    response = transfer.begin(connection)
-                    transfer.run(connection, response)
+                    transfer.run(connection)
             except FallBack as reason:
                 self._fallbacks += reason.counts
-                self.usable = self._fallbacks < FALLBACKS_MAX
+                if self._fallbacks >= FALLBACKS_MAX:
+                    self._unusable_until = time.monotonic() + FALLBACK_S
                 if transfer.has_progress:
                     raise ConnectionFailed(f"an answer that makes no sense: {reason}") from reason
                 return None
+            finally:
+                self.threads.release_helpers()
         self._fallbacks = 0
         return transfer.total, transfer.checked
 
@@ -141,14 +152,15 @@ class RangeDownloader:
 class _FileTransfer(Generic[T]):
     """The transfer of one file, or of a range of it.
 
-    begin() sets `total` (the bytes to transfer), `_file_bytes` (the size of the whole file) and `checked`, which do not
-    change any more. The threads share the rest. Every response must be of the version of the first one; else the file
-    would be a mix of two versions.
+    _begin() sets `total` (the bytes to transfer), `_file_bytes` (the size of the whole file), `_part_bytes` and
+    `checked`, which do not change any more. The threads share the rest. Every response must be of the version of the
+    first one; else the file would be a mix of two versions.
     """
 
     total: int
     checked: T
     _file_bytes: int
+    _part_bytes: int
 
     def __init__(
         self, owner: RangeDownloader, task: FetchTask, fd: int, sign: SignRequest, check: CheckResponse[T]
@@ -163,34 +175,77 @@ class _FileTransfer(Generic[T]):
         self._starts: Iterator[int] = iter(())
         self._expected: ExpectedChecksum | None = None
         self._connections: list[Connection] = []
+        self._begun = threading.Event()
+        self._is_split = False
 
-    def begin(self, connection: Connection) -> HttpResponse:
-        """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
+    def run(self, connection: Connection) -> None:
+        """Fetch the file, or the first part of it, and all other parts with the help of free threads.
+
+        If the size is known, the threads request their parts at once, and wait for the head of the first response: it
+        says which version they have to be of.
+        """
+        owner, part = self._owner, self._task.byte_range
         self._request = self._sign()
-        part, first, size = self._task.byte_range, self._first, self._task.file.size
-        whole = part is None and size is not None and size <= digests.PART_BYTES
-        most = min(digests.PART_BYTES, part.size) if part else digests.PART_BYTES
-        response = self._owner.begin(connection, self._request, {} if whole else _range(first, first + most - 1))
+        size = part.size if part else self._task.file.size
+        self._part_bytes = owner.threads.part_bytes(size)
+        at_once = size is not None and size > self._part_bytes and owner.splits_at_once
+        with ExitStack() as stack:
+            if at_once:
+                self.total = size or 0
+                self._starts = iter(range(self._first + self._part_bytes, self._end, self._part_bytes))
+                stack.enter_context(owner.threads.helping(self._help))
+            with self._registered(connection):
+                began = time.monotonic()
+                try:
+                    response = self._begin(connection, size)
+                    self._is_split = self.total > (response.length or 0)
+                finally:
+                    self._begun.set()
+                if not self._is_split:
+                    self._starts = iter(())
+                    owner.splits_at_once = owner.splits_at_once and not at_once
+                    owner.threads.release_helpers()
+                elif not at_once:
+                    self._starts = iter(range(self._first + (response.length or 0), self._end, self._part_bytes))
+                    stack.enter_context(owner.threads.helping(self._help))
+                self._copy(connection, response, self._first, began)
+                while (start := self._next()) is not None:
+                    self._fetch_part(connection, start)
+        if self._error:
+            raise self._error
+        if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
+            raise ChecksumMismatch(mismatch)
+
+    @property
+    def _end(self) -> int:
+        return self._first + self.total
+
+    def _begin(self, connection: Connection, size: int | None) -> HttpResponse:
+        """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
+        part, first, part_bytes = self._task.byte_range, self._first, self._part_bytes
+        whole = part is None and size is not None and size <= part_bytes
+        response = self._owner.begin(connection, self._request, {} if whole else _range(first, first + part_bytes - 1))
         length, extent = extent_of(response)
         if extent:
             start, self._file_bytes = extent
             self.total = part.size if part else self._file_bytes
-            if start != first or length != min(digests.PART_BYTES, self.total):
+            if start != first or length != min(part_bytes, self.total):
                 raise FallBack("another range than was requested")
         elif part:
             raise FallBack("the whole file")
         else:
             self.total = self._file_bytes = length
-            if not whole and (length == digests.PART_BYTES or (size and length != size)):
+            if not whole and (length == part_bytes or (size and length != size)):
                 raise FallBack("a body that may be the part, or another file")
         self.checked = self._check(self._file_bytes, response.headers)
         self._validators = {name: response.headers.get(name) for name in ("etag", "last-modified")}
         if length < self.total:
             if not _has_validator(response.headers):
                 raise FallBack("no version that lasts")
-            if part or size is not None:  # else it may not fit, and the progress callback ends the fetch in time
+            if size is not None:  # else it may not fit, and the progress callback ends the fetch in time
                 preallocate(self._fd, self.total)  # the parts are written out of order; so the file is not fragmented
-            self._starts = iter(range(first + digests.PART_BYTES, first + self.total, digests.PART_BYTES))
+            else:
+                self._part_bytes = self._owner.threads.part_bytes(self.total)
         if part:
             return response  # a checksum would be of the whole file
         self._expected = expected_checksum(response.headers)
@@ -207,19 +262,6 @@ class _FileTransfer(Generic[T]):
                 checksum = expected_checksum(response.headers)
         self._owner.record_head(checksum is not None)
         return checksum
-
-    def run(self, connection: Connection, response: HttpResponse) -> None:
-        """Copy the first response and fetch all other parts, with the help of free threads."""
-        in_parts = self.total > (response.length or 0)
-        helpers = self._owner.threads.helping(self._help) if in_parts else nullcontext()
-        with helpers, self._registered(connection):
-            self._copy(connection, response, self._first)
-            while (start := self._next()) is not None:
-                self._fetch_part(connection, start)
-        if self._error:
-            raise self._error
-        if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
-            raise ChecksumMismatch(mismatch)
 
     def _help(self) -> bool:
         """Fetch one part; False if there is none left."""
@@ -246,7 +288,7 @@ class _FileTransfer(Generic[T]):
             with self._lock:
                 self._connections.remove(connection)
 
-    def _copy(self, connection: Connection, response: HttpResponse, start: int) -> None:
+    def _copy(self, connection: Connection, response: HttpResponse, start: int, requested_at: float) -> None:
         at = start - self._first
         digest = self._digest.part(at)
         expected = self._expected and self._expected.part(at)
@@ -263,21 +305,30 @@ class _FileTransfer(Generic[T]):
                 self._task.progress(len(piece))
 
         connection.copy(response, self._fd, at, on_piece)
+        self._owner.threads.record(response.length or 0, time.monotonic() - requested_at)
 
     def _fetch_part(self, connection: Connection, start: int) -> None:
-        response = self._request_part(connection, start, min(start + digests.PART_BYTES, self._first + self.total) - 1)
-        self._copy(connection, response, start)
+        requested_at = time.monotonic()
+        if response := self._request_part(connection, start):
+            self._copy(connection, response, start, requested_at)
 
     def _next(self) -> int | None:
         with self._lock:
             return next(self._starts, None)
 
-    def _request_part(self, connection: Connection, start: int, end: int) -> HttpResponse:
-        """Request one part. The signature was good for the first part; if it is refused now, it has expired."""
-        etag = self._validators["etag"]
+    def _request_part(self, connection: Connection, start: int) -> HttpResponse | None:
+        """Request one part; None if the file turns out not to come in parts.
+
+        The signature was good for the first part; if it is refused now, it has expired.
+        """
+        request, etag = self._request, self._validators.get("etag")
+        end = min(start + self._part_bytes, self._end) - 1
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
-        request = self._request
         response = connection.send(request, headers)
+        self._begun.wait()
+        if not self._is_split:
+            connection.close()
+            return None
         if response.status in REFUSED_STATUSES:
             connection.close()
             response = connection.send(self._renew_signature(request), headers)

@@ -11,7 +11,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -32,10 +32,12 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.stores import walk
+from growfs.remote.stores.library_transfer import LibraryTransfer
 from growfs.remote.stores.metadata import file_from_info
 from growfs.remote.stores.walk import Entry
 
-FOLDERS_PARALLEL_MAX, CHUNK_BYTES, SIGNED_S = 16, 16 << 20, 3600  # chunks: of a range that the library reads
+FOLDERS_PARALLEL_MAX, SIGNED_S = 16, 3600
+LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
@@ -58,7 +60,8 @@ class FsspecRemote:
         """Raises UsageError if the URL or the options are wrong. Does not touch the network."""
         self.spec = spec
         self._threads = threads or TransferThreads()
-        self._library_lock = threading.RLock()
+        self._own = threading.local()
+        self._has_ranges = True  # until the library returns more than the range that was requested
         self.store = store_of(spec.url)
         self._secrets = {*secrets_in(spec.storage_options), *secrets_in(userinfo(spec.url))}
         self._options = self._store_options()
@@ -89,7 +92,8 @@ class FsspecRemote:
 
     def as_file(self, path: str = "", **options: Any) -> Any:
         """A seekable file object, opened with fsspec's options. Read it inside `translating`."""
-        return self.fs.open(self._key(path), "rb", **options)
+        fs = self.fs if self._is_thread_safe else self._new_filesystem()[0]  # another thread may read the file
+        return fs.open(self._key(path), "rb", **options)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
@@ -111,7 +115,7 @@ class FsspecRemote:
     @property
     def _is_thread_safe(self) -> bool:
         """Libraries with an event loop can be used from any thread; of others that is not known."""
-        return bool(self.fs.async_impl)
+        return bool(self._shared[0].async_impl)
 
     def _fetch_by_get(self, task: FetchTask) -> RemoteFile | None:
         """Fetch by plain GETs; None if the library has to do it."""
@@ -159,13 +163,20 @@ class FsspecRemote:
         return ssl.create_default_context()  # it honors SSL_CERT_FILE and SSL_CERT_DIR
 
     def _by_library(self, task: FetchTask) -> RemoteFile:
-        """Fetch by the store's library. task.digest gets no bytes."""
+        """Fetch by the store's library. task.digest gets no bytes of a file that is read as a whole."""
+        file, target = task.file, task.target
+        target.open("wb").close()  # an empty file has no callback; and a bad target is no error of the remote
+        if task.byte_range:
+            return self._fetch_parts_by_library(task, task.byte_range)
+        if self._is_thread_safe and self._has_ranges and (file.size or 0) > self._threads.part_bytes(file.size):
+            return self._fetch_parts_by_library(task, ByteRange(0, file.size or 0))
+        with self._threads.unsplit(file.size):
+            return self._fetch_whole_by_library(task)
+
+    def _fetch_whole_by_library(self, task: FetchTask) -> RemoteFile:
         from fsspec.callbacks import Callback
 
         file, target, progress = task.file, task.target, task.progress
-        target.open("wb").close()  # an empty file has no callback; and a bad target is no error of the remote
-        if task.byte_range:
-            return self._fetch_range_by_library(task, task.byte_range)
         reported = 0
         raised: Exception | None = None
 
@@ -185,17 +196,22 @@ class FsspecRemote:
         progress(written - reported)
         return self._verified(file, now, written)
 
-    def _fetch_range_by_library(self, task: FetchTask, part: ByteRange) -> RemoteFile:
+    def _fetch_parts_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
         file = task.file
-        with task.target.open("wb") as out:
-            for start in range(part.offset, part.offset + part.size, CHUNK_BYTES):
-                chunk_range = ByteRange(start, min(CHUNK_BYTES, part.offset + part.size - start))
-                with self.translating(file.path):
-                    chunk = self.fs.cat_file(self._key(file.path), start, start + chunk_range.size)
-                self._check_length(file.path, chunk_range, len(chunk))
-                out.write(chunk)
-                task.progress(len(chunk))
-        return self._verified(file, self.stat(file.path))
+        now = file if task.byte_range else self._verified(file, self.stat(file.path))
+        part_bytes = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX)
+
+        def read(start: int, end: int) -> bytes:
+            with self.translating(file.path):
+                content: bytes = self.fs.cat_file(self._key(file.path), start, end)
+            if len(content) > end - start and self._has_ranges:
+                self._has_ranges = False
+                raise RemoteBusy(f"{self.safe_url(file.path)}: was sent whole, though a part was requested; try again")
+            self._check_length(file.path, ByteRange(start, end - start), len(content))
+            return content
+
+        LibraryTransfer(self._threads, task, extent, part_bytes if self._has_ranges else extent.size, read).run()
+        return self._verified(now, self.stat(file.path))
 
     def _check_length(self, path: str, part: ByteRange, got: int) -> None:
         if got > part.size:
@@ -203,17 +219,26 @@ class FsspecRemote:
         if got < part.size:
             raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {part.size} bytes; try again")
 
-    @cached_property
+    @property
     def fs(self) -> Any:
-        return self._open[0]
+        """The library's filesystem: one for all threads, or one for each where they might disturb each other."""
+        if self._is_thread_safe:
+            return self._shared[0]
+        if not hasattr(self._own, "fs"):
+            self._own.fs = self._new_filesystem()[0]
+        return self._own.fs
 
     @cached_property
     def root(self) -> str:
         """The prefix of all names in the store, without a slash at the end."""
-        return str(self._open[1]).rstrip("/")
+        return str(self._shared[1]).rstrip("/")
 
     @cached_property
-    def _open(self) -> tuple[Any, str]:
+    def _shared(self) -> tuple[Any, str]:
+        return self._new_filesystem()
+
+    def _new_filesystem(self) -> tuple[Any, str]:
+        """(a filesystem of the library, the prefix of all names)."""
         from fsspec.core import url_to_fs
 
         fresh = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -265,8 +290,7 @@ class FsspecRemote:
         raised: returns the error that progress raised, which the library may have wrapped.
         """
         try:
-            with nullcontext() if self._is_thread_safe else self._library_lock:
-                yield
+            yield
         except Exception as error:
             if (callback_error := raised()) is not None:
                 raise callback_error from None

@@ -41,7 +41,7 @@ class LocalRemote(FsspecRemote):
         path = file.path
         left = part.size if part else sys.maxsize
         update_digest = task.digest.part(0).update if task.digest else None
-        with task.target.open("wb") as out:
+        with self._threads.unsplit(part.size if part else file.size), task.target.open("wb") as out:
             with self.translating(path):
                 source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo would block
             try:

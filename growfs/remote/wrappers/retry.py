@@ -29,9 +29,12 @@ class RetryingRemote:
     """
 
     def __init__(
-        self, remote: Remote, on_busy: Callable[[], None] = lambda: None, sleep: Callable[[float], None] = time.sleep
+        self,
+        remote: Remote,
+        on_busy: Callable[[RemoteBusy], None] = lambda _: None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """on_busy: called before each repeated call."""
+        """on_busy: called with the error before each repeated call."""
         self._remote = remote
         self._on_busy = on_busy
         self._sleep = sleep
@@ -59,6 +62,8 @@ class RetryingRemote:
 
         def attempt() -> RemoteFile:
             written = 0
+            if task.digest:
+                task.digest.reset()
 
             def forward(delta: int) -> None:
                 nonlocal reported, written
@@ -99,4 +104,5 @@ class RetryingRemote:
         error = state.outcome.exception() if state.outcome else None
         delay_s = state.next_action.sleep if state.next_action else 0.0
         log.warning("%s (try %d of %d, next in %.1f s)", error, state.attempt_number, TRIES_MAX, delay_s)
-        self._on_busy()
+        assert isinstance(error, RemoteBusy)
+        self._on_busy(error)

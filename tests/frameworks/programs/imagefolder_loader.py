@@ -1,5 +1,5 @@
 """Training with torchvision's ImageFolder: `imagefolder_loader.py FOLDER`. A line on standard input, "fork" or
-"spawn", begins an epoch with workers that are started so.
+"spawn", begins an epoch, whose workers use that start method.
 
 Prints a line of JSON for each epoch: class_to_idx, and the class and a digest of each image.
 """
@@ -27,7 +27,7 @@ def main() -> None:
     for line in sys.stdin:
         dataset = ImageFolder(folder, transform=as_tensor)
         start = line.strip()
-        workers = 1 if start == "spawn" else 2  # each that is spawned imports all of this anew
+        workers = 1 if start == "spawn" else 2  # each spawned worker imports all of this again
         loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, multiprocessing_context=start)
         images = [
             [dataset.classes[label], bytes(image.tolist()).hex()]

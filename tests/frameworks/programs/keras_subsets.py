@@ -1,7 +1,7 @@
 """Keras's pair of calls for a training and a validation set: `keras_subsets.py FOLDER`.
 
-A line on standard input lets it go on: it makes the training set, waits, makes the validation set, waits, and reads
-both; then the same again as a second epoch. Prints a line of JSON after each step.
+Each line on standard input starts the next step: make the training set, make the validation set, read both; then the
+same again as a second epoch. Prints a line of JSON after each step.
 """
 
 import hashlib
@@ -24,25 +24,25 @@ def subset(name: str) -> Any:
     )
 
 
-def told(dataset: Any) -> dict[str, Any]:
+def describe(dataset: Any) -> dict[str, Any]:
     paths = [os.path.relpath(path, folder) for path in dataset.file_paths]
     return {"paths": paths, "classes": dataset.class_names}
 
 
-def say(message: dict[str, Any]) -> None:
+def write(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
 for _ in sys.stdin:
     training = subset("training")
-    say(told(training))
+    write(describe(training))
     sys.stdin.readline()
     validation = subset("validation")
-    say(told(validation))
+    write(describe(validation))
     sys.stdin.readline()
     images = []
     for dataset in (training, validation):
         for batch, labels in dataset:
             for image, label in zip(batch.numpy().astype("uint8"), labels.numpy(), strict=True):
                 images.append([dataset.class_names[label], hashlib.sha256(image.tobytes()).hexdigest()])
-    say({"images": images})
+    write({"images": images})

@@ -1,7 +1,7 @@
-"""Lets torchvision be imported where its compiled library cannot be: there is no CPU build of it for every torch.
+"""Makes torchvision importable without its compiled library, which has no CPU build for every version of torch.
 
-Put on PYTHONPATH by the tests, so that a program and its spawned workers need no line of it. Before torchvision is
-imported, it declares the two operators whose schemas the import asks for; nothing here calls them.
+The tests put this on PYTHONPATH, so programs and their spawned workers need no change. Before torchvision is imported,
+it declares the two operators whose schemas the import requires; nothing calls them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 class BeforeTorchvision(MetaPathFinder):
-    """Finds nothing, and is asked first."""
+    """A finder that finds nothing, and runs before all others."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -30,7 +30,7 @@ class BeforeTorchvision(MetaPathFinder):
 
 
 def declare_operators() -> None:
-    """Declare them, unless the library itself can."""
+    """Declare the operators, unless the compiled library can be loaded."""
     import torch
 
     found = importlib.util.find_spec("torchvision")

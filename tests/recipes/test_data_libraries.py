@@ -1,7 +1,7 @@
 """The recipes for WebDataset, Hugging Face, safetensors, DALI and raw volumes, as a user runs them.
 
-Each runs in a process of its own, through a real mount, epoch after epoch, until its output is closed, as with
-`| head`. The cache is made larger meanwhile, or rotates. What an epoch read is in the line that the recipe prints.
+Each runs in a process of its own over a real mount, epoch after epoch, until its output is closed, as with
+`| head`. Meanwhile the cache grows or rotates. The recipe prints a line on what each epoch read.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.servers import S3Server
 
 RECIPES = Path(__file__).parents[2] / "tools/recipes"
 LINE = re.compile(r"epoch (?P<epoch>\d+): (?P<files>\d+) files, (?P<samples>\d+) samples, \d+ samples/s, (?P<rest>.*)")
-FOR_EVER = 1_000_000  # epochs: the test ends them
-STARTED = {"hf_datasets.py", "dali_readers.py"}
-"""What these import looks at the environment that they set."""
-WITHIN = 20_000  # epochs; many pass while a file is fetched, and hundreds while one has its turn again
+ENDLESS = 1_000_000  # epochs: the test ends them
+NOT_FORKED = {"hf_datasets.py", "dali_readers.py"}
+"""Recipes that are not forked: their imports read environment variables that they set themselves."""
+EPOCHS_MAX = 20_000  # epochs; many pass during one fetch, and hundreds until a file is fetched again
 
 pytestmark = pytest.mark.timeout(180)
 
 
 class Epoch:
-    """What a recipe said of an epoch; `number("files new")` is the number before these words."""
+    """The line of a recipe on an epoch; `number("files new")` is the number before these words."""
 
     def __init__(self, line: str) -> None:
         parts = LINE.fullmatch(line.rstrip())
@@ -49,20 +49,20 @@ class Epoch:
 
 
 class Recipe:
-    """A recipe that runs until the block ends; `epochs` gives what it says, as it says it."""
+    """A recipe that runs until the block ends; `epochs` yields each epoch as it is printed."""
 
     _process: Process | subprocess.Popen[str]
 
     def __init__(self, name: str, folder: Path, *arguments: object) -> None:
         self._errors = folder.parent / f"{name}.stderr"
-        words = RECIPES / name, folder, "--epochs", FOR_EVER, *arguments
+        words = RECIPES / name, folder, "--epochs", ENDLESS, *arguments
         with self._errors.open("w") as errors:
-            if name in STARTED:
+            if name in NOT_FORKED:
                 self._process = subprocess.Popen(
                     [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=errors, text=True, cwd="/"
                 )
             else:
-                self._process = FORKS["torch"].start(words, ENV, stdout=subprocess.PIPE, stderr=errors, cwd="/")
+                self._process = FORKS.start(words, ENV, stdout=subprocess.PIPE, stderr=errors, cwd="/")
 
     def __enter__(self) -> Recipe:
         return self
@@ -78,9 +78,9 @@ class Recipe:
 
     def epochs(self) -> Iterator[Epoch]:
         assert self._process.stdout
-        for line, _ in zip(self._process.stdout, range(WITHIN), strict=False):
+        for line, _ in zip(self._process.stdout, range(EPOCHS_MAX), strict=False):
             yield Epoch(line)
-        pytest.fail(f"{WITHIN} epochs, or it ended: {self._errors.read_text()}")
+        pytest.fail(f"{EPOCHS_MAX} epochs, or it ended: {self._errors.read_text()}")
 
 
 def need(*modules: str) -> None:
@@ -92,12 +92,12 @@ def need(*modules: str) -> None:
 
 
 def mount(growfs: Growfs, url: object, size: int, *flags: object) -> None:
-    """Mount with a cache of so many bytes; only a next epoch sees what came meanwhile."""
+    """Mount with a cache of `size` bytes; new files are listed from the next epoch on."""
     growfs.mount(url, "--cache-size", size, "--settle", "1h", *flags)
 
 
-def grows(growfs: Growfs, recipe: Recipe, each: int, steps: list[int]) -> dict[int, Epoch]:
-    """Give the cache room for so many files of `each` bytes, in steps; an epoch of each step, by its files."""
+def grow(growfs: Growfs, recipe: Recipe, each: int, steps: list[int]) -> dict[int, Epoch]:
+    """Grow the cache in steps, each to that many files of `each` bytes; returns an epoch of each, by its files."""
     seen: dict[int, Epoch] = {}
     epochs = recipe.epochs()
     for before, files in zip([0, *steps], steps, strict=False):
@@ -148,7 +148,7 @@ def test_webdataset_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) ->
     each = blocks(len(shard.getvalue()))
     mount(growfs, f"s3://{rclone_s3.bucket}/webdataset-{engine}", 3 * each, "--rotation", "never")
     with Recipe("webdataset_shards.py", growfs.mountpoint, "--workers", 2, "--batch", 4, "--size", 8) as recipe:
-        for files, epoch in grows(growfs, recipe, each, [3, 6, 9]).items():
+        for files, epoch in grow(growfs, recipe, each, [3, 6, 9]).items():
             assert epoch.samples == files * samples  # each once: the workers share the shards
             assert epoch.number("so far") == files
 
@@ -167,7 +167,7 @@ def test_hugging_face_parquet(growfs: Growfs, tmp_path: Path) -> None:
     each = max(blocks(path.stat().st_size) for path in (tmp_path / "remote").rglob("*.parquet"))
     mount(growfs, tmp_path / "remote", 3 * each, "--rotation", "never")
     with Recipe("hf_datasets.py", growfs.mountpoint, "--mix", 1) as recipe:
-        for files, epoch in grows(growfs, recipe, each, [3, 5, 8]).items():
+        for files, epoch in grow(growfs, recipe, each, [3, 5, 8]).items():
             assert epoch.samples == files * rows
             assert epoch.number("bytes copied") == 0
 
@@ -178,7 +178,7 @@ def test_hugging_face_imagefolder(growfs: Growfs, tmp_path: Path) -> None:
     each = blocks(1)
     mount(growfs, tmp_path / "remote", 6 * each, "--rotation", "never")
     with Recipe("hf_datasets.py", growfs.mountpoint, "--format", "imagefolder") as recipe:
-        for files, epoch in grows(growfs, recipe, each, [6, 16]).items():
+        for files, epoch in grow(growfs, recipe, each, [6, 16]).items():
             assert epoch.samples == files
             assert epoch.number("classes") == 4
             assert epoch.number("bytes copied") == 0
@@ -204,7 +204,7 @@ def test_safetensors_that_are_evicted_and_replaced(growfs: Growfs, tmp_path: Pat
     mount(growfs, remote, 6 * each, "--rotation", "always", "--refresh", "0.5s")
     with Recipe("safetensors_mmap.py", growfs.mountpoint, "--batch", 8) as recipe:
         kept = ""
-        replaced = again = False
+        replaced = relisted = False
         for epoch in recipe.epochs():
             assert epoch.samples == epoch.files * 20
             assert "kept tensors whole" in epoch.rest
@@ -217,8 +217,8 @@ def test_safetensors_that_are_evicted_and_replaced(growfs: Growfs, tmp_path: Pat
                 os.replace(tmp_path / "new", remote / kept)
                 replaced = True
             elif replaced and " listed" in epoch.rest and "no longer" not in epoch.rest:
-                again = True  # the new one
-            if again and epoch.number("so far") == 10:
+                relisted = True  # the new version
+            if relisted and epoch.number("so far") == 10:
                 break
 
 
@@ -229,7 +229,7 @@ def test_dali_images(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     each = blocks(1)
     mount(growfs, tmp_path / "remote", 6 * each, "--rotation", "never")
     with Recipe("dali_readers.py", growfs.mountpoint, "--size", 8, "--batch", 5) as recipe:
-        for files, epoch in grows(growfs, recipe, each, [6, 16]).items():
+        for files, epoch in grow(growfs, recipe, each, [6, 16]).items():
             assert epoch.samples == files
             assert epoch.number("classes") == 4
 
@@ -244,12 +244,12 @@ def test_dali_tfrecord(growfs: Growfs, tmp_path: Path) -> None:
     each = blocks((tmp_path / "remote/0000.tfrecord").stat().st_size)
     mount(growfs, tmp_path / "remote", 3 * each, "--rotation", "never")
     with Recipe("dali_readers.py", growfs.mountpoint, "--size", 8, "--batch", 5, "--format", "tfrecord") as recipe:
-        for files, epoch in grows(growfs, recipe, each, [3, 8]).items():
+        for files, epoch in grow(growfs, recipe, each, [3, 8]).items():
             assert epoch.samples == files * samples
             assert epoch.number("classes") == files  # one in each
 
 
-def test_volumes_all_come_though_half_fit(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+def test_all_volumes_are_read_although_half_fit(growfs: Growfs, tmp_path: Path, engine: str) -> None:
     need("numpy")
     growfs.env["GROWFS_ENGINE"] = engine
     (tmp_path / "remote").mkdir()

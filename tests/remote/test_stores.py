@@ -1,4 +1,4 @@
-"""What only one kind of remote can meet: links and devices, keys that are no paths, pages of links."""
+"""What only one kind of store has: links and devices, keys that are no paths, pages of links."""
 
 from __future__ import annotations
 
@@ -6,23 +6,61 @@ import http.server
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.stores.fsspec import FsspecRemote
 from tests.servers import S3Server, serving
 
 
-def told(spec: RemoteSpec) -> tuple[set[str], dict[str, str]]:
+def listed(spec: RemoteSpec) -> tuple[set[str], dict[str, str]]:
+    """The paths that a listing gives, and the reason for each that it skips."""
     pages = list(open_remote(spec).pages())
     files = {file.path for page in pages for file in page.files}
     return files, {skipped.path: skipped.reason for page in pages for skipped in page.skipped}
 
 
-def test_local_links_and_devices(tmp_path: Path) -> None:
+class OneAtATime(MemoryFileSystem):  # type: ignore[misc]
+    """A library without an event loop: an instance is used by one thread, and two files are fetched at a time."""
+
+    protocol = "one-at-a-time"
+    both_begun = threading.Barrier(2, timeout=30)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._threads = set[int]()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("one-at-a-time://")))
+
+    def get_file(self, rpath: str, lpath: str, **options: Any) -> None:
+        self._threads.add(threading.get_ident())
+        assert len(self._threads) == 1
+        self.both_begun.wait()
+        super().get_file(rpath, lpath, **options)
+
+
+def test_a_library_without_an_event_loop_fetches_several_files_at_a_time(tmp_path: Path) -> None:
+    register_implementation("one-at-a-time", OneAtATime, clobber=True)
+    MemoryFileSystem().pipe({"/shared/a": b"content a", "/shared/b": b"content b"})
+    remote = FsspecRemote(RemoteSpec("one-at-a-time://shared"))
+    files = [file for page in remote.pages() for file in page.files]
+    with ThreadPoolExecutor(2) as pool:
+        fetched = list(pool.map(lambda file: remote.fetch(FetchTask(file, tmp_path / file.path)), files))
+    assert fetched == files
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"content a", "b": b"content b"}
+
+
+def test_local_links_outside_the_root_and_devices_are_skipped(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
     (root / "sub/file").write_bytes(b"data")
@@ -33,7 +71,7 @@ def test_local_links_and_devices(tmp_path: Path) -> None:
     (root / "folder-link").symlink_to("sub")
     os.mkfifo(root / "fifo")
     os.mkdir(os.fsencode(root) + b"/\xff")
-    files, skipped = told(RemoteSpec(str(root)))
+    files, skipped = listed(RemoteSpec(str(root)))
     assert files == {"sub/file", "inside-link"}
     assert skipped == {
         "outside-link": "link that leads outside",
@@ -49,17 +87,17 @@ def test_local_links_and_devices(tmp_path: Path) -> None:
         with pytest.raises(RemoteMissing):
             remote.fetch(FetchTask(RemoteFile(path, None, None, ""), tmp_path / "target"))
     with pytest.raises(RemoteError, match="is a file; give the URL of its folder"):
-        told(RemoteSpec(str(root / "sub/file")))
+        listed(RemoteSpec(str(root / "sub/file")))
 
 
-def test_keys_that_are_no_paths(moto_s3: S3Server) -> None:
-    good = {"bad/a", "bad/a/b"}
-    keys = ["bad/x//y", "bad//lead", "bad/folder/", "bad/.growfs/x", "bad/" + "n" * 300, "bad/data/"]
-    keys += ["bad/../up", "bad/./dot", "bad/nul\0x"]
-    for key in (*good, *keys):
+def test_keys_that_are_no_valid_paths_are_skipped(moto_s3: S3Server) -> None:
+    valid = {"bad/a", "bad/a/b"}
+    invalid = ["bad/x//y", "bad//lead", "bad/folder/", "bad/.growfs/x", "bad/" + "n" * 300, "bad/data/"]
+    invalid += ["bad/../up", "bad/./dot", "bad/nul\0x"]
+    for key in (*valid, *invalid):
         moto_s3.put(key, b"" if key == "bad/folder/" else b"data")
-    files, skipped = told(moto_s3.spec("bad"))
-    assert files == {key[4:] for key in good}
+    files, skipped = listed(moto_s3.spec("bad"))
+    assert files == {key[4:] for key in valid}
     assert skipped == {
         "x//y": "empty path component",
         "/lead": "empty path component",
@@ -72,7 +110,7 @@ def test_keys_that_are_no_paths(moto_s3: S3Server) -> None:
     }
 
 
-def test_more_than_a_page_of_keys(rclone_s3: S3Server) -> None:
+def test_a_listing_of_two_pages_resumes_after_the_first(rclone_s3: S3Server) -> None:
     for number in range(1003):
         rclone_s3.put(f"many/{number:04}", b"")
     remote = open_remote(rclone_s3.spec("many"))
@@ -82,10 +120,10 @@ def test_more_than_a_page_of_keys(rclone_s3: S3Server) -> None:
     assert rest.files == second.files
 
 
-def test_filters(moto_s3: S3Server) -> None:
+def test_include_and_exclude_filter_a_listing(moto_s3: S3Server) -> None:
     for key in ("filter/a.jpg", "filter/b.txt", "filter/skip/c.jpg", "filter/d//e.jpg"):
         moto_s3.put(key, b"x")
-    files, skipped = told(moto_s3.spec("filter", include=("*.jpg",), exclude=("skip/",)))
+    files, skipped = listed(moto_s3.spec("filter", include=("*.jpg",), exclude=("skip/",)))
     assert files == {"a.jpg"}
     assert set(skipped) == {"d//e.jpg"}
 
@@ -126,32 +164,32 @@ def site() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_links_of_a_page(site: str, slash: str) -> None:
-    files, skipped = told(RemoteSpec(f"{site}root{slash}"))
-    good = {"plain.txt", "absolute.txt", "deep/er/file.tar", "a&b.txt", "http.log", "sub/one.txt"}
-    assert files == good
+def test_links_of_an_html_page_are_listed(site: str, slash: str) -> None:
+    files, skipped = listed(RemoteSpec(f"{site}root{slash}"))
+    expected = {"plain.txt", "absolute.txt", "deep/er/file.tar", "a&b.txt", "http.log", "sub/one.txt"}
+    assert files == expected
     assert skipped == {"../../etc/passwd": "'.' or '..' in path", "latin\udce9.txt": "name is not UTF-8"}
 
 
-def test_folders_are_read_side_by_side() -> None:
-    """The pages of four folders come only once all four are asked for."""
-    together = threading.Barrier(4)
-    shelf = "".join(f'<a href="{number}/">{number}</a>' for number in range(4)).encode()
+def test_folders_are_listed_in_parallel() -> None:
+    """The server answers for four folders only once all four are requested."""
+    all_requested = threading.Barrier(4)
+    root = "".join(f'<a href="{number}/">{number}</a>' for number in range(4)).encode()
 
-    class Patient(Pages):
-        pages = {"/": shelf, **{f"/{number}/": b'<a href="file">1</a>' for number in range(4)}}  # noqa: RUF012
+    class Waiting(Pages):
+        pages = {"/": root, **{f"/{number}/": b'<a href="file">1</a>' for number in range(4)}}  # noqa: RUF012
 
         def do_GET(self) -> None:
             if self.path != "/":
-                together.wait(10)
+                all_requested.wait(10)
             super().do_GET()
 
-    with serving(Patient) as url:
-        assert told(RemoteSpec(url)) == ({f"{number}/file" for number in range(4)}, {})
+    with serving(Waiting) as url:
+        assert listed(RemoteSpec(url)) == ({f"{number}/file" for number in range(4)}, {})
 
 
-def test_no_page_of_links(site: str) -> None:
+def test_a_url_that_is_no_page_of_links_is_refused(site: str) -> None:
     with pytest.raises(RemoteError, match="is no page of links"):
-        told(RemoteSpec(f"{site}bin"))
+        listed(RemoteSpec(f"{site}bin"))
     with pytest.raises(UsageError, match="without \\? and #"):
         open_remote(RemoteSpec(f"{site}root/?list=1"))

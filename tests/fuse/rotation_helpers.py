@@ -1,4 +1,4 @@
-"""What the tests of rotation share: a cache that is full and smaller than the remote, and epochs of a reader."""
+"""Helpers for the tests of rotation: a full cache that is smaller than the remote, and epochs of a reader."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from tests.fuse.reader import Reader
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 4096
-ROOM = 10
+CAPACITY = 10
 """Files in a full cache."""
 HALF = "--turnover", "50%"
 
 
-def told(growfs: Growfs) -> dict[str, Any]:
-    """The status, through the mount: quicker than `growfs status`, and no listing either."""
+def mount_status(growfs: Growfs) -> dict[str, Any]:
+    """The status, read through the mount: faster than `growfs status`, and it does not count as a listing."""
     return dict(json.loads((growfs.mountpoint / ".growfs/status.json").read_text()))
 
 
-def full_cache(growfs: Growfs, remote: Path, *flags: object, files: int = 40, room: int = ROOM) -> dict[str, bytes]:
-    """Mount so many files in two directories, with room for fewer of them, and have the cache fill."""
+def full_cache(
+    growfs: Growfs, remote: Path, *flags: object, files: int = 40, capacity: int = CAPACITY
+) -> dict[str, bytes]:
+    """Mount files in two directories with a cache of `capacity` files, and wait until it is full."""
     tree = make_tree(remote, directories=2, files=files // 2, size=SIZE)
-    growfs.mount(remote, "--cache-size", room * SIZE, *(flags or HALF))
-    until(lambda: told(growfs)["cache"]["files"] == room)
+    growfs.mount(remote, "--cache-size", capacity * SIZE, *(flags or HALF))
+    until(lambda: mount_status(growfs)["cache"]["files"] == capacity)
     return tree
 
 
-def replaced(growfs: Growfs, room: int = ROOM) -> dict[str, Any]:
-    """Wait until what was left out has made room for arrivals that no generation shows yet; returns the status."""
+def wait_for_replacement(growfs: Growfs, capacity: int = CAPACITY) -> dict[str, Any]:
+    """Wait until new files, not listed yet, have replaced all delisted ones; returns the status."""
 
     def status() -> dict[str, Any] | None:
-        now = told(growfs)
+        now = mount_status(growfs)
         cache = now["cache"]
-        arrived = cache["files"] == room and cache["left_out_bytes"] == 0 and now["listed"]["files"] < room
+        arrived = cache["files"] == capacity and cache["left_out_bytes"] == 0 and now["listed"]["files"] < capacity
         return now if arrived else None
 
     return dict(until(status))
 
 
 def epoch(reader: Reader, path: str = "") -> set[str]:
-    """List all below a directory, and open all of it; returns the names."""
+    """List everything below a directory, and read every file; returns the names."""
     names = reader.walk(path)
     reader.read_all(shuffled(names))
     return names
 
 
 def shuffled(names: Iterable[str], seed: int = 0) -> list[str]:
-    """In a random order, the same each time."""
+    """The names in a random order, the same each time."""
     names = sorted(names)
     random.Random(seed).shuffle(names)
     return names
@@ -65,7 +67,7 @@ def local(growfs: Growfs) -> set[str]:
 
 
 def admissions(growfs: Growfs) -> list[str]:
-    """What is local, in the order of admission."""
+    """The local files, in the order of admission."""
     with closing(sqlite3.connect(growfs.cache / "catalog.sqlite")) as connection:
         rows = connection.execute(
             "SELECT d.name || '/' || n.name FROM resident r JOIN node n USING (id) JOIN node d ON d.id = n.parent"
@@ -74,6 +76,6 @@ def admissions(growfs: Growfs) -> list[str]:
     return [name for (name,) in rows]
 
 
-def waits(growfs: Growfs) -> int:
+def waited_opens(growfs: Growfs) -> int:
     """How many opens had to wait for a fetch."""
-    return int(told(growfs)["miss"]["files_total"])
+    return int(mount_status(growfs)["miss"]["files_total"])

@@ -1,4 +1,4 @@
-"""inotify(7) on the mount: it tells what readers of this machine do, and nothing of what the remote does."""
+"""inotify(7) on the mount reports what local readers do, and no change that comes from the remote."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.harness import Growfs, make_tree, until
 
 ALL_EVENTS = 0xFFF
 NAMES = {0x1: "access", 0x10: "close", 0x20: "open"}
-"""Of the events that readers cause (sys/inotify.h)."""
+"""The events that readers cause (sys/inotify.h)."""
 IS_DIR = 0x4000_0000
 HEADER = "iIII"
 
 
 class Watch:
-    """What inotify tells of files and folders."""
+    """An inotify watch on files and folders."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ class Watch:
         assert self._libc.inotify_add_watch(self._fd, os.fsencode(path), ALL_EVENTS) >= 0
 
     def events(self) -> list[tuple[str, str]]:
-        """(event, name in the folder; empty for what is watched itself), since the last time."""
+        """The events since the last call: (event, name in the folder; empty for the watched path itself)."""
         try:
             data = os.read(self._fd, 1 << 16)
         except BlockingIOError:
@@ -53,7 +53,7 @@ class Watch:
 
 @pytest.fixture
 def folder(growfs: Growfs, tmp_path: Path) -> Path:
-    """A mounted folder of three files, on which the remote is listed over and over."""
+    """A mounted folder of three files, whose remote is listed again every 0.1 s."""
     make_tree(tmp_path / "remote", directories=1, files=3)
     growfs.mount(tmp_path / "remote", "--settle", "0")
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -71,7 +71,7 @@ def watch(folder: Path) -> Iterator[Watch]:
 
 
 @pytest.mark.promise(12)
-def test_a_watch_tells_who_reads(watch: Watch, folder: Path) -> None:
+def test_inotify_reports_reads(watch: Watch, folder: Path) -> None:
     subprocess.run(["head", "-c", "10", folder / "0000.bin"], check=True, stdout=subprocess.DEVNULL, timeout=30)
     assert watch.events() == [("open", "0000.bin"), ("access", "0000.bin"), ("close", "0000.bin")]
     os.listdir(folder)
@@ -79,7 +79,7 @@ def test_a_watch_tells_who_reads(watch: Watch, folder: Path) -> None:
 
 
 @pytest.mark.promise(12)
-def test_a_watch_tells_nothing_of_arrivals(watch: Watch, folder: Path, growfs: Growfs, tmp_path: Path) -> None:
+def test_inotify_reports_no_arrivals(watch: Watch, folder: Path, growfs: Growfs, tmp_path: Path) -> None:
     (tmp_path / "remote/class0/new.bin").write_bytes(b"new")
     until(lambda: growfs.status()["cache"]["files"] == 4)
     assert (folder / "new.bin").stat().st_size == 3
@@ -87,7 +87,7 @@ def test_a_watch_tells_nothing_of_arrivals(watch: Watch, folder: Path, growfs: G
 
 
 @pytest.mark.promise(12)
-def test_a_watch_tells_nothing_of_replacements(watch: Watch, folder: Path, tmp_path: Path) -> None:
+def test_inotify_reports_no_replacements(watch: Watch, folder: Path, tmp_path: Path) -> None:
     watch.add(folder / "0000.bin")
     replace(tmp_path / "remote/class0/0000.bin", b"replaced")
     until_size(folder / "0000.bin", len(b"replaced"))
@@ -95,7 +95,7 @@ def test_a_watch_tells_nothing_of_replacements(watch: Watch, folder: Path, tmp_p
 
 
 @pytest.mark.promise(12)
-def test_a_watch_tells_nothing_of_deletions(watch: Watch, folder: Path, tmp_path: Path) -> None:
+def test_inotify_reports_no_deletions(watch: Watch, folder: Path, tmp_path: Path) -> None:
     (folder / "0000.bin").stat()
     (tmp_path / "remote/class0/0000.bin").unlink()
     until(lambda: not (folder / "0000.bin").exists())
@@ -103,7 +103,7 @@ def test_a_watch_tells_nothing_of_deletions(watch: Watch, folder: Path, tmp_path
 
 
 @pytest.mark.promise(12)
-def test_a_watch_tells_nothing_of_evictions(watch: Watch, growfs: Growfs, tmp_path: Path) -> None:
+def test_inotify_reports_no_evictions(watch: Watch, growfs: Growfs, tmp_path: Path) -> None:
     growfs.run("pause", growfs.mountpoint)
     assert growfs.run("evict", growfs.mountpoint, "*").stdout.startswith("2 files evicted")
     assert watch.events() == []

@@ -1,4 +1,4 @@
-"""growfs.mount() in Python: a mount for the time of a block."""
+"""growfs.mount() in Python: a context manager that mounts for a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import growfs as package
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import mounted_at
-from tests.cli.support import cache_folders, gated, left_over, processes_of
+from tests.cli.support import cache_folders, leftovers, listing_server, processes_of
 from tests.harness import Growfs, files_below, make_tree, until
 
 
@@ -21,7 +21,7 @@ def remote(tmp_path: Path) -> Path:
     return tmp_path / "remote"
 
 
-def test_a_temporary_mountpoint(growfs: Growfs, remote: Path) -> None:
+def test_a_temporary_mountpoint_is_removed(growfs: Growfs, remote: Path) -> None:
     with package.mount(str(remote), cache_dir=growfs.cache_dir, cache_size="1GB") as path:
         assert files_below(path) == files_below(remote)
         assert mounted_at(path)
@@ -29,7 +29,7 @@ def test_a_temporary_mountpoint(growfs: Growfs, remote: Path) -> None:
     until(lambda: processes_of(growfs.cache_dir) == [])
 
 
-def test_a_mountpoint_of_ones_own(growfs: Growfs, remote: Path) -> None:
+def test_a_given_mountpoint_is_kept(growfs: Growfs, remote: Path) -> None:
     with package.mount(str(remote), growfs.mountpoint, cache_dir=str(growfs.cache_dir)) as path:
         assert path == growfs.mountpoint
         assert files_below(path) == files_below(remote)
@@ -54,8 +54,8 @@ def test_an_unknown_option_is_refused(growfs: Growfs, remote: Path) -> None:
         pytest.raises(UsageError, match="cachesize"),
         package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir, cachesize="1GB"),
     ):
-        pytest.fail("a misspelt option went unnoticed")
-    assert left_over(growfs) == []
+        pytest.fail("a misspelt option was accepted")
+    assert leftovers(growfs) == []
 
 
 def test_an_error_says_why_and_leaves_nothing(growfs: Growfs, tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_an_error_says_why_and_leaves_nothing(growfs: Growfs, tmp_path: Path) ->
         pytest.raises(GrowfsError, match="no such file or folder"),
         package.mount(str(tmp_path / "gone"), growfs.mountpoint, cache_dir=growfs.cache_dir),
     ):
-        pytest.fail("it mounted what is not there")
-    assert left_over(growfs) == []
+        pytest.fail("it mounted a missing folder")
+    assert leftovers(growfs) == []
 
 
-def test_an_exception_in_the_block_takes_the_mount_off(growfs: Growfs, remote: Path) -> None:
+def test_an_exception_in_the_block_unmounts(growfs: Growfs, remote: Path) -> None:
     with pytest.raises(ZeroDivisionError), package.mount(str(remote), cache_dir=growfs.cache_dir) as path:
         raise ZeroDivisionError
     assert not path.exists()
@@ -75,7 +75,7 @@ def test_an_exception_in_the_block_takes_the_mount_off(growfs: Growfs, remote: P
 
 
 @pytest.mark.parametrize("failure", [None, ZeroDivisionError])
-def test_a_file_left_open_is_read_on_and_keeps_no_mount(
+def test_a_file_left_open_stays_readable_after_the_unmount(
     growfs: Growfs, remote: Path, failure: type[Exception] | None
 ) -> None:
     with suppress(ZeroDivisionError), package.mount(str(remote), cache_dir=growfs.cache_dir) as path:
@@ -88,24 +88,24 @@ def test_a_file_left_open_is_read_on_and_keeps_no_mount(
     until(lambda: processes_of(growfs.cache_dir) == [])
 
 
-def test_a_mount_that_was_taken_off_in_the_block(growfs: Growfs, remote: Path) -> None:
+def test_a_mount_may_be_unmounted_within_the_block(growfs: Growfs, remote: Path) -> None:
     with package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir):
         growfs.umount()
     assert cache_folders(growfs.cache_dir)
 
 
-def test_two_at_once(growfs: Growfs, remote: Path) -> None:
-    with gated({"f": b"web"}) as gate, package.mount(str(remote), cache_dir=growfs.cache_dir) as one:
-        with package.mount(gate.url, cache_dir=growfs.cache_dir) as two:
+def test_two_mounts_at_once(growfs: Growfs, remote: Path) -> None:
+    with listing_server({"f": b"web"}) as server, package.mount(str(remote), cache_dir=growfs.cache_dir) as one:
+        with package.mount(server.url, cache_dir=growfs.cache_dir) as two:
             assert (two / "f").read_bytes() == b"web"
         assert files_below(one) == files_below(remote)
 
 
-def test_storage_options_nest(growfs: Growfs, remote: Path) -> None:
-    asked: list[str | None] = []
-    with gated({"f": b"web"}) as gate:
+def test_nested_storage_options_reach_the_server(growfs: Growfs, remote: Path) -> None:
+    tokens: list[str | None] = []
+    with listing_server({"f": b"web"}) as server:
         options = {"headers": {"X-Token": "s3kr1t"}}
-        gate.on_headers = lambda headers: asked.append(headers["X-Token"])
-        with package.mount(gate.url, cache_dir=growfs.cache_dir, storage_options=options) as path:
+        server.on_headers = lambda headers: tokens.append(headers["X-Token"])
+        with package.mount(server.url, cache_dir=growfs.cache_dir, storage_options=options) as path:
             assert (path / "f").read_bytes() == b"web"
-    assert set(asked) == {"s3kr1t"}
+    assert set(tokens) == {"s3kr1t"}

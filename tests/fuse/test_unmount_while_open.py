@@ -1,4 +1,4 @@
-"""A mount that ends while files are open and mapped: what goes on, and for how long, whoever ends it and how.
+"""A mount that ends while files are open and mapped: what stays readable, and for how long, by the way it ended.
 
 With libfuse a file can be read as long as its daemon lives; with passthrough, what is open is the cached file itself.
 """
@@ -26,7 +26,7 @@ from tests.harness import Growfs, make_tree, until
 NAME = "class0/0000.bin"
 SIZE = 300_000
 GONE = {errno.ENOTCONN, errno.ECONNABORTED}
-"""What an open gets without a daemon; the second where it was asked while the kernel cleared up."""
+"""The errors of an open without a daemon; the second occurs while the kernel is still tearing the mount down."""
 
 HOLDER = """
 import errno, hashlib, mmap, os, sys
@@ -51,7 +51,7 @@ if "mapping" in kept:
 
 
 class Holder:
-    """A process that keeps a file open, mapped or both, of which it has read nothing yet."""
+    """A process that keeps a file open, mapped or both, and has read nothing of it yet."""
 
     def __init__(self, path: Path, *kept: str) -> None:
         command = [sys.executable, "-S", "-c", HOLDER, str(path), *kept]
@@ -63,9 +63,9 @@ class Holder:
         self.pid = self._process.pid
 
     def read(self) -> tuple[list[str], int]:
-        """Have it read all; returns (a digest or an errno for each that it keeps, its exit status)."""
-        told, _ = self._process.communicate("\n", timeout=30)
-        return told.split(), self._process.returncode
+        """Read the whole file; returns (a digest or an errno for each thing it keeps, the exit status)."""
+        output, _ = self._process.communicate("\n", timeout=30)
+        return output.split(), self._process.returncode
 
     def close(self) -> None:
         self._process.kill()
@@ -84,21 +84,21 @@ def held(path: Path, *kept: str) -> Iterator[Holder]:
 
 @pytest.fixture
 def digest(growfs: Growfs, tmp_path: Path) -> str:
-    """Of the content of NAME in a mount, all of which is local."""
+    """The digest of NAME, in a mount whose files are all local."""
     tree = make_tree(tmp_path / "remote", directories=2, files=1, size=SIZE)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
     return hashlib.sha256(tree[NAME]).hexdigest()
 
 
-def left_open(engine: str, digest: str) -> tuple[list[str], int]:
+def read_without_daemon(engine: str, digest: str) -> tuple[list[str], int]:
     """What a holder of a descriptor and a mapping reads when the daemon is gone."""
     return ([digest, digest], 0) if engine == "passthrough" else (["ENOTCONN"], -signal.SIGBUS)
 
 
 @pytest.mark.promise(11)
 @pytest.mark.parametrize("kept", ["descriptor", "mapping"])
-def test_a_busy_mount_is_not_taken_off_and_goes_on(growfs: Growfs, digest: str, kept: str) -> None:
+def test_a_busy_mount_is_not_unmounted_and_keeps_working(growfs: Growfs, digest: str, kept: str) -> None:
     with held(growfs.mountpoint / NAME, kept) as holder:
         refused = growfs.run("umount", growfs.mountpoint, check=False)
         assert refused.returncode == 1
@@ -109,7 +109,7 @@ def test_a_busy_mount_is_not_taken_off_and_goes_on(growfs: Growfs, digest: str, 
 
 
 @pytest.mark.promise(11)
-def test_taken_off_lazily_what_is_open_and_mapped_can_be_read_to_the_end(growfs: Growfs, digest: str) -> None:
+def test_after_a_lazy_umount_open_and_mapped_files_stay_readable(growfs: Growfs, digest: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
         growfs.umount(lazy=True)
@@ -120,7 +120,7 @@ def test_taken_off_lazily_what_is_open_and_mapped_can_be_read_to_the_end(growfs:
 
 
 @pytest.mark.promise(11)
-def test_taken_off_lazily_a_mapping_alone_keeps_the_daemon(growfs: Growfs, digest: str) -> None:
+def test_after_a_lazy_umount_a_mapping_keeps_the_daemon_alive(growfs: Growfs, digest: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "mapping") as holder:
         growfs.umount(lazy=True)
@@ -130,7 +130,7 @@ def test_taken_off_lazily_a_mapping_alone_keeps_the_daemon(growfs: Growfs, diges
 
 
 @pytest.mark.promise(11)
-def test_taken_off_lazily_an_open_folder_still_leads_to_its_files(growfs: Growfs, digest: str) -> None:
+def test_after_a_lazy_umount_an_open_folder_still_reaches_its_files(growfs: Growfs, digest: str) -> None:
     with opened(growfs.mountpoint / "class0") as folder:
         growfs.umount(lazy=True)
         assert set(os.listdir(folder)) == {"0000.bin"}
@@ -139,14 +139,14 @@ def test_taken_off_lazily_an_open_folder_still_leads_to_its_files(growfs: Growfs
 
 
 @pytest.mark.promise(10)
-def test_after_sigterm_the_mount_is_gone_and_what_was_open_is_left(growfs: Growfs, digest: str, engine: str) -> None:
+def test_sigterm_unmounts_even_while_files_are_open(growfs: Growfs, digest: str, engine: str) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
         os.kill(pid, signal.SIGTERM)
         until(lambda: ended(pid))
         assert not mounted_at(growfs.mountpoint)
         assert os.listdir(growfs.mountpoint) == []
-        assert holder.read() == left_open(engine, digest)
+        assert holder.read() == read_without_daemon(engine, digest)
 
 
 @pytest.mark.promise(29)
@@ -162,7 +162,7 @@ def test_sigterm_with_files_open_is_a_clean_stop(growfs: Growfs, digest: str, tm
 
 
 @pytest.mark.promise(10)
-def test_after_sigkill_nothing_opens_and_what_was_open_is_left(growfs: Growfs, digest: str, engine: str) -> None:
+def test_after_sigkill_every_new_open_fails(growfs: Growfs, digest: str, engine: str) -> None:
     (growfs.mountpoint / "class1/0000.bin").stat()
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
         growfs.kill()
@@ -170,22 +170,22 @@ def test_after_sigkill_nothing_opens_and_what_was_open_is_left(growfs: Growfs, d
             with pytest.raises(OSError, match=r".") as refused:
                 os.open(growfs.mountpoint / path, os.O_RDONLY)
             assert refused.value.errno in GONE
-        assert holder.read() == left_open(engine, digest)
+        assert holder.read() == read_without_daemon(engine, digest)
 
 
 @pytest.mark.promise(10, 29)
-def test_after_sigkill_what_was_open_outlives_the_next_mount(
+def test_after_sigkill_open_files_outlive_the_next_mount(
     growfs: Growfs, digest: str, engine: str, tmp_path: Path
 ) -> None:
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
         growfs.kill()
         growfs.mount(tmp_path / "remote")
         assert hashlib.sha256((growfs.mountpoint / NAME).read_bytes()).hexdigest() == digest
-        assert holder.read() == left_open(engine, digest)
+        assert holder.read() == read_without_daemon(engine, digest)
 
 
 @pytest.mark.promise(10)
-def test_what_the_page_cache_has_is_left_whatever_happens(growfs: Growfs, digest: str) -> None:
+def test_pages_in_the_page_cache_outlive_the_daemon(growfs: Growfs, digest: str) -> None:
     with opened(growfs.mountpoint / NAME) as fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
         first = mapped[:4096]
         growfs.kill()

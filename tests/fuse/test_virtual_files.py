@@ -1,4 +1,4 @@
-"""`.growfs/` opens by name and no listing shows it; each of its files tells what it should."""
+"""`.growfs/` opens by name and is in no listing; each of its files has the documented content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"status", "status.json", "metrics", "files", "index.csv", "ledger.csv",
 
 
 @pytest.mark.promise(8)
-def test_it_is_unlisted_and_opens_by_name(library: Library) -> None:
+def test_the_folder_is_unlisted_and_opens_by_name(library: Library) -> None:
     control = library.path / ".growfs"
     assert ".growfs" not in os.listdir(library.path)
     found = subprocess.run(["find", library.path], check=True, capture_output=True, timeout=60).stdout
@@ -34,7 +34,7 @@ def test_it_is_unlisted_and_opens_by_name(library: Library) -> None:
 
 
 @pytest.mark.promise(8, 31)
-def test_a_remote_with_that_name_is_skipped_and_told(growfs: Growfs, tmp_path: Path) -> None:
+def test_a_remote_folder_of_that_name_is_skipped_and_reported(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1)
     (tmp_path / "remote" / ".growfs").mkdir()
     (tmp_path / "remote" / ".growfs" / "status").write_text("not ours")
@@ -43,20 +43,20 @@ def test_a_remote_with_that_name_is_skipped_and_told(growfs: Growfs, tmp_path: P
     assert [skip["reason"] for skip in growfs.status()["skipped"]] == [".growfs is reserved"]
 
 
-def test_status_is_for_people(library: Library, engine: str) -> None:
+def test_status_is_readable_text(library: Library, engine: str) -> None:
     text = (library.path / ".growfs/status").read_text()
     for word in (str(library.remote), str(library.path), f"{len(library.tree)} files", "complete", engine):
         assert word in text
 
 
-def test_status_json_has_what_the_command_has(library: Library) -> None:
-    told = json.loads((library.path / ".growfs/status.json").read_text())
-    asked = library.growfs.status()
-    assert told.keys() == asked.keys()
+def test_status_json_agrees_with_the_command(library: Library) -> None:
+    from_file = json.loads((library.path / ".growfs/status.json").read_text())
+    from_command = library.growfs.status()
+    assert from_file.keys() == from_command.keys()
     for key in ("url", "mountpoint", "pid", "state", "remote", "cache", "seed"):
-        assert told[key] == asked[key]
-    assert told["remote"]["files"] == told["cache"]["files"] == len(library.tree)
-    assert told["remote"]["bytes"] == sum(map(len, library.tree.values()))
+        assert from_file[key] == from_command[key]
+    assert from_file["remote"]["files"] == from_file["cache"]["files"] == len(library.tree)
+    assert from_file["remote"]["bytes"] == sum(map(len, library.tree.values()))
 
 
 def test_metrics_are_openmetrics(library: Library) -> None:
@@ -100,14 +100,14 @@ def test_index_counts_opens(growfs: Growfs, tmp_path: Path) -> None:
     assert growfs.status()["opens"]["mean"] == 2
 
 
-def test_log_has_what_happened(growfs: Growfs, tmp_path: Path) -> None:
+def test_the_log_has_the_events(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2)
     growfs.mount(tmp_path / "remote")
     assert "listed 2 files" in (growfs.mountpoint / ".growfs/log").read_text()
 
 
 @pytest.mark.promise(8)
-def test_each_open_is_rendered_anew_and_then_stays(growfs: Growfs, tmp_path: Path) -> None:
+def test_each_open_reads_a_snapshot_of_its_own(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2)
     growfs.mount(tmp_path / "remote", "--settle", "0")
     control = growfs.mountpoint / ".growfs"
@@ -124,8 +124,8 @@ def test_each_open_is_rendered_anew_and_then_stays(growfs: Growfs, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", [["cat"], ["head", "-c", "1000000"], ["grep", ""]], ids=" ".join)
-def test_ordinary_programs_read_them(library: Library, command: list[str]) -> None:
-    told = subprocess.run(
+def test_ordinary_programs_read_virtual_files(library: Library, command: list[str]) -> None:
+    output = subprocess.run(
         [*command, library.path / ".growfs/files"], check=True, capture_output=True, timeout=60
     ).stdout
-    assert told.splitlines() == (library.path / ".growfs/files").read_bytes().splitlines()
+    assert output.splitlines() == (library.path / ".growfs/files").read_bytes().splitlines()

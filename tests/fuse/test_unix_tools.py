@@ -1,4 +1,4 @@
-"""Ordinary programs say the same of the mount as of the remote itself."""
+"""Ordinary programs print the same for the mount as for the remote itself."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ COMMANDS = [
 
 @pytest.mark.promise(13)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.partition("%")[0][:24])
-def test_a_program_says_the_same_as_of_the_remote(library: Library, command: str) -> None:
-    def said(folder: Path) -> list[bytes]:
+def test_a_program_prints_the_same_for_mount_and_remote(library: Library, command: str) -> None:
+    def output_of(folder: Path) -> list[bytes]:
         done = subprocess.run(["sh", "-c", command], cwd=folder, check=True, capture_output=True, timeout=60)
         return sorted(done.stdout.splitlines(keepends=True) if b"\0" not in done.stdout else done.stdout.split(b"\0"))
 
-    assert said(library.path) == said(library.remote) != []
+    assert output_of(library.path) == output_of(library.remote) != []
 
 
 @pytest.mark.parametrize("program", ["cmp", "diff"])
-def test_programs_that_compare_find_no_difference(library: Library, program: str) -> None:
+def test_cmp_and_diff_find_no_difference(library: Library, program: str) -> None:
     for path in library.tree:
         subprocess.run([program, "--", library.path / path, library.remote / path], check=True, timeout=60)
 
 
-def test_programs_that_compare_find_a_difference(library: Library) -> None:
+def test_cmp_finds_a_difference(library: Library) -> None:
     done = subprocess.run(
         ["cmp", library.path / "sizes/one.bin", library.path / "sizes/page.bin"],
         check=False,
@@ -58,11 +58,11 @@ def test_programs_that_compare_find_a_difference(library: Library) -> None:
 
 
 @pytest.mark.promise(1, 13)
-def test_a_comparison_of_whole_trees(library: Library) -> None:
+def test_diff_of_whole_trees_finds_no_difference(library: Library) -> None:
     subprocess.run(["diff", "-r", library.path, library.remote], check=True, timeout=60)
 
 
-def test_blocks_are_those_of_the_size(library: Library) -> None:
+def test_du_counts_the_blocks_of_the_size(library: Library) -> None:
     for path, content in library.tree.items():
         done = subprocess.run(
             ["du", "-B512", "--", library.path / path], check=True, capture_output=True, text=True, timeout=60
@@ -71,7 +71,7 @@ def test_blocks_are_those_of_the_size(library: Library) -> None:
 
 
 @pytest.mark.promise(1)
-def test_copytree(library: Library, tmp_path: Path) -> None:
+def test_copytree_copies_content_and_times(library: Library, tmp_path: Path) -> None:
     shutil.copytree(library.path, tmp_path / "copy")
     paths = list(library.tree)
     assert files_below(tmp_path / "copy") == set(paths)

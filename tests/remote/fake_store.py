@@ -1,4 +1,4 @@
-"""`Store`: a web server with one file, that misbehaves in the way that a test wants."""
+"""`FakeStore`: a web server with one file that misbehaves as a test configures it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ from tests.servers import serving
 PART = 1000
 DATA = random.Random(2).randbytes(10 * PART + 500)
 SMALL = random.Random(3).randbytes(PART)
+
+
+def part_starts(size: int, first: int = 0) -> range:
+    """Where the parts of a file, or of a range, begin: of equal size, and of at most PART bytes."""
+    return range(first, first + size, -(-size // -(-size // PART)))
+
+
 FILE = RemoteFile("x", None, None, "")
 KEYS = {"key": "growfs-access", "secret": "growfs-secret-0123456789"}
 MODIFIED = "Tue, 03 Nov 2020 10:00:00 GMT"
 
-Show = Callable[..., str]
-"""Shows a store, over TLS with a second argument, until the test ends; gives its URL."""
+Serve = Callable[..., str]
+"""Runs a FakeStore until the test ends, over TLS if given a second argument; returns its URL."""
 
 
 def s3(url: str, **options: Any) -> S3Remote:
@@ -35,17 +42,17 @@ def s3(url: str, **options: Any) -> S3Remote:
 
 
 def fetched(remote: Any, tmp_path: Path, file: RemoteFile = FILE) -> bytes:
-    """What fetch brings, of which progress tells each byte once."""
-    told: list[int] = []
-    found = remote.fetch(FetchTask(file, tmp_path / "target", told.append))
+    """The content of a file after fetch; progress must report each byte once."""
+    reported: list[int] = []
+    found = remote.fetch(FetchTask(file, tmp_path / "target", reported.append))
     data = (tmp_path / "target").read_bytes()
-    assert found.size == sum(told) == len(data)
+    assert found.size == sum(reported) == len(data)
     return data
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request, and the port that it came from: a kept connection has one."""
+class Request:
+    """A request, and the client port: requests on one connection share it."""
 
     method: str
     target: str
@@ -54,16 +61,19 @@ class Asked:
 
     @property
     def start(self) -> int | None:
-        """Where the range begins that is asked for."""
+        """The first byte of the requested range."""
         found = re.match(r"bytes=(\d+)-", self.headers["Range"] or "")
         return int(found[1]) if found else None
 
 
 @dataclass
-class Store:
-    """`status`, where it gives one, is answered instead. `before` is called for each GET, and may change the rest.
+class FakeStore:
+    """The server's content and behaviour.
 
-    ranges: 'partial' (206), 'rclone' (200 with a Content-Range), 'ignored' (200 with all), 'first' (only of the first)
+    status: a status to answer with instead, if any. on_get: called for each GET; it may change the other attributes.
+
+    ranges: 'partial' (206), 'rclone' (200 with a Content-Range), 'ignored' (200 with the whole file), 'first' (only a
+        range from 0 is served)
     body: 'plain', 'gzip', 'chunked', 'endless' (until the connection ends), 'cut' (half of it)
     """
 
@@ -73,44 +83,44 @@ class Store:
     ranges: str = "partial"
     body: str = "plain"
     keeps_alive: bool = True
-    hangs_up: bool = False  # without a word
-    heeds_if_match: bool = True
+    hangs_up: bool = False  # after each response, without a Connection: close
+    honors_if_match: bool = True
     location: str = ""
-    more: dict[str, str] = field(default_factory=dict)
-    more_of: Callable[[Asked], dict[str, str]] = lambda _: {}
-    before: Callable[[Asked], object] = lambda _: None
-    status: Callable[[Asked], int | None] = lambda _: None
-    asked: list[Asked] = field(default_factory=list)
+    extra_headers: dict[str, str] = field(default_factory=dict)
+    headers_for: Callable[[Request], dict[str, str]] = lambda _: {}
+    on_get: Callable[[Request], object] = lambda _: None
+    status: Callable[[Request], int | None] = lambda _: None
+    requests: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def gets(self) -> list[Asked]:
-        return [asked for asked in self.asked if asked.method == "GET"]
+    def gets(self) -> list[Request]:
+        return [request for request in self.requests if request.method == "GET"]
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
-        """As asked, but for what is wrong with this store."""
-        asked = Asked(handler.command, handler.path, handler.headers, handler.client_address[1])
+        """Answer the request, with the faults that this store has."""
+        request = Request(handler.command, handler.path, handler.headers, handler.client_address[1])
         with self.lock:
-            self.asked.append(asked)
-            if asked.method == "GET":
-                self.before(asked)
-            status = self.status(asked)
+            self.requests.append(request)
+            if request.method == "GET":
+                self.on_get(request)
+            status = self.status(request)
             data, etag, modified = self.data, self.etag, self.modified
-        headers = self.more | self.more_of(asked)
-        if self.location and not asked.target.endswith(self.location):
+        headers = self.extra_headers | self.headers_for(request)
+        if self.location and not request.target.endswith(self.location):
             headers["Location"] = self.location
             return self.reply(handler, 302, headers, b"moved")
-        wanted = asked.headers["If-Match"]
-        if status is None and self.heeds_if_match and wanted and wanted != etag:
+        wanted = request.headers["If-Match"]
+        if status is None and self.honors_if_match and wanted and wanted != etag:
             status = 412
         if status is not None:
             return self.reply(handler, status, headers, b"<Error><Code>Odd</Code></Error>")
         headers |= {name: value for name, value in (("ETag", etag), ("Last-Modified", modified)) if value is not None}
-        start, code = asked.start, 200
+        start, code = request.start, 200
         if self.ranges == "first" and start:
             start = None
         if start is not None and self.ranges != "ignored":
-            end = int(asked.headers["Range"].partition("-")[2])
+            end = int(request.headers["Range"].partition("-")[2])
             if start >= len(data):
                 return self.reply(handler, 416, headers | {"Content-Range": f"bytes */{len(data)}"}, b"")
             part = data[start : end + 1]
@@ -119,7 +129,6 @@ class Store:
         return self.reply(handler, code, headers, data)
 
     def reply(self, handler: http.server.BaseHTTPRequestHandler, status: int, headers: Any, body: bytes) -> None:
-        """Send it."""
         handler.send_response(status)
         if self.body == "gzip":
             body = gzip.compress(body)
@@ -141,8 +150,8 @@ class Store:
         handler.close_connection |= self.hangs_up
 
     @contextmanager
-    def shown(self, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-        """Its URL, with a slash at the end; over TLS with that context."""
+    def serving(self, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+        """Runs the server, over TLS with that context if given; gives its URL, with a slash at the end."""
         store = self
 
         class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,12 +1,13 @@
-"""What readers really do, with real processes over a full cache that rotates: no open fails, and none waits.
+"""How training jobs read, with real processes over a full cache that rotates: no open fails, and none waits.
 
-In each test the cache has room for 10 of 40 files, and something goes on listing, so that it must change.
+In most tests the cache holds 10 of 40 files, and one reader lists again and again, so that the listing must change.
 """
 
 from __future__ import annotations
 
 import random
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,29 +16,41 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.reader import Reader
-from tests.fuse.rotating import HALF, ROOM, SIZE, epoch, full_cache, local, replaced, shuffled, told, waits
+from tests.fuse.rotation_helpers import (
+    CAPACITY,
+    HALF,
+    SIZE,
+    epoch,
+    full_cache,
+    local,
+    mount_status,
+    shuffled,
+    wait_for_replacement,
+    waited_opens,
+)
 from tests.harness import Growfs, make_tree, until
+from tests.simulation.statistics_of import variation
 
 RANKS = 8
 
 
 @pytest.fixture
 def tree(growfs: Growfs, tmp_path: Path) -> Iterator[dict[str, bytes]]:
-    """A mount with a full cache, of which each generation leaves out half; at the end, no open has waited."""
+    """A mount with a full cache, of which each generation delists half; after the test, no open may have waited."""
     yield full_cache(growfs, tmp_path / "remote")
-    assert waits(growfs) == 0
-    cache = told(growfs)["cache"]
+    assert waited_opens(growfs) == 0
+    cache = mount_status(growfs)["cache"]
     assert cache["bytes"] + cache["in_flight_bytes"] + cache["orphan_bytes"] <= cache["limit_bytes"]
 
 
 def fetched(growfs: Growfs) -> int:
-    """How many files came from the remote so far."""
-    return int(told(growfs)["fetch"]["files_total"])
+    """How many files were fetched so far."""
+    return int(mount_status(growfs)["fetch"]["files_total"])
 
 
 def until_files(growfs: Growfs, files: int) -> None:
-    """Wait until so many are local."""
-    until(lambda: told(growfs)["cache"]["files"] == files)
+    """Wait until exactly this many files are local."""
+    until(lambda: mount_status(growfs)["cache"]["files"] == files)
 
 
 @pytest.mark.promise(6)
@@ -50,7 +63,7 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
         for number in range(6):
             listed = []
             for place, rank in enumerate(ranks):
-                if number:  # one after the other ends its epoch, and lists at once
+                if number:  # one rank after another ends its epoch, and lists at once
                     rank.read_all(shuffled(shown, place)[place % len(shown) :: RANKS] if disjoint else shuffled(shown))
                 listed.append(rank.walk())
             assert all(names == listed[0] for names in listed)
@@ -59,15 +72,28 @@ def test_ranks_with_offsets_see_equal_lists(growfs: Growfs, tree: dict[str, byte
             for done in [threads.submit(rank.read_all, sorted(shown)) for rank in ranks]:
                 done.result()
             if number:
-                replaced(growfs)
-    assert len(seen) >= 2 * ROOM
+                wait_for_replacement(growfs)
+    assert len(seen) >= 2 * CAPACITY
+
+
+@pytest.mark.promise(20)
+def test_opens_are_even_after_index_csv_was_read_once(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    opens = Counter(dict.fromkeys(full_cache(growfs, tmp_path / "remote", "--turnover", "20%"), 0))
+    reader.lines(".growfs/index.csv")
+    for number in range(40):
+        names = reader.walk()
+        reader.read_all(shuffled(names))
+        opens.update(names)
+        if number:
+            wait_for_replacement(growfs)
+    assert variation(list(opens.values())) <= 0.35
 
 
 @pytest.mark.promise(17)
 def test_two_jobs_out_of_phase(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
-    """One has three epochs while the other has one; what the slow one was shown stays for all of its epoch."""
+    """The fast job runs three epochs during one of the slow job, whose files stay for all of its epoch."""
     seen: set[str] = set()
-    while len(seen) < 2 * ROOM:
+    while len(seen) < 2 * CAPACITY:
         slow = shuffled(reader.walk())
         for third in range(3):
             seen |= epoch(other)
@@ -82,21 +108,21 @@ def test_training_listed_anew_beside_validation_listed_once(growfs: Growfs, tmp_
     for part in ("train", "val"):
         (tmp_path / part).rename(tmp_path / "remote" / part)
     growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, "--turnover", "40%")
-    until(lambda: told(growfs)["cache"]["files"] == 12)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
     validation = reader.walk("val")
     seen: set[str] = set()
     while len(seen) <= 20:
         seen |= epoch(reader, "train")
         reader.read_all(validation)
     assert validation <= local(growfs)
-    assert waits(growfs) == 0
+    assert waited_opens(growfs) == 0
 
 
 @pytest.mark.promise(17)
-def test_a_search_starts_new_processes(growfs: Growfs, tree: dict[str, bytes]) -> None:
+def test_a_hyperparameter_search_starts_new_processes(growfs: Growfs, tree: dict[str, bytes]) -> None:
     growfs.run("set", growfs.mountpoint, "settle=0")
     seen: set[str] = set()
-    while len(seen) < 2 * ROOM:
+    while len(seen) < 2 * CAPACITY:
         with Reader(growfs.mountpoint) as trial:
             names = trial.walk()
             for seed in range(2):
@@ -115,11 +141,13 @@ def test_training_from_a_list_that_find_made(
         reader.read_in_children(shuffled(names, number))
         reader.read_all(names)
         epoch(other)
-    assert told(growfs)["generation"] >= 4
+    assert mount_status(growfs)["generation"] >= 4
 
 
 @pytest.mark.promise(17)
-def test_tools_look_in_between(growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], reader: Reader) -> None:
+def test_tools_that_walk_the_tree_run_in_between(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], reader: Reader
+) -> None:
     at = growfs.mountpoint
     copy = ["cp", "-r", str(at), str(tmp_path / "copy")]
     tools = [["ls", "-lR", str(at)], ["find", str(at)], ["du", "-a", str(at)], ["grep", "-rc", "x", str(at)], copy]
@@ -134,16 +162,16 @@ def test_tools_look_in_between(growfs: Growfs, tmp_path: Path, tree: dict[str, b
         reader.read_all(order[1::2])
         reader.read_all(order)
         if number:
-            replaced(growfs)
-    assert len(seen) >= 2 * ROOM
+            wait_for_replacement(growfs)
+    assert len(seen) >= 2 * CAPACITY
     copied = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
     assert copied
     assert all(path.read_bytes() == tree[str(path.relative_to(tmp_path / "copy"))] for path in copied)
 
 
 @pytest.mark.promise(2, 17)
-def test_what_is_mapped_stays(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
-    """np.load(mmap_mode="r"): a few opens, each closed at once, and then none for ever."""
+def test_mapped_files_stay_readable(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
+    """np.load(mmap_mode="r"): a few opens, each closed at once, and no more opens after that."""
     names = sorted(reader.walk())[:3]
     for name in names:
         reader.map(name)
@@ -153,24 +181,24 @@ def test_what_is_mapped_stays(growfs: Growfs, tree: dict[str, bytes], reader: Re
     for _ in range(4):
         epoch(other)
     assert [reader.mapped(name) for name in names] == [tree[name] for name in names]
-    until(lambda: fetched(growfs) > ROOM)
+    until(lambda: fetched(growfs) > CAPACITY)
 
 
 @pytest.mark.promise(6)
-def test_lists_twice_while_the_cache_fills(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
-    """Keras, for its training and its validation subset."""
+def test_listing_twice_while_the_cache_fills_gives_equal_lists(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    """As Keras does, for its training and its validation subset."""
     full_cache(growfs, tmp_path / "remote")
-    for room in (14, 18):
+    for files in (14, 18):
         training = reader.walk()
-        growfs.run("set", growfs.mountpoint, f"cache-size={room * SIZE}")
-        until_files(growfs, room)
+        growfs.run("set", growfs.mountpoint, f"cache-size={files * SIZE}")
+        until_files(growfs, files)
         validation = reader.walk()
         assert training == validation
         half = len(training) // 2
         for _ in range(3):
             reader.read_all(sorted(training)[:half])
             reader.read_all(sorted(validation)[half:])
-    assert waits(growfs) == 0
+    assert waited_opens(growfs) == 0
 
 
 @pytest.mark.promise(6)
@@ -179,11 +207,11 @@ def test_a_poller_sees_enough(growfs: Growfs, tmp_path: Path, reader: Reader, ot
     full_cache(growfs, tmp_path / "remote", "--settle", "0", "--turnover", "20%")
     for _ in range(5):
         names = epoch(other)
-        until(lambda: len(reader.walk()) >= ROOM - 2)
+        until(lambda: len(reader.walk()) >= CAPACITY - 2)
         other.read_all(names)
     epoch(other)
-    until(lambda: fetched(growfs) > ROOM)
-    assert waits(growfs) == 0
+    until(lambda: fetched(growfs) > CAPACITY)
+    assert waited_opens(growfs) == 0
 
 
 @pytest.mark.promise(17)
@@ -195,7 +223,7 @@ def test_a_job_dies_and_resumes(growfs: Growfs, tree: dict[str, bytes], other: R
             job.read_all(order[: 4 * len(order) // 10])
             epoch(other)
             job.kill()
-    until(lambda: fetched(growfs) > ROOM)
+    until(lambda: fetched(growfs) > CAPACITY)
 
 
 EPOCHS: dict[str, Callable[[list[str], random.Random], list[str]]] = {
@@ -208,7 +236,7 @@ EPOCHS: dict[str, Callable[[list[str], random.Random], list[str]]] = {
 
 @pytest.mark.promise(17)
 def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Reader, other: Reader) -> None:
-    """Each listed once by one process and used twice, while another goes on."""
+    """Each is listed once by one process and used twice, while another process keeps listing."""
     chance = random.Random(1)
     for pick in EPOCHS.values():
         names = sorted(reader.walk())
@@ -217,17 +245,17 @@ def test_epochs_of_many_kinds(growfs: Growfs, tree: dict[str, bytes], reader: Re
             reader.read_all(pick(names, chance))
             epoch(other)
     reader.walk()
-    until(lambda: fetched(growfs) > ROOM)
+    until(lambda: fetched(growfs) > CAPACITY)
 
 
 @pytest.mark.promise(7)
 def test_a_hundred_and_fifty_directories(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
     make_tree(tmp_path / "remote", directories=150, files=3, size=100)
     growfs.mount(tmp_path / "remote", "--cache-size", 200 * SIZE, *HALF)
-    until(lambda: told(growfs)["cache"]["files"] == 200)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 200)
     seen: set[str] = set()
     while len(seen) <= 200:
         shown = epoch(reader)
         assert len({Path(name).parent for name in shown}) == 150
         seen |= shown
-    assert waits(growfs) == 0
+    assert waited_opens(growfs) == 0

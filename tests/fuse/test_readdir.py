@@ -1,4 +1,4 @@
-"""Directories and names as programs walk them: thousands of entries, from any place; deep trees, long names."""
+"""Directory streams and path look-up: thousands of entries, seeking, deep trees, long names."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Stream:
     def tell(self) -> int:
         return int(libc.telldir(self._stream))
 
-    def seek(self, place: int) -> None:
-        libc.seekdir(self._stream, ctypes.c_long(place))
+    def seek(self, position: int) -> None:
+        libc.seekdir(self._stream, ctypes.c_long(position))
 
     def rewind(self) -> None:
         libc.rewinddir(self._stream)
@@ -70,7 +70,7 @@ class Stream:
 
 @pytest.fixture(scope="module")
 def forest(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Library]:
-    """A directory of thousands of files, each with its name as content, and paths that are deep and long."""
+    """A directory of thousands of files, each with its name as content, and two paths: a deep one and a long one."""
     tree = {f"many/{number:05}": b"%05d" % number for number in range(MANY)}
     tree |= {f"{DEEP}/deep.bin": b"deep", f"{LONG}/long.bin": b"long"}
     with shared(tmp_path_factory.mktemp("forest"), tree, engine) as forest:
@@ -90,14 +90,14 @@ def test_a_walk_finds_each_file_once(forest: Library) -> None:
 
 
 @pytest.mark.promise(13)
-def test_every_saved_place_continues_as_before(stream: Stream) -> None:
-    places, names = [stream.tell()], []
+def test_seekdir_to_any_saved_position_continues_as_before(stream: Stream) -> None:
+    positions, names = [stream.tell()], []
     while name := stream.next():
         names.append(name)
-        places.append(stream.tell())
+        positions.append(stream.tell())
     assert sorted({*names} - {".", ".."}) == [f"{number:05}" for number in range(MANY)]
     for number in (5, 0, len(names) - 1, 2, len(names), 1000, 999, 2500):
-        stream.seek(places[number])
+        stream.seek(positions[number])
         assert stream.rest() == names[number:]
 
 
@@ -117,12 +117,12 @@ def test_two_streams_do_not_disturb_each_other(stream: Stream, forest: Library) 
         assert stream.rest() == other.rest()
 
 
-@pytest.mark.parametrize("room", [280, 4096, 1 << 20])
-def test_entries_come_whole_whatever_the_buffer(forest: Library, room: int) -> None:
-    buffer = ctypes.create_string_buffer(room)
+@pytest.mark.parametrize("buffer_size", [280, 4096, 1 << 20])
+def test_getdents_returns_whole_entries_for_any_buffer_size(forest: Library, buffer_size: int) -> None:
+    buffer = ctypes.create_string_buffer(buffer_size)
     names = []
     with opened(forest.path / "many") as fd:
-        while (size := libc.getdents64(fd, buffer, ctypes.c_size_t(room))) > 0:
+        while (size := libc.getdents64(fd, buffer, ctypes.c_size_t(buffer_size))) > 0:
             at = 0
             while at < size:
                 (length,) = struct.unpack_from("H", buffer, at + 16)
@@ -133,7 +133,7 @@ def test_entries_come_whole_whatever_the_buffer(forest: Library, room: int) -> N
     assert len(names) == len({*names})
 
 
-def test_entries_tell_what_stat_tells(forest: Library) -> None:
+def test_directory_entries_agree_with_stat(forest: Library) -> None:
     with os.scandir(forest.path / "many") as entries:
         for entry in entries:
             found = os.stat(entry)
@@ -154,8 +154,8 @@ def test_deep_and_long_paths(forest: Library, path: str) -> None:
     assert (forest.path / path).read_bytes() == forest.tree[path]
 
 
-def test_one_directory_after_the_other(forest: Library) -> None:
-    """As fts(3) walks, for which a path may have any length."""
+def test_a_deep_tree_can_be_walked_one_directory_at_a_time(forest: Library) -> None:
+    """As fts(3) does, so that a path may be longer than PATH_MAX."""
     with opened(forest.path) as folder:
 
         def go(name: str) -> None:
@@ -171,7 +171,7 @@ def test_one_directory_after_the_other(forest: Library) -> None:
         assert os.fstat(folder).st_ino == forest.path.stat().st_ino
 
 
-def test_the_way_up_leads_out_of_the_mount(forest: Library) -> None:
+def test_dot_dot_leads_out_of_the_mount(forest: Library) -> None:
     assert os.path.samefile(forest.path / "many/..", forest.path)
     assert os.path.samefile(forest.path / "many/../..", forest.path.parent)
 
@@ -179,7 +179,7 @@ def test_the_way_up_leads_out_of_the_mount(forest: Library) -> None:
 @pytest.mark.promise(13)
 @pytest.mark.parametrize("folder", ["", "many", ".growfs"])
 @pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "x" * 4000], ids=["256", "256 in UTF-8", "4000"])
-def test_a_name_over_255_bytes(forest: Library, folder: str, name: str) -> None:
+def test_a_name_over_255_bytes_gives_enametoolong(forest: Library, folder: str, name: str) -> None:
     with opened(forest.path / folder) as fd:  # so that the path itself is not too long
         with pytest.raises(OSError, match=r".") as refused:
             os.stat(name, dir_fd=fd)
@@ -189,7 +189,7 @@ def test_a_name_over_255_bytes(forest: Library, folder: str, name: str) -> None:
         assert refused.value.errno == errno.ENAMETOOLONG
 
 
-def test_a_path_over_4096_bytes(forest: Library) -> None:
+def test_a_path_over_4096_bytes_gives_enametoolong(forest: Library) -> None:
     with pytest.raises(OSError, match=r".") as refused:
         os.stat(f"{forest.path}/many{'/../many' * 1000}")
     assert refused.value.errno == errno.ENAMETOOLONG

@@ -1,4 +1,4 @@
-"""What the kernel is told, and what it is asked to do: names that have changed, and cores that are to stay awake."""
+"""What the daemon requests of the kernel: invalidated names, cached attributes, and cores that stay awake."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.latency import DEVICE
+from growfs.fuse.mounting import force_unmount, mounted_at
 from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
 
-FILES = 150
-LOOKERS = 4
+FILES = 60
+LOOKUP_THREADS = 4
+ABORT_S = 60.0
 
 
 @pytest.mark.promise(9)
-def test_names_change_while_others_look_them_up(growfs: Growfs, tmp_path: Path) -> None:
-    """A notice waits in the kernel for look-ups in that directory, which wait for the daemon: so that must go on."""
+def test_invalidations_do_not_deadlock_with_lookups(growfs: Growfs, tmp_path: Path) -> None:
+    """The kernel delays an invalidation until look-ups in that directory end, and these wait for the daemon.
+
+    So the daemon must go on answering while it sends invalidations."""
     remote = tmp_path / "remote"
     tree = make_tree(remote, directories=1, files=FILES, size=100)
     growfs.mount(remote)
@@ -29,7 +33,7 @@ def test_names_change_while_others_look_them_up(growfs: Growfs, tmp_path: Path) 
     ended = threading.Event()
     folder = growfs.mountpoint / "class0"
 
-    def look() -> None:
+    def look_up() -> None:
         number = 0
         while not ended.is_set():
             number += 1
@@ -40,9 +44,11 @@ def test_names_change_while_others_look_them_up(growfs: Growfs, tmp_path: Path) 
     def all_are_of(mtime_ns: int) -> bool:
         return all((growfs.mountpoint / path).stat().st_mtime_ns == mtime_ns for path in tree)
 
-    lookers = [threading.Thread(target=look) for _ in range(LOOKERS)]
-    for looker in lookers:
-        looker.start()
+    # A deadlock would hang this process, too, and its end would not end the daemon.
+    abort = threading.Timer(ABORT_S, force_unmount, [mounted_at(growfs.mountpoint)])
+    threads = [abort, *(threading.Thread(target=look_up) for _ in range(LOOKUP_THREADS))]
+    for thread in threads:
+        thread.start()
     try:
         for turn in range(1, 4):
             for path in tree:
@@ -50,14 +56,15 @@ def test_names_change_while_others_look_them_up(growfs: Growfs, tmp_path: Path) 
             until(partial(all_are_of, turn * 10**15))
     finally:
         ended.set()
-        for looker in lookers:
-            looker.join()
+        abort.cancel()
+        for thread in threads:
+            thread.join()
     assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
 
 
 @pytest.mark.promise(9)
 @only("passthrough")
-def test_the_kernel_keeps_a_files_attributes_and_a_directorys_for_a_second(growfs: Growfs, tmp_path: Path) -> None:
+def test_attributes_of_directories_expire_after_a_second_and_of_files_do_not(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     (tmp_path / "remote/file").touch()
     growfs.mount(tmp_path / "remote")
@@ -77,9 +84,9 @@ def test_the_kernel_keeps_a_files_attributes_and_a_directorys_for_a_second(growf
     assert not is_looked_up(file)
 
 
-def test_cores_stay_awake_while_opens_come_fast_and_sleep_again(growfs: Growfs, tmp_path: Path) -> None:
+def test_cores_stay_awake_only_while_opens_are_frequent(growfs: Growfs, tmp_path: Path) -> None:
     if not os.access(DEVICE, os.W_OK):
-        pytest.skip(f"{DEVICE} is not there")
+        pytest.skip(f"{DEVICE} is not writable")
     tree = make_tree(tmp_path / "remote", directories=1, files=5)
     growfs.mount(tmp_path / "remote")
     paths = [growfs.mountpoint / path for path in tree]

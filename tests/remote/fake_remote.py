@@ -1,4 +1,4 @@
-"""`FakeRemote`: a remote in a dict, that passes the same contract suite as the real ones and fails on request."""
+"""`FakeRemote`: a remote in a dict. It passes the same contract tests as the real ones, and fails on request."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from growfs.remote.protocol import FetchTask, Page, RemoteFile, RemoteStream, Sk
 
 @dataclass
 class FakeRemote:
-    """data: path to content. Each put is a new version, a second later than the last.
+    """data: path to content. Each put makes a new version, one second newer than the last.
 
-    faults: what the next calls raise, by method ('pages': one for each page; None lets a call through).
-    latency_s: waited before each call. calls: (method, path) of each, in order.
+    faults: what the next calls raise, by method ('pages': one for each page; None lets a call succeed).
+    latency_s: a delay before each call. calls: (method, path) of each call, in order.
     """
 
     page_files: int = 1000
     chunk_bytes: int = 1 << 16
     latency_s: float = 0.0
-    tells_size: bool = True
-    tells_version: bool = True
+    lists_size: bool = True
+    has_versions: bool = True
     data: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, deque[Exception | None]] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
-    missing: bool = False  # the root itself
+    missing: bool = False  # the root does not exist
     _put_at: dict[str, int] = field(default_factory=dict)
     _puts: int = 0
 
@@ -58,12 +58,12 @@ class FakeRemote:
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         self._called("stat", path)
-        return self._file(path, asked=True)
+        return self._file(path, with_size=True)
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         file, part, target = task.file, task.byte_range, task.target
         self._called("fetch", file.path)
-        now = self._file(file.path, asked=True)
+        now = self._file(file.path, with_size=True)
         content = self.data[file.path]
         if part:
             content = content[part.offset : part.offset + part.size]
@@ -81,30 +81,30 @@ class FakeRemote:
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         self._called("open", file.path)
-        now = self._file(file.path, asked=True)
+        now = self._file(file.path, with_size=True)
         if file.version and now.version and file.version != now.version:
             raise RemoteChanged(f"fake://{file.path}: is no longer the version that was listed; list again")
-        return _Opened(now, io.BytesIO(self.data[file.path][start:]), lambda: self._called("chunk", file.path))
+        return _Stream(now, io.BytesIO(self.data[file.path][start:]), lambda: self._called("chunk", file.path))
 
     def _called(self, method: str, path: str) -> None:
         self.calls.append((method, path))
         if self.latency_s:
             time.sleep(self.latency_s)
-        waiting = self.faults.get(method)
-        if waiting and (error := waiting.popleft()) is not None:
+        pending = self.faults.get(method)
+        if pending and (error := pending.popleft()) is not None:
             raise error
 
-    def _file(self, path: str, asked: bool = False) -> RemoteFile:
+    def _file(self, path: str, with_size: bool = False) -> RemoteFile:
         if path not in self.data:
             raise RemoteMissing(f"fake://{path}: no such file or folder; check the URL")
         at = self._put_at[path]
-        version = f"v{at}" if self.tells_version else ""
-        size = len(self.data[path]) if asked or self.tells_size else None
+        version = f"v{at}" if self.has_versions else ""
+        size = len(self.data[path]) if with_size or self.lists_size else None
         return RemoteFile(path, size, (1_700_000_000 + at) * 10**9, version)
 
 
 @dataclass
-class _Opened:
+class _Stream:
     file: RemoteFile
     rest: io.BytesIO
     called: Callable[[], None]

@@ -1,4 +1,4 @@
-"""A remote that stalls and refuses as a test says: a web server with a manifest of its files."""
+"""A web server with a manifest of its files, whose responses a test can block or make fail."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Any
 from urllib.parse import unquote
 
 
-class Gated:
-    """files: content by path. held: paths whose content waits for `let_go`. refused: status codes by path.
+class ManifestServer:
+    """files: content by path. blocked: paths whose content waits for `unblock`. statuses: status codes by path.
 
-    fetched counts the requests for each path's content, also those that are still held.
+    requests: the number of GET requests for each path, including blocked ones.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.files: dict[str, bytes] = {}
-        self.held: set[str] = set()
-        self.refused: dict[str, int] = {}
-        self.fetched: Counter[str] = Counter()
+        self.blocked: set[str] = set()
+        self.statuses: dict[str, int] = {}
+        self.requests: Counter[str] = Counter()
         self._gate = threading.Event()
 
     @property
     def manifest(self) -> str:
-        """What to mount: the URL of a manifest that tells all sizes."""
+        """The URL to mount: a manifest with the size of every file."""
         return f"{self.url}manifest.csv"
 
-    def let_go(self) -> None:
-        """Answer all that was held, and hold nothing any more."""
-        self.held = set()
+    def unblock(self) -> None:
+        """Answer all blocked requests, and block none from now on."""
+        self.blocked = set()
         self._gate.set()
 
     def handler(self, *arguments: Any) -> BaseHTTPRequestHandler:
-        """What `serving` asks for."""
+        """The handler factory for `serving`."""
         return _Handler(self, *arguments)
 
     def wait(self) -> None:
-        """Return when all is let go."""
+        """Block until `unblock` is called."""
         self._gate.wait()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def __init__(self, gated: Gated, *arguments: Any) -> None:
-        self._gated = gated
+    def __init__(self, server: ManifestServer, *arguments: Any) -> None:
+        self._server = server
         super().__init__(*arguments)
 
     def do_HEAD(self) -> None:
@@ -52,9 +52,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self._path()
-        self._gated.fetched[path] += 1
-        if path in self._gated.held:
-            self._gated.wait()
+        self._server.requests[path] += 1
+        if path in self._server.blocked:
+            self._server.wait()
         self._answer(with_body=True)
 
     def _path(self) -> str:
@@ -63,11 +63,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, with_body: bool) -> None:
         path = self._path()
         if path == "manifest.csv":
-            rows = [f"{name},{len(content)}" for name, content in self._gated.files.items()]
+            rows = [f"{name},{len(content)}" for name, content in self._server.files.items()]
             content: bytes | None = "\n".join(["path,size", *rows, ""]).encode()
         else:
-            content = self._gated.files.get(path)
-        status = self._gated.refused.get(path, 404 if content is None else 200)
+            content = self._server.files.get(path)
+        status = self._server.statuses.get(path, 404 if content is None else 200)
         self.send_response(status)
         body = content if content is not None and status == 200 else b""
         self.send_header("Content-Length", str(len(body)))

@@ -1,0 +1,104 @@
+"""The log of a daemon: one file and its predecessor, of limited size, for whatever is printed in any of its processes.
+
+The daemon's own standard output and error are the file, so that what the interpreter writes when it dies is in it. They
+follow when the file is rotated. The workers, and the producers that they start, write to a pipe, which a thread copies
+to the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import logging.handlers
+import os
+import threading
+import time
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+
+LOG_BYTES_MAX = 4 << 20
+"""Size at which the file is rotated."""
+PIPE_BYTES = 1 << 20
+"""The most that an ordinary user may give to a pipe (pipe(7), pipe-max-size)."""
+OUTPUT_BYTES_PER_S = 64 << 10
+"""What is kept of the output of the workers. A producer may print for each file, and there is other news."""
+OUTPUT = "output"
+"""The name of the records that are output."""
+END_S = 5.0
+"""How long the end of the workers may take. What a producer has left running may hold the pipe for longer."""
+PAUSE_S = 0.02
+"""After each read beyond that, so that a producer that only prints takes no time of the daemon."""
+
+
+class LogFile(logging.handlers.RotatingFileHandler):
+    """Owns the file, the descriptors 1 and 2 of this process, and a pipe. output: the end that workers write to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
+        reading, self.output = os.pipe()
+        with suppress(OSError):
+            fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._copier = threading.Thread(target=self._copy, args=(reading,), name="log", daemon=True)
+        self._copier.start()
+
+    def finish(self) -> None:
+        """Return when all processes that write to the pipe have ended, and what they wrote is in the file."""
+        os.close(self.output)
+        self._copier.join(END_S)
+
+    def _open(self) -> TextIOWrapper:
+        """Called at the start, and after each rotation."""
+        stream = super()._open()
+        for standard in (1, 2):
+            os.dup2(stream.fileno(), standard)
+        return stream
+
+    def _copy(self, reading: int) -> None:
+        allowance = Allowance(OUTPUT_BYTES_PER_S)
+        line = b""  # its end has not come yet
+        while part := os.read(reading, PIPE_BYTES):
+            kept, dropped = allowance.take(len(part), time.monotonic())
+            if dropped:
+                self._write(line + f"\n[{dropped:,} bytes of output are left out]\n".encode())
+                line = b""
+            whole, end, line = (line + part[:kept]).rpartition(b"\n")
+            if len(line) > OUTPUT_BYTES_PER_S:
+                whole, end, line = whole + end + line, b"\n", b""
+            if end:
+                self._write(whole + end)
+            if kept < len(part):
+                time.sleep(PAUSE_S)
+
+    def _write(self, output: bytes) -> None:
+        text = output.decode(errors="replace").removesuffix(self.terminator)
+        self.handle(logging.makeLogRecord({"name": OUTPUT, "msg": text}))
+
+
+class OutputFormatter(logging.Formatter):
+    """Puts the time before each record, but prints the output of workers as it is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a record."""
+        return str(record.msg) if record.name == OUTPUT else super().format(record)
+
+
+class Allowance:
+    """How much may be written in each second. Owns the count of what was dropped and not yet told."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._second = 0
+        self._left = 0
+        self._dropped = 0
+
+    def take(self, size: int, now_s: float) -> tuple[int, int]:
+        """(how much of these bytes may be written, how much was dropped before and is to be told first)."""
+        told = 0
+        if int(now_s) != self._second:
+            self._second, self._left = int(now_s), self._bytes_per_s
+            told, self._dropped = self._dropped, 0
+        kept = min(size, self._left)
+        self._left -= kept
+        self._dropped += size - kept
+        return kept, told

@@ -1,0 +1,283 @@
+"""The daemon process: opens the cache, runs the components of one mount, and leaves the cache in order.
+
+It runs in a session of its own. It reads a pickled MountRequest from standard input, and ends if none comes. It writes
+lines of JSON to the file descriptor FD: {"progress": ...} any number of times, then {"ready": ...} or {"error": ...}.
+If the reader closes the pipe before that, the daemon unmounts and ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import pickle
+import resource
+import signal
+import sqlite3
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trio
+from setproctitle import setproctitle
+
+from growfs.cache.directory import CacheFolder, open_cache
+from growfs.cache.open_files import IDLE_MAX
+from growfs.cache.store import Store
+from growfs.daemon.log_file import LogFile, OutputFormatter
+from growfs.daemon.options import MountRequest
+from growfs.daemon.spawn import TITLE
+from growfs.daemon.virtual_files import RecentLog
+from growfs.daemon.wiring import Components, build
+from growfs.errors import GrowfsError
+from growfs.fuse.engine import Engine
+from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
+from growfs.remote.names import redact
+from growfs.remote.wrappers.producer_pool import check
+from growfs.syscalls import check_kernel
+from growfs.workers import process
+from growfs.workers.fork_server import ForkServer
+from growfs.workers.pool import WorkerPool
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 0.1
+DURABLE_EVERY_S = 30.0
+DESCRIPTORS_MIN = 256
+TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
+"""Environment variables that name the folder for temporary files, of Python, of libraries, and of SQLite."""
+SWITCH_S = 2e-4
+"""For sys.setswitchinterval: while another thread computes (to render a list of a million files, say), each system call
+of an open may wait this long for the interpreter."""
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+IGNORED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""By default each of these ends a process."""
+
+CONFINED = "the kernel lets a producer write to its own file and folder only (Landlock)"
+UNCONFINED = "this kernel has no Landlock: nothing keeps a producer from writing elsewhere"
+
+
+class Launcher:
+    """The process that started the daemon, which waits until the mount is ready.
+
+    It may be stopped (Ctrl-Z) and read nothing, while readers use the mount. So nothing here waits for it but `ready`,
+    which is for a task of its own, and `fail`, at the end. log: that of a mount that failed.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._unsent = b""
+        self.finished = False
+        self.log: Path | None = None
+        os.set_blocking(fd, False)
+
+    def report(self, **message: Any) -> None:
+        """Send a message, unless an earlier one is not read yet. Raises GrowfsError if the launcher is gone."""
+        if self._flush():
+            self._unsent = _line(message)
+            self._flush()
+
+    async def ready(self, status: dict[str, Any]) -> None:
+        """Send the last message. After that, errors go to the log."""
+        self.finished = True
+        self._unsent += _line({"ready": status})
+        try:
+            while not self._flush():
+                await trio.lowlevel.wait_writable(self._fd)
+        except GrowfsError:
+            log.warning("the command that mounts has ended already")
+        os.close(self._fd)
+
+    def fail(self, **message: Any) -> None:
+        """Send an error as the last message, and where the log is, unless the mount was ready."""
+        if self.finished:
+            log.error("%s", message["error"])
+            return
+        self.finished = True
+        self._unsent += _line(message | {"log": self.log and str(self.log)})
+        os.set_blocking(self._fd, True)
+        with suppress(GrowfsError):
+            while not self._flush():
+                pass
+
+    def _flush(self) -> bool:
+        """Send what is unsent, as far as the pipe takes it; whether that is all."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            raise GrowfsError("the command that mounts ended before the mount was ready") from None
+        return True
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def run(fd: int, fork_server: ForkServer) -> None:
+    """Serve one mount until it is unmounted. fd: see above."""
+    launcher = Launcher(fd)
+    try:
+        request: MountRequest = pickle.load(sys.stdin.buffer)
+    except EOFError:  # the command line was wrong
+        fork_server.stop()
+        return
+    url = redact(request.url)
+    setproctitle(f"{TITLE}{url} on {request.mountpoint}")
+    sys.setswitchinterval(SWITCH_S)
+    process.tune_gc()
+    try:
+        serve(request, url, launcher, fork_server)
+    except GrowfsError as error:
+        launcher.fail(error=str(error), exit_code=error.exit_code)
+        sys.exit(error.exit_code)
+    except BaseException as error:
+        launcher.fail(
+            error=f"a bug in growfs: {type(error).__name__}: {error}", exit_code=1, trace=traceback.format_exc()
+        )
+        raise
+    finally:
+        fork_server.stop()
+
+
+def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: ForkServer) -> None:
+    """Open the cache and run the mount. url: without secrets."""
+    _raise_limits()
+    spec = request.remote
+    allow_other = request.options.allow_other or os.geteuid() == 0
+    check_kernel()
+    check_fuse(allow_other)
+    check_mountpoint(request.mountpoint)
+    check_outside(request.mountpoint, "--cache-dir", request.options.cache_dir)
+    for variable in TEMPORARY_FOLDERS:
+        if variable in os.environ:
+            check_outside(request.mountpoint, variable, Path(os.environ[variable]))
+    confined = check(spec)
+    folder = open_cache(request.options.cache_dir, spec, url)
+    log_file: LogFile | None = None
+    try:
+        log_file, recent = _start_log(folder)
+        if confined is not None:
+            log.info(CONFINED if confined else UNCONFINED)
+        folder.announce(url, request.mountpoint)
+        workers = WorkerPool(fork_server, replace(spec, cache=folder.path), log_file.output)
+        mount = MountSpec(request.mountpoint, folder.path, allow_other)
+        trio.run(_run, lambda: build(request, url, folder, workers, recent), mount, launcher)
+        if not launcher.finished:
+            raise GrowfsError(f"{request.mountpoint}: the mount was ended before it was ready")
+    except sqlite3.DatabaseError as error:
+        raise GrowfsError(
+            f"{folder.database}: {error}; if it is damaged, delete {folder.path} and mount again"
+        ) from error
+    except OSError as error:
+        raise GrowfsError(
+            f"{error.filename or folder.path}: {error.strerror or error}; look at the cache's disk"
+        ) from error
+    finally:
+        fork_server.stop()
+        if log_file is not None:
+            log_file.finish()  # with the workers, which have the cache's files open
+        folder.release()
+        if not launcher.finished:
+            launcher.log = folder.undo()
+
+
+def _start_log(folder: CacheFolder) -> tuple[LogFile, RecentLog]:
+    to_file, recent = LogFile(folder.log), RecentLog()
+    for handler in (to_file, recent):
+        handler.setFormatter(OutputFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_file, recent])
+    return to_file, recent
+
+
+def _raise_limits() -> None:
+    """Raise the limit of file descriptors to the hard limit: each open file takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < DESCRIPTORS_MIN:
+        raise GrowfsError(f"this process may open {hard} files only; raise the limit: ulimit -n {DESCRIPTORS_MIN}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Make the kernel grow the descriptor table now: once there are threads, each doubling waits for every core
+    # (synchronize_rcu), 10 ms and more (fs/file.c, expand_fdtable).
+    os.close(fcntl.fcntl(sys.stdin.fileno(), fcntl.F_DUPFD, min(hard - 1, 2 * IDLE_MAX)))
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a lease is broken (cache/open_files.py); else it kills
+
+
+async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
+    """Serve the mount until it is unmounted or a signal ends the daemon."""
+    components = build()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_until_signal, nursery.cancel_scope)
+            nursery.start_soon(_keep_durable, components.store)
+            for service in components.running:
+                nursery.start_soon(service.run)
+            await _progress_until(components, launcher, components.start.is_anything_listed)
+            components.engine.mount(mount)
+            nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
+            await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
+            await _progress_until(components, launcher, components.start.is_possible)
+            await launcher.ready(await components.status.snapshot())
+    except BaseExceptionGroup as group:
+        raise _cause(group) from group
+    finally:
+        components.engine.unmount()
+        components.usage.save_now()
+        components.store.stop()
+        components.database.close()
+
+
+async def _progress_until(components: Components, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:
+    while not await done():
+        launcher.report(progress=await components.status.snapshot())
+        await trio.sleep(PROGRESS_EVERY_S)
+
+
+async def _serve(engine: Engine, daemon: trio.CancelScope) -> None:
+    await engine.serve()
+    log.info("unmounted")
+    daemon.cancel()
+
+
+async def _until_signal(daemon: trio.CancelScope) -> None:
+    """Stop cleanly after a signal that asks for it. The others are for daemons with other things to do on them."""
+    with trio.open_signal_receiver(*STOPPING, *IGNORED) as signals:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if number in STOPPING:
+                log.info("stopping after %s", name)
+                daemon.cancel()
+            else:
+                log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
+
+
+async def _keep_durable(store: Store) -> None:
+    while True:
+        await trio.sleep(DURABLE_EVERY_S)
+        try:
+            await store.make_durable()
+        except (OSError, sqlite3.OperationalError) as error:
+            log.warning("the cached files could not be synced to the disk, trying again: %s", error)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error to report: the first GrowfsError in the group, else the first error."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(reversed(error.exceptions))
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, GrowfsError)), leaves[0])

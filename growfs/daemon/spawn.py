@@ -1,0 +1,85 @@
+"""The daemon's process, as the command that mounts starts it.
+
+The daemon imports for longer than it takes to read a command line. So `growfs mount` starts it first, and sends it the
+request once that is known; for the same reason, little is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from growfs.syscalls import memfd_create
+
+TITLE = "growfs: "
+"""How the title of a daemon's process begins: so daemons are found whose mount is not in the mount table."""
+_early: DaemonProcess | None = None
+
+
+class DaemonProcess:
+    """A daemon that waits for its request (see `daemon.server`). If it never comes, the daemon ends.
+
+    process: see `subprocess.Popen`. messages: the pipe that the daemon writes to. errors: the file that it prints to
+    until it has its log.
+    """
+
+    def __init__(self, scheme: str) -> None:
+        """scheme: of the remote's URL. The fork server imports what such a remote needs."""
+        self.scheme = scheme
+        _open_standard_descriptors()
+        reading, writing = os.pipe()
+        self.messages = os.fdopen(reading)
+        self.errors = os.fdopen(memfd_create("growfs-errors"), "w+")
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "growfs.daemon.main", str(writing), scheme],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self.errors,
+                pass_fds=[writing],
+                start_new_session=True,
+                cwd="/",
+            )
+        finally:
+            os.close(writing)
+
+    def send(self, request: bytes) -> None:
+        """Send the request, a pickled MountRequest."""
+        assert self.process.stdin
+        with self.process.stdin as stdin:
+            stdin.write(request)
+
+    def close(self) -> None:
+        """Close the connection. Before its mount is ready, the daemon notices, unmounts and ends."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.messages.close()
+        self.errors.close()
+
+
+def start_early(arguments: Sequence[str]) -> None:
+    """Start the daemon that a command line will need: it mounts, and an argument is a URL."""
+    global _early
+    urls = [argument for argument in arguments if "://" in argument and not argument.startswith("-")]
+    if urls and arguments[0] == "mount":
+        _early = DaemonProcess(urls[0].partition("://")[0])
+
+
+def daemon_process(scheme: str) -> DaemonProcess:
+    """The daemon that was started early, if it was for this scheme; else a new one."""
+    global _early
+    early, _early = _early, None
+    if early and early.scheme == scheme:
+        return early
+    if early:
+        early.close()
+    return DaemonProcess(scheme)
+
+
+def _open_standard_descriptors() -> None:
+    """Open those of 0, 1 and 2 that are closed: else a pipe to the daemon gets their number, and is replaced there."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)

@@ -1,0 +1,96 @@
+"""Who uses a mount: processes, other mounts of the same file system, and copies of it in other mount namespaces.
+
+A umount reaches bind mounts and copies only where mount propagation carries it (mount_namespaces(7)). Elsewhere the
+file system stays mounted, and its daemon serves it on: in a container that was started with `docker -v`, for example.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from growfs.fuse.mounting import MountRow, mount_rows
+
+
+def users_of(mountpoint: Path) -> list[str]:
+    """The processes with an open file, a mapping or their working directory below a mountpoint, as 'command (pid)'."""
+    below = f"{mountpoint}/"
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [process / "cwd", process / "root", *(process / "fd").iterdir()]
+            used = any(f"{os.readlink(link)}/".startswith(below) for link in links if link.is_symlink())
+            if used or below in (process / "maps").read_text():
+                found.append(name_of(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def name_of(pid: int | str) -> str:
+    """A process, as 'command (pid)'. Raises OSError if there is none."""
+    return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
+
+
+def other_mounts(cache: Path, mountpoint: Path | None) -> list[str]:
+    """Where the file system of a cache stays mounted after it is unmounted from a mountpoint (None: it is already).
+
+    Other namespaces are seen as far as this user may: root sees all.
+    """
+    own = mount_rows()
+    namespaces = list(_other_namespaces())
+    unmounted = [row for row in own if row.is_growfs and row.mountpoint == mountpoint][-1:]
+    reached = _reached(unmounted, own, [row for _, rows in namespaces for row in rows])
+    found = [f"a mount on {row.mountpoint}" for row in own if _stays(row, own, cache, reached) and row not in unmounted]
+    return found + [
+        f"the mount namespace of {process}"
+        for process, rows in namespaces
+        if any(_stays(row, rows, cache, reached) for row in rows)
+    ]
+
+
+_Place = tuple[str, str]
+"""Where a mount is: the device of the file system below it, and the path there."""
+
+
+def _reached(unmounted: list[MountRow], own: list[MountRow], others: list[MountRow]) -> set[tuple[_Place, int]]:
+    """Places, and the peer groups of what is mounted there below, where an umount propagates to."""
+    if not unmounted or not (parent := _parent(unmounted[0], own)) or not parent.peers:
+        return set()
+    groups, more = set[int](), {parent.peers}
+    while more:  # a slave group gets what its master gets, and may be a master itself
+        groups |= more
+        more = {row.peers for row in own + others if row.master in groups and row.peers} - groups
+    return {(_place(unmounted[0], parent), group) for group in groups}
+
+
+def _stays(row: MountRow, rows: list[MountRow], cache: Path, reached: set[tuple[_Place, int]]) -> bool:
+    """Whether a row is a mount of that cache, and is not reached."""
+    if not row.is_growfs or row.cache != cache:
+        return False
+    parent = _parent(row, rows)
+    return not parent or not {(_place(row, parent), group) for group in (parent.peers, parent.master)} & reached
+
+
+def _parent(row: MountRow, rows: list[MountRow]) -> MountRow | None:
+    return next((other for other in rows if other.id == row.parent), None)
+
+
+def _place(row: MountRow, parent: MountRow) -> _Place:
+    return parent.device, os.path.normpath(
+        os.path.join(parent.root, os.path.relpath(row.mountpoint, parent.mountpoint))
+    )
+
+
+def _other_namespaces() -> Iterator[tuple[str, list[MountRow]]]:
+    """(a process, the mounts that it sees) for each other mount namespace."""
+    seen = {os.readlink("/proc/self/ns/mnt")}
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            namespace = os.readlink(process / "ns/mnt")
+            if namespace not in seen:
+                seen.add(namespace)
+                yield name_of(process.name), mount_rows(process.name)
+        except OSError:  # it has ended, or is another user's
+            continue

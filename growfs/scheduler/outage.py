@@ -1,0 +1,176 @@
+"""Whether the remote is away: noticed from failures, told apart from files that fail by themselves, and waited out.
+
+A failure is a suspicion at first. It is of the file alone if the remote answers a request that is sent later: another
+download, or a probe. If it does not answer, there is an outage: nothing is drawn, no space is made, and no worker runs
+until a probe is answered. Each probe comes from a new process, which reads the credentials anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+from humanfriendly import format_timespan
+
+from growfs.cache.catalog import Catalog
+from growfs.cache.events import Signal
+from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
+from growfs.remote.protocol import RemoteFile
+from growfs.workers.messages import Probe
+from growfs.workers.pool import WorkerLost, WorkerPool
+
+log = logging.getLogger(__name__)
+
+SUSPICION_S = 1.0
+"""How long a suspicion waits for the answer to another download before a probe is sent."""
+PROBE_S = 10.0
+"""A probe without an answer counts as failed after this time."""
+PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
+PAUSE_SHARE = 20
+"""The pause between two probes is one part in so many of the outage so far: waiting prolongs an outage by that."""
+
+
+def may_be_outage(error: GrowfsError) -> bool:
+    """Whether all requests may fail like this: the remote cannot be reached, or refuses access."""
+    return isinstance(error, (RemoteBusy, RemoteDenied))
+
+
+def pause_s(outage_s: float) -> float:
+    """Seconds until the next probe, in an outage that has lasted for so long."""
+    return min(max(PAUSE_S_MIN, outage_s / PAUSE_SHARE), PAUSE_S_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    error: GrowfsError
+    since: float
+    decided: Callable[[bool], None]
+
+
+class Outage:
+    """Owns whether the remote is away, since when, why, and when it is tried next.
+
+    probe: sends a request that any remote in order would answer, and repeats it a few times if told so; returns the
+    error, or None. began, ended: notified of
+    an outage. why: the latest error; None while the remote is not known to be away.
+    """
+
+    def __init__(self, probe: Callable[[bool], Awaitable[GrowfsError | None]]) -> None:
+        self.why: GrowfsError | None = None
+        self.began = Signal[[]]()
+        self.ended = Signal[[]]()
+        self._probe = probe
+        self._since = self._since_clock = 0.0
+        self._next_probe: float | None = None
+        self._suspicions: list[_Suspicion] = []
+        self._suspected = Signal[[]]()
+        self._cleared = Signal[[]]()
+        self._received_at = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the remote is away."""
+        return self.why is not None
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds since the outage began; 0 while there is none."""
+        return trio.current_time() - self._since if self.is_on else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """As `outage` in status.json has it; empty while there is none. since: seconds since 1970."""
+        if not self.is_on:
+            return {}
+        next_s = 0.0 if self._next_probe is None else max(0.0, self._next_probe - trio.current_time())
+        return {"since": self._since_clock, "why": str(self.why), "next_try_s": next_s}
+
+    def suspect(self, error: GrowfsError, decided: Callable[[bool], None] = lambda _: None) -> None:
+        """Find out whether a failure is the remote's. decided: called with the result: whether the remote is away."""
+        if self.is_on:
+            decided(True)
+            return
+        self._suspicions.append(_Suspicion(error, trio.current_time(), decided))
+        self._suspected.notify()
+
+    def answered(self, sent_at: float) -> None:
+        """Note that the remote has answered a request that was sent at that time."""
+        cleared = [suspicion for suspicion in self._suspicions if suspicion.since < sent_at]
+        if cleared:
+            self._suspicions = [suspicion for suspicion in self._suspicions if suspicion.since >= sent_at]
+            for suspicion in cleared:
+                suspicion.decided(False)
+            self._cleared.notify()
+
+    def note_received(self, count: int) -> None:
+        """Note that bytes have arrived, for requests old or new."""
+        if count:
+            self._received_at = trio.current_time()
+
+    async def run(self) -> None:
+        """Decide on suspicions, and wait out outages, until cancelled."""
+        while True:
+            while not self._suspicions:
+                await self._suspected.wait()
+            first = self._suspicions[0]
+            with trio.move_on_at(first.since + SUSPICION_S):
+                while first in self._suspicions:
+                    await self._cleared.wait()
+            if first in self._suspicions:
+                await self._decide(first)
+
+    async def _decide(self, first: _Suspicion) -> None:
+        sent_at = trio.current_time()
+        error = await self._probe(True)
+        busy = isinstance(error, RemoteBusy) and isinstance(first.error, RemoteBusy)
+        if error is None or (busy and self._received_at > sent_at):  # the latter: it serves others, but not all
+            self.answered(sent_at)
+        elif first in self._suspicions:  # else another download was answered meanwhile
+            await self._wait_out(first, error)
+
+    async def _wait_out(self, first: _Suspicion, error: GrowfsError | None) -> None:
+        self.why, self._since = first.error, first.since
+        self._since_clock = time.time() - self.lasted_s
+        log.warning("waiting for the remote: %s", first.error)
+        suspicions, self._suspicions = self._suspicions, []
+        self.began.notify()
+        for suspicion in suspicions:
+            suspicion.decided(True)
+        while error is not None:
+            if type(error) is not type(self.why):  # else a failed download says more than a failed probe
+                self.why = error
+            self._next_probe = trio.current_time() + pause_s(self.lasted_s)
+            await trio.sleep_until(self._next_probe)
+            self._next_probe = None
+            error = await self._probe(False)
+        lasted_s, self.why = self.lasted_s, None
+        log.info("the remote answers again, after %s", format_timespan(round(lasted_s)))
+        self.ended.notify()
+
+
+async def probe_in_worker(workers: WorkerPool, catalog: Catalog, staging: Path, repeats: bool) -> GrowfsError | None:
+    """Have a new worker request one byte of a random cached file, or of any other; returns why none was answered.
+
+    staging: the folder that workers write to. repeats: as in Probe.
+    """
+    files = [RemoteFile(catalog.path(node), node.size, node.mtime_ns, node.version) for node in catalog.samples()]
+    try:
+        channel = workers.spawn()
+    except GrowfsError as error:
+        return error
+    try:
+        with trio.fail_after(PROBE_S):
+            await channel.call(Probe(files, staging / "probe", repeats))
+    except trio.TooSlowError:
+        return RemoteBusy(f"{workers.url}: its server has not answered for {PROBE_S:g} s; check the network")
+    except WorkerLost as lost:
+        return GrowfsError(f"{workers.url}: cannot be tried, as {lost}")
+    except GrowfsError as error:
+        return error
+    finally:
+        await channel.aclose()
+    return None

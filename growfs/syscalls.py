@@ -1,0 +1,74 @@
+"""System calls for which Python may have no wrapper: it has none where it was built for an old C library.
+
+Such are the builds of uv and conda. There the calls are made by their numbers (the kernel's syscall tables).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+
+from growfs.errors import GrowfsError
+
+_PIDFD_OPEN = 434
+"""The same on every architecture."""
+_MEMFD_CREATE = {"x86_64": 319, "ppc64le": 360, "s390x": 350}
+_MEMFD_CREATE_GENERIC = 279
+_PREADV2 = {"x86_64": 327, "ppc64le": 380, "s390x": 376}
+_PREADV2_GENERIC = 286
+"""The others have the numbers of include/uapi/asm-generic/unistd.h."""
+_MFD_CLOEXEC = 1
+_RWF_NOWAIT = 8
+
+
+def pidfd_open(pid: int) -> int:
+    """A descriptor that becomes readable when a process ends (pidfd_open(2)). Raises OSError."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _call(_PIDFD_OPEN, pid, 0)
+
+
+def memfd_create(name: str) -> int:
+    """A file in memory (memfd_create(2)). Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    return _call(_MEMFD_CREATE.get(platform.machine(), _MEMFD_CREATE_GENERIC), name.encode(), _MFD_CLOEXEC)
+
+
+def read_page_cache(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer from a file, as far as that is in the page cache; returns the bytes (preadv2(2), RWF_NOWAIT).
+
+    Raises OSError: EAGAIN where the disk has to be read, EOPNOTSUPP where the file system cannot tell.
+    """
+    if hasattr(os, "RWF_NOWAIT"):
+        return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+    import ctypes
+
+    number = _PREADV2.get(platform.machine(), _PREADV2_GENERIC)
+    start = ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer)) if buffer else 0
+    return _call(number, fd, struct.pack("@PN", start, len(buffer)), 1, offset, 0, _RWF_NOWAIT)
+
+
+def check_kernel() -> None:
+    """Raise GrowfsError where the kernel, or the rules of a container, refuse what growfs cannot do without."""
+    try:
+        os.close(pidfd_open(os.getpid()))
+    except OSError as error:
+        raise GrowfsError(
+            f"the kernel refuses pidfd_open(2): {error.strerror}; growfs needs Linux 5.3, and in a container seccomp"
+            " rules that allow it"
+        ) from None
+
+
+def _call(number: int, *arguments: int | bytes) -> int:
+    import ctypes  # only here: Python's own wrappers need no import
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    given = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    result: int = libc.syscall(ctypes.c_long(number), *given)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

@@ -1,0 +1,88 @@
+"""The daemon at its limits: too few file descriptors, and a disk that is completely full."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import tmpfs
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import SIZE, mount_status
+from tests.harness import GROWFS, Growfs, make_tree, until
+
+
+def mount_with_descriptors(growfs: Growfs, descriptors: int, url: Path) -> subprocess.CompletedProcess[str]:
+    """Mount with a limit on the file descriptors of every process."""
+    command = ["mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB"]
+    limit = f"--nofile={descriptors}:{descriptors}"
+    return subprocess.run(
+        ["prlimit", limit, *GROWFS, *map(str, command)], capture_output=True, text=True, env=growfs.env, check=False
+    )
+
+
+@pytest.mark.promise(3)
+def test_opens_beyond_the_descriptor_limit_give_enfile(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=400, size=100)
+    assert mount_with_descriptors(growfs, 300, tmp_path / "remote").returncode == 0
+    growfs.run("wait", growfs.mountpoint, "--all")
+    with ExitStack() as stack:
+        files = {}
+        refused = set()
+        for path in tree:
+            try:
+                files[path] = stack.enter_context((growfs.mountpoint / path).open("rb"))
+            except OSError as error:
+                refused.add(error.errno)
+        assert refused == {errno.ENFILE}
+        assert len(files) > 100
+        assert {path: file.read() for path, file in files.items()} == {path: tree[path] for path in files}
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+    assert growfs.status()["miss"]["files_total"] == growfs.status()["evict"]["files_total"] == 0
+
+
+@pytest.mark.promise(3)
+def test_virtual_opens_beyond_the_descriptor_limit_give_enfile(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    growfs.mount(tmp_path / "remote")
+    with ExitStack() as stack:
+        refused: set[int | None] = set()
+        while not refused:
+            try:
+                stack.enter_context((growfs.mountpoint / ".growfs/log").open())
+            except OSError as error:
+                refused.add(error.errno)
+        assert refused == {errno.ENFILE}
+    assert (growfs.mountpoint / ".growfs/status").read_text()
+
+
+def test_a_descriptor_limit_too_low_for_the_daemon_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    refused = mount_with_descriptors(growfs, 100, tmp_path / "remote")
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "may open 100 files only" in refused.stderr
+    assert "ulimit -n" in refused.stderr
+
+
+def test_a_completely_full_disk_does_not_end_the_mount(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=100, size=SIZE)
+    with tmpfs(growfs.cache_dir, "size=8m"):
+        growfs.mount(tmp_path / "remote", "--cache-size", 50 * SIZE, "--min-free", "0", "--settle", "0")
+        until(lambda: mount_status(growfs)["cache"]["files"] == 50)
+        filler = growfs.cache_dir / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        with Reader(growfs.mountpoint) as reader:
+            for _ in range(4):  # the catalog cannot record these reads
+                for path in sorted(growfs.names())[:5]:
+                    with suppress(OSError):
+                        reader.read(path)
+        filler.unlink()
+        generation = mount_status(growfs)["generation"]
+        until(lambda: growfs.names() and mount_status(growfs)["generation"] > generation + 1)
+        growfs.umount()

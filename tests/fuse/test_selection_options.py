@@ -1,0 +1,309 @@
+"""Options that select what is cached: --freeze, --group, --show-files, --partition and --remote-budget."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.conftest import only
+from tests.fuse.manifest_server import ManifestServer
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import (
+    CAPACITY,
+    HALF,
+    SIZE,
+    admissions,
+    epoch,
+    full_cache,
+    local,
+    mount_status,
+    wait_for_replacement,
+    waited_opens,
+)
+from tests.harness import Growfs, make_tree, until
+
+Done = subprocess.CompletedProcess[str]
+
+
+def is_refusal(done: Done, *expected: str, exit_code: int = 1) -> bool:
+    """Whether a mount was refused with one line of error that contains these texts."""
+    line = done.stderr
+    assert all(text in line for text in expected), line
+    return done.returncode == exit_code and line.startswith("growfs: ") and line.count("\n") == 1
+
+
+# --freeze.
+
+
+@pytest.mark.promise(23)
+def test_frozen_files_come_first_and_stay(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    frozen = {f"class0/{number:04}.bin" for number in range(10, 14)}
+    growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--freeze", "class0/001[0-3].bin", *HALF)
+    assert frozen <= local(growfs)  # as soon as `mount` returns
+    assert set(admissions(growfs)[: len(frozen)]) == frozen
+    until(lambda: mount_status(growfs)["cache"]["files"] == CAPACITY)
+    seen: set[str] = set()
+    epoch(reader)
+    epoch(reader)
+    while len(seen) < 40:
+        wait_for_replacement(growfs)
+        shown = epoch(reader)
+        assert frozen < shown
+        seen |= shown
+    assert waited_opens(growfs) == 0
+
+
+@pytest.mark.promise(23)
+def test_a_frozen_file_found_by_a_refresh_is_fetched_and_kept(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    full_cache(growfs, tmp_path / "remote", "--freeze", "*/new*", *HALF)
+    epoch(reader)
+    (tmp_path / "remote/class1/new.bin").write_bytes(b"n" * SIZE)
+    growfs.run("set", growfs.mountpoint, "refresh=0.1s")
+    until(lambda: mount_status(growfs)["remote"]["files"] == 41)
+    growfs.run("set", growfs.mountpoint, "refresh=1h")
+    epoch(reader)  # delists files, which makes space
+    until(lambda: "class1/new.bin" in local(growfs))
+    for _ in range(4):
+        assert "class1/new.bin" in epoch(reader)
+        wait_for_replacement(growfs)
+    assert waited_opens(growfs) == 0
+
+
+@pytest.mark.promise(23)
+@only("libfuse")
+def test_frozen_files_that_do_not_fit_are_refused(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    done = growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--freeze", "class0/*", check=False)
+    assert is_refusal(done, "--freeze", "--cache-size")
+
+
+@pytest.mark.promise(7, 23)
+@only("libfuse")
+def test_frozen_files_that_fill_the_cache_are_reported(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=CAPACITY, size=SIZE)
+    done = growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--freeze", "class0/*")
+    assert "not every directory has a file yet: there is no room, and none will be" in done.stdout
+    assert growfs.names() == {f"class0/{number:04}.bin" for number in range(CAPACITY)}
+    growfs.run("set", growfs.mountpoint, "miss-timeout=1h")
+    opening = ["cat", str(growfs.mountpoint / "class1/0000.bin")]
+    refused = subprocess.run(opening, capture_output=True, text=True, check=False, timeout=60)
+    assert "No space left on device" in refused.stderr, "nothing that may end would make room"
+
+
+@only("libfuse")
+def test_options_that_match_nothing_are_reported(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2, size=SIZE)
+    done = growfs.mount(tmp_path / "remote", "--freeze", "clas0/*", "--group", "{stem}")
+    warnings = growfs.status()["warnings"]
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        "--freeze matches no file",
+        "--group puts no two files together",
+    ]
+    assert all(f"warning: {warning}\n" in done.stdout for warning in warnings)
+    (tmp_path / "remote/clas0").mkdir()
+    for name in ("1.jpg", "1.txt"):
+        (tmp_path / "remote/clas0" / name).write_bytes(b"x")
+    growfs.run("set", growfs.mountpoint, "refresh=0.1")
+    until(lambda: growfs.status()["warnings"] == [])
+
+
+# --group.
+
+
+def make_pairs(remote: Path, directories: int = 2, count: int = 12) -> set[str]:
+    """Make `count` pairs of x.jpg and x.json in each directory; returns their paths without the extensions."""
+    for suffix in (".jpg", ".json"):
+        make_tree(remote, directories=directories, files=count, size=SIZE, suffix=suffix)
+    return {f"class{directory}/{number:04}" for directory in range(directories) for number in range(count)}
+
+
+def unpaired(names: set[str]) -> set[str]:
+    """The names whose partner is missing."""
+    other = {".jpg": ".json", ".json": ".jpg"}
+    return {name for name in names if str(Path(name).with_suffix(other[Path(name).suffix])) not in names}
+
+
+@pytest.mark.promise(24)
+def test_a_group_is_always_listed_together(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    stems = make_pairs(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, "--group", "{stem}", *HALF)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
+    seen: set[str] = set()
+    epoch(reader)
+    epoch(reader)
+    while seen != stems:
+        wait_for_replacement(growfs, capacity=12)
+        shown = epoch(reader)
+        assert not unpaired(shown)
+        seen |= {name.partition(".")[0] for name in shown}
+    assert waited_opens(growfs) == 0
+
+
+@pytest.mark.promise(24)
+def test_a_miss_fetches_the_whole_group(growfs: Growfs, server: ManifestServer, reader: Reader) -> None:
+    names = ["a.jpg", "a.json", "b.jpg", "b.json", "c.jpg"]
+    server.files = {f"folder/{name}": name.encode() for name in names}
+    server.blocked = set(server.files)
+    growfs.mount(server.manifest, "--no-wait", "--group", "{stem}")
+    growfs.run("pause", growfs.mountpoint)
+    server.unblock()
+    until(lambda: mount_status(growfs)["cache"]["in_flight_bytes"] == 0)
+    before = local(growfs)
+    assert not before & {"folder/b.jpg"} or "folder/b.json" in before
+    for name in ("folder/a.json", "folder/b.jpg"):
+        assert reader.read(name)
+    assert local(growfs) >= {"folder/a.jpg", "folder/a.json", "folder/b.jpg", "folder/b.json"}
+    assert {server.requests[f"folder/{name}"] for name in names[:4]} == {1}
+
+
+@pytest.mark.promise(24)
+def test_a_file_that_fails_keeps_its_group_unlisted(growfs: Growfs, server: ManifestServer, reader: Reader) -> None:
+    server.files = {f"folder/{stem}.{suffix}": stem.encode() for stem in "abcd" for suffix in ("jpg", "json")}
+    server.statuses = {"folder/b.json": 403}
+    growfs.mount(server.manifest, "--group", "{stem}", "--wait-files", 6)
+    others = {name for name in server.files if not name.startswith("folder/b")}
+    until(lambda: mount_status(growfs)["state"] == "error")
+    assert reader.walk() == local(growfs) == others
+    with pytest.raises(OSError, match=r"b\.jpg"):
+        reader.read("folder/b.jpg")
+    assert local(growfs) == others
+    server.statuses = {}
+    assert reader.read("folder/b.jpg") == 1
+    assert local(growfs) == set(server.files)
+
+
+@pytest.mark.promise(24)
+def test_a_group_that_never_fits_blocks_no_other_file(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=4, files=3, size=SIZE)
+    (tmp_path / "remote/big").mkdir()
+    for number in range(12):
+        (tmp_path / f"remote/big/{number}.bin").write_bytes(b"x" * SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", 10 * SIZE, "--group", "{parent}", "--no-wait")
+    until(lambda: len(local(growfs)) == 9)
+    assert (growfs.mountpoint / "big/3.bin").read_bytes() == b"x" * SIZE
+    assert len(local(growfs)) == 10
+
+
+# --show-files.
+
+
+@pytest.mark.promise(25)
+@pytest.mark.parametrize("rotation", ["auto", "never"])
+def test_every_generation_lists_exactly_the_requested_number_of_files(
+    growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader, rotation: str
+) -> None:
+    flags = "--show-files", "7", "--rotation", rotation, "--turnover", "30%"
+    full_cache(growfs, tmp_path / "remote", *flags)
+    seen: set[str] = set()
+    for _ in range(8) if rotation == "never" else itertools.count():
+        shown = reader.walk()
+        assert shown == epoch(other)
+        assert len(shown) == 7
+        reader.read_all(shown)
+        seen |= shown
+        if len(seen) > 2 * CAPACITY:
+            break
+    assert waited_opens(growfs) == 0
+    assert len(seen) <= CAPACITY or rotation == "auto"
+
+
+@pytest.mark.promise(25)
+@only("libfuse")
+def test_show_files_beyond_the_capacity_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    done = growfs.mount(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--show-files", 11, check=False)
+    assert is_refusal(done, "--show-files 11", "10 files", "--cache-size")
+
+
+# --partition.
+
+
+TORCHRUN = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "RANK": "9", "WORLD_SIZE": "16"}
+SLURM = {"SLURM_NODEID": "1", "SLURM_NNODES": "2"}
+
+
+@pytest.mark.promise(26)
+def test_partitions_cover_the_remote_and_share_only_the_seeds(growfs: Growfs, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=3, files=20, size=SIZE)
+    shares, seeds = [], []
+    for number in (0, 1):
+        growfs.cache_dir = tmp_path / f"node{number}"
+        growfs.mount(tmp_path / "remote", "--partition", f"{number}/2")
+        growfs.run("wait", growfs.mountpoint, "--all")
+        status = mount_status(growfs)
+        shares.append(growfs.names())
+        seeds.append(set(admissions(growfs)[:3]))
+        assert status["partition"] == f"{number}/2"
+        assert status["coverage"]["files"] == status["cache"]["files"] == len(shares[-1]) < 45
+        growfs.umount()
+    assert shares[0] | shares[1] == set(tree)
+    assert shares[0] & shares[1] == seeds[0] == seeds[1]
+
+
+@pytest.mark.promise(26)
+@only("libfuse")
+@pytest.mark.parametrize("launcher", [TORCHRUN, SLURM], ids=["torchrun", "slurm"])
+def test_partition_auto_reads_the_launchers_environment(
+    growfs: Growfs, tmp_path: Path, launcher: dict[str, str]
+) -> None:
+    make_tree(tmp_path / "remote", size=SIZE)
+    growfs.env |= launcher
+    growfs.mount(tmp_path / "remote", "--partition", "auto")
+    assert mount_status(growfs)["partition"] == "1/2"
+
+
+@pytest.mark.promise(26)
+@only("libfuse")
+def test_an_invalid_or_undetermined_partition_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", size=SIZE)
+    growfs.env |= {"RANK": "1", "WORLD_SIZE": "2"}
+    for share, expected in (("auto", "GROUP_RANK"), ("2/2", "0/8"), ("one", "0/8")):
+        done = growfs.mount(tmp_path / "remote", "--partition", share, check=False)
+        assert is_refusal(done, "--partition", expected, exit_code=2)
+
+
+# --remote-budget.
+
+
+@pytest.mark.promise(27)
+def test_the_budget_stops_prefetch_but_not_misses(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=20, size=SIZE)
+    flags = "--workers", 1, "--remote-budget", 10 * SIZE, "--refresh", 0
+    growfs.mount(tmp_path / "remote", *flags)
+    until(lambda: mount_status(growfs)["state"] == "held")
+    status = mount_status(growfs)
+    drawn = status["cache"]["files"]
+    assert 10 <= drawn < 20  # downloads in flight at that moment still complete
+    assert status["budget"]["limit_bytes"] == 10 * SIZE
+    assert status["budget"]["spent_bytes"] == drawn * SIZE
+    assert status["budget"]["resumes_s"] > 0
+    assert "today; resumes in " in (growfs.mountpoint / ".growfs/status").read_text()
+    assert reader.read(min(set(tree) - local(growfs))) == SIZE
+    growfs.umount()
+    growfs.mount(tmp_path / "remote", *flags)
+    assert mount_status(growfs)["budget"]["spent_bytes"] == (drawn + 1) * SIZE
+    assert mount_status(growfs)["cache"]["files"] == drawn + 1
+    growfs.run("set", growfs.mountpoint, "remote-budget=1MB")
+    until(lambda: mount_status(growfs)["state"] == "complete")
+    assert mount_status(growfs)["budget"]["resumes_s"] is None
+
+
+@pytest.mark.promise(7, 27)
+def test_a_budget_below_one_file_per_directory_does_not_block_the_mount(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=6, files=3, size=SIZE)
+    done = growfs.mount(tmp_path / "remote", "--workers", 1, "--remote-budget", 1)
+    mount_status(growfs)
+    if mount_status(growfs)["cache"]["files"] < 6:  # downloads in flight at that moment still complete
+        assert "not every directory has a file yet: --remote-budget is spent" in done.stdout
+
+
+@pytest.mark.promise(25)
+def test_show_files_below_the_number_of_directories_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=4, files=3)
+    done = growfs.mount(tmp_path / "remote", "--show-files", 3, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("growfs: --show-files 3: 4 directories have files, and none may be empty; show more")

@@ -1,0 +1,71 @@
+"""Files arrive one after the other, in the order in which they were drawn, and a miss before all others.
+
+The bandwidth is limited, so that the link and not the machine is what files share. What is checked is how many bytes
+came until a file arrived, so a slow machine cannot fail the tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Growfs
+from tests.servers import S3Server
+
+SIZE = 2 << 20
+FILES = 20
+BANDWIDTH = "8MB/s"
+
+
+def names(files: int = FILES) -> list[str]:
+    return [f"{number:02}.bin" for number in range(files)]
+
+
+@pytest.fixture(scope="module")
+def bucket(rclone_s3: S3Server) -> str:
+    for name in names():
+        rclone_s3.put(f"arrival/{name}", name.encode() + bytes(SIZE - len(name)))
+    return f"s3://{rclone_s3.bucket}/arrival"
+
+
+INCOMPLETE_MAX = 7
+"""Two files are under way at a time. Others are whole, but not yet admitted, which a busy disk delays."""
+
+
+def watch_arrivals(growfs: Growfs) -> None:
+    """Until all are there, compare the files that are whole with the bytes that came."""
+    while True:
+        status = growfs.status()
+        whole, received = status["cache"]["files"], status["fetch"]["bytes_total"]
+        assert whole >= received / SIZE - INCOMPLETE_MAX
+        if whole == FILES:
+            return
+
+
+def test_the_link_goes_to_the_files_that_come_first(growfs: Growfs, rclone_s3: S3Server, bucket: str) -> None:
+    growfs.env.update(rclone_s3.env)
+    growfs.mount(bucket, "--bandwidth", BANDWIDTH, "--no-wait")
+    watch_arrivals(growfs)
+
+
+def test_large_local_files_arrive_one_after_the_other(growfs: Growfs, tmp_path: Path) -> None:
+    """They are not split, and copied two at a time."""
+    for name in names():
+        (tmp_path / "large").mkdir(exist_ok=True)
+        (tmp_path / "large" / name).write_bytes(bytes(SIZE))
+    growfs.mount(tmp_path / "large", "--bandwidth", BANDWIDTH, "--no-wait")
+    watch_arrivals(growfs)
+
+
+def test_a_miss_overtakes_files_that_have_begun(growfs: Growfs, rclone_s3: S3Server, bucket: str) -> None:
+    """The parts that are under way may end, and no other file's part begins.
+
+    As one file of 17 it would take 17 times its bytes. Until it is admitted, others are fetched.
+    """
+    growfs.env.update(rclone_s3.env)
+    growfs.mount(bucket, "--bandwidth", BANDWIDTH, "--wait-files", "1")
+    before = growfs.status()["fetch"]["bytes_total"]
+    missing = max(set(names()) - {path.name for path in (growfs.cache / "files").iterdir()})
+    assert (growfs.mountpoint / missing).read_bytes().startswith(missing.encode())
+    assert growfs.status()["fetch"]["bytes_total"] - before < 12 * SIZE

@@ -1,0 +1,97 @@
+"""The folder of a cache: whose it may be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from growfs.cache.directory import CacheFolder, folder_name, open_cache
+from growfs.errors import GrowfsError
+from growfs.remote.protocol import RemoteSpec
+from tests.cli.support import NOBODY, needs_root
+
+URL = "s3://bucket/train"
+SPEC = RemoteSpec(url=URL)
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(cache_dir: Path) -> Path:
+    """The cache's folder, before growfs has made it."""
+    return cache_dir / folder_name(SPEC, URL)
+
+
+def open_and_release(cache_dir: Path) -> CacheFolder:
+    cache = open_cache(cache_dir, SPEC, URL)
+    cache.release()
+    return cache
+
+
+def test_a_cache_can_be_opened_again(cache_dir: Path, folder: Path) -> None:
+    assert open_and_release(cache_dir).fresh
+    (folder / "files").mkdir()
+    assert not open_and_release(cache_dir).fresh
+
+
+def test_a_folder_that_another_user_has_prepared_is_refused(cache_dir: Path, folder: Path) -> None:
+    needs_root()
+    cache_dir.chmod(0o1777)
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(GrowfsError, match=f"{folder}: belongs to another user .*--cache-dir"):
+        open_cache(cache_dir, SPEC, URL)
+
+
+def test_a_link_in_place_of_the_folder_is_refused(cache_dir: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    folder.symlink_to(tmp_path / "victim")
+    with pytest.raises(GrowfsError, match=f"{folder}: is not a folder"):
+        open_cache(cache_dir, SPEC, URL)
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["files", "partial", "catalog.sqlite", "log", "lock"])
+def test_a_link_in_the_folder_is_refused(cache_dir: Path, folder: Path, tmp_path: Path, name: str) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / name).symlink_to(tmp_path)
+    with pytest.raises(GrowfsError, match=f"{folder}/{name}: is a link, .* delete it"):
+        open_cache(cache_dir, SPEC, URL)
+
+
+def test_a_file_of_another_user_in_the_folder_is_refused(cache_dir: Path, folder: Path) -> None:
+    needs_root()
+    folder.mkdir(mode=0o700)
+    (folder / "catalog.sqlite").touch()
+    os.chown(folder / "catalog.sqlite", NOBODY, NOBODY)
+    with pytest.raises(GrowfsError, match=f"{folder}/catalog.sqlite: belongs to another user"):
+        open_cache(cache_dir, SPEC, URL)
+
+
+def test_a_cache_directory_where_others_can_replace_the_folder_is_refused(cache_dir: Path) -> None:
+    cache_dir.chmod(0o777)
+    with pytest.raises(GrowfsError, match=f"{cache_dir}: other users may write to it.* chmod go-w {cache_dir}"):
+        open_cache(cache_dir, SPEC, URL)
+    cache_dir.chmod(0o1777)
+    open_and_release(cache_dir)
+
+
+def test_a_folder_that_others_may_write_to_is_refused(cache_dir: Path, folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with pytest.raises(GrowfsError, match=f"chmod go-w {folder}"):
+        open_cache(cache_dir, SPEC, URL)
+
+
+def test_the_format_is_not_written_through_a_link(cache_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (cache_dir / "version.new").symlink_to(tmp_path / "victim")
+    open_and_release(cache_dir)
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (cache_dir / "version").is_file()

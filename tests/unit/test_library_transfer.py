@@ -1,0 +1,66 @@
+"""Files that a store's library reads in parts: side by side, complete, and with the first error."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from growfs.remote.digest import Digest, of
+from growfs.remote.http.threads import Job, TransferThreads
+from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile
+from growfs.remote.stores.library_transfer import LibraryTransfer
+
+DATA = bytes(range(256)) * 41
+PART = 1000
+STREAMS = 4
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "target").touch()
+    return tmp_path / "target"
+
+
+def test_parts_are_read_side_by_side(target: Path) -> None:
+    threads, ended = TransferThreads(lambda: STREAMS), threading.Event()
+    together = threading.Barrier(STREAMS)
+    reported: list[int] = []
+    digest = Digest()
+
+    def read(start: int, end: int) -> bytes:
+        if start < STREAMS * PART:
+            together.wait(20)
+        return DATA[start:end]
+
+    def fetch() -> None:
+        task = FetchTask(RemoteFile("x", len(DATA), None, ""), target, reported.append, digest)
+        LibraryTransfer(threads, task, ByteRange(0, len(DATA)), PART, read).run()
+        ended.set()
+
+    threads.submit(Job(fetch))
+    assert ended.wait(20)
+    assert target.read_bytes() == DATA
+    assert (sum(reported), digest.bytes, digest.text()) == (len(DATA), len(DATA), of(target))
+
+
+def test_a_range_of_a_file_is_written_from_the_start(target: Path) -> None:
+    task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
+    LibraryTransfer(TransferThreads(), task, ByteRange(700, 2500), PART, lambda start, end: DATA[start:end]).run()
+    assert target.read_bytes() == DATA[700:3200]
+
+
+def test_the_first_error_ends_the_transfer(target: Path) -> None:
+    read_from: list[int] = []
+
+    def read(start: int, end: int) -> bytes:
+        read_from.append(start)
+        if start >= 2 * PART:
+            raise ConnectionError(f"at {start}")
+        return DATA[start:end]
+
+    task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
+    with pytest.raises(ConnectionError, match="at 2000"):
+        LibraryTransfer(TransferThreads(lambda: 0), task, ByteRange(0, len(DATA)), PART, read).run()
+    assert read_from == [0, 1000, 2000]

@@ -1,0 +1,155 @@
+"""When a failure is the remote's and when it is a file's own, and how an outage is waited out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from growfs.errors import (
+    GrowfsError,
+    NoRoom,
+    NotMade,
+    RemoteBusy,
+    RemoteChanged,
+    RemoteDenied,
+    RemoteError,
+    RemoteMissing,
+)
+from growfs.scheduler.outage import PAUSE_S_MAX, SUSPICION_S, Outage, may_be_outage
+
+BUSY, DENIED = RemoteBusy("cannot reach the server"), RemoteDenied("access denied")
+
+
+class Remote:
+    """Answers probes; error: what it answers with. probed_at: when it was probed. decisions: of the suspicions."""
+
+    def __init__(self) -> None:
+        self.error: GrowfsError | None = None
+        self.probed_at: list[float] = []
+        self.decisions: list[bool] = []
+        self.outage = Outage(self._probe)
+
+    async def _probe(self, repeats: bool) -> GrowfsError | None:
+        assert repeats is not self.outage.is_on, "in an outage, the pauses grow between single requests"
+        self.probed_at.append(trio.current_time())
+        await trio.sleep(0.1)
+        return self.error
+
+    def fail(self, error: GrowfsError) -> None:
+        """Fail a request with an error."""
+        self.outage.suspect(error, self.decisions.append)
+
+
+@asynccontextmanager
+async def start_remote() -> AsyncIterator[Remote]:
+    remote = Remote()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(remote.outage.run)
+        yield remote
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def clock(autojump_clock: trio.testing.MockClock) -> trio.testing.MockClock:
+    return autojump_clock
+
+
+@pytest.mark.parametrize(
+    ("error", "possible"),
+    [
+        (BUSY, True),
+        (DENIED, True),
+        (RemoteError("sends whole files only"), False),
+        (RemoteMissing("gone"), False),
+        (RemoteChanged("another version"), False),
+        (NotMade("the producer failed"), False),
+        (NoRoom("the disk is full"), False),
+    ],
+)
+def test_an_answer_about_one_file_is_no_outage(error: GrowfsError, possible: bool) -> None:
+    assert may_be_outage(error) is possible
+
+
+async def test_a_failure_is_the_files_own_where_a_later_request_is_answered(clock: trio.testing.MockClock) -> None:
+    async with start_remote() as remote:
+        await trio.sleep(1)
+        remote.fail(DENIED)
+        remote.outage.answered(sent_at=trio.current_time() - 0.5)
+        assert remote.decisions == [], "an answer to an earlier request says nothing"
+        remote.outage.answered(sent_at=trio.current_time() + 0.1)
+        await trio.sleep(10)
+        assert (remote.decisions, remote.probed_at, remote.outage.is_on) == ([False], [], False)
+
+
+async def test_a_failure_is_the_files_own_where_a_probe_is_answered(clock: trio.testing.MockClock) -> None:
+    async with start_remote() as remote:
+        remote.fail(DENIED)
+        failed_at = trio.current_time()
+        await trio.sleep(10)
+        assert (remote.decisions, remote.outage.is_on) == ([False], False)
+        assert remote.probed_at == [pytest.approx(failed_at + SUSPICION_S)]
+
+
+@pytest.mark.parametrize("error", [BUSY, DENIED])
+async def test_where_nothing_is_answered_there_is_an_outage_until_a_probe_is(
+    clock: trio.testing.MockClock, error: GrowfsError
+) -> None:
+    async with start_remote() as remote:
+        began, ended = [], []
+        remote.outage.began.connect(lambda: began.append(trio.current_time()))
+        remote.outage.ended.connect(lambda: ended.append(trio.current_time()))
+        remote.error = error
+        remote.fail(error)
+        remote.fail(BUSY)
+        await trio.sleep(10)
+        assert (remote.decisions, remote.outage.why, len(began), ended) == ([True, True], error, 1, [])
+        figures = remote.outage.figures()
+        assert (figures["why"], 0 <= figures["next_try_s"] <= 1) == (str(error), True)
+        remote.fail(BUSY)
+        assert remote.decisions == [True, True, True], "it is known at once"
+        remote.error = None
+        await trio.sleep(3)
+        assert (remote.outage.is_on, remote.outage.figures(), len(ended)) == (False, {}, 1)
+
+
+async def test_slow_bytes_show_that_a_busy_remote_is_not_away(clock: trio.testing.MockClock) -> None:
+    async with start_remote() as remote:
+        remote.error = BUSY
+        remote.fail(BUSY)
+        await trio.sleep(SUSPICION_S + 0.05)
+        remote.outage.note_received(1000)
+        await trio.sleep(1)
+        assert (remote.decisions, remote.outage.is_on) == ([False], False)
+        remote.error = DENIED
+        remote.fail(DENIED)
+        await trio.sleep(SUSPICION_S + 0.05)
+        remote.outage.note_received(1000)
+        await trio.sleep(1)
+        assert remote.outage.is_on, "what arrives now was requested before the credentials expired"
+
+
+@pytest.mark.parametrize("away_s", [3, 20, 60, 600])
+async def test_waiting_prolongs_an_outage_by_a_twentieth_at_most(clock: trio.testing.MockClock, away_s: float) -> None:
+    async with start_remote() as remote:
+        remote.error = BUSY
+        remote.fail(BUSY)
+        await trio.sleep(away_s)
+        assert remote.outage.is_on
+        remote.error = None
+        waited_from = trio.current_time()
+        await remote.outage.ended.wait()
+        assert trio.current_time() - waited_from <= max(1, away_s / 20) + 0.2
+
+
+async def test_the_pauses_of_a_long_outage_stay_below_half_a_minute(clock: trio.testing.MockClock) -> None:
+    async with start_remote() as remote:
+        remote.error = BUSY
+        remote.fail(BUSY)
+        await trio.sleep(3600)
+        pauses = [later - earlier for earlier, later in zip(remote.probed_at, remote.probed_at[1:], strict=False)]
+        assert max(pauses) == pytest.approx(PAUSE_S_MAX + 0.1)
+        assert len(pauses) < 200

@@ -1,0 +1,58 @@
+"""The daemon's process, which `growfs mount` starts before it has read its command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from growfs.daemon import spawn
+from growfs.daemon.spawn import daemon_process, start_early
+
+END_S = 60
+
+
+@pytest.fixture(autouse=True)
+def nothing_early() -> Iterator[None]:
+    yield
+    if early := spawn._early:
+        spawn._early = None
+        early.close()
+        early.process.wait(END_S)
+
+
+def test_a_daemon_that_was_started_early_is_used() -> None:
+    start_early(["mount", "--endpoint-url=http://host", "memory://folder", "/mnt"])
+    early = spawn._early
+    daemon = daemon_process("memory")
+    assert daemon is early
+    assert daemon.process.stdin
+    daemon.process.stdin.close()
+    assert daemon.process.wait(END_S) == 0
+    daemon.errors.seek(0)
+    assert daemon.errors.read() == "", "without a request, it ends as if nothing were wrong"
+    daemon.close()
+
+
+def test_a_daemon_starts_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    daemon = daemon_process("memory")
+    daemon.close()
+    assert daemon.process.wait(END_S) == 0
+
+
+def test_another_store_takes_another_daemon() -> None:
+    start_early(["mount", "--endpoint-url", "http://host", "memory://folder", "/mnt"])
+    early = spawn._early
+    assert early
+    daemon = daemon_process("memory")
+    assert (early.scheme, daemon.scheme) == ("http", "memory")
+    for process in (early, daemon):
+        process.close()
+        assert process.process.wait(END_S) == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["list"], ["mount", "/remote", "/mnt"], ["plan", "s3://bucket"]])
+def test_no_daemon_is_started_where_none_may_be_needed(arguments: list[str]) -> None:
+    start_early(arguments)
+    assert spawn._early is None
