@@ -14,13 +14,15 @@ GAIN_MIN = 0.25
 """More streams are kept where the rate grows by at least this fraction of their own growth."""
 LOSS_MAX = 0.03
 """Fewer streams are kept where they cost no more than this fraction of the rate."""
+LIMITED_SHARE = 0.75
+"""Where fewer streams lower the rate by at least this fraction of their own decline, more are tried at once."""
 STEP_SHARE = 4
 """A step changes the number of streams by one part in so many."""
 REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
 FIRST_REST_PERIODS = 4
-"""Periods before the first one: connections that are new become faster by themselves, and the first file comes sooner
-without others that are newer still."""
+"""Periods before the first one: connections that are new become faster by themselves. It tries fewer streams: more are
+newer connections still, and where the link has a queue, the parts that they get take seconds."""
 CPU_SHARE_MAX = 0.6
 """A worker that computes for more of the time may soon limit the rate: Python runs one thread at a time."""
 CPU_SHARE_MIN = 0.2
@@ -34,7 +36,7 @@ class ConcurrencyController:
         self.streams = STREAMS_FIRST
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = FIRST_REST_PERIODS
-        self._up = True
+        self._up = False
 
     def update(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
         """End a period; returns the number of streams from now on.
@@ -67,9 +69,10 @@ class ConcurrencyController:
         change = self.streams / streams - 1
         required = GAIN_MIN * change if change > 0 else -LOSS_MAX
         if change and rate >= before * (1 + required):
-            self._step(rate)  # another step in the same direction
+            self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
         else:
-            self.streams, self._rest, self._up = streams, REST_PERIODS, not self._up
+            stream_limited = change < 0 and rate < before * (1 + LIMITED_SHARE * change)
+            self.streams, self._rest, self._up = streams, 0 if stream_limited else REST_PERIODS, not self._up
 
 
 class WorkerCount:

@@ -96,6 +96,7 @@ class Dispatcher:
         self._is_held = False
         self._changed = Signal[[]]()
         self._period_bytes = self._period_files = self._period_refusals = 0
+        self._reported_at: float | None = None  # when the last report was sent; None after a time without work
         self._bytes_rate = self._files_rate = 0.0  # in the last period, each second
         self._share_limits()
 
@@ -282,6 +283,7 @@ class Dispatcher:
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
         slot.received += message.bytes
         slot.cpu_s = message.cpu_s
+        self._reported_at = max(self._reported_at or 0.0, message.sent_at)
         self._period_bytes += message.bytes
         self._period_files += len(message.files)
         self._period_refusals += message.refusals
@@ -308,12 +310,19 @@ class Dispatcher:
     async def _adjust(self) -> None:
         while True:
             while not any(slot.downloads for slot in self._slots):
+                self._reported_at = None
                 await self._changed.wait()
             self._period_bytes = self._period_files = self._period_refusals = 0
-            began, cpu_s = trio.current_time(), {slot: slot.cpu_s for slot in self._slots if slot.downloads}
+            began, reported_at = trio.current_time(), self._reported_at
+            cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads}
             await trio.sleep(PERIOD_S)
             took_s = trio.current_time() - began
-            self._bytes_rate, self._files_rate = self._period_bytes / took_s, self._period_files / took_s
+            if reported_at and self._reported_at:  # results may have kept the daemon from reading reports in between
+                reports_s = self._reported_at - reported_at
+                self._bytes_rate = self._period_bytes / reports_s if reports_s else 0.0
+            else:
+                self._bytes_rate = self._period_bytes / took_s
+            self._files_rate = self._period_files / took_s
             self._changed.notify()
             if self._has_producer:
                 continue

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,8 @@ class FetchProgress:
     """What a fetching worker did since its last report. files: the files that are finished, by id.
 
     bytes: written, for finished and unfinished files. refusals: how often a request failed and is repeated.
-    cpu_s: the CPU time of the worker since it started. refusal: why the last of these requests failed.
+    cpu_s: the CPU time of the worker since it started. refusal: why the last of these requests failed. sent_at: by
+    time.monotonic, which is the same in all processes; the daemon may read the report later.
     """
 
     bytes: int
@@ -170,6 +172,7 @@ class FetchProgress:
     files: list[tuple[int, Fetched | FetchFailed]]
     cpu_s: float
     refusal: GrowfsError | None = None
+    sent_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)

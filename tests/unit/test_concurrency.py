@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from growfs.scheduler.concurrency import REST_PERIODS, STREAMS_FIRST, STREAMS_MAX, STREAMS_MIN, ConcurrencyController
+from growfs.scheduler.concurrency import (
+    FIRST_REST_PERIODS,
+    REST_PERIODS,
+    STREAMS_FIRST,
+    STREAMS_MAX,
+    STREAMS_MIN,
+    ConcurrencyController,
+)
 
 PERIODS = 60
 NOISE = 0.03
@@ -15,12 +22,12 @@ NOISE = 0.03
 class Link:
     """A link: the rate is the sum of the streams', at most that of the link, with some noise."""
 
-    def __init__(self, link: float, each: float, seed: int = 1) -> None:
-        self.link, self.each = link, each
+    def __init__(self, link: float, each: float, seed: int = 1, deviation: float = NOISE) -> None:
+        self.link, self.each, self.deviation = link, each, deviation
         self.noise = random.Random(seed)
 
     def rate(self, streams: int) -> float:
-        return min(self.link, streams * self.each) * self.noise.gauss(1, NOISE)
+        return min(self.link, streams * self.each) * self.noise.gauss(1, self.deviation)
 
     def drive(self, controller: ConcurrencyController, periods: int) -> list[int]:
         """The number of streams after each of so many periods."""
@@ -34,6 +41,16 @@ def test_the_controller_uses_the_link(link: float, each: float, seed: int) -> No
     streams = Link(link, each, seed).drive(controller, 2 * PERIODS)[PERIODS:]
     used = sum(min(link, count * each) for count in streams) / len(streams)
     assert used >= 0.9 * min(link, STREAMS_MAX * each), streams
+
+
+def test_a_full_link_gets_no_new_connections_at_first() -> None:
+    streams = Link(100, 20, deviation=0).drive(ConcurrencyController(), FIRST_REST_PERIODS + REST_PERIODS)
+    assert max(streams) == STREAMS_FIRST
+
+
+def test_where_each_stream_counts_more_are_tried_at_once() -> None:
+    streams = Link(1000, 5).drive(ConcurrencyController(), FIRST_REST_PERIODS + REST_PERIODS)
+    assert streams[-1] > 2 * STREAMS_FIRST
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -69,9 +69,8 @@ class Worker:
         for path in paths or tuple(self.requests):
             request = self.requests.pop(path)
             files.append((request.id, Fetched(request.file, request.file.size or 0, "0")))
-        self._sender.send_nowait(
-            FetchProgress(sum(result.size for _, result in files if isinstance(result, Fetched)), 0, files, 0)
-        )
+        bytes = sum(result.size for _, result in files if isinstance(result, Fetched))
+        self._sender.send_nowait(FetchProgress(bytes, 0, files, 0, sent_at=trio.current_time()))
 
     def report(self, message: Any) -> None:
         self._sender.send_nowait(message)
@@ -162,7 +161,7 @@ async def start_scene(size: int, has_producer: bool = False) -> AsyncIterator[Di
 
 
 def progress(bytes: int = 0, refusals: int = 0, cpu_s: float = 0) -> FetchProgress:
-    return FetchProgress(bytes, refusals, [], cpu_s)
+    return FetchProgress(bytes, refusals, [], cpu_s, sent_at=trio.current_time())
 
 
 def names(count: int, prefix: str = "") -> list[str]:
