@@ -1,0 +1,72 @@
+"""The documentation builds as a site, strictly, and needs no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("material")
+ROOT = Path(__file__).parent.parent
+
+
+class Loads(HTMLParser):
+    """What a page loads: scripts, style sheets, images."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.urls: list[str] = []
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        name = "href" if tag == "link" else "src"
+        self.urls += [value for key, value in attrs if key == name and value]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site. A broken link or anchor, and a page that is not in the navigation, are errors of a strict build."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return folder
+
+
+def test_what_a_page_loads_is_in_the_site(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 50
+    loaded = {(page, url.partition("?")[0]) for page in pages for url in Loads(page).urls if page.name != "404.html"}
+    missing = [(page.name, url) for page, url in loaded if not (page.parent / url.partition("#")[0]).is_file()]
+    assert missing == []
+    styles = "".join(path.read_text() for path in site.rglob("*.css"))
+    assert re.findall(r"url\(['\"]?https?:[^)]*|@import[^;]*", styles) == []
+
+
+def test_diagrams_are_drawn_by_a_script_of_the_site(site: Path) -> None:
+    pages = [page for page in site.rglob("*.html") if '<pre class="mermaid">' in page.read_text()]
+    assert pages
+    assert all("mermaid.tiny.js" in " ".join(Loads(page).urls) for page in pages)
+
+
+def test_a_recipe_is_shown_as_it_is(site: Path) -> None:
+    for recipe in (ROOT / "tools/recipes").glob("*.py"):
+        page = re.sub(r"<[^>]+>", "", (site / f"tools/recipes/{recipe.name}.html").read_text())
+        lines = [line for line in recipe.read_text().splitlines() if line and not re.search("[&<>\"']", line)]
+        assert [line for line in lines if line not in page] == []
+
+
+def test_search_works_from_the_disk(site: Path) -> None:
+    assert "var __index = " in (site / "search/search_index.js").read_text()
+    assert "docs/assets/iframe-worker.js" in (site / "index.html").read_text()

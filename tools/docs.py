@@ -1,0 +1,119 @@
+"""MkDocs hook: the Markdown files of this checkout as a site. `tools/docs` builds it.
+
+The site mirrors the checkout, so a relative link leads to the same page as on GitHub:
+
+- The Markdown files of the top level, docs/, tools/ and docker/ are pages, under their own paths.
+- A source file that a page links (a recipe, a producer) becomes a page that shows it.
+- docs/README.md is the navigation: each heading is a section, each item of a list a page. Below a folder's README.md
+  come the files of that folder which it links.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+INDEX = "docs/README.md"
+FOLDERS = ("docs", "tools", "docker")
+ASSETS = {".css", ".gif", ".js", ".png", ".svg", ".txt"}
+LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)")
+MERMAID = "docs/assets/mermaid.tiny.js"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Replaces what MkDocs found in docs/ by the files of the site, under their paths in the checkout."""
+    of_theme = [file for file in files if file.src_dir != config.docs_dir]
+    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*.md"))
+    paths = sorted(path.relative_to(ROOT).as_posix() for path in found if path.suffix in {".md", *ASSETS})
+    pages = [path for path in paths if path.endswith(".md")]
+    sources = {target for path in pages for _, target in links(path) if is_source(target)}
+    config.nav = navigation()
+    shown = set(nav_paths(config.nav))
+    own = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
+    own += [File.generated(config, f"{path}.md", content=source_page(path)) for path in sorted(sources)]
+    for file in own:
+        if file.src_uri == INDEX or (file.generated_by and file.src_uri not in shown):
+            file.inclusion = InclusionLevel.NOT_IN_NAV
+    return Files(of_theme + own)
+
+
+def links(path: str) -> Iterator[tuple[str, str]]:
+    """Text and target (relative to the checkout) of the links of a page to files of this checkout."""
+    for link in LINK.finditer((ROOT / path).read_text()):
+        target = resolved(link["target"], path)
+        if (ROOT / target).is_file():
+            yield link["text"], target
+
+
+def resolved(target: str, page: str) -> str:
+    """The target of a link in a page, relative to the checkout."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+
+
+def is_source(path: str) -> bool:
+    """Whether a file that a page links becomes a page that shows it."""
+    return posixpath.splitext(path)[1] not in {".md", ".html", *ASSETS}
+
+
+def source_page(path: str) -> str:
+    """A page that shows a file."""
+    name = posixpath.basename(path)
+    language = posixpath.splitext(name)[1].removeprefix(".") or ("dockerfile" if name == "Dockerfile" else "sh")
+    return f'# {name}\n\n~~~~{language} title="{path}"\n{(ROOT / path).read_text()}~~~~\n'
+
+
+def navigation() -> list[Any]:
+    """MkDocs's `nav`, from the headings and lists of docs/README.md."""
+    sections: list[Any] = []
+    pages: list[Any] = []
+    for line in (ROOT / INDEX).read_text().splitlines():
+        if line.startswith("## "):
+            pages = []
+            sections.append({line.removeprefix("## "): pages})
+        elif line.startswith("- ") and (link := LINK.search(line)):
+            pages.append({link["text"]: entry(resolved(link["target"], INDEX))})
+    return sections
+
+
+def entry(path: str) -> str | list[Any]:
+    """A page. With it, if it is the README.md of a folder, the files of that folder which it links."""
+    folder, name = posixpath.split(path)
+    if not folder or name != "README.md":
+        return path
+    below = {target: text for text, target in links(path) if posixpath.dirname(target) == folder}
+    return [path, *({text: f"{target}.md" if is_source(target) else target} for target, text in below.items())]
+
+
+def nav_paths(entries: Any) -> Iterator[str]:
+    """The paths in a `nav`."""
+    if isinstance(entries, str):
+        yield entries
+    else:
+        for below in entries.values() if isinstance(entries, dict) else entries:
+            yield from nav_paths(below)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links to source files to the pages that show them."""
+
+    def shown(link: re.Match[str]) -> str:
+        target = resolved(link["target"], page.file.src_uri)
+        return f"{link[0]}.md" if files.get_file_from_path(f"{target}.md") else link[0]
+
+    return LINK.sub(shown, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Loads the script that draws diagrams (2.5 MB) where there is one. The theme would load it from the network."""
+    if '<pre class="mermaid">' not in output:
+        return output
+    script = posixpath.relpath(MERMAID, posixpath.dirname(page.file.dest_uri) or ".")
+    return output.replace("</head>", f'<script src="{script}"></script></head>', 1)
