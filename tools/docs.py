@@ -25,6 +25,7 @@ INDEX = "docs/README.md"
 FOLDERS = ("docs", "tools", "docker")
 ASSETS = {".css", ".gif", ".js", ".png", ".svg", ".txt"}
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)")
+CODE_IN_TABLE = re.compile(r"(?<= )`[^`\n]*\\\|[^`\n]*`(?= )")
 MERMAID = "docs/assets/mermaid.tiny.js"
 
 
@@ -102,13 +103,13 @@ def nav_paths(entries: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to source files to the pages that show them."""
+    """Leads links to source files to the pages that show them. A pipe in code needs its backslash only on GitHub."""
 
     def shown(link: re.Match[str]) -> str:
         target = resolved(link["target"], page.file.src_uri)
         return f"{link[0]}.md" if files.get_file_from_path(f"{target}.md") else link[0]
 
-    return LINK.sub(shown, markdown)
+    return CODE_IN_TABLE.sub(lambda code: code[0].replace(r"\|", "|"), LINK.sub(shown, markdown))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
