@@ -1,0 +1,148 @@
+"""Draws the pictures of docs/how-it-decides.md, by the rules of a mount in simulated time: python -m tools.diagrams.
+
+They need no mount and no network, and are the same at every run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from growfs.simulation.cache import File, MountSettings, Rotating
+from growfs.simulation.plan import TITLES, Point, Workload, simulate_policy
+from growfs.simulation.simulator import SimReader, Simulation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+FILES, CACHED, EPOCHS = 36, 12, 16
+WORKLOAD = Workload(
+    data_bytes=3 * 10**12,
+    files=30_000,
+    cache_bytes=500 * 10**9,
+    bandwidth=125e6,
+    read_rate=100e6,
+    epochs=50,
+    turnover=0.2,
+)
+"""The first example of docs/sizing.md."""
+OPEN_S = 1.0
+LINK = 0.6
+"""Files that the link brings while the program reads one."""
+SECOND_LISTS, SECOND_ENDS = 5, 10
+
+REMOTE, ARRIVED, NEW, LISTED, DELISTED = range(5)
+LABELS = (
+    "only in the remote",
+    "cached, not listed yet",
+    "listed for the first time",
+    "listed again",
+    "delisted, still cached",
+)
+COLORS = ("#f2f2f2", "#ffd9a0", "#f28e2b", "#4e79a7", "#b7c9dd")
+
+
+def rotation(second: bool) -> list[list[int]]:
+    """The state of each file, in the order of arrival, in each epoch of a program that lists and reads all it sees.
+
+    second: another program lists in one of the epochs, reads slowly, and ends in a later one.
+    """
+    files = [File(1, f"{number}.tar", 1_000) for number in range(FILES)]
+    simulation = Simulation(files, CACHED * 1_000, LINK * 1_000 / OPEN_S, MountSettings(turnover=0.25, parallel=1))
+    cache = simulation.cache
+    assert isinstance(cache, Rotating)
+    simulation.sleep(4 * OPEN_S / LINK)
+    reader = simulation.reader()
+    other: SimReader | None = None
+    shuffle = random.Random(0)
+    shown: set[int] = set()
+    rows = []
+    for epoch in range(1, EPOCHS + 1):
+        ids = reader.list()
+        if second and epoch == SECOND_LISTS:
+            other = simulation.reader()
+            other.list()
+        if other and epoch == SECOND_ENDS:
+            other.exit()
+            other = None
+        states = [REMOTE] * FILES
+        for id, file in cache.cached.items():
+            states[id] = DELISTED if file.delisted is not None else ARRIVED
+        for id in ids:
+            states[id] = LISTED if id in shown else NEW
+        shown.update(ids)
+        rows.append(states)
+        shuffle.shuffle(ids)
+        for id in ids:
+            wait_s = reader.open(id)
+            if other:
+                other.open(ids[0])
+            simulation.sleep(OPEN_S + wait_s)
+    order = sorted(range(FILES), key=lambda id: simulation.first[id] or FILES + 1)
+    return [[states[id] for states in rows] for id in order]
+
+
+def draw_rotation(axes: Axes, rows: Sequence[Sequence[int]], title: str) -> None:
+    """A square for each file in each epoch; none where the file is only in the remote."""
+    squares = [
+        (epoch, place, COLORS[state])
+        for place, states in enumerate(rows, 1)
+        for epoch, state in enumerate(states, 1)
+        if state
+    ]
+    x, y, colors = zip(*squares, strict=True)
+    axes.scatter(x, y, s=118, c=colors, marker="s", linewidths=0)
+    axes.set(title=title, xlim=(0.4, EPOCHS + 0.6), ylim=(FILES + 0.6, 0.4), xlabel="epoch", aspect="equal")
+    axes.set(xticks=[1, 4, 8, 12, 16], yticks=[1, 12, 24, 36], facecolor=COLORS[REMOTE])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def draw_coverage(seen: Axes, waiting: Axes) -> None:
+    """The share of the data that was seen, and the share of opens that wait, over time."""
+    for policy in ("growfs", "lru", "never"):
+        points = simulate_policy(WORKLOAD, policy).points
+        hours = [point.s / 3600 for point in points]
+        waited = [
+            100 * (now.waited - before.waited) / (now.opens - before.opens)
+            for before, now in itertools.pairwise([Point(0, 0, 0, 0, 0, 0), *points])
+        ]
+        seen.plot(hours, [100 * point.seen for point in points], label=TITLES[policy])
+        waiting.plot(hours, waited, label=TITLES[policy])
+    seen.set(ylabel="seen of the data set, %", ylim=(0, 104))
+    waiting.set(ylabel="opens that wait, % of each epoch", ylim=(-4, 100))
+    for axes in (seen, waiting):
+        axes.set(xlabel="hours", xlim=(0, 48))
+        axes.grid(alpha=0.3)
+
+
+def main() -> None:
+    """Write the pictures."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "growfs", "font.size": 9, "axes.titlesize": 9})
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    figure, (alone, two) = pyplot.subplots(1, 2, figsize=(8, 7.6), layout="constrained")
+    draw_rotation(alone, rotation(second=False), "one program, which lists in each epoch")
+    draw_rotation(two, rotation(second=True), "and a second one, which lists once in epoch 5\nand ends in epoch 10")
+    alone.set_ylabel("files, in the order of arrival")
+    legend = [Patch(color=color, label=label) for color, label in zip(COLORS, LABELS, strict=True)]
+    figure.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(DOCS / "rotation.svg", metadata={"Date": None})
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    draw_coverage(*axes)
+    axes[0].legend()
+    figure.savefig(DOCS / "coverage.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
