@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from growfs.client.mount import Mount
 
 __version__ = "0.1.0"
 
@@ -21,16 +22,17 @@ def mount(
     *,
     storage_options: dict[str, Any] | None = None,
     **options: Any,
-) -> AbstractContextManager[Path]:
-    """Mount for the duration of a `with` block, which gets the path; it starts when training can start.
+) -> Mount:
+    """Mount, and return when training can start. The mount ends with `.unmount()`, or when the interpreter exits.
 
-    url: any fsspec URL. mountpoint: an empty folder; a temporary one by default. options: those of `growfs mount`, with
-    underscores and with values as on the command line: cache_size="500GB", wait_files=10. storage_options: those of
-    the store's fsspec filesystem. Raises growfs.errors.GrowfsError.
+    In a `with` statement it ends with the block, which gets the path. url: any fsspec URL. mountpoint: an empty folder;
+    a temporary one by default. options: those of `growfs mount`, with underscores and with values as on the command
+    line: cache_size="500GB", wait_files=10. storage_options: those of the store's fsspec filesystem. Raises
+    growfs.errors.GrowfsError.
     """
-    from growfs.daemon import launch  # here, because the daemon and its workers import this package, too
+    from growfs.client import mount  # here, because the daemon and its workers import this package, too
 
-    return launch.mounted(url, mountpoint, storage_options, options)
+    return mount.mount(url, mountpoint, storage_options, options)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Starts, finds and stops daemons, for the command line and for `growfs.mount`."""
+"""Starts, finds and stops daemons."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -259,31 +257,6 @@ def _end_of(found: Running) -> Callable[[float], bool]:
         return True
 
     return wait
-
-
-@contextmanager
-def mounted(
-    url: str, mountpoint: str | os.PathLike[str] | None, storage_options: dict[str, Any] | None, values: dict[str, Any]
-) -> Iterator[Path]:
-    """See `growfs.mount`. values: options by field name, as text."""
-    if storage_options:
-        values = dict(values)
-        values["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
-    options = Options.parse(values)
-    with contextlib.ExitStack() as stack:
-        if mountpoint is None:
-            mountpoint = stack.enter_context(tempfile.TemporaryDirectory(prefix="growfs-"))
-        path = resolved(Path(mountpoint).expanduser().absolute())
-        daemon, _ = start(url, path, options)
-        try:
-            yield path
-        finally:
-            if mounted_at(path):
-                try:
-                    stop(path)
-                except GrowfsError:  # a file is still open, in a traceback perhaps: the daemon ends when it is closed
-                    stop(path, lazy=True)
-            threading.Thread(target=daemon.wait, daemon=True).start()
 
 
 def run_in_foreground(daemon: subprocess.Popen[bytes]) -> int:

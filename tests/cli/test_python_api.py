@@ -1,7 +1,9 @@
-"""growfs.mount() in Python: a context manager that mounts for a block."""
+"""growfs.mount() in Python: an object, and a context manager that mounts for a block."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 import growfs as package
 from growfs.errors import GrowfsError, UsageError
-from growfs.fuse.mounting import mounted_at
+from growfs.fuse.mounting import mounted_at, mounts
 from tests.cli.support import cache_folders, leftovers, listing_server, processes_of
 from tests.harness import Growfs, files_below, make_tree, until
 
@@ -109,3 +111,32 @@ def test_nested_storage_options_reach_the_server(growfs: Growfs, remote: Path) -
         with package.mount(server.url, cache_dir=growfs.cache_dir, storage_options=options) as path:
             assert (path / "f").read_bytes() == b"web"
     assert set(tokens) == {"s3kr1t"}
+
+
+def test_without_a_with_statement_the_mount_ends_when_it_is_unmounted(growfs: Growfs, remote: Path) -> None:
+    mount = package.mount(str(remote), cache_dir=growfs.cache_dir)
+    assert files_below(mount.path) == files_below(remote)
+    mount.unmount()
+    mount.unmount()
+    assert not mount.path.exists()
+    until(lambda: processes_of(growfs.cache_dir) == [])
+
+
+FORGETS_TO_UNMOUNT = """
+import os, sys, growfs
+mount = growfs.mount(sys.argv[1], cache_dir=sys.argv[2])
+file = next(mount.path.rglob("*.bin")).open("rb") if sys.argv[3] == "open" else None
+if not os.fork():
+    sys.exit()  # runs the functions of atexit, as its parent does
+os.wait()
+assert os.path.ismount(mount.path)
+"""
+
+
+@pytest.mark.parametrize("files", ["open", "closed"])
+def test_the_end_of_the_interpreter_unmounts(growfs: Growfs, remote: Path, files: str) -> None:
+    command = [sys.executable, "-c", FORGETS_TO_UNMOUNT, str(remote), str(growfs.cache_dir), files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not [mount for mount in mounts() if mount.cache.parent == growfs.cache_dir]
+    until(lambda: processes_of(growfs.cache_dir) == [])

@@ -1,0 +1,5 @@
+"""What talks to a running mount from outside.
+
+It reaches the daemon through the control socket, and the cache's database read-only. Nothing here decides anything
+about a mount. Modules for others: `mount` (the object that `growfs.mount` returns).
+"""

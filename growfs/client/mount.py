@@ -1,0 +1,84 @@
+"""The object that `growfs.mount` returns."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from growfs.daemon.launch import start, stop
+from growfs.daemon.options import Options
+from growfs.errors import GrowfsError
+from growfs.fuse.mounting import mounted_at, resolved
+
+
+class Mount:
+    """A mount that this process started. It ends with `unmount`, with a `with` block, or when the interpreter exits.
+
+    path: the mountpoint. daemon: the process that serves it. is_temporary: the mountpoint is removed at the end.
+    """
+
+    def __init__(self, path: Path, daemon: subprocess.Popen[bytes], is_temporary: bool) -> None:
+        self.path = path
+        self._daemon = daemon
+        self._is_temporary = is_temporary
+        self._process = os.getpid()
+        atexit.register(self._unmount_at_exit)
+
+    def unmount(self) -> None:
+        """Unmount, and remove a temporary mountpoint. Cached files stay for the next mount.
+
+        A file that is still open stays readable, and the daemon ends once it is closed. Does nothing the second time.
+        """
+        atexit.unregister(self._unmount_at_exit)
+        self._unmount()
+        if self._daemon.poll() is None:
+            threading.Thread(target=self._daemon.wait, daemon=True).start()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.unmount()
+
+    def __repr__(self) -> str:
+        return f"<growfs mount on {self.path}>"
+
+    def _unmount_at_exit(self) -> None:
+        if os.getpid() == self._process:  # a process forked from it runs this function, too
+            self._unmount()
+
+    def _unmount(self) -> None:
+        if mounted_at(self.path):
+            try:
+                stop(self.path)
+            except GrowfsError:  # a file is still open, in a traceback perhaps: the daemon ends when it is closed
+                stop(self.path, lazy=True)
+        if self._is_temporary:
+            with suppress(OSError):
+                self.path.rmdir()
+
+
+def mount(
+    url: str, mountpoint: str | os.PathLike[str] | None, storage_options: dict[str, Any] | None, values: dict[str, Any]
+) -> Mount:
+    """See `growfs.mount`. values: options by field name, as text."""
+    if storage_options:
+        values = dict(values)
+        values["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
+    options = Options.parse(values)
+    path = resolved(Path(mountpoint or tempfile.mkdtemp(prefix="growfs-")).expanduser().absolute())
+    is_temporary = mountpoint is None
+    try:
+        daemon, _ = start(url, path, options)
+    except BaseException:
+        if is_temporary:
+            path.rmdir()
+        raise
+    return Mount(path, daemon, is_temporary)
