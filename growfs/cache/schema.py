@@ -31,7 +31,7 @@ DIRECTORY_CACHE_MAX = 100_000
 PAGE_CACHE_KIB = 2 * 1024
 """For each connection. The kernel's page cache has the rest: with ten million rows, 16 MiB were no faster."""
 
-VERSION = 3
+VERSION = 4
 """Of the schema (PRAGMA user_version). The first had none."""
 
 PINNED, FROZEN = 1, 2
@@ -91,13 +91,35 @@ CREATE INDEX left_out ON resident (left_out, turn, bytes) WHERE left_out IS NOT 
 CREATE TABLE generation (number INTEGER PRIMARY KEY, last_seq INTEGER NOT NULL, began REAL NOT NULL);
 """
 
-USAGE = f"""
+USAGE = """
 CREATE INDEX resident_files ON resident (seq) WHERE suffix IS NOT NULL;
 CREATE INDEX generation_by_seq ON generation (last_seq);
 
 -- How often each file was fetched and opened. A table of its own, because opens are counted for thousands of files at a
 -- time, and in the large rows of `node` each of them would change another page.
 CREATE TABLE usage (id INTEGER PRIMARY KEY, fetches INTEGER NOT NULL DEFAULT 0, opens INTEGER NOT NULL DEFAULT 0);
+"""
+
+HISTORY = f"""
+-- What the cache held and did over time; growfs.cache.history explains the columns.
+CREATE TABLE history (
+    uptime_s INTEGER PRIMARY KEY,          -- how long daemons have served this cache, in all
+    at INTEGER NOT NULL,                   -- seconds since 1970, by the clock of the machine
+    state TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    files INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    limit_bytes INTEGER NOT NULL,
+    listed_files INTEGER NOT NULL,
+    share_files INTEGER NOT NULL,
+    files_seen INTEGER NOT NULL,
+    opens INTEGER NOT NULL,
+    fetched_files INTEGER NOT NULL,        -- this and what follows: from the first row on
+    fetched_bytes INTEGER NOT NULL,
+    evicted_files INTEGER NOT NULL,
+    missed_files INTEGER NOT NULL,
+    wait_ms INTEGER NOT NULL
+);
 PRAGMA user_version = {VERSION};
 """
 
@@ -110,14 +132,15 @@ ALTER TABLE resident ADD COLUMN left_out INTEGER;
 ALTER TABLE resident ADD COLUMN opened INTEGER NOT NULL DEFAULT 0;
 UPDATE resident SET turn = seq, suffix = (SELECT extension(name) FROM node n WHERE n.id = resident.id AND is_dir = 0);
 """
-"""Migrates the first version; INDEXES and FROM_2 follow."""
+"""Migrates the first version; INDEXES, FROM_2 and HISTORY follow."""
 
 FROM_2 = f"""
 {USAGE}
 INSERT INTO usage SELECT id, fetches, opens FROM node WHERE is_dir = 0 AND fetches > 0;
 DROP INDEX fetched;
 """
-"""Migrates the second version. The columns fetches and opens of `node` stay, unused: SQLite before 3.35 drops none."""
+"""Migrates the second version; HISTORY follows, which is all that the third lacks. The columns fetches and opens of
+`node` stay, unused: SQLite before 3.35 drops none."""
 
 
 def missing(writer: sqlite3.Connection) -> str:
@@ -125,12 +148,14 @@ def missing(writer: sqlite3.Connection) -> str:
     (version,) = writer.execute("PRAGMA user_version").fetchone()
     if version == VERSION:
         return ""
+    if version == 3:
+        return HISTORY
     if version == 2:
-        return FROM_2
+        return FROM_2 + HISTORY
     if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone():
-        return SCHEMA + INDEXES + USAGE
+        return SCHEMA + INDEXES + USAGE + HISTORY
     writer.create_function("extension", 1, extension, deterministic=True)
-    return FROM_1 + INDEXES + FROM_2
+    return FROM_1 + INDEXES + FROM_2 + HISTORY
 
 
 def read_only(path: Path) -> sqlite3.Connection:

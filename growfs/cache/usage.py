@@ -31,6 +31,7 @@ class Summary:
     """
 
     files_seen: int = 0
+    opens: int = 0
     opens_min: int = 0
     opens_max: int = 0
     opens_mean: float = 0.0
@@ -119,4 +120,4 @@ class UsageCounters:
         mean = opens / files if files else 0.0
         dispersion = (squares / files - mean * mean) / mean if mean else 0.0
         per_fetch = opens / fetches if fetches else 0.0
-        return Summary(files, least, most, mean, dispersion, per_fetch, tuple(suffix for (suffix,) in unread))
+        return Summary(files, opens, least, most, mean, dispersion, per_fetch, tuple(suffix for (suffix,) in unread))

@@ -233,6 +233,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
     finally:
         components.engine.unmount()
         components.usage.save_now()
+        components.history.save_now()
         components.store.stop()
         components.database.close()
 

@@ -13,6 +13,7 @@ from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.directory import CacheFolder
+from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
@@ -59,6 +60,7 @@ class Components:
     catalog: Catalog
     store: Store
     usage: UsageCounters
+    history: History
     start: StartGate
     status: Status
     engine: Engine
@@ -127,12 +129,14 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         "requests": engine.requests.copy,
     }
     status = Status(mount, cache.database, rotation.generations, rotation.readers, cache.usage, figures)
+    history = History(cache.database, partial(_sample, cache, rotation, scheduler, vfs.misses))
     control = Control(folder.path, _commands(status, cache, rotation, scheduler, vfs.misses))
     return Components(
         cache.database,
         cache.catalog,
         cache.store,
         cache.usage,
+        history,
         scheduler.start,
         status,
         engine,
@@ -146,6 +150,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             scheduler.prefetcher,
             scheduler.updater,
             cache.usage,
+            history,
             control,
         ),
     )
@@ -214,6 +219,27 @@ def _build_scheduler(
     updater = VersionUpdater(catalog, store, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
     start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)
     return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start)
+
+
+def _sample(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: Misses) -> Sample:
+    """The figures of which a history is kept."""
+    store, summary, generation = cache.store, cache.usage.summary, rotation.generations.current
+    return Sample(
+        state=scheduler.prefetch.mount_state.value,
+        generation=rotation.generations.number,
+        files=store.resident_files,
+        bytes=store.resident_bytes,
+        limit_bytes=store.limit_bytes,
+        listed_files=generation.files if generation else 0,
+        share_files=cache.catalog.share.files,
+        files_seen=summary.files_seen,
+        opens=summary.opens,
+        fetched_files=scheduler.fetcher.counters.files,
+        fetched_bytes=scheduler.fetcher.counters.bytes,
+        evicted_files=store.evicted_files,
+        missed_files=misses.files,
+        wait_ms=int(1000 * misses.wait_s),
+    )
 
 
 def _commands(
