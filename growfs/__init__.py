@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from growfs.client.mount import Mount
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def mount(

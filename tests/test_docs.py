@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from growfs import errors
+from growfs import __version__, errors
 from growfs.cli import main
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
@@ -144,6 +144,11 @@ def test_every_page_is_in_the_index() -> None:
     index = {(DOCS / link).resolve() for link in LINK.findall((DOCS / "README.md").read_text())}
     pages = {page for page in PAGES if page.parent != DOCS / "decisions"} | {DOCS / "decisions/README.md"}
     assert pages - {DOCS / "README.md"} <= index
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    (latest, *_) = re.findall(r"^## ([\d.]+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert latest == __version__
 
 
 def test_the_decisions_are_numbered_without_gaps_and_in_their_index() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Protocol
@@ -51,9 +52,16 @@ class EngineChoice:
             self.reason = "requested by --engine"
 
     def create(self, vfs: Vfs) -> Engine:
-        """Create the chosen engine for a vfs."""
+        """Create the chosen engine for a vfs. Raises GrowfsError if that is libfuse, and pyfuse3 does not work here."""
         if self.passthrough:
             return PassthroughEngine(vfs)
-        from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
+        try:
+            from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
+        except (ImportError, OSError) as error:  # it was not built, or its library is missing, or of another version
+            raise GrowfsError(
+                f"the libfuse engine ({self.reason}) needs pyfuse3, which cannot be imported: {error}; install fuse3,"
+                f" libfuse3-dev, pkg-config and gcc, and then: {sys.executable} -m pip install --force-reinstall"
+                " --no-cache-dir --no-binary pyfuse3 pyfuse3"
+            ) from None
 
         return LibfuseEngine(vfs)

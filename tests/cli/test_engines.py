@@ -15,6 +15,7 @@ from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import assert_refused, leftovers, mark_environment, needs_root
 from tests.harness import Growfs, make_tree
 
+ROOT = Path(__file__).parents[2]
 TOO_DEEP = "overlay file systems are stacked too deep"
 
 
@@ -125,3 +126,35 @@ def test_a_kernel_that_is_too_old_is_reported(monkeypatch: pytest.MonkeyPatch, t
     assert why_not
     assert os.uname().release in why_not
     assert "came with Linux 6.9" in why_not
+
+
+@pytest.fixture
+def without_pyfuse3(growfs: Growfs, tmp_path: Path, request: pytest.FixtureRequest) -> Growfs:
+    """The command, where importing pyfuse3 raises the error that the test is parametrized with."""
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "pyfuse3.py").write_text(f"raise {request.param}\n")
+    growfs.env["PYTHONPATH"] = os.pathsep.join([str(shim), str(ROOT)])
+    return growfs
+
+
+NO_MODULE = "ImportError('libfuse3.so.3: cannot open shared object file')"
+OTHER_VERSION = "OSError('undefined symbol: fuse_session_new_versioned')"
+
+
+@pytest.mark.usefixtures("passthrough")
+@pytest.mark.parametrize("without_pyfuse3", [NO_MODULE], indirect=True)
+def test_passthrough_needs_no_pyfuse3(without_pyfuse3: Growfs, tmp_path: Path) -> None:
+    growfs, tree = without_pyfuse3, make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote", "--wait-files", len(tree))
+    assert growfs.status()["engine"] == "passthrough"
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+
+
+@pytest.mark.parametrize("without_pyfuse3", [NO_MODULE, OTHER_VERSION], indirect=True)
+def test_libfuse_without_pyfuse3_says_what_to_install(without_pyfuse3: Growfs, tmp_path: Path) -> None:
+    growfs = mark_environment(without_pyfuse3)
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    refused = growfs.mount(tmp_path / "remote", "--engine", "libfuse", check=False)
+    assert_refused(refused, "the libfuse engine (requested by --engine) needs pyfuse3", "install fuse3", "pip install")
+    assert leftovers(growfs) == []
