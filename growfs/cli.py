@@ -92,6 +92,8 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
         daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)))
     click.echo(f"{status['mountpoint']}: {brief(status)}")
     click.echo(f"{status['mountpoint']}: {engine(status)}")
+    if status["metrics_url"]:
+        click.echo(f"{status['mountpoint']}: metrics at {status['metrics_url']}")
     if status["unpromised"]:
         click.echo(f"note: not every directory has a file yet: {status['unpromised']}")
     for warning in status["warnings"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -14,12 +15,14 @@ import pytest
 from growfs import __version__, errors
 from growfs.cli import main
 from growfs.daemon.options import Options, flag_name
+from growfs.daemon.status_fields import FIELDS, LABELLED
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
 from growfs.scheduler.readiness import MountState
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 OPTIONS = (DOCS / "options.md").read_text()
+STATUS = (DOCS / "status-and-metrics.md").read_text()
 VIRTUAL = (DOCS / "files-in-the-mount.md").read_text()
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(page for name in ("docs", "tools", "docker") for page in (ROOT / name).rglob("*.md"))]
@@ -54,6 +57,28 @@ def test_every_command_is_documented() -> None:
 def test_every_option_that_can_be_set_is_documented() -> None:
     (line,) = (line for line in OPTIONS.splitlines() if "`growfs set MOUNTPOINT" in line)
     assert all(flag_name(row.name)[2:] in line for row in fields(Options) if row.metadata["live"])
+
+
+def test_every_field_of_the_status_is_documented() -> None:
+    rows = [
+        f"| `{field.path}` | {field.text} | {f'`{field.metric}`, {field.kind}' if field.metric else ''} |"
+        for field in FIELDS
+    ]
+    assert table_below("| field |") == rows
+
+
+def test_every_other_metric_is_documented() -> None:
+    rows = [
+        f"| `{metric.metric}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.text} |"
+        for metric in LABELLED
+    ]
+    assert table_below("| metric |") == rows
+
+
+def table_below(head: str) -> list[str]:
+    """The rows of the table of the page on the status whose head begins so."""
+    below = STATUS.split(f"\n{head}")[1].splitlines()[2:]
+    return list(itertools.takewhile(lambda line: line.startswith("|"), below))
 
 
 def test_every_virtual_file_is_documented() -> None:

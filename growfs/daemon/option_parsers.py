@@ -21,6 +21,9 @@ PYTHON_SCHEME = "py:"
 LAUNCHERS = (("GROUP_RANK", "GROUP_WORLD_SIZE"), ("SLURM_NODEID", "SLURM_NNODES"))
 """Variables with the number of this node and the number of nodes, from torchrun (torch elastic) and Slurm's srun."""
 
+LOOPBACK = "127.0.0.1"
+PORT_MAX = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
@@ -131,6 +134,14 @@ def web_url(text: str) -> str:
     if not re.match("https?://[^/]", text):
         raise UsageError(f"{redact(text)!r} is no URL of a server; write http:// or https:// in front of its name")
     return text
+
+
+def metrics_addr(text: str) -> tuple[str, int]:
+    """(host, port) from HOST:PORT; without a host, that of loopback."""
+    match = re.fullmatch(r"(?:(\[[\w.:%]+\]|[\w.-]*):)?(\d{1,5})", text, re.ASCII)
+    if not match or int(match[2]) > PORT_MAX:
+        raise UsageError(f"{text!r} is no address; write it as HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
+    return (match[1] or LOOPBACK).strip("[]"), int(match[2])
 
 
 def storage_option(text: str) -> tuple[str, Any]:

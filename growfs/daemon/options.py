@@ -26,6 +26,7 @@ from growfs.daemon.option_parsers import (
     folder,
     function,
     group,
+    metrics_addr,
     on_miss,
     partition,
     rename,
@@ -196,6 +197,13 @@ class Options:
     endpoint_url: str | None = option(None, web_url, "URL", "URL of the store's server, for S3-compatible stores.")
     anon: bool = flag("Access a public bucket without credentials.")
     allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
+
+    metrics_addr: tuple[str, int] | None = option(
+        None,
+        metrics_addr,
+        "HOST:PORT",
+        "Serve Prometheus metrics over HTTP: 127.0.0.1:9401, or 9401 for the same. Not encrypted.",
+    )
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Options:

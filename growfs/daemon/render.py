@@ -1,4 +1,4 @@
-"""The status as text: a page and a line for people, and OpenMetrics."""
+"""The status as text, for people: a page, and a line."""
 
 from __future__ import annotations
 
@@ -130,26 +130,6 @@ def _size(count: float) -> str:
 def _clock(at: float) -> str:
     """A time, given in seconds since 1970, as the log has it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def openmetrics(status: dict[str, Any]) -> bytes:
-    """The figures in the OpenMetrics text format. A metric is named `growfs_` and its place in the status."""
-    from prometheus_client import CollectorRegistry, Gauge
-    from prometheus_client.openmetrics.exposition import generate_latest
-
-    registry = CollectorRegistry()
-    for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "budget", "opens"):
-        for name, value in status[section].items():
-            if value is not None:
-                metric = f"growfs_{section}_{name.removesuffix('_total')}"
-                Gauge(metric, f"status.json: {section}.{name}", registry=registry).set(float(value))
-    requests = Gauge("growfs_requests", "status.json: requests", ["opcode"], registry=registry)
-    for opcode, count in status["requests"].items():
-        requests.labels(opcode).set(count)
-    outage_s = time.time() - status["outage"]["since"] if status["outage"] else 0.0
-    Gauge("growfs_outage_seconds", "how long the remote has been away; 0: it is not", registry=registry).set(outage_s)
-    Gauge("growfs_generation", "status.json: generation", registry=registry).set(status["generation"])
-    return bytes(generate_latest(registry))  # type: ignore[no-untyped-call]
 
 
 def _shortened(name: str) -> str:

@@ -1,4 +1,7 @@
-"""The content of status.json. Each component reports its own figures; Status puts them together."""
+"""The content of status.json. Each component reports its own figures; Status puts them together.
+
+`status_fields` lists the fields.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from growfs.rotation.rules import Hold
 
 @dataclass(frozen=True, slots=True)
 class MountInfo:
-    """What does not change while the daemon runs. url: without secrets."""
+    """What does not change while the daemon runs. url: without secrets. metrics_url: None if they are not served."""
 
     url: str
     mountpoint: str
@@ -32,6 +35,7 @@ class MountInfo:
     pid: int
     engine: str
     engine_reason: str
+    metrics_url: str | None
 
 
 @dataclass(frozen=True, slots=True)

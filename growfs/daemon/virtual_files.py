@@ -15,7 +15,8 @@ import trio
 
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection
-from growfs.daemon.render import openmetrics, render
+from growfs.daemon.metrics import openmetrics
+from growfs.daemon.render import render
 from growfs.rotation.rules import Generation
 from growfs.vfs.virtual import VirtualFile
 

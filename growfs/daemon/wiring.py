@@ -19,6 +19,7 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter, limit_bytes, set_cache_size
 from growfs.daemon.control import Command, Control
+from growfs.daemon.metrics import MetricsServer
 from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.status import Figures, MountInfo, Status
@@ -97,14 +98,16 @@ class _Scheduler:
 
 def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
     """Construct and connect the components, from the lowest layer up. url: without secrets."""
+
+    async def snapshot() -> dict[str, Any]:
+        return await status.snapshot()
+
     options = request.options
+    metrics = MetricsServer(options.metrics_addr, snapshot) if options.metrics_addr else None
     producer = request.remote.producer
     cache = _build_cache(options, folder, producer is not None and producer.rename is not None)
     rotation = _build_rotation(options, cache, workers)
     scheduler = _build_scheduler(request, folder, workers, cache, rotation)
-
-    async def snapshot() -> dict[str, Any]:
-        return await status.snapshot()
 
     virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
     fetch = scheduler.fetcher.ensure if options.on_miss == "wait" else None
@@ -116,7 +119,15 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     engine = choice.create(vfs)
     vfs.name_invalidated.connect(engine.forget_name)
 
-    mount = MountInfo(url, str(request.mountpoint), str(folder.path), os.getpid(), engine.name, choice.reason)
+    mount = MountInfo(
+        url,
+        str(request.mountpoint),
+        str(folder.path),
+        os.getpid(),
+        engine.name,
+        choice.reason,
+        metrics.url if metrics else None,
+    )
     figures: dict[str, Callable[[], Figures]] = {
         "prefetch": scheduler.prefetcher.figures,
         "outage": scheduler.outage.figures,
@@ -152,6 +163,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             cache.usage,
             history,
             control,
+            *([metrics] if metrics else []),
         ),
     )
 

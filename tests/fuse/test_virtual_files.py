@@ -65,7 +65,7 @@ def test_metrics_are_openmetrics(library: Library) -> None:
     samples = {sample.name: sample.value for family in families for sample in family.samples}
     assert samples["growfs_cache_files"] == len(library.tree)
     assert samples["growfs_remote_bytes"] == sum(map(len, library.tree.values()))
-    assert samples["growfs_fetch_failed"] == 0
+    assert samples["growfs_fetch_failed_total"] == 0
 
 
 @pytest.mark.promise(5)

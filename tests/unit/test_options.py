@@ -18,6 +18,7 @@ from growfs.daemon.option_parsers import (
     absolute,
     cache_size,
     group,
+    metrics_addr,
     partition,
     rotation,
     storage_option,
@@ -66,6 +67,7 @@ VALID: dict[str, tuple[Any, Any]] = {
     "endpoint_url": ("http://x:1", "http://x:1"),
     "anon": (True, True),
     "allow_other": (True, True),
+    "metrics_addr": ("0.0.0.0:9401", ("0.0.0.0", 9401)),
 }
 INVALID: dict[str, list[Any]] = {
     "cache_size": ["much", "0", "-5GB", "101%", "0%", ""],
@@ -91,6 +93,7 @@ INVALID: dict[str, list[Any]] = {
     "engine": ["fast"],
     "on_miss": ["maybe"],
     "storage_option": [["key"], ["=value"]],
+    "metrics_addr": ["", "x", "x:", "::1:9401", "[::1]", "65536", "127.0.0.1:65536", "http://x:1", ":²", "-1"],
 }
 
 
@@ -130,6 +133,19 @@ def test_valid_rotations(text: str) -> None:
 @pytest.mark.parametrize("text", ["{stem}", "{name}", "{parent}", "{parent}/{name}", "x-{name}"])
 def test_valid_groups(text: str) -> None:
     assert group(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9401", ("127.0.0.1", 9401)),
+        (":9401", ("127.0.0.1", 9401)),
+        ("localhost:0", ("localhost", 0)),
+        ("[::1]:9401", ("::1", 9401)),
+    ],
+)
+def test_metrics_are_served_on_loopback_unless_another_address_is_written(text: str, address: tuple[str, int]) -> None:
+    assert metrics_addr(text) == address
 
 
 LAUNCHED = [name for pair in LAUNCHERS for name in pair]

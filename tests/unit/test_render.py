@@ -1,4 +1,4 @@
-"""The status as text, for people and for metrics collectors."""
+"""The status as text, for people."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import copy
 from typing import Any
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from growfs.daemon.render import brief, openmetrics, render, state_text
+from growfs.daemon.render import brief, render, state_text
 from growfs.scheduler.readiness import MountState
 
 STATUS: dict[str, Any] = {
@@ -19,6 +18,7 @@ STATUS: dict[str, Any] = {
     "pid": 4711,
     "engine": "libfuse",
     "engine_reason": "works",
+    "metrics_url": None,
     "state": "filling",
     "outage": None,
     "seed": 0,
@@ -36,7 +36,14 @@ STATUS: dict[str, Any] = {
         "left_out_bytes": 0,
     },
     "listed": {"files": 200, "bytes": 10**9},
-    "fetch": {"files_total": 250, "bytes_total": 2 * 10**9, "bytes_per_s": 1e8, "eta_s": 90.0, "failed": 0},
+    "fetch": {
+        "files_total": 250,
+        "bytes_total": 2 * 10**9,
+        "bytes_per_s": 1e8,
+        "eta_s": 90.0,
+        "failed": 0,
+        "streams": 16,
+    },
     "evict": {"files_total": 0, "bytes_total": 0},
     "miss": {"files_total": 2, "wait_s_total": 1.25},
     "coverage": {"files_seen": 250, "pass": 1, "files": 1000},
@@ -146,25 +153,3 @@ def test_the_status_in_one_line() -> None:
         brief(status(remote__files=1, remote__listed=False, cache__files=0))
         == "0 of 1 file cached, 2 GB of 10 GB listed so far"
     )
-
-
-def test_metrics_equal_the_figures_of_the_status() -> None:
-    parsed = text_string_to_metric_families(openmetrics(STATUS).decode())  # type: ignore[no-untyped-call]
-    figures = {family.name: family.samples[0].value for family in parsed if family.samples}
-    assert figures["growfs_generation"] == 3
-    assert figures["growfs_remote_listed"] == 1
-    for section in ("remote", "cache", "listed", "fetch", "evict", "miss", "coverage", "opens"):
-        for name, value in STATUS[section].items():
-            assert figures[f"growfs_{section}_{name.removesuffix('_total')}"] == value
-    assert figures["growfs_budget_spent_bytes"] == 0
-    assert "growfs_budget_limit_bytes" not in figures
-
-
-def test_metrics_count_kernel_requests_by_opcode() -> None:
-    text = openmetrics(status(requests={"OPEN": 3, "READ": 0})).decode()
-    assert 'growfs_requests{opcode="OPEN"} 3.0' in text
-    assert 'growfs_requests{opcode="READ"} 0.0' in text
-
-
-def test_an_unknown_figure_has_no_metric() -> None:
-    assert b"eta_s" not in openmetrics(status(fetch__eta_s=None))
