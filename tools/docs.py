@@ -73,15 +73,15 @@ def source_page(path: str) -> str:
 
 def navigation() -> list[Any]:
     """MkDocs's `nav`, from the headings and lists of docs/README.md."""
-    sections: list[Any] = []
-    pages: list[Any] = []
-    for line in (ROOT / INDEX).read_text().splitlines():
-        if line.startswith("## "):
-            pages = []
-            sections.append({line.removeprefix("## "): pages})
-        elif line.startswith("- ") and (link := LINK.search(line)):
-            pages.append({link["text"]: entry(resolved(link["target"], INDEX))})
-    return sections
+    nav: list[Any] = []
+    for section in re.split("^## ", (ROOT / INDEX).read_text(), flags=re.MULTILINE)[1:]:
+        title, _, text = section.partition("\n")
+        found = [LINK.search(line) for line in text.splitlines() if line.startswith("- ")]
+        pages: list[Any] = [{link["text"]: entry(resolved(link["target"], INDEX))} for link in found if link]
+        if len(pages) == 1:  # a folder is a section, not a section in a section
+            (pages,) = pages[0].values()
+        nav.append({title: pages})
+    return nav
 
 
 def entry(path: str) -> str | list[Any]:
