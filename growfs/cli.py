@@ -168,6 +168,28 @@ def wait(
 
 @main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), required=True, help="The page: an HTML file."
+)
+@click.option("--last", metavar="TIME", help="Show only the last 2h, 7d, ... of the history.")
+def report(mountpoint: Path, output: Path, last: str | None) -> None:
+    """Write a page with charts of what a mount did.
+
+    It needs no network and no server. MOUNTPOINT may also be the folder of a cache that is not mounted.
+    """
+    from growfs.client.report import write
+    from growfs.units import seconds
+
+    try:
+        last_s = seconds(last) if last else None
+    except UsageError as error:
+        raise UsageError(f"report: --last: {error}") from None
+    write(mountpoint, output, last_s)
+    click.echo(f"{output}: written; open it in a browser")
+
+
+@main.command()
+@click.argument("mountpoint", type=MOUNTPOINT)
 @click.option("--lazy", is_flag=True, help="Unmount even while files are open; they stay readable.")
 def umount(mountpoint: Path, lazy: bool) -> None:
     """Unmount; the cached files stay for the next mount."""

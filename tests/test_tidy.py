@@ -48,6 +48,7 @@ MAY_TOUCH_DISK = {
     ("growfs.workers.process", "write_text"): "the session's niceness, in /proc, and the group's",
     ("growfs.cache.directory", "mkdir"): "the cache's folders, before there is a cache",
     ("growfs.cache.store", "mkdir"): "files/, at the first start",
+    ("growfs.client.report", "write_text"): "the page, outside of the cache",
     ("growfs.client.mount", "rmdir"): "a temporary mountpoint, outside of the cache",
     ("growfs.fuse.mounting", "write_text"): "the read-ahead of the mount, in /sys",
 }

@@ -6,6 +6,6 @@ Always: a row vouches for a file that is whole; resident, reserved and orphaned 
 the database happen on one thread at a time.
 
 For others: `directory`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `publish`, `open_files`, `recovery`,
-`usage`, `budget`, and `events`, by which components tell one another that something has happened. Workers import
-`schema`, `catalog` and `listing_diff`, so this file imports nothing.
+`usage`, `history`, `budget`, and `events`, by which components tell one another that something has happened. Workers
+import `schema`, `catalog` and `listing_diff`, so this file imports nothing.
 """

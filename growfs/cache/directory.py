@@ -19,7 +19,7 @@ from growfs import disk
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import RemoteSpec
 
-FORMAT = 3
+FORMAT = 4
 """Of everything below a cache directory. A growfs that finds a higher number refuses it; lower ones are migrated."""
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""

@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from humanfriendly import format_size, format_timespan
 from platformdirs import user_cache_path
 
 from growfs.daemon.option_parsers import (
@@ -35,6 +36,7 @@ from growfs.daemon.option_parsers import (
     web_url,
 )
 from growfs.errors import UsageError
+from growfs.remote.names import redact
 from growfs.remote.protocol import Producer, RemoteSpec
 from growfs.remote.user_functions import Function
 from growfs.units import count as whole
@@ -221,6 +223,15 @@ class Options:
             raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; use one or the other")
         return options
 
+    def changed(self) -> dict[str, str]:
+        """The options that differ from their defaults, by flag, as text for people, without secrets."""
+        default = Options.parse({})
+        return {
+            flag_name(row.name): _text(row, value)
+            for row in fields(self)
+            if (value := getattr(self, row.name)) != getattr(default, row.name)
+        }
+
     def remote(self, url: str, folder: Path = Path("/")) -> RemoteSpec:
         """What is needed to open the remote. folder: the working directory of the caller, to find a producer in.
 
@@ -311,6 +322,25 @@ def parse_value(row: Field[Any], value: Any) -> Any:
         return row.metadata["parse"](str(value))
     except UsageError as error:
         raise UsageError(f"{flag_name(row.name)}: {error}") from None
+
+
+def _text(row: Field[Any], value: Any) -> str:
+    """The value of an option, as a person would write it. Those of --storage-option may be secrets."""
+    if row.name == "storage_option":
+        return ", ".join(name for name, _ in value)
+    if value is True:
+        return "yes"
+    if isinstance(value, tuple):
+        return ("/" if row.name == "partition" else ", ").join(map(str, value))
+    if isinstance(value, CacheSize):
+        return f"{value.share:.0%}" if value.share else str(format_size(value.bytes))
+    formats: dict[Any, Callable[[Any], str]] = {
+        size: format_size,
+        rate: lambda bytes_per_s: f"{format_size(bytes_per_s)}/s",
+        seconds: format_timespan,
+        fraction_of: "{:.0%}".format,
+    }
+    return redact(formats.get(row.metadata["parse"], str)(value))
 
 
 def flag_name(name: str) -> str:

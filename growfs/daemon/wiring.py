@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from growfs.cache.budget import Budget
@@ -15,6 +16,7 @@ from growfs.cache.database import Database
 from growfs.cache.directory import CacheFolder
 from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
+from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter, limit_bytes, set_cache_size
@@ -128,6 +130,8 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         choice.reason,
         metrics.url if metrics else None,
     )
+    settings = {"version": version("growfs"), **asdict(mount), "options": options.changed()}
+    cache.database.write_now(lambda writer: set_meta(writer, "mount", json.dumps(settings)))
     figures: dict[str, Callable[[], Figures]] = {
         "prefetch": scheduler.prefetcher.figures,
         "outage": scheduler.outage.figures,

@@ -19,6 +19,7 @@ COMMANDS = [
     "mount",
     "status",
     "wait",
+    "report",
     "umount",
     "list",
     "pin",

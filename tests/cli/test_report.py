@@ -1,0 +1,57 @@
+"""`growfs report`: the page of a real mount, in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Growfs, make_tree, until
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--virtual-time-budget=5000",
+)  # fmt: skip
+
+
+def opened_in_browser(page: Path, profile: Path) -> str:
+    """The elements of a page after its scripts have run."""
+    assert BROWSER
+    command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_a_browser_draws_what_the_mount_did(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=3)
+    (tmp_path / "remote/class0").rename(tmp_path / "remote/<script>document.title='hacked'<%2Fscript>")
+    growfs.mount(tmp_path / "remote")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    for path in sorted(growfs.mountpoint.rglob("*.bin")):
+        path.read_bytes()
+    until(lambda: growfs.status()["opens"]["max"])
+    page = tmp_path / "page.html"
+    growfs.run("report", growfs.mountpoint, "-o", page)
+    content = opened_in_browser(page, tmp_path / "profile")
+    label = "directory: &lt;script&gt;document.title='hacked'&lt;%2Fscript&gt;; files: 3; cached now: 3;"
+    assert f"{label} cached at some time: 3; opens of each: 1.00" in content
+    assert 'aria-label="opens: 1; files: 6; opened: 1"' in content
+    assert "<title>growfs: " in content
+
+
+def test_a_dead_mount_and_a_cache_have_a_report_too(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=3)
+    growfs.mount(tmp_path / "remote", "--turnover", "35%")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.umount()
+    page = tmp_path / "page.html"
+    growfs.run("report", growfs.cache, "-o", page)
+    assert "not mounted" in page.read_text()
+    growfs.mount(tmp_path / "remote", "--turnover", "35%")
+    growfs.kill()
+    growfs.run("report", growfs.mountpoint, "-o", page, "--last", "1h")
+    assert "not mounted" in page.read_text()
+    assert "<dt>--turnover</dt><dd>35%</dd>" in page.read_text()

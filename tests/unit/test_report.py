@@ -1,0 +1,202 @@
+"""What the report shows: gaps, coverage, bounded numbers of bars and directories, whatever the history."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+
+from growfs.cache.database import Database
+from growfs.cache.history import INSERT, Sample
+from growfs.cache.schema import set_meta
+from growfs.client.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, charts
+from growfs.client.figures import DIRECTORIES_MAX, OPENS_BARS, Directory, Figures, read
+from growfs.client.report import report, write
+from growfs.errors import GrowfsError
+
+NOW = 1_700_000_000
+HOUR_S = 3600
+MOUNT = {"version": "1", "url": "s3://b/<i>&x", "mountpoint": "/mnt", "cache_dir": "/c", "engine": "libfuse"}
+MOUNT |= {"engine_reason": "no passthrough"}
+FIRST = Sample("filling", 0, 1, 100, 1000, 1, 100, 1, 0, 1, 100, 0, 0, 0)
+
+
+class Cache:
+    """A cache with a history that a test writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = Database(path / "catalog.sqlite")
+        settings = json.dumps({**MOUNT, "options": {"--cache-size": "1 KB"}})
+        self.write(lambda writer: set_meta(writer, "mount", settings))
+
+    def write(self, function: Callable[[sqlite3.Connection], object]) -> None:
+        """Write to the database."""
+        self.database.write_now(function)
+
+    def add(self, uptime_s: int, at: int, sample: Sample = FIRST) -> None:
+        """Add a row to the history, so many seconds after NOW."""
+        self.write(lambda writer: writer.execute(INSERT, (uptime_s, NOW + at, *astuple(sample))))
+
+    def add_directory(self, name: str, files: int, cached: int, opens: int) -> None:
+        """Add a directory with files, of which the first are cached, and opened so often."""
+
+        def write(writer: sqlite3.Connection) -> None:
+            node = "INSERT INTO node (parent, name, is_dir, size) VALUES (?, ?, ?, ?)"
+            folder = writer.execute(node, (1, name, 1, None)).lastrowid
+            for number in range(files):
+                id = writer.execute(node, (folder, f"{number}", 0, 100)).lastrowid
+                if number < cached:
+                    resident = (id, folder, "bin", id, id, 1, 100, id, 1, "")
+                    writer.execute(
+                        "INSERT INTO resident (id, parent, suffix, seq, turn, opened, bytes, ino, ctime_ns, digest)"
+                        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        resident,
+                    )
+                    writer.execute("INSERT INTO usage VALUES (?, 1, ?)", (id, opens))
+
+        self.write(write)
+
+    def read(self, last_s: float | None = None) -> Figures:
+        """The figures for the report."""
+        return read(self.path, last_s)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path)
+
+
+def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
+    for uptime_s, at in ((0, 0), (60, 60), (120, HOUR_S), (180, HOUR_S + 60)):
+        cache.add(uptime_s, at)
+    data = charts(cache.read()).data
+    assert data["gaps"] == [{"t": 1000 * (NOW + 60), "t2": 1000 * (NOW + HOUR_S)}]
+    assert [point["part"] for point in data["points"]] == [0, 0, 1, 1]
+    assert [(state["t"], state["t2"]) for state in data["states"]] == [
+        (1000 * NOW, 1000 * (NOW + 60)),
+        (1000 * (NOW + HOUR_S), 1000 * (NOW + HOUR_S + 60)),
+    ]
+
+
+def test_a_clock_that_was_set_back_is_drawn_without_a_negative_gap(cache: Cache) -> None:
+    for uptime_s, at in ((0, HOUR_S), (60, HOUR_S + 60), (120, 0), (180, 60)):
+        cache.add(uptime_s, at, replace(FIRST, fetched_files=uptime_s))
+    data = charts(cache.read()).data
+    assert data["gaps"] == []
+    assert [point["part"] for point in data["points"]] == [0, 0, 1, 1]
+    assert sum(bar["arrived"] for bar in data["bars"]) == 180
+    assert all(bar["t"] < bar["t2"] for bar in data["bars"])
+
+
+def test_bars_add_up_to_what_happened(cache: Cache) -> None:
+    for number in range(500):
+        sample = replace(
+            FIRST, fetched_files=3 * number, evicted_files=2 * number, missed_files=number, wait_ms=10 * number
+        )
+        cache.add(7 * number, 7 * number, sample)
+    bars = charts(cache.read()).data["bars"]
+    sums = [round(sum(bar[name] for bar in bars), 3) for name in ("arrived", "evicted", "misses", "wait_s")]
+    assert sums == [3 * 499, -2 * 499, 499, 4.99]
+    assert 10 < len(bars) <= BARS_MAX + 1
+
+
+def test_a_long_history_gives_a_bounded_page(cache: Cache) -> None:
+    def write(writer: sqlite3.Connection) -> None:
+        rows = (
+            (number, NOW + 2 * number * HOUR_S, *astuple(replace(FIRST, generation=number))) for number in range(9000)
+        )
+        writer.executemany(INSERT, rows)
+
+    cache.write(write)
+    data = charts(cache.read()).data
+    assert len(data["states"]) <= POINTS_MAX
+    assert len(data["generations"]) <= GENERATIONS_MAX
+    assert len(data["bars"]) <= BARS_MAX + 1
+    assert len(data["points"]) <= 2 * POINTS_MAX
+
+
+def test_coverage_is_compared_with_what_the_fetches_could_have_shown(cache: Cache) -> None:
+    cache.add(0, 0, replace(FIRST, files_seen=10, fetched_files=4))
+    cache.add(60, 60, replace(FIRST, files_seen=30, fetched_files=44))
+    points = charts(cache.read()).data["points"]
+    assert [(point["seen"], point["best"]) for point in points] == [(0.1, 0.1), (0.3, 0.5)]
+
+
+def test_only_the_last_part_of_the_history_is_shown(cache: Cache) -> None:
+    for at in (0, HOUR_S, 2 * HOUR_S):
+        cache.add(at + 1, at)
+    assert [row["at"] - NOW for row in cache.read(last_s=HOUR_S).history] == [HOUR_S, 2 * HOUR_S]
+
+
+@pytest.mark.parametrize(("most", "bars"), [(0, [(0, 0, 3)]), (2, [(0, 0, 0), (1, 1, 0), (2, 2, 3)])])
+def test_opens_are_counted_exactly_where_there_are_few(
+    cache: Cache, most: int, bars: list[tuple[int, int, int]]
+) -> None:
+    cache.add(0, 0)
+    cache.add_directory("a", 3, 3, most)
+    assert cache.read().opens == bars
+
+
+def test_one_file_that_is_opened_all_the_time_does_not_hide_the_others(cache: Cache) -> None:
+    cache.add(0, 0)
+    cache.add_directory("a", 99, 99, 5)
+    cache.add_directory("b", 1, 1, 10**6)
+    opens = cache.read().opens
+    assert sum(files for _, _, files in opens) == 100
+    assert len(opens) == OPENS_BARS + 1
+    assert opens[-1][1:] == (None, 1)
+
+
+def test_the_worst_and_the_best_of_many_directories_are_shown(cache: Cache) -> None:
+    cache.add(0, 0)
+    for number in range(40):
+        cache.add_directory(f"class{number:02}", 40, number, 2)
+    figures = cache.read()
+    half = DIRECTORIES_MAX // 2
+    expected = [*range(half), *range(40 - half, 40)]
+    assert figures.directories_all == 40
+    assert figures.directories == [
+        Directory(f"class{number:02}", 40, number, number, 2 * number) for number in expected
+    ]
+
+
+def test_an_empty_cache_and_a_single_row_will_do(cache: Cache) -> None:
+    cache.add(1, 0, replace(FIRST, files=0, files_seen=0, share_files=0))
+    drawn = charts(cache.read())
+    assert drawn.data["opens"] == drawn.data["directories"] == drawn.data["bars"] == []
+    assert "misses" not in drawn.specs
+
+
+def test_names_cannot_add_to_the_page(cache: Cache) -> None:
+    cache.add(0, 0)
+    cache.add_directory("</script><script>alert(1)</script>", 1, 1, 1)
+    page = report(cache.path)
+    assert "alert(1)" in page
+    assert "<script>alert" not in page
+    assert "<i>&x" not in page
+
+
+def test_without_the_extra_it_says_what_to_install(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(GrowfsError, match=r"pip install 'growfs\[report\]'"):
+        report(cache.path)
+
+
+def test_a_cache_of_an_older_version_has_no_history(cache: Cache) -> None:
+    with pytest.raises(GrowfsError, match="has no history yet"):
+        cache.read()
+    cache.write(lambda writer: writer.execute("DROP TABLE history"))
+    with pytest.raises(GrowfsError, match="no such table"):
+        cache.read()
+
+
+def test_a_page_that_cannot_be_written_is_one_line(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.client.report.report", lambda *_: "page")
+    with pytest.raises(GrowfsError, match="No such file or directory"):
+        write(cache.path, cache.path / "missing/page.html")
