@@ -1,8 +1,9 @@
 """What the cache held and did over time: the table `history`.
 
 A row is written every few seconds while something changes, and rows are thinned as they age: of each period of a few
-seconds, later minutes, hours and a day, the last is kept, and the very first row, from which totals count. That takes less than 1.5 MB in the first year, some 40 kB in
-each year after it, and never more than ROWS_MAX rows, some 2 MB.
+seconds, later minutes, hours and a day, the last is kept. The first row of all stays, because totals count from it.
+That takes less than 1.5 MB in the first year, some 40 kB in each year after it, and never more than ROWS_MAX rows, some
+2 MB.
 
 Age and order are those of `uptime_s`, the time for which daemons have served this cache, not of the clock of the
 machine, which may jump. Where the clock went on longer than the uptime between two rows, no daemon ran. Totals go on
@@ -75,8 +76,9 @@ TOTALS = COLUMNS[COLUMNS.index("fetched_files") :]
 INSERT = f"INSERT INTO history (uptime_s, at, {', '.join(COLUMNS)}) VALUES (?, ?{', ?' * len(COLUMNS)})"
 LAST = f"SELECT uptime_s, {', '.join(COLUMNS)} FROM history ORDER BY uptime_s DESC LIMIT 1"
 THIN = (
-    "DELETE FROM history WHERE uptime_s < ? AND uptime_s > (SELECT min(uptime_s) FROM history) AND EXISTS (SELECT 1 FROM history later"
-    " WHERE later.uptime_s > history.uptime_s AND later.uptime_s < (history.uptime_s / ? + 1) * ?)"
+    "DELETE FROM history WHERE uptime_s < ? AND uptime_s > (SELECT min(uptime_s) FROM history)"
+    " AND EXISTS (SELECT 1 FROM history later WHERE later.uptime_s > history.uptime_s"
+    " AND later.uptime_s < (history.uptime_s / ? + 1) * ?)"
 )
 
 
