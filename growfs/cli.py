@@ -121,6 +121,15 @@ def status(mountpoint: Path, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("mountpoint", type=MOUNTPOINT, required=False)
+def top(mountpoint: Path | None) -> None:
+    """Show live what a mount is doing, or all mounts of this machine."""
+    from growfs.client.top import app
+
+    sys.exit(app.run(mountpoint))
+
+
+@main.command()
 @click.argument("mountpoint", type=MOUNTPOINT)
 @click.option("--files", metavar="N", help="Wait until N files are cached.")
 @click.option("--bytes", "bytes_", metavar="SIZE", help="Wait until this much is cached.")

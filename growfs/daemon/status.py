@@ -118,7 +118,7 @@ class Status:
                 "files": prefetch["pass_files"],
             },
             "budget": figures["budget"],
-            "opens": self._usage.figures(),
+            "opens": {**figures["opens"], **self._usage.figures()},
             "requests": figures["requests"],
             "readers": [_reader(reader, totals, listed_share, summary.unread) for reader in readers],
             "skipped": [

@@ -140,6 +140,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         "fetch": scheduler.fetcher.figures,
         "evict": cache.store.evict_figures,
         "miss": vfs.misses.figures,
+        "opens": vfs.opens.figures,
         "budget": cache.budget.figures,
         "requests": engine.requests.copy,
     }

@@ -56,7 +56,19 @@ class Misses:
 
     def figures(self) -> dict[str, float]:
         """As `miss` in status.json has them."""
-        return {"files_total": self.files, "wait_s_total": self.wait_s}
+        return {"files_total": self.files, "wait_s_total": self.wait_s, "waiting": len(self.waiting)}
+
+
+@dataclass(slots=True)
+class Opens:
+    """Opens of cached files since the daemon started. bytes: the sum of the sizes of the files, each time."""
+
+    total: int = 0
+    bytes: int = 0
+
+    def figures(self) -> dict[str, int]:
+        """As `opens` in status.json has them."""
+        return {"total": self.total, "bytes_total": self.bytes}
 
 
 class Vfs:
@@ -79,6 +91,7 @@ class Vfs:
         fetch: Callable[[Node, str], Awaitable[None]] | None,
     ) -> None:
         self.misses = Misses()
+        self.opens = Opens()
         self.file_opened = Signal[[int]]()
         self.descriptor_closed = store.descriptor_closed
         self.name_invalidated = Signal[[int, str]]()
@@ -233,6 +246,9 @@ class Vfs:
     def count_open(self, handle: int, missed: bool = False) -> None:
         """Count an open of a cached file. missed: it had to be fetched first."""
         id = handle & NODE_MASK
+        self.opens.total += 1
+        if opened := self._store.opened(id):
+            self.opens.bytes += opened.size
         self.file_opened.notify(id)
         self._readers.opened(handle >> READER_SHIFT, id, missed)
 

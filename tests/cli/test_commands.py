@@ -18,6 +18,7 @@ from tests.harness import Growfs, files_below, make_tree, until
 COMMANDS = [
     "mount",
     "status",
+    "top",
     "wait",
     "report",
     "umount",

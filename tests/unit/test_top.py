@@ -1,0 +1,231 @@
+"""What growfs top draws, from what it knows, at every size of the screen."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from growfs.client.top.app import after, picture
+from growfs.client.top.draw import bar, columns, graph
+from growfs.client.top.view import Page, Shown, frame
+from growfs.client.top.watch import Directory, Event, Sample, Survey, Watch, Watches, changes, logged
+from growfs.daemon.launch import Running
+from growfs.errors import GrowfsError
+from growfs.scheduler.readiness import MountState
+from tests.unit.test_render import STATUS, status
+
+READER = {
+    "pid": 4711,
+    "command": "python",
+    "listed_at": 0.0,
+    "generation": 3,
+    "files_shown": 200,
+    "files_opened": 50,
+    "opens": 375,
+    "held_bytes": 5 * 10**8,
+    "advice": "listed once",
+}
+
+
+def watch(**changed: Any) -> Watch:
+    """A mount of which everything is known."""
+    watch = Watch(Path("/mnt/train"), lambda: None)
+    watch.status = status(**{"fetch__limit_bytes_per_s": None, "readers": [READER], **changed})
+    watch.samples.extend(Sample(float(at), at * 10**7, at * 10**8, at * 100) for at in range(100))
+    watch.survey = Survey({0: 1, 3: 2}, (Directory("cat", 600, 200, 20, 300), Directory("", 400, 50, 0, 75)))
+    return watch
+
+
+def lines(shown: Shown, *watches: Watch, width: int = 80, height: int = 24) -> list[str]:
+    """The rows of a frame."""
+    console = Console(width=width, height=height, file=io.StringIO(), color_system=None, force_terminal=True)
+    console.print(frame(watches, shown, width, height), height=height)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def text(page: Page, *watches: Watch, **size: int) -> str:
+    return "\n".join(lines(Shown(page), *watches, **size))
+
+
+def test_the_overview_shows_the_figures() -> None:
+    shown = text(Page.OVERVIEW, watch())
+    assert "/mnt/train" in shown
+    assert "filling the cache, 1 minute and 30 seconds left" in shown
+    assert "generation 3: 200 files listed" in shown
+    assert "3.0 GB of 5.0 GB" in shown
+    assert "20% of 10.0 GB, 1,000 files" in shown
+    assert "25% cached at some time, pass 1" in shown
+    assert "1.50 per file" in shown
+    assert "2, waited 1.2 s, 0.62 s each" in shown
+    assert "fetched 10.0 MB/s" in shown
+    assert "opened 100 files/s 100.0 MB/s" in shown
+    assert "sizes of the opened files" in shown
+    assert "50 of 200" in shown
+    assert "500.0 MB" in shown
+    assert "python 4711 listed once" in shown
+
+
+def test_opens_that_wait_now_are_shown() -> None:
+    assert "3 waits now" in text(Page.OVERVIEW, watch(miss__waiting=3))
+
+
+def test_each_page_has_a_key_and_shows_what_it_is_for() -> None:
+    known = watch()
+    known.survey = Survey(known.survey.opens, known.survey.directories, ((7, 0.0),))
+    for page, expected in {
+        Page.READERS: "python 4711",
+        Page.DIRECTORIES: "cat",
+        Page.EVENTS: "generation 7 begins",
+    }.items():
+        assert after(page.value, Shown(), 1) == Shown(page)
+        assert expected in text(page, known)
+
+
+def test_directories_show_their_balance() -> None:
+    (cat,) = [line for line in lines(Shown(Page.DIRECTORIES), watch()) if "cat" in line]
+    assert cat.split()[1:4] == ["cat", "600", "200"]
+    assert cat.split()[-4:] == ["33%", "20", "1.50", "│"]
+
+
+def test_what_is_longer_than_the_screen_is_scrolled() -> None:
+    known = watch()
+    known.survey = Survey({}, tuple(Directory(f"d{n:03}", 10, 5, 0, 5) for n in range(100)))
+    shown = Shown(Page.DIRECTORIES)
+    assert "d000" in "\n".join(lines(shown, known))
+    for _ in range(3):
+        shown = after("page down", shown, 1)
+    page = "\n".join(lines(shown, known))
+    assert "d000" not in page
+    assert "d030" in page
+    assert "d099" in "\n".join(lines(Shown(Page.DIRECTORIES, row=10**6), known))
+    assert after("home", shown, 1) == Shown(Page.DIRECTORIES)
+    assert after("up", Shown(Page.DIRECTORIES), 1) == Shown(Page.DIRECTORIES)
+
+
+def test_several_mounts_are_switched_by_keys() -> None:
+    other = Watch(Path("/mnt/other"), lambda: None)
+    shown = after("tab", Shown(), 2)
+    assert "asking the daemon" in "\n".join(lines(shown, watch(), other))
+    assert after("tab", shown, 2) == Shown()
+    assert after("left", Shown(), 2) == shown
+
+
+def test_a_mount_that_is_gone_says_so_and_keeps_its_figures() -> None:
+    known = watch()
+    known.trouble = "/mnt/train: growfs is not mounted there; growfs list shows all mounts"
+    shown = text(Page.OVERVIEW, known, width=140)
+    assert "growfs is not mounted there" in shown
+    assert "as of " in shown
+    assert "3.0 GB of 5.0 GB" in shown
+
+
+@pytest.mark.parametrize("page", Page)
+def test_no_size_of_the_screen_fails(page: Page) -> None:
+    known = [watch(), watch(state="waiting", outage={"since": 0.0, "why": "x: gone", "next_try_s": 3.0})]
+    for width, height in [
+        (1, 1),
+        (2, 3),
+        (5, 5),
+        (12, 40),
+        (300, 2),
+        (40, 12),
+        (79, 23),
+        (80, 24),
+        (140, 45),
+        (400, 9),
+    ]:
+        for shown in (Shown(page), Shown(page, 1, 10**9)):
+            rows = lines(shown, *known, width=width, height=height)
+            assert len(rows) <= height
+            assert max(map(len, rows)) <= width
+
+
+def test_every_state_and_an_empty_mount_can_be_shown() -> None:
+    outage = {"since": 0.0, "why": "x", "next_try_s": 0.0}
+    for state in MountState:
+        assert "●" in text(Page.OVERVIEW, watch(state=state.value, outage=outage))
+    empty = Watch(Path("/mnt/train"), lambda: None)
+    empty.status = status(
+        remote__files=0, remote__bytes=0, remote__listed=False, coverage__files=0, cache__bytes=0, fetch__eta_s=None,
+        fetch__limit_bytes_per_s=None, generation=0,
+    )  # fmt: skip
+    for page in Page:
+        assert text(page, empty)
+
+
+def test_no_name_changes_the_terminal() -> None:
+    evil = "\x1b]0;owned\x07\x1b[31m\n[red]x[/red]"
+    known = watch(readers=[READER | {"command": evil, "advice": evil}])
+    known.survey = Survey({}, (Directory(evil, 1, 1, 0, 0),))
+    known.trouble = evil
+    known._seen.append(Event(0.0, "INFO", evil))
+    for page in Page:
+        shown = text(page, known, width=140)
+        assert "[red]x" in shown
+        assert "owned" in shown
+        assert not {"\x1b", "\x07"} & set(shown)
+
+
+def test_a_bar_shows_every_share_above_none() -> None:
+    parts = [(0.5, "a", ""), (0.0001, "b", ""), (0.0, "c", ""), (0.25, "d", "")]
+    assert bar(parts, 20, ".").plain == "a" * 10 + "b" + "d" * 4 + "." * 5
+    assert bar([(7.0, "a", "")], 5).plain == "aaaaa"
+    assert bar([], 3, ".").plain == "..."
+
+
+def test_a_graph_has_its_latest_value_at_the_right() -> None:
+    rows = [row.plain for row in graph([9, 0.0, 1.0, 8.0, 16.0], 5, 2, "", 16.0)]
+    assert rows == ["▁   █", "█▁▁██"]
+    assert [row.plain for row in graph([1.0], 3, 1, "", 0.0)] == ["  ▁"]
+
+
+def test_columns_are_as_high_as_their_share() -> None:
+    assert columns({"0": 8, "1-2": 1, "3": 0}).plain.split() == ["0", "█", "1-2", "▁", "3", "▁"]
+
+
+def test_changes_of_the_status_are_events() -> None:
+    now = copy.deepcopy(STATUS) | {"generation": 4, "state": "complete", "readers": [READER]}
+    texts = [event.text for event in changes(STATUS, now)]
+    assert texts == [
+        "generation 4: 200 files listed",
+        "complete: every file of the remote is cached",
+        "python 4711 reads",
+    ]
+    assert [event.text for event in changes(now, now | {"readers": []})] == ["python 4711 reads no more"]
+    assert list(changes(None, now)) == []
+
+
+def test_the_log_has_events_and_what_workers_printed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"cut\xff\n2026-01-02 03:04:05,678 WARNING not fetched: x\nprinted\n")
+    (event,) = logged(log)
+    assert (event.level, event.text) == ("WARNING", "not fetched: x")
+    assert event.at % 1 == pytest.approx(0.678)
+    assert list(logged(tmp_path / "none")) == []
+
+
+def test_without_any_mount_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.client.top.watch.running", list)
+    with pytest.raises(GrowfsError, match="growfs is mounted nowhere on this machine"):
+        Watches(None, lambda: None)
+
+
+def test_a_mount_of_an_earlier_growfs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = watch()
+    earlier = status(version="0.1.0", opens={"min": 0, "max": 4, "mean": 1.5, "dispersion": 0.2, "per_fetch": 1.5})
+    monkeypatch.setattr("growfs.client.top.watch.find_living", lambda path: Running(path, path, None))
+    monkeypatch.setattr("growfs.client.top.watch.call", lambda *_, **__: earlier)
+    with pytest.raises(GrowfsError, match="/mnt/train: mounted by growfs 0"):
+        known.poll()
+
+
+def test_a_picture_is_an_svg() -> None:
+    svg = picture([watch()], Shown(), 100, 30)
+    assert svg.startswith("<svg")
+    assert "filling" in svg
