@@ -81,6 +81,12 @@ class Shell:
         """Press keys."""
         os.write(self._fd, keys.encode())
 
+    def type_and_see(self, keys: str) -> None:
+        """Press keys, and wait until something is printed."""
+        before = len(self.output)
+        self.type(keys)
+        until(lambda: len(self.output) > before)
+
     def resize(self, columns: int, rows: int) -> None:
         """Change the size of the window."""
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
@@ -206,9 +212,7 @@ def test_without_a_mountpoint_all_mounts_are_shown(
     shell.shows(str(growfs.mountpoint), "tab next mount")
     for figures in ("60.0 kB, 6 files", "20.0 kB, 2 files"):
         while figures not in shell.text:
-            before = shell.output
-            shell.type("\t")
-            until(lambda before=before: shell.output != before)
+            shell.type_and_see("\t")
     shell.type("q")
     shell.has_ended(0)
 
