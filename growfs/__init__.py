@@ -39,7 +39,20 @@ def main() -> None:
     """The `growfs` command. The daemon of a mount is started before anything is imported that reads the arguments."""
     from growfs.daemon.spawn import start_early
 
-    start_early(sys.argv[1:])
-    from growfs import cli
+    arguments = sys.argv[1:]
+    if is_mount_helper(sys.argv):
+        start_early(["mount", *arguments[:1]])
+        from growfs import mount_helper
 
-    cli.main()
+        mount_helper.main(arguments)
+    else:
+        start_early(arguments)
+        from growfs import cli
+
+        cli.main(prog_name="growfs")
+
+
+def is_mount_helper(command: list[str]) -> bool:
+    """Whether mount(8) runs this, as mount.fuse.growfs, or mount.fuse3(8) as growfs URL MOUNTPOINT -o OPTIONS."""
+    program, *arguments = command
+    return os.path.basename(program).startswith("mount.") or (arguments[2:3] == ["-o"] and not arguments[0].isalpha())

@@ -14,10 +14,11 @@ from typing import Any
 import click
 
 import growfs
+from growfs.client import completion
 from growfs.daemon.render import brief, engine, files, moving, state_text
 from growfs.errors import GrowfsError, UsageError
 
-MOUNTPOINT = click.Path(path_type=Path)
+MOUNTPOINT = completion.Mountpoint(path_type=Path)
 POLL_S = 0.2
 LIST_S = 5.0
 """How long a daemon may take to answer `growfs list`, which asks one after the other."""
@@ -63,15 +64,21 @@ def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
             several = bool(meta.get("repeatable"))
             text = f"{meta['help']} [{meta['default']}]" if meta.get("default") else meta["help"]
             decorator = click.option(
-                flag_name(row.name), row.name, metavar=meta["metavar"], multiple=several, default=None, help=text
+                flag_name(row.name),
+                row.name,
+                metavar=meta["metavar"],
+                multiple=several,
+                default=None,
+                help=text,
+                shell_complete=completion.values,
             )
         command = decorator(command)
     return command
 
 
 @main.command(context_settings={"auto_envvar_prefix": "GROWFS"})
-@click.argument("url")
-@click.argument("mountpoint", type=MOUNTPOINT)
+@click.argument("url", shell_complete=completion.values, metavar="URL")
+@click.argument("mountpoint", type=click.Path(path_type=Path))
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until unmounted. SIGTERM unmounts.")
 @_mount_options
@@ -99,7 +106,7 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     for warning in status["warnings"]:
         click.echo(f"warning: {warning}")
     if foreground:
-        sys.exit(launch.run_in_foreground(daemon))
+        sys.exit(launch.run_in_foreground(daemon, status))
 
 
 def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
@@ -226,7 +233,7 @@ def list_() -> None:
 
 def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:
     """A subcommand with a mountpoint and patterns; its help text is the docstring."""
-    command = click.argument("globs", nargs=-1, required=True, metavar="GLOB...")(run)
+    command = click.argument("globs", nargs=-1, required=True, metavar="GLOB...", shell_complete=completion.paths)(run)
     return main.command()(click.argument("mountpoint", type=MOUNTPOINT)(command))
 
 
@@ -277,7 +284,7 @@ def _fetch(mountpoint: Path, command: str, globs: tuple[str, ...]) -> None:
 
 @main.command("set")
 @click.argument("mountpoint", type=MOUNTPOINT)
-@click.argument("options", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.argument("options", nargs=-1, required=True, metavar="NAME=VALUE...", shell_complete=completion.settings)
 def set_(mountpoint: Path, options: tuple[str, ...]) -> None:
     """Change options of a running mount, such as cache-size=1TB."""
     given = {}

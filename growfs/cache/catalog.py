@@ -172,6 +172,14 @@ class Catalog:
         parents = [(parent,)] if parent else self._db.rows("SELECT id FROM node WHERE is_dir = 1")
         return [Node(*row) for (id,) in parents for row in self._db.rows(query, id, name, name + LAST_CHARACTER)]
 
+    def names_with_prefix(self, prefix: str, parent: int, limit: int) -> list[tuple[str, bool]]:
+        """Names in a directory that begin with a prefix, (name, is a directory): of many the first, and the last."""
+        query = "SELECT name, is_dir FROM node WHERE parent = ? AND name >= ? AND name < ? ORDER BY name"
+        bounds = (parent, prefix, prefix + LAST_CHARACTER)
+        first = self._db.rows(f"{query} LIMIT ?", *bounds, limit)
+        last = self._db.rows(f"{query} DESC LIMIT 1", *bounds) if len(first) == limit else []
+        return [(name, bool(is_dir)) for name, is_dir in first[: limit - len(last)] + last]
+
     def path(self, node: Node) -> str:
         """The path of a node, relative to the root."""
         return self.path_of(node.parent, node.name)

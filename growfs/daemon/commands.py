@@ -28,6 +28,8 @@ from growfs.rotation.evictor import Evictor
 
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""
+COMPLETIONS_MAX = 100
+"""Paths that are offered to complete one: from more on, bash asks whether to show them."""
 BATCH_FILES = 1000
 """Files that are evicted or pinned in one step: requests are answered, and others write, in between."""
 
@@ -141,7 +143,13 @@ class FileCommands:
 
     def table(self) -> dict[str, Command]:
         """The commands by name."""
-        return {"pin": self.pin, "unpin": self.unpin, "fetch": self.fetch, "evict": self.evict}
+        return {
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "fetch": self.fetch,
+            "evict": self.evict,
+            "complete": self.complete,
+        }
 
     async def pin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch the matching files, and never evict them."""
@@ -173,6 +181,27 @@ class FileCommands:
             freed += await self._evictor.evict(ids)
             evicted += self._store.evicted_files - before
         yield {"files": evicted, "bytes": freed, "kept": len(matching.ids) - len(matching.missing) - evicted}
+
+    async def complete(self, prefix: str) -> AsyncIterator[Any]:
+        """Return the paths that begin with a prefix, in one directory; a directory ends in /. No listing of the mount.
+
+        A directory that is the only one is replaced by its content. Of many paths it is the first, and the last: a
+        shell adds what all of them have in common.
+        """
+        yield {"paths": self._completions(prefix)}
+
+    def _completions(self, prefix: str) -> list[str]:
+        folder, _, beginning = prefix.rpartition("/")
+        parent = ROOT
+        for name in filter(None, folder.split("/")):
+            node = self._catalog.find(parent, name)
+            if node is None:
+                return []
+            parent = node.id
+        start = prefix.removesuffix(beginning)
+        names = self._catalog.names_with_prefix(beginning, parent, COMPLETIONS_MAX)
+        paths = [f"{start}{name}{'/' if is_dir else ''}" for name, is_dir in names]
+        return self._completions(paths[0]) if len(paths) == 1 and names[0][1] else paths
 
     async def _matching(self, globs: list[str]) -> Matching:
         matching = await trio.to_thread.run_sync(lambda: _match(self._database, PathFilter(globs)))

@@ -21,6 +21,8 @@ from growfs.cache.directory import daemon_of, is_in_use
 from growfs.daemon.control import call
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
+from growfs.daemon.render import brief, state_text
+from growfs.daemon.service_manager import is_service, notify
 from growfs.daemon.spawn import TITLE, daemon_process
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import DEVICE, InUse, Mounted, is_dead, mounted_at, mounts, resolved, unmount
@@ -33,6 +35,8 @@ END_S = 60.0
 """How long a daemon may take to save its state after the unmount."""
 WAITING_S = 2.0
 """How long a daemon may take to name the processes that wait for files."""
+STATUS_EVERY_S = 10.0
+"""How often systemd hears of the state of a mount in the foreground."""
 SANDBOX_S = 2.0
 """How long a sandbox may take to drop the mounts that it does not need."""
 POLL_S = 0.02
@@ -259,10 +263,24 @@ def _end_of(found: Running) -> Callable[[float], bool]:
     return wait
 
 
-def run_in_foreground(daemon: subprocess.Popen[bytes]) -> int:
-    """Wait for a daemon to end, and end it when a signal or its terminal ends this process; returns its exit code."""
+def run_in_foreground(daemon: subprocess.Popen[bytes], status: dict[str, Any]) -> int:
+    """Wait for a daemon to end, and end it when a signal or its terminal ends this process; returns its exit code.
+
+    Meanwhile systemd hears of the mount's state. status: the first one.
+    """
+
+    def stop(*_: object) -> None:
+        notify("STOPPING=1")
+        daemon.terminate()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, lambda *_: daemon.terminate())
+        signal.signal(number, stop)
+    notify("READY=1", f"STATUS={brief(status)}; {state_text(status)}")
+    process = pidfd_open(daemon.pid)
+    while not select.select([process], [], [], STATUS_EVERY_S if is_service() else None)[0]:
+        with suppress(GrowfsError):
+            now = call(find_living(Path(status["mountpoint"])).cache, "status", answer_s=STATUS_EVERY_S)
+            notify(f"STATUS={brief(now)}; {state_text(now)}")
     return daemon.wait()
 
 

@@ -1,0 +1,92 @@
+"""What a shell offers to complete on the command line. click writes the scripts for the shells, and asks here.
+
+Nothing here lists or opens what is in a mount: that would count as a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
+
+from growfs.daemon.options import Options, flag_name
+from growfs.errors import GrowfsError
+
+ANSWER_S = 2.0
+"""How long a daemon may take to name its files, while somebody waits at a prompt."""
+FILES, FOLDERS = "file", "dir"
+"""Types of click, for which the shell itself completes a path."""
+METAVARS = {"FILE": FILES, "FUNCTION": FILES, "URL": FILES, "DIR": FOLDERS}
+
+Items = list[CompletionItem]
+
+
+class Mountpoint(click.Path):
+    """The path of a mount of this machine."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+        """The mountpoints, which the kernel lists."""
+        from growfs.fuse.mounting import mounts
+
+        paths = [str(mount.mountpoint) for mount in mounts()]
+        here = "" if not incomplete or incomplete.startswith("/") else f"{Path.cwd()}/"
+        found = _starting(incomplete, [path.removeprefix(here) for path in paths if path.startswith(here)])
+        return found or [CompletionItem(incomplete, type=FOLDERS)]
+
+
+def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """The paths in the mount, as its daemon knows them."""
+    from growfs.daemon.control import call
+    from growfs.daemon.launch import find_living
+
+    with suppress(GrowfsError):
+        cache = find_living(ctx.params["mountpoint"]).cache
+        answer = call(cache, "complete", answer_s=ANSWER_S, prefix=incomplete)
+        return [CompletionItem(path) for path in answer["paths"]]
+    return []
+
+
+def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """The names of the options that `growfs set` changes. bash separates NAME, = and VALUE."""
+    given = " ".join(ctx.params.get("options") or ()).replace(" = ", "=").split()
+    if "=" in incomplete or (given and ("=" not in given[-1] or given[-1].endswith("="))):
+        return []  # a value
+    return _starting(incomplete, [f"{flag_name(row.name)[2:]}=" for row in fields(Options) if row.metadata["live"]])
+
+
+def values(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """The words that an option takes, or its files."""
+    metavar = param.metavar or ""
+    if "|" in metavar:
+        return _starting(incomplete, metavar.split("|"))
+    return [CompletionItem(incomplete, type=METAVARS[metavar])] if metavar in METAVARS else []
+
+
+def _starting(incomplete: str, words: Sequence[str]) -> Items:
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+# The scripts of click, but without a space after what ends in / or =, where more is to come, and without error messages
+# at the prompt.
+
+
+@add_completion_class
+class Bash(BashComplete):
+    """Completion for bash."""
+
+    source_template = BashComplete.source_template.replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value != *[/=] ]] || compopt -o nospace"
+    ).replace("bash_complete $1", "bash_complete $1 2>/dev/null")
+
+
+@add_completion_class
+class Zsh(ZshComplete):
+    """Completion for zsh."""
+
+    source_template = ZshComplete.source_template.replace(
+        'completions+=("$key")', '[[ "$key" == *[/=] ]] && compadd -U -S "" -- "$key" || completions+=("$key")'
+    ).replace("zsh_complete %(prog_name)s", "zsh_complete %(prog_name)s 2>/dev/null")

@@ -1,0 +1,89 @@
+"""The helper of mount(8), for `mount -t fuse.growfs URL MOUNTPOINT -o OPTIONS` and lines of fstab(5).
+
+mount(8) runs /sbin/mount.fuse.growfs with its own arguments. Where that is missing, it runs mount.fuse3(8), and that
+runs `growfs URL MOUNTPOINT -o OPTIONS`. Both become a command line of `growfs mount`. mount(8) removes PATH and HOME
+from the environment.
+"""
+
+from __future__ import annotations
+
+import getopt
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+import click
+
+from growfs import cli
+from growfs.daemon.options import Options, flag_name
+from growfs.errors import UsageError
+
+WRONG_USAGE, FAILED = 1, 32
+"""Exit codes of mount(8)."""
+IGNORED = re.compile(
+    "[xX]-.*|_netdev|comment|defaults|default_permissions|nofail|ro|rw|sync|async|dirsync|silent|loud|"
+    "(no)?(atime|auto|dev|diratime|exec|group|iversion|lazytime|mand|owner|relatime|strictatime|suid|symfollow|users?)"
+)
+"""Options that are for mount(8) itself, or change nothing: the mount is read-only, nosuid and nodev."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Mount, and end this process with an exit code of mount(8)."""
+    try:
+        words = command_line(arguments)
+    except UsageError as error:
+        click.echo(f"growfs: {error}", err=True)
+        sys.exit(WRONG_USAGE)
+    if not words:
+        return
+    sys.argv[1:] = words
+    try:
+        cli.main(prog_name="growfs")
+    except SystemExit as end:
+        sys.exit({0: 0, UsageError.exit_code: WRONG_USAGE}.get(int(end.code or 0), FAILED))
+
+
+def command_line(arguments: Sequence[str]) -> list[str]:
+    """The arguments of growfs for those of a helper: SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS] [-N NAMESPACE] [-t TYPE].
+
+    Empty if nothing is to be mounted (-f). Raises UsageError.
+    """
+    try:
+        given, places = getopt.gnu_getopt(list(arguments), "fnsvN:o:t:")
+    except getopt.GetoptError as error:
+        raise UsageError(f"mount: {error}") from None
+    switches = dict(given)
+    if len(places) != 2:
+        raise UsageError("mount: write it as mount -t fuse.growfs URL MOUNTPOINT -o OPTIONS")
+    if "-N" in switches:
+        raise UsageError("mount: another mount namespace (-N) is not supported; use nsenter --mount")
+    options = flags(switches.get("-o", ""), sloppy="-s" in switches)
+    return [] if "-f" in switches else ["mount", *options, "--", *places]
+
+
+def flags(text: str, sloppy: bool = False) -> list[str]:
+    """The flags of `growfs mount` for the options of mount(8). sloppy: leave out unknown ones. Raises UsageError.
+
+    As in mount(8), a value with a comma is written in double quotes.
+    """
+    rows = {flag_name(row.name): row for row in fields(Options)}
+    result = []
+    for word in re.findall(r'(?:"[^"]*"|[^,])+', text):
+        name, equals, value = word.partition("=")
+        flag = flag_name(name)
+        if name == "remount":
+            raise UsageError("mount: growfs cannot remount; growfs set changes the options of a running mount")
+        if flag in rows or flag == "--config":
+            metavar = rows[flag].metadata.get("metavar") if flag in rows else "FILE"
+            if bool(equals) != bool(metavar):
+                raise UsageError(f"mount: {word}: write it as {f'{name}={metavar}' if metavar else name}")
+            if len(value) > 1 and value[0] == value[-1] == '"':
+                value = value[1:-1]
+            result.append(f"{flag}{equals}{value}")
+        elif not (IGNORED.fullmatch(name) or sloppy):
+            raise UsageError(
+                f"mount: no such option: {name}; growfs mount --help lists them, and a value with a comma is written"
+                ' in double quotes: include="a,b"'
+            )
+    return result

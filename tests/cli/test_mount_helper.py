@@ -1,0 +1,174 @@
+"""mount(8) with the type fuse.growfs: through /sbin/mount.fuse.growfs, through mount.fuse3(8), and from an fstab."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from growfs import is_mount_helper, mount_helper
+from growfs.daemon import launch
+from growfs.daemon.options import Options
+from growfs.errors import GrowfsError, UsageError
+from growfs.mount_helper import command_line
+from tests.cli.support import assert_refused, namespace, processes_of
+from tests.harness import Growfs, make_tree, until
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = f"""#!{sys.executable}
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+os.environ["PYTHONPATH"] = {str(ROOT)!r}  # of the daemon
+from growfs import main
+main()
+"""
+SYSTEM = "defaults,rw,user,noauto,_netdev,nofail,nosuid,x-systemd.mount-timeout=5min,X-mount.mkdir"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (SYSTEM, []),
+        (f"{SYSTEM},cache-size=5G,no-wait", ["--cache-size=5G", "--no-wait"]),
+        ("allow_other,cache_dir=/x", ["--allow-other", "--cache-dir=/x"]),
+        ("include=a,include=b", ["--include=a", "--include=b"]),
+        ('include="{a,b}",seed=1', ["--include={a,b}", "--seed=1"]),
+        ('storage-option=x={"a": "b,c"}', ['--storage-option=x={"a": "b,c"}']),
+        ("config=/etc/growfs.toml", ["--config=/etc/growfs.toml"]),
+        ("dev,suid", []),
+        ("", []),
+    ],
+)
+def test_options_become_flags(text: str, flags: list[str]) -> None:
+    assert command_line(["s3://b", "/mnt", "-v", "-o", text]) == ["mount", *flags, "--", "s3://b", "/mnt"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["/data"],
+        ["/data", "/mnt", "-x"],
+        ["/data", "/mnt", "-N", "/proc/1/ns/mnt"],
+        ["/data", "/mnt", "-o", "cache-sise=5G"],
+        ["/data", "/mnt", "-o", "include=a,b"],
+        ["/data", "/mnt", "-o", "cache-size"],
+        ["/data", "/mnt", "-o", "anon=yes"],
+        ["/data", "/mnt", "-o", "config"],
+        ["/data", "/mnt", "-o", "remount,cache-size=5G"],
+        ["/data", "/mnt", "-o", "foreground"],
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_1(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        mount_helper.main(arguments)
+    assert end.value.code == 1
+    assert re.fullmatch(r"growfs: mount: .+\n", capfd.readouterr().err)
+
+
+def test_unknown_options_are_left_out_if_mount_is_sloppy() -> None:
+    assert command_line(["/data", "/mnt", "-s", "-o", "nosuch,seed=1"]) == ["mount", "--seed=1", "--", "/data", "/mnt"]
+
+
+def test_nothing_is_mounted_if_mount_is_fake() -> None:
+    assert command_line(["/data", "/mnt", "-f", "-o", "rw"]) == []
+    mount_helper.main(["/data", "/mnt", "-f", "-o", "rw"])
+
+
+@pytest.mark.parametrize(("error", "code"), [(GrowfsError("no"), 32), (UsageError("no"), 1)])
+def test_exit_codes_are_those_of_mount(error: GrowfsError, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(url: str, mountpoint: Path, options: Options, on_progress: object) -> None:
+        assert (url, mountpoint, options.seed) == ("/data", Path("/mnt"), 5)
+        raise error
+
+    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(launch, "hide_secrets", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["mount.fuse.growfs"])
+    with pytest.raises(SystemExit) as end:
+        mount_helper.main(["/data", "/mnt", "-o", "seed=5"])
+    assert end.value.code == code
+
+
+def test_secrets_in_options_are_hidden_as_those_in_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[str]] = []
+    monkeypatch.setattr(launch, "hide_secrets", lambda: shown.append(sys.argv[1:]))
+    monkeypatch.setattr(launch, "start", lambda *_: sys.exit(0))
+    monkeypatch.setattr(sys, "argv", ["mount.fuse.growfs"])
+    with pytest.raises(SystemExit):
+        mount_helper.main(["/data", "/mnt", "-o", "storage-option=secret=x"])
+    assert shown == [["mount", "--storage-option=secret=x", "--", "/data", "/mnt"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_helper"),
+    [
+        (["/sbin/mount.fuse.growfs", "s3://b", "/mnt"], True),
+        (["growfs", "s3://b", "/mnt", "-o", "rw,dev,suid"], True),
+        (["growfs", "/data", "/mnt", "-o", "rw,dev,suid"], True),
+        (["growfs", "report", "/mnt", "-o", "report.html"], False),
+        (["growfs", "mount", "s3://b", "/mnt"], False),
+        (["growfs"], False),
+    ],
+)
+def test_calls_by_mount_are_recognized(command: list[str], is_helper: bool) -> None:
+    assert is_mount_helper(command) == is_helper
+
+
+class System:
+    """A mount namespace in which mount(8) finds growfs. run: a shell command in it, with an empty environment."""
+
+    def __init__(self, growfs: Growfs, prefix: tuple[str, ...]) -> None:
+        self.growfs = growfs
+        self._prefix = prefix
+
+    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+        command = ["env", "-i", *self._prefix, "/bin/sh", "-c", script]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture(params=["mount.fuse.growfs", "growfs"])
+def system(request: pytest.FixtureRequest, growfs: Growfs, tmp_path: Path) -> Iterator[System]:
+    """With the helper, and with the command alone, which mount.fuse3(8) runs."""
+    sbin = Path("/sbin").resolve()
+    if request.param == "growfs" and not (sbin / "mount.fuse3").exists():
+        pytest.skip("mount.fuse3 is missing")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "program").write_text(PROGRAM)
+    (tmp_path / "program").chmod(0o755)
+    script = f"""
+        mount -t tmpfs scratch {scratch}
+        mkdir {scratch}/upper {scratch}/work
+        mount -t overlay -o lowerdir={sbin},upperdir={scratch}/upper,workdir={scratch}/work overlay {sbin}
+        cp {tmp_path}/program {sbin}/{request.param}
+    """
+    with namespace(script) as prefix:
+        yield System(growfs, prefix)
+        subprocess.run([*prefix, "umount", "-l", growfs.mountpoint], capture_output=True, check=False)
+
+
+def test_an_fstab_line_mounts_and_umount_ends_the_daemon(system: System, tmp_path: Path) -> None:
+    growfs, tree = system.growfs, make_tree(tmp_path / "remote", directories=1, files=2)
+    options = f'cache-dir={growfs.cache_dir},cache-size=1GB,wait-files=2,include="/class0/*",_netdev,nofail'
+    (tmp_path / "fstab").write_text(f"{tmp_path}/remote {growfs.mountpoint} fuse.growfs {options} 0 0\n")
+    done = system.run(f"mount -a -T {tmp_path}/fstab")
+    assert done.returncode == 0, done.stderr
+    for path, content in tree.items():
+        assert system.run(f"sha256sum {growfs.mountpoint / path}").stdout.split()[:1] == [
+            hashlib.sha256(content).hexdigest()
+        ]
+    assert system.run(f"umount {growfs.mountpoint}").returncode == 0
+    until(lambda: not processes_of(growfs.cache_dir))
+
+
+def test_a_mount_that_fails_has_exit_code_32(system: System, tmp_path: Path) -> None:
+    growfs = system.growfs
+    options = f"cache-dir={growfs.cache_dir}"
+    done = system.run(f"mount -t fuse.growfs {tmp_path}/none {growfs.mountpoint} -o {options}")
+    assert_refused(done, "no such file or folder", exit_code=32)
+    done = system.run(f"mount -t fuse.growfs {tmp_path}/none {growfs.mountpoint} -o {options},nosuch")
+    assert_refused(done, "no such option: nosuch", exit_code=1)
