@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import BROWSER, opened_in_browser
+
 pytest.importorskip("material")
 ROOT = Path(__file__).parent.parent
 
@@ -75,6 +77,10 @@ def test_a_recipe_is_shown_as_it_is(site: Path) -> None:
         assert [line for line in lines if line not in page] == []
 
 
-def test_search_works_from_the_disk(site: Path) -> None:
-    assert "var __index = " in (site / "search/search_index.js").read_text()
-    assert "docs/assets/iframe-worker.js" in (site / "index.html").read_text()
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_a_page_from_the_disk_searches_and_draws(site: Path, tmp_path: Path) -> None:
+    page = site / "ARCHITECTURE.html"
+    content = opened_in_browser(f"{page.as_uri()}?q=turnover", tmp_path / "profile")
+    assert re.search(r"\d+ matching documents", content)
+    assert '<div class="mermaid">' in content  # what is left of the text of a diagram that was drawn
+    assert '<pre class="mermaid">' not in content

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.browser import BROWSER, opened_in_browser
 from tests.harness import Growfs, make_tree, until
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--virtual-time-budget=5000",
-)  # fmt: skip
-
-
-def opened_in_browser(page: Path, profile: Path) -> str:
-    """The elements of a page after its scripts have run."""
-    assert BROWSER
-    command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
@@ -35,7 +21,7 @@ def test_a_browser_draws_what_the_mount_did(growfs: Growfs, tmp_path: Path) -> N
     until(lambda: growfs.status()["opens"]["max"])
     page = tmp_path / "page.html"
     growfs.run("report", growfs.mountpoint, "-o", page)
-    content = opened_in_browser(page, tmp_path / "profile")
+    content = opened_in_browser(page.as_uri(), tmp_path / "profile")
     label = "directory: &lt;script&gt;document.title='hacked'&lt;%2Fscript&gt;; files: 3; cached now: 3;"
     assert f"{label} cached at some time: 3; opens of each: 1.00" in content
     assert 'aria-label="opens: 1; files: 6; opened: 1"' in content
