@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ import growfs
 from growfs.client import completion
 from growfs.daemon.render import brief, engine, files, moving, state_text
 from growfs.errors import GrowfsError, UsageError
+
+if TYPE_CHECKING:
+    from growfs.daemon.options import Options
 
 MOUNTPOINT = completion.Mountpoint(path_type=Path)
 POLL_S = 0.2
@@ -76,6 +79,15 @@ def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _parsed(config: Path | None, given: dict[str, Any]) -> Options:
+    """The mount options, from flags and environment variables, and from a file."""
+    from growfs.daemon.options import Options, read_file
+
+    merged = read_file(config) if config else {}
+    merged.update({name: value for name, value in given.items() if value not in (None, ())})
+    return Options.parse(merged)
+
+
 @main.command(context_settings={"auto_envvar_prefix": "GROWFS"})
 @click.argument("url", shell_complete=completion.values, metavar="URL")
 @click.argument("mountpoint", type=click.Path(path_type=Path))
@@ -89,12 +101,9 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     With py:FUNCTION, a function of your own creates the files.
     """
     from growfs.daemon import launch
-    from growfs.daemon.options import Options, read_file
 
     launch.hide_secrets()
-    merged = read_file(config) if config else {}
-    merged.update({name: value for name, value in given.items() if value not in (None, ())})
-    options = Options.parse(merged)
+    options = _parsed(config, given)
     with Bar("mounting") as bar:
         daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)))
     click.echo(f"{status['mountpoint']}: {brief(status)}")
@@ -347,6 +356,38 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(planning.table(workload, found))
     for line in planning.advice(workload, found[0]):
         click.echo(line)
+
+
+@main.command(context_settings={"auto_envvar_prefix": "GROWFS"})
+@click.argument("url", shell_complete=completion.values, required=False)
+@click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--measure", metavar="TIME", default="2s", help="How long to measure each rate; 0: not at all. [2s]")
+@click.option("--timeout", metavar="TIME", default="10s", help="How long a server may take to answer. [10s]")
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
+@_mount_options
+def doctor(
+    url: str | None,
+    mountpoint: Path | None,
+    as_json: bool,
+    measure: str,
+    timeout: str,
+    config: Path | None,
+    **given: Any,
+) -> None:
+    """Check whether this machine can mount URL, and measure what to expect.
+
+    Takes the arguments of growfs mount: write doctor in the place of mount. Without URL, only the machine and the cache
+    are checked. Exits with 1 if mounting would fail. Changes nothing.
+    """
+    from growfs.daemon import launch
+    from growfs.doctor.command import diagnose
+    from growfs.doctor.examination import Effort
+    from growfs.units import seconds
+
+    launch.hide_secrets()
+    effort = Effort(seconds(measure), seconds(timeout))
+    sys.exit(diagnose(url, mountpoint, _parsed(config, given), effort, as_json))
 
 
 class Bar:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import struct
 
 from growfs.errors import GrowfsError
@@ -20,6 +21,7 @@ _PREADV2_GENERIC = 286
 """The others have the numbers of include/uapi/asm-generic/unistd.h."""
 _MFD_CLOEXEC = 1
 _RWF_NOWAIT = 8
+_DESCRIPTORS_MIN = 256
 
 
 def pidfd_open(pid: int) -> int:
@@ -48,6 +50,14 @@ def read_page_cache(fd: int, buffer: memoryview, offset: int) -> int:
     number = _PREADV2.get(platform.machine(), _PREADV2_GENERIC)
     start = ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer)) if buffer else 0
     return _call(number, fd, struct.pack("@PN", start, len(buffer)), 1, offset, 0, _RWF_NOWAIT)
+
+
+def check_descriptors() -> int:
+    """The number of files that a process may have open. Raises GrowfsError if a mount needs more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < _DESCRIPTORS_MIN:
+        raise GrowfsError(f"this process may open {hard} files only; raise the limit: ulimit -n {_DESCRIPTORS_MIN}")
+    return hard
 
 
 def check_kernel() -> None:

@@ -50,6 +50,7 @@ MAY_TOUCH_DISK = {
     ("growfs.cache.store", "mkdir"): "files/, at the first start",
     ("growfs.client.report", "write_text"): "the page, outside of the cache",
     ("growfs.client.mount", "rmdir"): "a temporary mountpoint, outside of the cache",
+    ("growfs.doctor.cache_disk", "link"): "tries a link, in a temporary folder",
     ("growfs.fuse.mounting", "write_text"): "the read-ahead of the mount, in /sys",
 }
 

@@ -83,7 +83,9 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _opened(cache_dir) as directory:
             _check_owner(cache_dir, os.fstat(directory), shared=True)
-            _check_format(cache_dir)
+            if not _has_this_format(cache_dir):
+                disk.write_text("FORMAT", cache_dir / "CACHEDIR.TAG", TAG)
+                disk.write_text("FORMAT", cache_dir / "version", f"{FORMAT}\n")
             fresh = _make_folder(path.name, directory)
             with _opened(path, path.name, directory) as folder:
                 _check_owner(path, os.fstat(folder))
@@ -91,16 +93,35 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
                 lock = os.open("lock", flags, 0o600, dir_fd=folder)
     except OSError as error:
-        reason = "is not a folder" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
-        raise GrowfsError(
-            f"{error.filename or cache_dir}: {reason}; pass a folder that you can write to: --cache-dir"
-        ) from None
+        raise unusable(cache_dir, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise GrowfsError(f"{path}: {_user(path)}; unmount that first, or pass another --cache-dir") from None
+        raise _in_use(path) from None
     return CacheFolder(path, lock, fresh)
+
+
+def check_cache(cache_dir: Path, name: str) -> None:
+    """Raise GrowfsError if `open_cache` would refuse what there is: it changes nothing, and a cache need not exist."""
+    path = cache_dir / name
+    try:
+        with suppress(FileNotFoundError), _opened(cache_dir) as directory:
+            _check_owner(cache_dir, os.fstat(directory), shared=True)
+            _has_this_format(cache_dir)
+            with _opened(path, name, directory) as folder:
+                _check_owner(path, os.fstat(folder))
+                _check_content(path, folder)
+                if is_in_use(path):
+                    raise _in_use(path)
+    except OSError as error:
+        raise unusable(cache_dir, error) from None
+
+
+def unusable(cache_dir: Path, error: OSError) -> GrowfsError:
+    """The error that says why a folder cannot be the cache directory."""
+    reason = "is not a folder" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
+    return GrowfsError(f"{error.filename or cache_dir}: {reason}; pass a folder that you can write to: --cache-dir")
 
 
 @contextmanager
@@ -192,14 +213,16 @@ def daemon_of(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _user(path: Path) -> str:
+def _in_use(path: Path) -> GrowfsError:
     daemon = daemon_of(path)
-    if not daemon:
-        return "another growfs is starting with this cache"
-    return f"in use by the growfs with pid {daemon['pid']}, mounted on {daemon['mountpoint']}"
+    user = "another growfs is starting with this cache"
+    if daemon:
+        user = f"in use by the growfs with pid {daemon['pid']}, mounted on {daemon['mountpoint']}"
+    return GrowfsError(f"{path}: {user}; unmount that first, or pass another --cache-dir")
 
 
-def _check_format(cache_dir: Path) -> None:
+def _has_this_format(cache_dir: Path) -> bool:
+    """Whether the folder is written in the format of this growfs. Raises GrowfsError if a newer one wrote it."""
     version = cache_dir / "version"
     if version.exists():
         text = version.read_text().strip()
@@ -207,7 +230,5 @@ def _check_format(cache_dir: Path) -> None:
             raise GrowfsError(
                 f"{cache_dir}: written by a newer growfs (format {text}); update growfs, or pass another --cache-dir"
             )
-        if int(text) == FORMAT:
-            return
-    disk.write_text("FORMAT", cache_dir / "CACHEDIR.TAG", TAG)
-    disk.write_text("FORMAT", version, f"{FORMAT}\n")
+        return int(text) == FORMAT
+    return False

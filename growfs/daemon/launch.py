@@ -53,8 +53,8 @@ def start(
     A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails; nothing of it is left.
     """
     url, mountpoint = absolute(url), resolved(mountpoint.expanduser().absolute())
-    _check_apart(url, mountpoint, options.cache_dir)
-    _check_function(options.members)
+    check_apart(url, mountpoint, options.cache_dir)
+    check_function(options.members)
     if is_dead(mountpoint):
         unmount(mountpoint, lazy=True)
     scheme = url.partition("://")[0] if "://" in url else "file"
@@ -69,7 +69,7 @@ def start(
             raise
 
 
-def _check_apart(url: str, *folders: Path) -> None:
+def check_apart(url: str, *folders: Path) -> None:
     """Raise GrowfsError if a local remote contains the mount or its cache: it would list itself and grow for ever."""
     if url.startswith(("/", "file://", "local://")):
         remote = Path(url.partition("://")[2] or url).resolve()
@@ -78,7 +78,7 @@ def _check_apart(url: str, *folders: Path) -> None:
                 raise GrowfsError(f"{folder}: lies within the remote, {remote}; name a folder outside it")
 
 
-def _check_function(function: Function | None) -> None:
+def check_function(function: Function | None) -> None:
     """Raise UsageError if a worker could not import it; tried in a process of its own, as workers are."""
     if function:
         command = [sys.executable, "-m", "growfs.remote.user_functions", str(function), function.folder]

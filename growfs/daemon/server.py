@@ -39,7 +39,7 @@ from growfs.fuse.engine import Engine
 from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
-from growfs.syscalls import check_kernel
+from growfs.syscalls import check_descriptors, check_kernel
 from growfs.workers import process
 from growfs.workers.fork_server import ForkServer
 from growfs.workers.pool import WorkerPool
@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.1
 DURABLE_EVERY_S = 30.0
-DESCRIPTORS_MIN = 256
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
 """Environment variables that name the folder for temporary files, of Python, of libraries, and of SQLite."""
 SWITCH_S = 2e-4
@@ -203,9 +202,7 @@ def _start_log(folder: CacheFolder) -> tuple[LogFile, RecentLog]:
 
 def _raise_limits() -> None:
     """Raise the limit of file descriptors to the hard limit: each open file takes one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < DESCRIPTORS_MIN:
-        raise GrowfsError(f"this process may open {hard} files only; raise the limit: ulimit -n {DESCRIPTORS_MIN}")
+    hard = check_descriptors()
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Make the kernel grow the descriptor table now: once there are threads, each doubling waits for every core
     # (synchronize_rcu), 10 ms and more (fs/file.c, expand_fdtable).

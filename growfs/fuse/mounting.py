@@ -25,6 +25,8 @@ from growfs.syscalls import memfd_create
 
 TYPE = "fuse.growfs"
 DEVICE = Path("/dev/fuse")
+DEVICE_NUMBER = os.makedev(10, 229)
+"""Documentation/admin-guide/devices.txt."""
 READ_AHEAD_KIB = 4096
 """How far the kernel reads ahead for a sequential reader. With its default of 128 the throughput is less than half."""
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
@@ -107,7 +109,8 @@ class Mounted:
 class MountRow:
     """A row of a mount table (mountinfo in proc(5)).
 
-    root: what is mounted, a path in the file system. peers, master: the peer groups for mount propagation.
+    root: what is mounted, a path in the file system. peers, master: the peer groups for mount propagation. type: of the
+    file system.
     """
 
     id: int
@@ -117,9 +120,14 @@ class MountRow:
     mountpoint: Path
     peers: int | None
     master: int | None
-    is_growfs: bool
+    type: str
     cache: Path
     owner: int
+
+    @property
+    def is_growfs(self) -> bool:
+        """Whether it is a mount of growfs."""
+        return self.type == TYPE
 
 
 def mount_rows(pid: int | str = "self") -> list[MountRow]:
@@ -142,7 +150,7 @@ def _mount_row(line: str) -> MountRow:
         Path(_unescape(mountpoint)),
         groups.get("shared"),
         groups.get("master"),
-        kind == TYPE,
+        kind,
         Path(unquote(_unescape(source))),
         int(owner[1]) if owner else 0,
     )
@@ -219,24 +227,69 @@ def check_outside(mountpoint: Path, name: str, folder: Path) -> None:
 
 def check_fuse(allow_other: bool) -> None:
     """Raise GrowfsError unless this user can mount with FUSE on this machine."""
-    if not DEVICE.exists():
-        raise GrowfsError(
-            f"{DEVICE} is missing: load the fuse module (modprobe fuse); in a container: --device {DEVICE}"
-            " --cap-add SYS_ADMIN"
-        )
-    if not os.access(DEVICE, os.R_OK | os.W_OK):
-        raise GrowfsError(f"{DEVICE}: permission denied; chmod 666 {DEVICE}, or mount as root")
+    check_device()
     if os.geteuid() == 0:
-        capabilities = re.search(r"^CapEff:\s*(\w+)", _read("/proc/self/status"), re.MULTILINE)
-        if capabilities and not int(capabilities[1], 16) >> CAP_SYS_ADMIN & 1:
+        check_may_mount()
+    else:
+        check_fusermount()
+        check_allow_other(allow_other)
+
+
+def check_device() -> None:
+    """Raise GrowfsError unless this process can open /dev/fuse."""
+    try:
+        device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        number = os.fstat(device).st_rdev
+        os.close(device)
+        if number != DEVICE_NUMBER:  # container runtimes hide a device behind /dev/null
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+    except FileNotFoundError:
+        raise GrowfsError(
+            f"{DEVICE} is missing; load the fuse module: modprobe fuse, or in a container: --device {DEVICE}"
+            " --cap-add SYS_ADMIN"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            raise GrowfsError(f"{DEVICE}: permission denied; chmod 666 {DEVICE}, or mount as root") from None
+        if error.errno == errno.EPERM:
             raise GrowfsError(
-                "this root user may not mount: CAP_SYS_ADMIN is missing; in a container: --cap-add SYS_ADMIN"
-            )
-        return
+                f"{DEVICE}: the device rules of this container refuse it; run it with --device {DEVICE}"
+            ) from None
+        raise GrowfsError(
+            f"{DEVICE}: no FUSE behind it ({error.strerror}); load the module: modprobe fuse, or in a container:"
+            f" --device {DEVICE}"
+        ) from None
+
+
+def check_may_mount() -> None:
+    """Raise GrowfsError unless this process has the capability to mount."""
+    if not has_sys_admin():
+        raise GrowfsError("this root user may not mount: CAP_SYS_ADMIN is missing; in a container: --cap-add SYS_ADMIN")
+
+
+def has_sys_admin() -> bool:
+    """Whether this process has CAP_SYS_ADMIN, in its own user namespace."""
+    capabilities = re.search(r"^CapEff:\s*(\w+)", _read("/proc/self/status"), re.MULTILINE)
+    return capabilities is None or bool(int(capabilities[1], 16) >> CAP_SYS_ADMIN & 1)
+
+
+def check_fusermount() -> None:
+    """Raise GrowfsError unless fusermount3 can mount for an ordinary user."""
     if not shutil.which("fusermount3"):
         raise GrowfsError("fusermount3 is missing; install fuse3 (apt install fuse3), or mount as root")
-    if allow_other and not re.search(r"^\s*user_allow_other\b", _read("/etc/fuse.conf"), re.MULTILINE):
+    if re.search(r"^NoNewPrivs:\s*1", _read("/proc/self/status"), re.MULTILINE):
+        raise GrowfsError(
+            "fusermount3 cannot mount: this process may gain no privileges (no_new_privs); in Kubernetes:"
+            " allowPrivilegeEscalation: true, with docker: without no-new-privileges"
+        )
+
+
+def check_allow_other(wanted: bool) -> bool:
+    """Whether an ordinary user may let others read a mount. Raises GrowfsError if that is wanted and forbidden."""
+    allowed = re.search(r"^\s*user_allow_other\b", _read("/etc/fuse.conf"), re.MULTILINE) is not None
+    if wanted and not allowed:
         raise GrowfsError("--allow-other needs the line user_allow_other in /etc/fuse.conf; add it, or mount as root")
+    return allowed
 
 
 def _read(path: str) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "RemoteSpec",
     "Skipped",
     "open_remote",
+    "open_store",
     "preload",
     "preload_transfer",
 ]
@@ -72,7 +73,7 @@ def _open_source(
         return SampledRemote(spec, spec.producer, limits)
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and _is_table(spec.url):
         spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
-    remote: Remote = _open_store(spec, threads)
+    remote: Remote = open_store(spec, threads)
     if spec.manifest:
         from growfs.remote.manifests.manifest import ManifestRemote
 
@@ -110,7 +111,8 @@ def preload_transfer() -> None:
     import awscrt.checksums  # noqa: F401 - of each file a digest is computed
 
 
-def _open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> FsspecRemote:
+def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> FsspecRemote:
+    """The store behind the remote, without its wrappers. Raises UsageError as open_remote does."""
     from growfs.remote.stores.fsspec import FsspecRemote, import_store, store_of
 
     store = store_of(spec.url)

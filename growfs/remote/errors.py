@@ -38,12 +38,13 @@ _REFUSED = frozenset({"PermissionError", "RefreshError", "ClientAuthenticationEr
 _NOT_THERE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
 _CERTIFICATE = frozenset({"SSLCertVerificationError", "ClientConnectorCertificateError"})
 
-_CREDENTIALS = {
+LOGIN = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket",
     "gs": "run 'gcloud auth application-default login', or pass --anon for a public bucket",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or pass --anon for a public container",
     "hf": "set HF_TOKEN, or run 'hf auth login'",
 }
+"""How to give credentials, for each store that needs them."""
 
 
 def secrets_in(options: Any, key: str = "") -> Iterator[str]:
@@ -75,11 +76,12 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
     where = clean(where, secrets)
     texts = (str(link).strip() for link in chain if not isinstance(link, FileNotFoundError))  # its text is only a name
     detail = clean(next(filter(None, texts), type(error).__name__), secrets)
-    login = _CREDENTIALS.get(store, "see --storage-option")
+    login = LOGIN.get(store, "see --storage-option")
     if "NoSuchBucket" in codes:
         return RemoteMissing(f"{where}: no such bucket; check the name and --endpoint-url")
     if names & _NO_CREDENTIALS:
-        return RemoteDenied(f"{where}: no credentials found; {login}")
+        why = "" if "NoCredentialsError" in names else f" ({detail})"
+        return RemoteDenied(f"{where}: no credentials found{why}; {login}")
     if codes & _WRONG_KEYS:
         return RemoteDenied(f"{where}: the credentials are wrong or have expired ({detail}); {login}")
     if names & _CERTIFICATE:

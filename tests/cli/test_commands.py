@@ -32,6 +32,7 @@ COMMANDS = [
     "resume",
     "release",
     "plan",
+    "doctor",
 ]
 
 

@@ -96,9 +96,9 @@ def test_an_unreachable_server_is_busy(tmp_path: Path) -> None:
 
 
 def open_once(spec: RemoteSpec) -> Any:
-    from growfs.remote import _open_store
+    from growfs.remote import open_store
 
-    return _open_store(spec)
+    return open_store(spec)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
 from growfs.remote.http.connection import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
+    Connection,
     ConnectionFailed,
     FallBack,
     Headers,
@@ -32,6 +34,7 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.stores import walk
+from growfs.remote.stores.access import SERVERS, Access, credentials_of
 from growfs.remote.stores.library_transfer import LibraryTransfer
 from growfs.remote.stores.metadata import file_from_info
 from growfs.remote.stores.walk import Entry
@@ -111,6 +114,34 @@ class FsspecRemote:
         with translating():
             source = self.as_file(file.path, **self._sequential_options)
         return FileStream(source, now, start, partial(self.stat, file.path), self._threads.throttle, translating)
+
+    def access(self) -> Access:
+        """How the store is reached. May ask servers for credentials. Raises a RemoteError if there are none."""
+        parts = urlsplit(self.spec.endpoint_url or SERVERS.get(self.store) or self.spec.url)
+        is_web = parts.scheme in ("http", "https")
+        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if is_web else ""
+        if is_web and parts.username:
+            return Access(server, "in the URL")
+        return Access(server, credentials_of(self.store, bool(self.spec.storage_options), self.spec.anon))
+
+    def is_proxied(self, server: str) -> bool:
+        """Whether requests to the URL of a server go through a proxy (HTTPS_PROXY and others)."""
+        return self._downloader.is_proxied(*HttpRequest(server).origin)
+
+    def head(self, url: str) -> Headers:
+        """The headers with which a server of the store answers a request without credentials, whatever its status.
+
+        Empty where only the store's library can talk to it. Raises RemoteBusy.
+        """
+        connection = Connection(lambda: self._tls)
+        try:
+            return connection.send(HttpRequest(url, method="HEAD"), {}).headers
+        except ConnectionFailed as error:
+            raise translate(error, url, self.store, self._secrets) from None
+        except FallBack:
+            return {}
+        finally:
+            connection.close()
 
     @property
     def _is_thread_safe(self) -> bool:

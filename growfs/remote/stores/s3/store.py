@@ -25,6 +25,7 @@ from growfs.remote.http.download import FALLBACKS_MAX, ChecksumMismatch, HttpErr
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.protocol import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
+from growfs.remote.stores.access import Access
 from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.s3 import listing
@@ -39,6 +40,21 @@ _session: Any = None  # made by preload, which has read the descriptions
 _NO_SESSION = {"key", "secret", "token", "anon", "client_kwargs", "config_kwargs", "requester_pays"}
 """Options that do not concern the session; s3fs passes those that it does not know on to it."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
+
+
+_CREDENTIAL_SOURCES = {
+    "env": "AWS_ACCESS_KEY_ID in the environment",
+    "custom-process": "the credential_process of ~/.aws/config",
+    "sso": "the single sign-on of ~/.aws/config",
+    "login": "aws login",
+    "assume-role": "a role that ~/.aws/config assumes",
+    "assume-role-with-web-identity": "a role by web identity (AWS_WEB_IDENTITY_TOKEN_FILE)",
+    "container-role": "the role of the container",
+    "iam-role": "the role of the machine, from its metadata service (IMDS)",
+}
+"""By the names of botocore's providers."""
+_CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
+"""Botocore's names of the variables that say where the files of these providers are."""
 
 
 def preload() -> None:
@@ -77,6 +93,28 @@ class S3Remote(FsspecRemote):
         yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys, listing.files).pages()
         if prefix and cursor is None and not ranges.pages:
             raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
+
+    def access(self) -> Access:
+        with self.translating():
+            meta = self._client(self._bucket_and_prefix[0]).meta
+            return Access(meta.endpoint_url, self._credentials(), meta.region_name or "")
+
+    def _credentials(self) -> str:
+        """Where the credentials come from (botocore.credentials); empty if there are none."""
+        from fsspec.asyn import sync
+
+        if self.spec.anon:
+            return "none, because of --anon"
+        if self._options.get("key") or self._options.get("client_kwargs", {}).get("aws_access_key_id"):
+            return "by --storage-option"
+        session = self.fs.session
+        found = sync(self.fs.loop, session.get_credentials)
+        if not found:
+            return ""
+        variable = _CREDENTIAL_FILES.get(found.method)
+        if variable is None:
+            return _CREDENTIAL_SOURCES.get(found.method, str(found.method))
+        return f"{session.get_config_variable(variable)}, profile {session.profile or 'default'}"
 
     def _connection(self) -> Connection:
         return Connection(lambda: self._tls)

@@ -1,0 +1,185 @@
+"""The cache's disk: which file system it has, how much room there is, and how fast it is."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO
+
+from humanfriendly import format_size
+
+from growfs import disk
+from growfs.cache.directory import check_cache, unusable
+from growfs.daemon.option_parsers import CacheSize
+from growfs.daemon.options import Options
+from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
+from growfs.errors import GrowfsError
+from growfs.fuse.mounting import mount_rows
+
+BLOCK_BYTES = 4 << 20
+SPEED_BYTES_MAX = 8 << 30
+NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs", "virtiofs"}
+)
+MEMORY = frozenset({"tmpfs", "ramfs"})
+FREE_FILES_MIN = 10_000
+
+
+class CacheDisk:
+    """Checks the disk for a cache with these options. name: of the cache's folder; None if the remote is not known.
+
+    folder: the cache directory, or what there is of its path. usable, disk: what `checks` found.
+    """
+
+    def __init__(self, options: Options, name: str | None) -> None:
+        self._options, self._name = options, name
+        path = options.cache_dir
+        self.folder = next(each for each in (path, *path.parents) if os.path.lexists(each))
+        self.usable = False
+        self.disk = Disk(0)
+
+    def checks(self, seconds: float) -> Iterator[Check]:
+        """All checks. seconds: for writing, and for reading. `disk` is known afterwards, if it is `usable`."""
+        cache_dir = self._options.cache_dir
+        try:
+            if self._name is not None:
+                check_cache(cache_dir, self._name)
+            with tempfile.TemporaryFile(dir=self.folder):  # it never has a name, so nothing can be left of it
+                pass
+        except GrowfsError as error:
+            yield Check.failed("folder", error)
+            return
+        except OSError as error:
+            yield Check.failed("folder", unusable(self.folder, OSError(error.errno, error.strerror)))
+            return
+        yield ok("folder", str(cache_dir) + ("" if self.folder == cache_dir else ", to be created"))
+        yield self._check_file_system()
+        space = self._check_space()
+        yield space
+        yield self._check_links()
+        self.usable = space.level is not Level.FAILURE
+        if self.usable and seconds:
+            yield self._check_speed(seconds)
+
+    def _check_file_system(self) -> Check:
+        kind, mountpoint = file_system(self.folder)
+        text = f"{kind} on {mountpoint}"
+        elsewhere = "put --cache-dir on a local disk: ext4 or XFS"
+        if kind == "overlay":
+            text = f"{text}: the writable layer of a container; it is slow, and goes with the container"
+            return warning("file system", text, "put --cache-dir on a volume")
+        if kind in MEMORY:
+            text = f"{text}: in memory; what is cached counts as memory, and is gone after a restart"
+            return warning("file system", text, f"{elsewhere}, unless that is meant")
+        if kind in NETWORK or kind.startswith("fuse"):
+            return warning("file system", f"{text}: over the network or a program, not a local disk", elsewhere)
+        return ok("file system", text)
+
+    def _check_space(self) -> Check:
+        options = self._options
+        free, used = disk.free_bytes(self.folder), self._used_bytes()
+        wanted = size_of(options.cache_size, free + used)
+        room = min(wanted, free + used - options.min_free)
+        self.disk = Disk(max(0, room))
+        state = f"{format_size(free)} free" + (f", {format_size(used)} cached already" if used else "")
+        if room < disk.BLOCK:
+            kept = f"and --min-free keeps {format_size(options.min_free)} for other programs"
+            remedy = "delete something there, or pass another --cache-dir, or a smaller --min-free"
+            return Check(Level.FAILURE, "space", f"no room for a cache: {state}, {kept}", remedy)
+        if wanted > room:
+            text = f"{state}: the cache stops at {format_size(room)}, before its size of {format_size(wanted)}"
+            return warning("space", text, f"pass --cache-size {format_size(room)}, or free some space")
+        files = os.statvfs(self.folder)
+        if files.f_files and files.f_favail < FREE_FILES_MIN:
+            text = f"room for {files.f_favail:,} more files only (inodes)"
+            return warning("space", text, "pass a --cache-dir on a file system with more inodes (mkfs -i)")
+        return ok("space", f"{state}; the cache may take {format_size(room)}")
+
+    def _used_bytes(self) -> int:
+        """What the cache has already. Its database is read as it is, without the files that SQLite would make."""
+        if self._name is None:
+            return 0
+        database = self._options.cache_dir / self._name / "catalog.sqlite"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"{database.as_uri()}?immutable=1", uri=True)) as catalog:
+            return int(catalog.execute("SELECT coalesce(sum(bytes), 0) FROM resident").fetchone()[0])
+        return 0
+
+    def _check_links(self) -> Check:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.folder) as folder:
+            try:
+                os.link(tempfile.mkstemp(dir=folder)[1], Path(folder, "link"))
+            except OSError as error:
+                text = f"the file system has none ({error.strerror}), so a cached file that changes is not replaced"
+                return warning("hard links", text, "put --cache-dir on a local disk: ext4 or XFS")
+        return ok("hard links", "work")
+
+    def _check_speed(self, seconds: float) -> Check:
+        """Write and read a file that has no name, past the page cache where the file system can do that."""
+        most = min(self.disk.room // 2, SPEED_BYTES_MAX)
+        if most < BLOCK_BYTES:
+            return warning("speed", "not measured: too little room", "delete something there")
+        try:
+            with tempfile.TemporaryFile(dir=self.folder, buffering=0) as file:
+                direct = _bypass_page_cache(file.fileno())
+                written, write = _write(file, most, seconds, direct)
+                read = _read(file, written, seconds, direct)
+        except OSError as error:
+            return Check.failed("speed", unusable(self.folder, error))
+        self.disk = Disk(self.disk.room, write, read)
+        return ok("speed", f"writes {format_size(write)}/s, reads {format_size(read)}/s, one file at a time")
+
+
+def size_of(size: CacheSize, available: int) -> int:
+    """A cache size in bytes; a share is of the bytes that are available."""
+    if size.bytes is not None:
+        return size.bytes
+    assert size.share is not None
+    return int(available * size.share)
+
+
+def file_system(folder: Path) -> tuple[str, Path]:
+    """(the type of the file system that a folder is in, where that is mounted)"""
+    path = folder.resolve()
+    rows = [row for row in mount_rows() if row.mountpoint == path or row.mountpoint in path.parents]
+    row = max(rows, key=lambda row: len(row.mountpoint.parts))  # of several on one mountpoint, the first in the table
+    last = [each for each in rows if each.mountpoint == row.mountpoint][-1]  # hides those before it
+    return last.type, last.mountpoint
+
+
+def _bypass_page_cache(fd: int) -> bool:
+    """Switch direct input and output on (open(2), O_DIRECT); whether the file system has it."""
+    with suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+        return True
+    return False
+
+
+def _write(file: IO[bytes], most: int, seconds: float, direct: bool) -> tuple[int, float]:
+    """(bytes written, bytes per second). With what the disk itself caches written out."""
+    block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT needs it
+    block[:] = os.urandom(BLOCK_BYTES)  # some file systems compress
+    written, began = 0, time.monotonic()
+    while written + BLOCK_BYTES <= most and (not written or time.monotonic() < began + seconds):
+        written += os.write(file.fileno(), block)
+        if not direct:
+            os.fdatasync(file.fileno())  # at each block, as the page cache takes gigabytes, and writes them out later
+    os.fdatasync(file.fileno())
+    return written, written / (time.monotonic() - began)
+
+
+def _read(file: IO[bytes], size: int, seconds: float, direct: bool) -> float:
+    """Bytes per second."""
+    if not direct:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    block = mmap.mmap(-1, BLOCK_BYTES)
+    read, began = 0, time.monotonic()
+    while read < size and (not read or time.monotonic() < began + seconds):
+        read += os.preadv(file.fileno(), [block], read)
+    return read / (time.monotonic() - began)

@@ -1,0 +1,160 @@
+"""The machine: FUSE, the rights of this process, the engine, and the limits of a container."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from humanfriendly import format_size
+
+from growfs.cache.open_files import IDLE_MAX
+from growfs.doctor.check import Check, Level, attempt, ok, warning
+from growfs.errors import GrowfsError
+from growfs.fuse.engine import EngineChoice
+from growfs.fuse.mounting import (
+    DEVICE,
+    check_allow_other,
+    check_device,
+    check_fusermount,
+    check_may_mount,
+    has_sys_admin,
+)
+from growfs.syscalls import check_descriptors, check_kernel
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMORY_BYTES_MIN = 1 << 30
+"""The daemon and two workers that download take a few hundred megabytes, and the page cache counts as well."""
+CORES_MIN = 1.0
+PROCESSES_MIN = 512
+"""Threads count. Each worker has one for each transfer, up to some 200."""
+_UNLIMITED = 1 << 60
+"""Version 1 of control groups writes a number above this for no limit."""
+
+
+def check_machine(allow_other: bool) -> Iterator[Check]:
+    """All that does not depend on the cache or the remote. allow_other: the option."""
+    yield attempt("kernel", check_kernel, f"Linux {platform.release()}")
+    yield attempt(DEVICE.name, check_device, f"{DEVICE} can be opened")
+    yield from _check_rights(allow_other)
+    yield _check_descriptors()
+    yield from _check_limits()
+
+
+def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
+    """The engine that a mount with its cache in folder would use, by trying it. Also returns its name; "" if none."""
+    try:
+        choice = EngineChoice(requested, folder)
+        if not choice.passthrough:
+            import growfs.fuse.libfuse  # noqa: F401 - where pyfuse3 or its library is missing, it cannot be imported
+    except GrowfsError as error:
+        return Check.failed("engine", error), ""
+    except OSError as error:
+        return Check(Level.FAILURE, "engine", f"cannot be tried: {error}", "pass another --cache-dir"), ""
+    except ImportError as error:
+        return Check(Level.FAILURE, "engine", f"libfuse: {error}", "install libfuse3, then: pip install pyfuse3"), ""
+    if choice.passthrough:
+        return ok("engine", f"passthrough: {choice.reason}"), "passthrough"
+    if requested == "libfuse":
+        return ok("engine", f"libfuse: {choice.reason}"), "libfuse"
+    text, _, remedy = choice.reason.partition("; ")
+    return warning("engine", f"libfuse, which reads slower; {text}", remedy), "libfuse"
+
+
+def _check_rights(allow_other: bool) -> Iterator[Check]:
+    found = shutil.which("fusermount3")
+    if os.geteuid() == 0:
+        yield attempt("capabilities", check_may_mount, "root with CAP_SYS_ADMIN")
+        yield ok("fusermount3", found or "not installed; root mounts without it")
+        yield ok("other users", "can read the mount, as root mounts it")
+        return
+    rights = "CAP_SYS_ADMIN" if has_sys_admin() else "none; an ordinary user mounts by fusermount3, without passthrough"
+    yield ok("capabilities", rights)
+    yield attempt("fusermount3", check_fusermount, str(found))
+    try:
+        allowed = check_allow_other(allow_other)
+    except GrowfsError as error:
+        yield Check.failed("other users", error)
+        return
+    if allow_other:
+        yield ok("other users", "can read the mount (user_allow_other in /etc/fuse.conf)")
+    elif allowed:
+        yield ok("other users", "can read the mount with --allow-other")
+    else:
+        yield ok("other users", "cannot read the mount; no user_allow_other in /etc/fuse.conf")
+
+
+def _check_descriptors() -> Check:
+    try:
+        most = check_descriptors()
+    except GrowfsError as error:
+        return Check.failed("open files", error)
+    if most < IDLE_MAX:
+        return warning(
+            "open files",
+            f"{most:,} at a time; each file that readers have open takes one",
+            "raise the hard limit: ulimit -Hn; LimitNOFILE= in a service, --ulimit nofile= in a container",
+        )
+    return ok("open files", f"{most:,} at a time")
+
+
+def _check_limits() -> Iterator[Check]:
+    memory = min(_limits("memory", "memory.max", "memory.limit_in_bytes"), default=_UNLIMITED)
+    cores = min(_core_limits(), default=float("inf"))
+    processes = min(_limits("pids", "pids.max", "pids.max"), default=_UNLIMITED)
+    size = format_size(memory, binary=True)
+    if memory < MEMORY_BYTES_MIN:
+        remedy = "allow 1 GiB or more, and as much again for the page cache"
+        yield warning("memory", f"{size}, by a control group; the daemon or a worker may be killed", remedy)
+    if cores < CORES_MIN:
+        remedy = "allow one CPU or more (cpu.max; in Kubernetes: resources.limits.cpu)"
+        yield warning("CPU", f"{cores:g}, by a control group; growfs fetches no faster than that allows", remedy)
+    if processes < PROCESSES_MIN:
+        remedy = f"allow {PROCESSES_MIN} or more (pids.max; docker --pids-limit)"
+        yield warning("processes", f"{processes:,}, by a control group; each transfer needs a thread", remedy)
+    limits = [
+        f"{len(os.sched_getaffinity(0))} CPUs" if cores == float("inf") else f"{cores:g} CPUs",
+        "no limit of memory" if memory == _UNLIMITED else f"{size} of memory",
+        "none of processes" if processes == _UNLIMITED else f"{processes:,} processes",
+    ]
+    yield ok("limits", ", ".join(limits))
+
+
+def _limits(controller: str, file: str, file_v1: str) -> Iterator[int]:
+    """The limits of this process's control group, and of those above it, as far as they can be seen."""
+    for group in _groups(""):
+        yield from _numbers(group / file)
+    for group in _groups(controller):
+        yield from (number for number in _numbers(group / file_v1) if number < _UNLIMITED)
+
+
+def _core_limits() -> Iterator[float]:
+    for group in _groups(""):
+        if len(numbers := list(_numbers(group / "cpu.max"))) == 2:  # else there is no limit: the first word is "max"
+            yield numbers[0] / numbers[1]
+    for group in _groups("cpu"):
+        numbers = [*_numbers(group / "cpu.cfs_quota_us"), *_numbers(group / "cpu.cfs_period_us")]
+        if len(numbers) == 2 and numbers[0] > 0:
+            yield numbers[0] / numbers[1]
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and those above it (cgroups(7)). controller: "" for version 2.
+
+    In a container the path may be that of the host, of which the container sees its own group only, as the top.
+    """
+    top = CGROUPS / controller
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = top / path.lstrip("/")
+            yield from (each for each in (group, *group.parents) if each == top or top in each.parents)
+
+
+def _numbers(file: Path) -> list[int]:
+    try:
+        return [int(word) for word in file.read_text().split() if word != "max"]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,103 @@
+"""What to expect of a mount: how soon training starts, when the cache is full, how much of the data will be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from humanfriendly import format_size, format_timespan
+
+from growfs.daemon.options import Options
+from growfs.doctor.check import Check, Disk, Download, Level, Listing, ok, warning
+from growfs.simulation.plan import PolicyResult, Workload, repeats_too_often, simulate_policy
+
+START_SHARE = 0.1
+START_S_MAX = 60.0
+"""`growfs mount` waits for a tenth of the cache, or for so long."""
+EPOCHS = (1, 10, 50)
+SLOWER = 0.8
+"""Rates are measured for seconds only: a smaller difference says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected. Seconds from the start of the mount; None: not known. seen: share of the data by epoch."""
+
+    first_file_s: float | None = None
+    start_s: float | None = None
+    full_s: float | None = None
+    fill_bytes: int | None = None
+    seen: dict[int, float] | None = None
+
+
+def check_outlook(
+    options: Options, disk: Disk, listing: Listing, download: Download | None
+) -> Iterator[Check | Outlook]:
+    """Lines about the time to come, and at last the Outlook."""
+    if listing.smallest > disk.room and not listing.files_unsized:
+        text = f"not even one file fits: the smallest has {format_size(listing.smallest)}"
+        yield Check(Level.FAILURE, "cache", text, "see --cache-size, --min-free and --cache-dir")
+        return
+    if download is None or not download.bytes or not download.s:
+        return
+    rate = download.bytes_per_s
+    if 0 < disk.write < SLOWER * rate:
+        text = f"the disk writes {format_size(disk.write)}/s, slower than the link brings it"
+        yield warning("bottleneck", text, "put --cache-dir on a faster disk")
+        rate = disk.write
+    first_s: float | None = None
+    if download.first_s is not None:
+        first_s = listing.first_s + download.first_s
+        yield ok("first file", f"cached after {_duration(first_s)}")
+    total = _total_bytes(listing, download)
+    fill = disk.room if total is None else min(disk.room, total)
+    full_s = fill / rate
+    start_s = min(START_S_MAX, START_SHARE * full_s) + (first_s or 0)
+    if total is None:
+        yield ok("full cache", f"{format_size(disk.room)} after {_duration(full_s)}, if the remote has as much")
+        yield Outlook(first_s, None, full_s, fill)
+        return
+    yield ok("start", f"growfs mount returns after {_duration(start_s)}")
+    if total <= disk.room:
+        yield ok("full cache", f"the whole data set, {format_size(total)}, after {_duration(full_s)}")
+        yield Outlook(first_s, start_s, full_s, fill)
+        return
+    yield ok("full cache", f"{format_size(fill)}, {fill / total:.1%} of the data, after {_duration(full_s)}")
+    seen: dict[int, float] | None = None
+    if fill >= 2 * total / listing.files:
+        workload = Workload(total, listing.files, fill, rate, rate, options.turnover, EPOCHS[-1])
+        result = simulate_policy(workload, "growfs")
+        seen = {epoch: result.points[epoch - 1].seen for epoch in EPOCHS}
+        yield _describe_coverage(workload, result, seen)
+    yield Outlook(first_s, start_s, full_s, fill, seen)
+
+
+def _describe_coverage(workload: Workload, result: PolicyResult, seen: dict[int, float]) -> Check:
+    read_rate = f"{format_size(workload.read_rate)}/s"
+    shares = ", ".join(f"{share:.0%} after {epoch}" for epoch, share in seen.items())
+    text = f"if training reads as fast as the link ({read_rate}), of the data it has seen {shares} epochs"
+    sizes = f"--data-size {_flag(workload.data_bytes)} --files {workload.files:.0f}"
+    cache = f"--cache-size {_flag(workload.cache_bytes)} --bandwidth {_flag(workload.bandwidth)}/s"
+    command = f"growfs plan {sizes} {cache} --read-rate {_flag(workload.read_rate)}/s"
+    if repeats_too_often(workload, result):
+        return warning("coverage", f"{text}; each fetched file is opened more than four times", command)
+    return Check(Level.OK, "coverage", text, command)
+
+
+def _flag(bytes: float) -> str:
+    """A size as the command line takes it."""
+    return str(format_size(bytes)).replace(" ", "").replace("bytes", "B")
+
+
+def _total_bytes(listing: Listing, download: Download) -> int | None:
+    """The size of the data set; of files whose size is not known, as large as those that were fetched."""
+    if not listing.whole:
+        return None
+    if listing.files_unsized and not download.files:
+        return None
+    return listing.bytes + (listing.files_unsized * download.bytes // download.files if download.files else 0)
+
+
+def _duration(seconds: float) -> str:
+    """About so long; starting takes most of a second in any case."""
+    return f"about {format_timespan(max(1, round(seconds)), max_units=2)}"

@@ -1,0 +1,81 @@
+"""The remote, tried in a process of its own: this side starts it, and kills it if a server does not answer in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+
+from humanfriendly import format_timespan
+
+from growfs.doctor.check import Check, Download, Level, Listing
+from growfs.doctor.remote_messages import Busy, Finished, Phase, Probe
+from growfs.errors import GrowfsError
+from growfs.workers import messages
+
+Found = Check | Listing | Download
+IMPORT_S = 30.0
+"""Importing a store's library may take long, on a busy machine."""
+
+
+def check_remote(probe: Probe, answer_s: float, on_phase: Callable[[str], None]) -> Generator[Found, None, None]:
+    """Try a remote. answer_s: how long a server may take to answer. on_phase: called with what begins, in words."""
+    connection, theirs = socket.socketpair()
+    with connection, tempfile.TemporaryFile("w+") as errors:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "growfs.doctor.remote_process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        try:
+            messages.send(connection, probe)
+            yield from _found(connection, answer_s, on_phase)
+        except (EOFError, OSError):
+            errors.seek(0)
+            lines = errors.read().strip().splitlines() or [f"it ended with {process.wait()}"]
+            text = f"the process that tries the remote died: {lines[-1]}"
+            yield Check(Level.FAILURE, "remote", text, "look at dmesg: it may have run out of memory")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _found(connection: socket.socket, answer_s: float, on_phase: Callable[[str], None]) -> Iterator[Found]:
+    phase, busy = Phase("importing what the remote needs", IMPORT_S), None
+    deadline = time.monotonic() + answer_s + IMPORT_S
+    while True:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            message = messages.receive(connection)
+        except TimeoutError:
+            yield _silent(phase, answer_s, busy)
+            return
+        if isinstance(message, Finished):
+            return
+        if isinstance(message, Busy):
+            busy = message.error
+        elif isinstance(message, Phase):
+            phase = message
+            deadline = time.monotonic() + answer_s + phase.limit_s
+            on_phase(phase.name)
+        else:
+            yield message
+
+
+def _silent(phase: Phase, answer_s: float, busy: GrowfsError | None) -> Check:
+    if busy:
+        return Check.failed("server", busy)
+    text = f"no answer for {format_timespan(answer_s)} ({phase.name})"
+    return Check(Level.FAILURE, "server", text, "check the network, a proxy and --endpoint-url; --timeout waits longer")

@@ -1,0 +1,272 @@
+"""The process that tries the remote, `python -m growfs.doctor.remote_process FD`, as a worker of a mount would use it.
+
+What a server does not answer cannot be interrupted within a process, so this is one of its own, which is killed. It
+gets a `Probe` and sends a `Phase` before each step that may take long, then each `Check`, `Listing` and `Download`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from humanfriendly import format_size, format_timespan
+
+from growfs.doctor.check import Check, Download, Level, Listing, ok, warning
+from growfs.doctor.remote_messages import Busy, Finished, Phase, Probe
+from growfs.errors import GrowfsError
+from growfs.remote import open_remote, open_store
+from growfs.remote.errors import LOGIN
+from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.rate_limits import SharedLimits
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.wrappers import producer_pool
+from growfs.workers import messages
+from growfs.workers.downloader import Downloader
+from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
+
+STREAMS = 16
+"""With which a mount begins (scheduler/concurrency.py)."""
+PRODUCER_S = 30.0
+"""A producer may take so long for its first file: it imports what it needs."""
+SAMPLE_FILES = 4096
+SAMPLE_FILES_ENDLESS = 1000
+SKEW_S = 60.0
+SKEW_S_MAX = 15 * 60.0
+"""S3 refuses requests whose signature is older (RequestTimeTooSkewed)."""
+
+Send = Callable[[Any], None]
+
+
+def main() -> None:
+    """Serve the process at the other end of the given socket. It has a session of its own, with all that it starts."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    lock = threading.Lock()
+    probe: Probe = messages.receive(connection)
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+
+    def send(message: Any) -> None:
+        with lock:
+            messages.send(connection, message)
+
+    _run(probe, send)
+    send(Finished())
+    signal.pause()  # until it is killed: threads may still wait for a server
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this session when the other process is gone."""
+    connection.recv(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _run(probe: Probe, send: Send) -> None:
+    spec = probe.spec
+    name = "remote"
+    try:
+        if spec.producer:
+            name = "producer"
+            send(Phase("importing the producer", producer_pool.START_S_MAX))
+            send(_check_producer(spec))
+        if not (spec.producer and spec.producer.seed is not None):
+            name = "remote"
+            send(Phase("opening the remote"))
+            store = open_store(spec)
+            if store.store == "file":
+                send(ok("server", "none: a local folder"))
+            elif not _reach(store, send):
+                return
+        name = "listing"
+        send(Phase("listing the remote", probe.list_s))
+        sample = _list(probe, send)
+        if sample and probe.download_s:
+            name = "download"
+            send(Phase("downloading", 2 * probe.download_s + (PRODUCER_S if spec.producer else 0)))
+            _download(probe, sample, send)
+    except GrowfsError as error:
+        send(Check.failed(name, error))
+
+
+def _check_producer(spec: RemoteSpec) -> Check:
+    confined = producer_pool.check(spec)
+    assert spec.producer
+    text = f"{spec.producer.function} can be imported"
+    if confined:
+        return ok("producer", f"{text}; the kernel lets it write to its own files only (Landlock)")
+    return warning("producer", f"{text}; nothing keeps it from writing elsewhere", "use a kernel with Landlock")
+
+
+def _reach(store: FsspecRemote, send: Send) -> bool:
+    """Whether the server can be reached. Sends a Check for each step of the way."""
+    send(Phase("looking for credentials"))
+    access = store.access()
+    host = urlsplit(access.server).hostname or ""
+    is_direct = host and not store.is_proxied(access.server)
+    if is_direct:
+        send(Phase(f"resolving {host}"))
+        check = _resolve(host, urlsplit(access.server).port or 443)
+        send(check)
+        if check.level is Level.FAILURE:
+            return False
+    elif host:
+        send(ok("server", f"{host}, through a proxy"))
+    if not access.credentials:
+        send(Check(Level.FAILURE, "credentials", "none found", LOGIN[store.store]))
+        return False
+    send(ok("credentials", access.credentials))
+    if access.region:
+        send(ok("region", access.region))
+    if is_direct:
+        send(Phase(f"waiting for {host}"))
+        date = store.head(f"{access.server}/").get("date")
+        send(_compare_clocks(date) if date else ok("clock", "not compared: the server gives no date"))
+    return True
+
+
+def _resolve(host: str, port: int) -> Check:
+    began = time.monotonic()
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        text = f"{host}: no address ({error.strerror or error})"
+        return Check(
+            Level.FAILURE, "server", text, "check the URL, --endpoint-url and the name servers (/etc/resolv.conf)"
+        )
+    addresses = sorted({str(address[0]) for *_, address in found})
+    more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
+    if addresses == [host]:
+        return ok("server", host)
+    return ok("server", f"{host} is {addresses[0]}{more}, after {_milliseconds(began)}")
+
+
+def _milliseconds(began: float) -> str:
+    return f"{1000 * (time.monotonic() - began):.0f} ms"
+
+
+def _compare_clocks(date: str) -> Check:
+    try:
+        ahead_s = time.time() - parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return ok("clock", f"not compared: the server gives no date that can be read ({date!r})")
+    if abs(ahead_s) < SKEW_S:
+        return ok("clock", "agrees with the server's within a minute")
+    text = f"{format_timespan(abs(round(ahead_s)), max_units=2)} {'ahead of' if ahead_s > 0 else 'behind'} the server's"
+    refused = ", and S3 refuses more than 15 minutes" if abs(ahead_s) > SKEW_S_MAX else ""
+    return warning("clock", text + refused, "set it: timedatectl set-ntp true, or chronyc makestep")
+
+
+def _list(probe: Probe, send: Send) -> list[RemoteFile]:
+    """List for a while. Returns some of the files, at random."""
+    spec = probe.spec
+    if spec.is_endless:
+        assert spec.producer
+        spec = replace(spec, producer=replace(spec.producer, count=SAMPLE_FILES_ENDLESS))
+    sample: list[RemoteFile] = []
+    choice = random.Random(0)
+    files = unsized = size = smallest = skipped = 0
+    whole, first_s, began = True, 0.0, time.monotonic()
+    for page in open_remote(spec, on_busy=lambda error: send(Busy(error))).pages():
+        skipped += len(page.skipped)
+        for file in page.files:
+            files += 1
+            if file.size is None:
+                unsized += 1
+            else:
+                size += file.size
+                smallest = min(smallest, file.size) if files - unsized > 1 else file.size
+            if len(sample) < SAMPLE_FILES:
+                sample.append(file)
+            elif (place := choice.randrange(files)) < SAMPLE_FILES:  # so each file is in it with the same chance
+                sample[place] = file
+        if files and not first_s:
+            first_s = time.monotonic() - began
+        if time.monotonic() > began + probe.list_s:
+            whole = False
+            break
+    seconds = time.monotonic() - began
+    if not files:
+        send(Check(Level.FAILURE, "listing", "there are no files", "check the URL, --include and --exclude"))
+        return []
+    send(Listing(files, unsized, size, smallest, seconds, first_s, whole and not probe.spec.is_endless))
+    if skipped:
+        send(warning("names", f"{skipped:,} names are skipped", "growfs status will say why; see SEMANTICS.md"))
+    choice.shuffle(sample)
+    return sample
+
+
+def _download(probe: Probe, sample: list[RemoteFile], send: Send) -> None:
+    """Fetch one file alone, and then many at a time."""
+    requests = list(_requests(probe, sample))
+    if not requests:
+        smallest = min(file.size or 0 for file in sample)
+        text = f"not measured: the files have {format_size(smallest)} or more, and {format_size(probe.room)} are left"
+        send(warning("download", text, "see --cache-size, --min-free and --cache-dir"))
+        return
+    limits = SharedLimits()
+    limits.set(STREAMS, 1, probe.bytes_per_s)
+    progress = _Progress(send)
+    downloader = Downloader(probe.spec, limits, progress.note)
+    began = time.monotonic()
+    downloader.submit(FetchFiles(requests[:1], []))
+    progress.wait(1, probe.download_s + (PRODUCER_S if probe.spec.producer else 0))
+    first_s = time.monotonic() - began if progress.finished else None
+    alone = 0
+    if first_s is not None and requests[1:]:
+        alone, progress.received, began = progress.finished, 0, time.monotonic()
+        downloader.submit(FetchFiles(requests[1:], []))
+        progress.wait(len(requests), probe.download_s)
+    if progress.failed and not progress.finished:
+        raise progress.failed[0]
+    if progress.failed:
+        text = f"{len(progress.failed)} of {len(progress.failed) + progress.finished} files: {progress.failed[0]}"
+        send(warning("files", text, "such files are tried again in each pass"))
+    send(Download(progress.finished - alone, progress.received, time.monotonic() - began, first_s))
+
+
+class _Progress:
+    """What a Downloader reports, in a thread of its own."""
+
+    def __init__(self, send: Send) -> None:
+        self.received = self.finished = 0
+        self.failed: list[GrowfsError] = []
+        self._send = send
+        self._changed = threading.Condition()
+
+    def note(self, report: FetchProgress) -> None:
+        if report.refusal:
+            self._send(Busy(report.refusal))
+        with self._changed:
+            self.received += report.bytes
+            for _, result in report.files:
+                if isinstance(result, FetchFailed):
+                    self.failed.append(result.error)
+                else:
+                    self.finished += 1
+            self._changed.notify()
+
+    def wait(self, files: int, timeout_s: float) -> None:
+        """Wait until so many files have ended, or until the timeout."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.finished + len(self.failed) >= files, timeout_s)
+
+
+def _requests(probe: Probe, sample: list[RemoteFile]) -> Iterator[FetchRequest]:
+    """Requests for as many files as there is room for."""
+    left = probe.room
+    for id, file in enumerate(sample):
+        if (file.size or 0) <= left:
+            left -= file.size or 0
+            yield FetchRequest(id, file, probe.folder / str(id), max(left, file.size or 0), urgent=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""`growfs doctor` on machines that lack something: it says what to do, each time in one line, and leaves nothing."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.cli.support import Done, mark_environment, namespace, other_user, processes_of, start_growfs, tmpfs
+from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.servers import S3Server, serving
+
+QUICK = ("--measure", "50ms")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    make_tree(tmp_path / "remote")
+    return tmp_path / "remote"
+
+
+@pytest.fixture
+def s3(growfs: Growfs, rclone_s3: S3Server) -> S3Server:
+    """A server, with its credentials in the environment, and no others anywhere."""
+    home = growfs.mountpoint.parent
+    growfs.env.update(rclone_s3.env, HOME=str(home), AWS_EC2_METADATA_DISABLED="true")
+    return rclone_s3
+
+
+def doctor(growfs: Growfs, *arguments: object) -> Done:
+    return growfs.run("doctor", *arguments, "--cache-dir", growfs.cache_dir, *QUICK, check=False)
+
+
+def line(done: Done, name: str) -> str:
+    """The one line of a check, without its columns."""
+    (found,) = [each for each in done.stdout.splitlines() if each[8:].startswith(f"{name} ")]
+    return " ".join(found.split())
+
+
+def assert_failed(done: Done, name: str, *expected: str) -> None:
+    """Assert that exactly one check failed, with these texts on its line, and that mounting would fail."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr == ""
+    failures = [each for each in done.stdout.splitlines() if each.startswith("failure")]
+    assert failures == [each for each in failures if each[8:].startswith(f"{name} ")], done.stdout
+    assert len(failures) == 1, done.stdout
+    for text in expected:
+        assert text in failures[0]
+
+
+def test_a_good_machine(growfs: Growfs, tree: Path) -> None:
+    before = sorted(tree.parent.rglob("*"))
+    done = doctor(growfs, tree, growfs.mountpoint, "--cache-size", "50kB", "--min-free", "1MB")
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    assert "failure" not in done.stdout
+    assert "15 files, 150 KB" in line(done, "listing")
+    assert "15 files" in line(done, "download") or "MB/s" in line(done, "download")
+    assert "50 KB, 33.3% of the data" in line(done, "full cache")
+    assert "growfs plan --data-size 150KB --files 15 --cache-size 50KB" in line(done, "coverage")
+    assert sorted(tree.parent.rglob("*")) == before, "it left something behind"
+
+
+def test_without_a_url_only_the_machine_and_the_disk_are_checked(growfs: Growfs) -> None:
+    done = doctor(growfs)
+    assert done.returncode == 0, done.stdout
+    assert "remote" not in done.stdout
+    assert line(done, "speed").startswith("ok speed writes ")
+
+
+def test_json(growfs: Growfs, tree: Path) -> None:
+    report = json.loads(doctor(growfs, tree, "--json").stdout)
+    assert report["ok"] is True
+    assert report["listing"]["files"] == 15
+    assert report["listing"]["whole"] is True
+    assert report["download"]["bytes_per_s"] > 0
+    assert report["disk"]["write"] > 0
+    assert report["outlook"]["fill_bytes"] == 150_000
+    assert {check["section"] for check in report["checks"]} == {"machine", "cache", "remote", "outlook"}
+    assert {check["level"] for check in report["checks"]} <= {"ok", "warning"}
+
+
+@pytest.mark.parametrize(
+    ("hide", "expected"),
+    [
+        ("mount --bind /dev/null /dev/fuse", "no FUSE behind it"),
+        ("mount -t tmpfs tmpfs /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9", "is missing"),
+    ],
+    ids=["hidden", "absent"],
+)
+def test_a_machine_without_dev_fuse(growfs: Growfs, hide: str, expected: str) -> None:
+    with namespace(hide) as inside:
+        done = run_inside(growfs, inside)
+    assert_failed(done, "fuse", "/dev/fuse", expected, "modprobe fuse", "--device /dev/fuse")
+
+
+def run_inside(growfs: Growfs, inside: tuple[str, ...], *arguments: object) -> Done:
+    """Run the doctor in another mount namespace."""
+    words = [*inside, *GROWFS, "doctor", *map(str, arguments), "--cache-dir", str(growfs.cache_dir), *QUICK]
+    return subprocess.run(words, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("mode", "prefix", "name", "expected"),
+    [
+        ("600", (), "fuse", "permission denied; chmod 666 /dev/fuse"),
+        ("666", ("setpriv", "--no-new-privs"), "fusermount3", "no_new_privs"),
+    ],
+    ids=["no-access", "no-privileges"],
+)
+def test_an_ordinary_user_who_may_not_mount(
+    tmp_path: Path, mode: str, prefix: tuple[str, ...], name: str, expected: str
+) -> None:
+    (tmp_path / "dev").mkdir()
+    script = f"mount -t tmpfs tmpfs {tmp_path}/dev; mknod -m {mode} {tmp_path}/dev/fuse c 10 229"
+    with other_user() as user, namespace(f"{script}; mount --bind {tmp_path}/dev/fuse /dev/fuse") as inside:
+        user.before = (*inside, *prefix)
+        done = user.run("doctor", "--cache-dir", user.folder / "cache", *QUICK)
+    assert_failed(done, name, expected)
+    assert "without passthrough" in line(done, "capabilities")
+
+
+def test_allow_other_that_fuse_conf_does_not_permit(tmp_path: Path) -> None:
+    with other_user() as user, namespace("mount --bind /dev/null /etc/fuse.conf") as user.before:
+        done = user.run("doctor", "--cache-dir", user.folder / "cache", "--allow-other", *QUICK)
+    assert "failure other users --allow-other needs the line user_allow_other in /etc/fuse.conf; add it" in line(
+        done, "other users"
+    )
+
+
+def test_a_full_disk(growfs: Growfs, tree: Path) -> None:
+    with tmpfs(growfs.cache_dir, "size=1M"):
+        with (growfs.cache_dir / "full").open("wb") as file, pytest.raises(OSError, match="No space"):
+            file.write(b"x" * (2 << 20))
+        done = doctor(growfs, tree)
+        assert [path.name for path in growfs.cache_dir.iterdir()] == ["full"]
+    assert_failed(done, "space", "no room for a cache: 0 bytes free", "delete something there")
+    assert "in memory" in line(done, "file system")
+
+
+def test_a_cache_that_takes_no_file(growfs: Growfs, tree: Path) -> None:
+    done = doctor(growfs, tree, "--cache-size", "5kB")
+    assert_failed(done, "cache", "not even one file fits", "10 KB", "--cache-size")
+
+
+def test_a_cache_directory_that_cannot_be_written(growfs: Growfs) -> None:
+    with tmpfs(growfs.cache_dir, "ro"):
+        done = doctor(growfs)
+    assert_failed(done, "folder", str(growfs.cache_dir), "Read-only file system", "--cache-dir")
+
+
+def test_a_cache_in_use(growfs: Growfs, tree: Path) -> None:
+    growfs.mount(tree)
+    done = doctor(growfs, tree)
+    assert_failed(done, "folder", f"in use by the growfs with pid {growfs.pid}", "unmount that first")
+
+
+def test_a_mountpoint_in_the_remote(growfs: Growfs, tree: Path) -> None:
+    done = doctor(growfs, tree, tree)
+    failures = [each for each in done.stdout.splitlines() if each.startswith("failure")]
+    assert ["is not empty" in failures[0], "lies within the remote" in failures[1]] == [True, True]
+    assert done.returncode == 1
+
+
+def test_a_bucket(growfs: Growfs, s3: S3Server) -> None:
+    prefix = f"doctor-{uuid4().hex[:8]}"
+    for number in range(3):
+        s3.put(f"{prefix}/{number}", b"x" * 100_000)
+    done = doctor(growfs, f"s3://{s3.bucket}/{prefix}")
+    assert done.returncode == 0, done.stdout
+    assert line(done, "credentials") == "ok credentials AWS_ACCESS_KEY_ID in the environment"
+    assert line(done, "region") == "ok region us-east-1"
+    assert "within a minute" in line(done, "clock")
+    assert "3 files, 300 KB" in line(done, "listing")
+    assert s3.secret_key not in done.stdout
+
+
+def test_a_large_bucket_is_listed_for_a_moment_only(growfs: Growfs, s3: S3Server) -> None:
+    prefix = f"doctor-{uuid4().hex[:8]}"
+    for number in range(2100):
+        s3.put(f"{prefix}/{number}", b"")
+    done = growfs.run("doctor", f"s3://{s3.bucket}/{prefix}", "--cache-dir", growfs.cache_dir, "--measure", "1ms")
+    assert "1,000 files and more" in line(done, "listing")
+
+
+def test_credentials_by_options_and_in_a_file(growfs: Growfs, s3: S3Server, tmp_path: Path) -> None:
+    s3.put("doctor/x", b"x")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        del growfs.env[name]
+    options = ["--storage-option", f"key={s3.access_key}", "--storage-option", f"secret={s3.secret_key}"]
+    server = ["--endpoint-url", s3.endpoint_url]
+    done = doctor(growfs, f"s3://{s3.bucket}/doctor", *options, *server)
+    assert line(done, "credentials") == "ok credentials by --storage-option"
+    assert done.returncode == 0, done.stdout
+    (tmp_path / "keys").write_text(
+        f"[team]\naws_access_key_id = {s3.access_key}\naws_secret_access_key = {s3.secret_key}\n"
+    )
+    growfs.env.update(AWS_SHARED_CREDENTIALS_FILE=str(tmp_path / "keys"), AWS_PROFILE="team")
+    growfs.starts_python = True  # what is forked here has read the files already
+    done = doctor(growfs, f"s3://{s3.bucket}/doctor", *server)
+    assert line(done, "credentials") == f"ok credentials {tmp_path}/keys, profile team"
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_credentials(growfs: Growfs, s3: S3Server) -> None:
+    del growfs.env["AWS_ACCESS_KEY_ID"], growfs.env["AWS_SECRET_ACCESS_KEY"]
+    done = doctor(growfs, f"s3://{s3.bucket}")
+    assert_failed(done, "credentials", "none found; set AWS_ACCESS_KEY_ID", "aws configure", "--anon")
+
+
+def test_wrong_credentials(growfs: Growfs, s3: S3Server) -> None:
+    growfs.env["AWS_SECRET_ACCESS_KEY"] = "growfs-wrong-0123456789"
+    done = doctor(growfs, f"s3://{s3.bucket}")
+    assert_failed(done, "listing", "the credentials are wrong or have expired", "set AWS_ACCESS_KEY_ID")
+    assert "growfs-wrong" not in done.stdout
+
+
+def test_a_wrong_bucket(growfs: Growfs, s3: S3Server) -> None:
+    assert_failed(doctor(growfs, "s3://no-such-bucket"), "listing", "no such bucket; check the name")
+
+
+def test_an_unknown_profile(growfs: Growfs, s3: S3Server) -> None:
+    growfs.env["AWS_PROFILE"] = "nobodys"
+    growfs.starts_python = True
+    assert_failed(doctor(growfs, f"s3://{s3.bucket}"), "remote", "(nobodys) could not be found", "aws configure")
+
+
+def test_an_unknown_host(growfs: Growfs, s3: S3Server) -> None:
+    done = doctor(growfs, f"s3://{s3.bucket}", "--endpoint-url", "http://no-such-host.invalid")
+    assert_failed(done, "server", "no-such-host.invalid: no address", "check the URL, --endpoint-url")
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """The URL of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_server_that_does_not_answer(growfs: Growfs, s3: S3Server) -> None:
+    with silent_server() as url:
+        done = doctor(mark_environment(growfs), f"s3://{s3.bucket}", "--endpoint-url", url, "--timeout", "500ms")
+    assert_failed(done, "server", "no answer for 0.5 seconds (waiting for 127.0.0.1)", "check the network")
+    until(lambda: processes_of(growfs.mountpoint.parent) == [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3Server, number: int) -> None:
+    growfs.cache_dir.mkdir()
+    arguments = ("doctor", f"s3://{s3.bucket}", "--cache-dir", growfs.cache_dir, *QUICK)
+    with silent_server() as url, start_growfs(mark_environment(growfs), *arguments, "--endpoint-url", url) as process:
+        until(lambda: list(growfs.cache_dir.glob(".growfs-doctor-*")))
+        until(lambda: len(processes_of(growfs.mountpoint.parent)) > 1)
+        process.send_signal(number)
+        assert process.wait(30) == 1
+        assert process.stderr
+        assert process.stderr.read() == "growfs: interrupted\n"
+    assert list(growfs.cache_dir.iterdir()) == []
+    until(lambda: processes_of(growfs.mountpoint.parent) == [])
+
+
+def test_a_clock_that_is_wrong(growfs: Growfs) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return "Mon, 01 Jan 2001 00:00:00 GMT"
+
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            content = b"x" if self.path == "/x" else b'<a href="x">x</a>'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        done = doctor(growfs, url)
+    assert line(done, "clock").startswith("warning clock ")
+    assert "years and" in line(done, "clock")
+    assert "ahead of the server's" in line(done, "clock")
+    assert "timedatectl" in line(done, "clock")
+
+
+def test_a_function_that_makes_the_files(growfs: Growfs, tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text("def make(index, rng, out):\n    out.write(bytes(1000))\n")
+    done = doctor(growfs, f"py:{tmp_path}/made.py:make", "--count", "5")
+    assert done.returncode == 0, done.stdout
+    assert "can be imported" in line(done, "producer")
+    assert "the whole data set, 5 KB" in line(done, "full cache")
+    done = doctor(growfs, f"py:{tmp_path}/made.py:other")
+    assert_failed(done, "producer", "has no function other; check the name")
+    assert processes_of(tmp_path) == []
+
+
+def test_wrong_options_are_wrong_usage(growfs: Growfs) -> None:
+    done = doctor(growfs, "s3://bucket", "--cache-size", "much")
+    assert done.returncode == 2
+    assert done.stderr.startswith("growfs: --cache-size: 'much' is not a size")
