@@ -47,14 +47,11 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
     """The engine that a mount with its cache in folder would use, by trying it. Also returns its name; "" if none."""
     try:
         choice = EngineChoice(requested, folder)
-        if not choice.passthrough:
-            import growfs.fuse.libfuse  # noqa: F401 - where pyfuse3 or its library is missing, it cannot be imported
+        choice.load()
     except GrowfsError as error:
         return Check.failed("engine", error), ""
     except OSError as error:
         return Check(Level.FAILURE, "engine", f"cannot be tried: {error}", "pass another --cache-dir"), ""
-    except ImportError as error:
-        return Check(Level.FAILURE, "engine", f"libfuse: {error}", "install libfuse3, then: pip install pyfuse3"), ""
     if choice.passthrough:
         return ok("engine", f"passthrough: {choice.reason}"), "passthrough"
     if requested == "libfuse":

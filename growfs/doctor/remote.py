@@ -47,8 +47,9 @@ def check_remote(probe: Probe, answer_s: float, on_phase: Callable[[str], None])
             text = f"the process that tries the remote died: {lines[-1]}"
             yield Check(Level.FAILURE, "remote", text, "look at dmesg: it may have run out of memory")
         finally:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # it does not lead its session yet
                 os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
 
 

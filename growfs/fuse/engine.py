@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -52,9 +53,13 @@ class EngineChoice:
             self.reason = "requested by --engine"
 
     def create(self, vfs: Vfs) -> Engine:
-        """Create the chosen engine for a vfs. Raises GrowfsError if that is libfuse, and pyfuse3 does not work here."""
+        """Create the chosen engine for a vfs. Raises GrowfsError as `load` does."""
+        return self.load()(vfs)
+
+    def load(self) -> Callable[[Vfs], Engine]:
+        """Import the chosen engine. Raises GrowfsError if that is libfuse, and pyfuse3 does not work here."""
         if self.passthrough:
-            return PassthroughEngine(vfs)
+            return PassthroughEngine
         try:
             from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
         except (ImportError, OSError) as error:  # it was not built, or its library is missing, or of another version
@@ -64,4 +69,4 @@ class EngineChoice:
                 " --no-cache-dir --no-binary pyfuse3 pyfuse3"
             ) from None
 
-        return LibfuseEngine(vfs)
+        return LibfuseEngine
