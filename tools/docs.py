@@ -19,6 +19,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from pygments.lexers import find_lexer_class_for_filename
 
 ROOT = Path(__file__).parent.parent
 INDEX = "docs/README.md"
@@ -67,8 +68,9 @@ def is_source(path: str) -> bool:
 def source_page(path: str) -> str:
     """A page that shows a file."""
     name = posixpath.basename(path)
-    language = posixpath.splitext(name)[1].removeprefix(".") or ("dockerfile" if name == "Dockerfile" else "sh")
-    return f'# {name}\n\n~~~~{language} title="{path}"\n{(ROOT / path).read_text()}~~~~\n'
+    lexer = find_lexer_class_for_filename(name)
+    language = lexer.aliases[0] if lexer else "text"
+    return f'# {name}\n\n~~~~{language} title="{path}"\n{(ROOT / path).read_text().rstrip()}\n~~~~\n'
 
 
 def navigation() -> list[Any]:
@@ -103,10 +105,15 @@ def nav_paths(entries: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to source files to the pages that show them. A pipe in code needs its backslash only on GitHub."""
+    """Leads links to source files to the pages that show them, and links to folders to their README.md.
+
+    A pipe in code in a table has a backslash on GitHub, which would be seen here.
+    """
 
     def shown(link: re.Match[str]) -> str:
         target = resolved(link["target"], page.file.src_uri)
+        if (ROOT / target / "README.md").is_file():
+            return f"{link[0].removesuffix('/')}/README.md"
         return f"{link[0]}.md" if files.get_file_from_path(f"{target}.md") else link[0]
 
     return CODE_IN_TABLE.sub(lambda code: code[0].replace(r"\|", "|"), LINK.sub(shown, markdown))
