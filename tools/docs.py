@@ -70,7 +70,8 @@ def source_page(path: str) -> str:
     name = posixpath.basename(path)
     lexer = find_lexer_class_for_filename(name)
     language = lexer.aliases[0] if lexer else "text"
-    return f'# {name}\n\n~~~~{language} title="{path}"\n{(ROOT / path).read_text().rstrip()}\n~~~~\n'
+    text = (ROOT / path).read_text().rstrip()
+    return f'---\nhide: [toc]\n---\n\n# {name}\n\n~~~~{language} title="{path}"\n{text}\n~~~~\n'
 
 
 def navigation() -> list[Any]:
