@@ -13,11 +13,16 @@ NAME_CHARS_MAX = 80
 
 def render(status: dict[str, Any]) -> str:
     """The page that `growfs status` prints."""
+    return "".join(f"{label:<11}{text}\n" for label, text in lines(status))
+
+
+def lines(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """The lines of that page, each with its label."""
     remote, cache, fetch, miss, opens = (status[key] for key in ("remote", "cache", "fetch", "miss", "opens"))
     coverage, budget, partition = (status[key] for key in ("coverage", "budget", "partition"))
     share = cache["files"] / remote["files"] if remote["files"] else 0.0
     known = "" if remote["listed"] else " so far"
-    lines = [
+    shown = [
         ("remote", f"{status['url']}: {files(remote['files'])}, {_size(remote['bytes'])}{known}"),
         ("mounted", f"{status['mountpoint']} by pid {status['pid']}, {engine(status)}"),
         ("state", state_text(status)),
@@ -50,20 +55,20 @@ def render(status: dict[str, Any]) -> str:
     if budget["limit_bytes"] is not None:
         resumes_s = budget["resumes_s"]
         spent = "" if resumes_s is None else f"; resumes in {format_timespan(round(resumes_s), max_units=2)}"
-        lines.append(("budget", f"{_size(budget['spent_bytes'])} of {_size(budget['limit_bytes'])} today{spent}"))
+        shown.append(("budget", f"{_size(budget['spent_bytes'])} of {_size(budget['limit_bytes'])} today{spent}"))
     for reader in status["readers"]:
         advice = f"; {reader['advice']}" if reader["advice"] else ""
         usage = f"listed {files(reader['files_shown'])}, opened {reader['files_opened']:,}"
-        lines.append(("reader", f"{reader['command']} {reader['pid']}: {usage}{advice}"))
+        shown.append(("reader", f"{reader['command']} {reader['pid']}: {usage}{advice}"))
     for skip in status["skipped"]:
         example = f", such as {_shortened(skip['example'])!r}" if skip["example"] else ""
-        lines.append(("skipped", f"{files(skip['files'])}: {skip['reason']}{example}"))
+        shown.append(("skipped", f"{files(skip['files'])}: {skip['reason']}{example}"))
     if status["unpromised"]:
-        lines.append(("note", f"not every directory has a file yet: {status['unpromised']}"))
-    lines += [("warning", warning) for warning in status["warnings"]]
+        shown.append(("note", f"not every directory has a file yet: {status['unpromised']}"))
+    shown += [("warning", warning) for warning in status["warnings"]]
     if status["last_error"]:
-        lines.append(("last error", f"{status['last_error']} ({_clock(status['last_error_at'])})"))
-    return "".join(f"{label:<11}{text}\n" for label, text in lines)
+        shown.append(("last error", f"{status['last_error']} ({_clock(status['last_error_at'])})"))
+    return shown
 
 
 def state_text(status: dict[str, Any]) -> str:

@@ -72,7 +72,20 @@ def test_the_overview_shows_the_figures() -> None:
 
 
 def test_opens_that_wait_now_are_shown() -> None:
-    assert "3 waits now" in text(Page.OVERVIEW, watch(miss__waiting=3))
+    assert "1 waits now" in text(Page.OVERVIEW, watch(miss__waiting=1))
+    assert "3 wait now" in text(Page.OVERVIEW, watch(miss__waiting=3))
+
+
+def test_the_overview_says_what_status_warns_of() -> None:
+    outage = {
+        "since": 0.0,
+        "why": "s3://bucket/train: cannot reach the server at https://s3.example",
+        "next_try_s": 3.0,
+    }
+    shown = text(Page.OVERVIEW, watch(state="waiting", outage=outage, warnings=["--freeze matches no file"]))
+    assert "next try in 3 seconds" in " ".join(shown.split()), "it takes two rows"
+    assert "--freeze matches no file" in shown
+    assert "python 4711" in shown
 
 
 def test_each_page_has_a_key_and_shows_what_it_is_for() -> None:

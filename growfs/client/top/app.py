@@ -26,6 +26,8 @@ TURNS = {"tab": 1, "right": 1, "n": 1, "backtab": -1, "left": -1, "p": -1}
 
 def run(mountpoint: Path | None) -> int:
     """Show a mount, or all of this machine, until q; returns the exit code. One frame where no terminal is."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the locale has no block characters
     console = Console(highlight=False)
     try:
         terminal = Terminal(console) if sys.stdout.isatty() and not console.is_dumb_terminal else None

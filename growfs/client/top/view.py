@@ -19,14 +19,19 @@ from rich.text import Text
 
 from growfs.client.top.draw import bar, columns, graph
 from growfs.client.top.watch import Directory, Event, Sample, Watch
+from growfs.daemon import render
 from growfs.daemon.render import files, state_text
 
-LABEL = 10
+SUMMARY_ROWS = 7
+"""With its border, and without notes."""
+LABEL = 11
 """Columns of the labels of the summary."""
 HISTOGRAM = 5
 """Columns of opens per file, at most."""
 NOW_S = 3.0
 """A rate is that of the last seconds."""
+STATE_ROWS = 3
+"""The most that the state takes."""
 STATES = {
     "listing": "cyan",
     "seeding": "cyan",
@@ -38,6 +43,8 @@ STATES = {
     "waiting": "red",
     "error": "red",
 }
+NOTES = ("budget", "skipped", "note", "warning", "last error")
+"""The lines of `growfs status` that are there only if something is to be said; the overview shows them, too."""
 LEVELS = {"NEWS": "green", "INFO": "default", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
@@ -63,9 +70,10 @@ def frame(watches: Sequence[Watch], shown: Shown, width: int, height: int) -> Re
     """The whole screen. width, height: in characters; below 80 by 24 it is cut."""
     watch = watches[shown.number % len(watches)]
     layout = Layout()
-    head = [Layout(_tabs(watches, watch), size=1), Layout(_state(watch), size=1)]
-    body = _body(watch, shown, width, max(1, height - 3))
-    layout.split_column(*head, *body, Layout(_keys(shown.page, len(watches)), size=1))
+    state, state_rows = _state(watch, width)
+    body = _body(watch, shown, width, max(1, height - 2 - state_rows))
+    keys = Layout(_keys(shown.page, len(watches)), size=1)
+    layout.split_column(Layout(_tabs(watches, watch), size=1), Layout(state, size=state_rows), *body, keys)
     return layout
 
 
@@ -76,16 +84,24 @@ def _tabs(watches: Sequence[Watch], current: Watch) -> RenderableType:
     return _both(text, Text(f"{_clock(time.time())} ", "bright_black"))
 
 
-def _state(watch: Watch) -> RenderableType:
-    status = watch.status
+def _state(watch: Watch, width: int) -> tuple[RenderableType, int]:
+    """(what the mount does or waits for, how many rows that takes)."""
     if watch.trouble:
-        trouble = Text(f" ● {printable(watch.trouble)}", "bold red", no_wrap=True, overflow="ellipsis")
-        return _both(trouble, Text(f"as of {_clock(watch.taken_at)} " if status else "", "bright_black"))
-    if not status:
-        return Text(" ● asking the daemon", "bright_black")
-    text = Text(no_wrap=True, overflow="ellipsis").append(" ● ", STATES[status["state"]])
-    text.append(printable(state_text(status)), "bold")
-    return _both(text, Text(f"{status['engine']} ", "bright_black"))
+        text, style = watch.trouble, "red"
+        right = f"as of {_clock(watch.taken_at)} " if watch.status else ""
+    elif watch.status:
+        text, style, right = state_text(watch.status), STATES[watch.status["state"]], f"{watch.status['engine']} "
+    else:
+        text, style, right = "asking the daemon", "bright_black", ""
+    state = Text(printable(text), "bold" if watch.status and not watch.trouble else style, overflow="ellipsis")
+    room = max(1, width - len(right) - 4)
+    rows = 1 if state.cell_len <= room else min(STATE_ROWS, state.cell_len // room + 2)  # a word may not fit at an end
+    line = Table.grid(padding=(0, 1, 0, 0), expand=True)
+    line.add_column(width=2)
+    line.add_column(ratio=1, no_wrap=rows == 1)
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(Text(" ●", style), state, Text(right, "bright_black"))
+    return line, rows
 
 
 def _keys(page: Page, mounts: int) -> RenderableType:
@@ -115,9 +131,10 @@ def _body(watch: Watch, shown: Shown, width: int, height: int) -> list[Layout]:
 
 
 def _overview(watch: Watch, status: dict[str, Any], width: int, height: int) -> list[Layout]:
-    summary = _summary(watch, status, width - 4)
-    sections = [Layout(summary, size=7)]
-    left = height - 7
+    notes = [line for line in render.lines(status) if line[0] in NOTES][: max(0, (height - 15) // 2)]
+    rows = SUMMARY_ROWS + len(notes)
+    sections = [Layout(_summary(watch, status, notes, width - 4), size=rows)]
+    left = height - rows
     if left < 5:
         return sections
     graphs = min(12, max(4, left * 3 // 10))
@@ -126,14 +143,15 @@ def _overview(watch: Watch, status: dict[str, Any], width: int, height: int) -> 
     if left < 4:
         return [*sections, Layout(Text(" "))]
     advice = sum(bool(reader["advice"]) for reader in status["readers"])
-    readers = min((3 if status["readers"] else 2) + max(1, len(status["readers"]) + advice), max(3, left - 5))
+    readers = (3 if status["readers"] else 2) + max(1, len(status["readers"]) + advice)
+    readers = min(readers, left - 5) if left >= 10 else left
     sections.append(Layout(_panel("readers", _readers(status, width - 4, readers - 3, 0)), size=readers))
     if left - readers >= 3:
         sections.append(Layout(_events(watch, left - readers - 2, 0)))
     return sections
 
 
-def _summary(watch: Watch, status: dict[str, Any], width: int) -> RenderableType:
+def _summary(watch: Watch, status: dict[str, Any], notes: Sequence[tuple[str, str]], width: int) -> RenderableType:
     remote, cache, coverage = status["remote"], status["cache"], status["coverage"]
     listed, miss = status["listed"], status["miss"]
     so_far = "" if remote["listed"] else " so far"
@@ -168,12 +186,14 @@ def _summary(watch: Watch, status: dict[str, Any], width: int) -> RenderableType
         waited = f", waited {miss['wait_s_total']:.1f} s, {miss['wait_s_total'] / miss['files_total']:.2f} s each"
         misses.append(waited, "default")
     if miss["waiting"]:
-        misses.append(f", {miss['waiting']} waits now", "red")
+        misses.append(f", {miss['waiting']:,} wait{'s' if miss['waiting'] == 1 else ''} now", "red")
     lines = Table.grid(padding=(0, 1))
     lines.add_column(width=LABEL - 1, style="bright_black")
     lines.add_column(no_wrap=True, overflow="ellipsis")
     lines.add_row("opens", opens)
     lines.add_row("misses", misses)
+    for label, note in notes:
+        lines.add_row(Text(label, "yellow"), Text(printable(note)))
     title = f"generation {status['generation']}: {files(listed['files'])} listed"
     if not status["generation"]:
         title = f"{files(cache['files'])} cached, none listed yet"
@@ -244,8 +264,9 @@ def _readers(status: dict[str, Any], width: int, rows: int, first: int, wraps: b
     if not readers:
         return Text("nobody reads", "bright_black")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="bright_black")
-    table.add_column("process", no_wrap=True, overflow="ellipsis", max_width=26)
+    table.add_column("process", no_wrap=True, overflow="ellipsis", max_width=max(8, min(32, width - 58)))
     table.add_column("listed", no_wrap=True)
+    table.add_column("gen.", justify="right", no_wrap=True)
     table.add_column("opened of shown", no_wrap=True)
     table.add_column("opens", justify="right", no_wrap=True)
     table.add_column("holds", justify="right", no_wrap=True)
@@ -258,6 +279,7 @@ def _readers(status: dict[str, Any], width: int, rows: int, first: int, wraps: b
         table.add_row(
             Text(printable(f"{reader['command']} {reader['pid'] or '(other namespace)'}")),
             _listed(reader),
+            str(reader["generation"] or ""),
             opened,
             f"{reader['opens']:,}",
             _size(reader["held_bytes"]),
@@ -274,7 +296,7 @@ def _listed(reader: dict[str, Any]) -> str:
     if reader["listed_at"] is None:
         return "never"
     ago_s = max(0, round(time.time() - reader["listed_at"]))
-    return f"{_short(ago_s)} ago (gen. {reader['generation']})"
+    return f"{_short(ago_s)} ago"
 
 
 def _directories(watch: Watch, width: int, height: int, first: int) -> RenderableType:
