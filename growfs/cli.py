@@ -155,15 +155,15 @@ def top(mountpoint: Path | None) -> None:
 def wait(
     mountpoint: Path, files: str | None, bytes_: str | None, fraction: str | None, everything: bool, timeout: str | None
 ) -> None:
-    """Wait until enough is cached.
+    """Wait until enough is cached; with none of the first four options, until training can start, as mount does.
 
     Fails if nothing more will be fetched, or after --timeout.
     """
     from growfs.units import count, fraction_of, seconds, size
 
     conditions = [value is not None for value in (files, bytes_, fraction)] + [everything]
-    if sum(conditions) != 1:
-        raise UsageError("wait: use exactly one of --files, --bytes, --fraction and --all")
+    if sum(conditions) > 1:
+        raise UsageError("wait: use only one of --files, --bytes, --fraction and --all")
     deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
     try:
         files_wanted = count(files) if files else 0
@@ -175,7 +175,9 @@ def wait(
         while True:
             now = _call(mountpoint, "status")
             cache, remote, share_files = now["cache"], now["remote"], now["coverage"]["files"]
-            if bytes_:
+            if not any(conditions):
+                done, wanted = int(now["ready"]), 1
+            elif bytes_:
                 done, wanted = cache["content_bytes"], bytes_wanted
             else:
                 done, wanted = cache["files"], files_wanted if files else math.ceil(share * share_files)
@@ -183,7 +185,7 @@ def wait(
             bar.show(moving(now), done, wanted)
             if known and done >= wanted:
                 break
-            if now["state"] in ("held", "complete"):
+            if any(conditions) and now["state"] in ("held", "complete"):
                 raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:
                 raise GrowfsError(f"{mountpoint}: timed out after {timeout}: {brief(now)}; {state_text(now)}")

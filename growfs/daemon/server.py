@@ -224,6 +224,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
             nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
             await _progress_until(components, launcher, components.start.is_possible)
+            components.start.passed = True
             await launcher.ready(await components.status.snapshot())
     except BaseExceptionGroup as group:
         raise _cause(group) from group

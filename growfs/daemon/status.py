@@ -100,6 +100,7 @@ class Status:
         return {
             "version": version("growfs"),
             **asdict(self._mount),
+            "ready": figures["start"]["ready"],
             "state": prefetch["state"],
             "outage": figures["outage"] or None,
             "seed": prefetch["seed"],

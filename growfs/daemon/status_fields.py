@@ -54,6 +54,7 @@ FIELDS = (
     StatusField("engine", "`passthrough` or `libfuse`"),
     StatusField("engine_reason", "why this engine"),
     StatusField("metrics_url", "where the metrics are served (`--metrics-addr`), or null"),
+    StatusField("ready", "whether training can start: whether `mount` has returned", "gauge"),
     StatusField("state", "what the mount is doing"),
     StatusField("outage", "null while the remote answers"),
     StatusField("outage.since", "since when the remote is away"),

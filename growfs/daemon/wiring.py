@@ -133,6 +133,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     settings = {"version": version("growfs"), **asdict(mount), "options": options.changed()}
     cache.database.write_now(lambda writer: set_meta(writer, "mount", json.dumps(settings)))
     figures: dict[str, Callable[[], Figures]] = {
+        "start": scheduler.start.figures,
         "prefetch": scheduler.prefetcher.figures,
         "outage": scheduler.outage.figures,
         "remote": scheduler.catalog_sync.figures,

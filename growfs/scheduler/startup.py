@@ -23,7 +23,7 @@ OUTAGE_S_MAX = 60.0
 
 
 class StartGate:
-    """Decides from what is cached so far. Owns nothing but the time at which the wait began.
+    """Decides from what is cached so far. Owns the time at which the wait began, and whether it is over.
 
     Until `mount` has returned, a first listing that fails ends the mount; after that it is tried again, as later ones
     are.
@@ -48,6 +48,11 @@ class StartGate:
         self._condition = prefetch.condition
         self._outage = outage
         self._began_at = trio.current_time()
+        self.passed = False
+
+    def figures(self) -> dict[str, bool]:
+        """Figures for the status: whether `mount` has returned, or is about to."""
+        return {"ready": self.passed}
 
     async def is_anything_listed(self) -> bool:
         """Whether there is anything to mount. Raises the error of a first listing that failed."""

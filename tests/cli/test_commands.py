@@ -318,6 +318,7 @@ def test_a_smaller_cache_evicts_at_once(mounted: Growfs) -> None:
         ("--fraction", "100%"),
         ("--all",),
         ("--all", "--timeout", "10s"),
+        (),
     ],
 )
 def test_wait_returns_at_once_for_what_is_cached(complete: Growfs, condition: tuple[str, ...]) -> None:
@@ -339,7 +340,6 @@ def test_wait_for_more_than_the_cache_holds_fails(growfs: Growfs, tmp_path: Path
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
-        ((), "--fraction"),
         (("--all", "--files", "1"), "one of"),
         (("--files", "some"), "not a whole number"),
         (("--bytes", "much"), "not a size"),
@@ -356,6 +356,18 @@ def test_wait_gives_up_after_its_timeout(growfs: Growfs) -> None:
         growfs.mount(server.url, "--wait-files", "1")
         done = growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "0.1s", check=False)
         assert_refused(done, "timed out after 0.1s", "1 of 2 files cached")
+
+
+def test_wait_waits_for_the_start_as_mount_does(growfs: Growfs) -> None:
+    with listing_server({"a": b"a"}, "a") as server:
+        arguments = ("mount", server.url, growfs.mountpoint, "--cache-dir", growfs.cache_dir)
+        with start_growfs(growfs, *arguments) as mounting:
+            until(growfs.mountpoint.is_mount)
+            done = growfs.run("wait", growfs.mountpoint, "--timeout", "0.1s", check=False)
+            assert_refused(done, "timed out after 0.1s", "0 of 1 file cached")
+            server.unblock()
+            growfs.run("wait", growfs.mountpoint)
+            assert mounting.wait(30) == 0
 
 
 def test_wait_returns_when_there_is_enough(growfs: Growfs) -> None:

@@ -19,6 +19,7 @@ STATUS: dict[str, Any] = {
     "engine": "libfuse",
     "engine_reason": "works",
     "metrics_url": None,
+    "ready": True,
     "state": "filling",
     "outage": None,
     "seed": 0,
