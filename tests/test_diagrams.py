@@ -1,0 +1,20 @@
+"""What docs/how-it-decides.md says of its picture is true of the simulation that it is drawn from."""
+
+from __future__ import annotations
+
+from tools.diagrams import CACHED, LISTED, NEW, REMOTE, SECOND_ENDS, SECOND_LISTS, rotation
+
+
+def test_one_program_sees_every_file_and_never_more_than_the_cache_holds() -> None:
+    rows = rotation(second=False)
+    assert all(NEW in states for states in rows)
+    cached = [sum(state != REMOTE for state in epoch) for epoch in zip(*rows, strict=True)]
+    assert max(cached) == cached[3] == CACHED  # full in epoch 4
+
+
+def test_nothing_that_a_second_program_saw_is_deleted_while_it_runs() -> None:
+    rows = rotation(second=True)
+    saw = [states for states in rows if states[SECOND_LISTS - 1] in (NEW, LISTED)]
+    assert saw
+    assert all(REMOTE not in states[SECOND_LISTS - 1 : SECOND_ENDS] for states in saw)
+    assert any(NEW in states[SECOND_LISTS:SECOND_ENDS] for states in rows)  # the first one goes on rotating
