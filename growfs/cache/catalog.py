@@ -190,13 +190,14 @@ class Catalog:
 
     async def folders_with_files(self) -> int:
         """The number of directories that contain files. Counted on a thread: a million directories take a second."""
-        return await self._db.query_in_thread(lambda ask: int(ask(f"SELECT count(*) {FOLDERS}")[0][0]))
+        ((number,),) = await self._db.query_in_thread(lambda ask: list(ask(f"SELECT count(*) {FOLDERS}")))
+        return int(number)
 
     async def has_unseeded(self) -> bool:
         """Whether a directory contains files, and none of them is resident. A thread looks."""
         seeded = "SELECT 1 FROM resident r JOIN node f USING (id) WHERE r.parent = d.id AND f.is_dir = 0"
         query = f"SELECT 1 {FOLDERS} AND NOT EXISTS ({seeded}) LIMIT 1"
-        return await self._db.query_in_thread(lambda ask: bool(ask(query)))
+        return await self._db.query_in_thread(lambda ask: bool(list(ask(query))))
 
     def undrawn(self, limit: int) -> list[Node]:
         """The first files, in the order of the listing, that no pass has drawn."""
@@ -216,7 +217,7 @@ class Catalog:
     @staticmethod
     def skipped(ask: Query) -> list[tuple[str, int, str]]:
         """The skipped names: (reason, number of names, an example)."""
-        return ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
+        return list(ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC"))
 
     # Changes.
 

@@ -66,7 +66,7 @@ class Database:
             connection = read_only(self.path)
             try:
                 connection.execute("BEGIN")  # all queries see one snapshot
-                return function(lambda query, *values: connection.execute(query, values).fetchall())
+                return function(lambda query, *values: connection.execute(query, values))
             finally:
                 connection.close()
 

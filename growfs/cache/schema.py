@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from growfs.remote.names import extension
 
-Query = Callable[..., list[Any]]
-"""Runs a query with its values; returns all rows."""
+Query = Callable[..., Iterable[Any]]
+"""Runs a query with its values; returns its rows, which are read as they are asked for."""
 
 RowOf = Callable[..., Any]
 """Runs a query with its values; returns the first row or None."""

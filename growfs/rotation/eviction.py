@@ -1,32 +1,25 @@
 """Which cached files are evicted, and in which order. Pure functions over plain facts.
 
-The daemon (`evictor`) and the simulation both call these functions. The daemon reads the facts from its database.
+The daemon (`evictor`) and the simulation both call these functions. The daemon reads the facts from its database, file
+by file and no further than needed: of a million files, none is kept in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-from growfs.rotation.rules import CachedFile, Holds, Kind, LastOfKind, delisted_key, listed_key
-
-
-def delisted_groups(files: Iterable[CachedFile]) -> dict[int, list[CachedFile]]:
-    """The delisted ones among these files by queue position, in the order in which a draw evicts them."""
-    groups: dict[int, list[CachedFile]] = {}
-    for file in sorted([file for file in files if file.delisted is not None], key=delisted_key):
-        groups.setdefault(file.queue_position, []).append(file)
-    return groups
+from growfs.rotation.rules import CachedFile, Holds, Kind, LastOfKind
 
 
 def draw_candidates(
-    groups: Mapping[int, Sequence[CachedFile]], in_use: Container[int], holds: Holds
+    groups: Iterable[Sequence[CachedFile]], in_use: Container[int], holds: Holds
 ) -> Iterator[CachedFile]:
-    """What a draw may evict, in order. groups: as `delisted_groups` returns them.
+    """What a draw may evict, in order. groups: the delisted files by queue position, in `rules.DELISTED_ORDER`.
 
     A group goes as a whole, and not while any of it is held or in use.
     """
-    for group in groups.values():
+    for group in groups:
         for file in group:
             if file.id in in_use or holds.cover(file.directory, file.seq, file.delisted):
                 break
@@ -35,30 +28,29 @@ def draw_candidates(
 
 
 def miss_candidates(
-    files: Iterable[CachedFile], shown_seq: int, holds: Holds, spares_held: bool = False
+    unlisted: Iterable[CachedFile],
+    delisted: Iterable[CachedFile],
+    listed: Iterable[CachedFile],
+    holds: Holds,
+    spares_held: bool = False,
 ) -> Iterator[CachedFile]:
     """What a miss may evict, in order: all of these files.
 
-    First those that no generation listed, the last admitted first; then the delisted ones, first those that nobody
-    holds; then the listed ones, those listed for longest first. shown_seq: the last admission that a generation lists.
-    spares_held: without those that somebody holds, for what no reader waits for.
+    unlisted: those that no generation listed, the last admitted first. delisted: in `rules.DELISTED_ORDER`; first go
+    those that nobody holds, so it is read twice. listed: those listed for longest first. spares_held: without those
+    that somebody holds, for what no reader waits for.
     """
-    unlisted: list[CachedFile] = []
-    delisted: list[CachedFile] = []
-    listed: list[CachedFile] = []
-    for file in files:
-        if spares_held and holds.cover(file.directory, file.seq, file.delisted):
-            continue
-        (delisted if file.delisted is not None else listed if file.seq <= shown_seq else unlisted).append(file)
-    yield from sorted(unlisted, key=attrgetter("seq"), reverse=True)
-    held: list[CachedFile] = []
-    for file in sorted(delisted, key=delisted_key):
-        if holds.cover(file.directory, file.seq, file.delisted):
-            held.append(file)
-        else:
-            yield file
-    yield from held
-    yield from sorted(listed, key=listed_key)
+
+    def is_held(file: CachedFile) -> bool:
+        return holds.cover(file.directory, file.seq, file.delisted)
+
+    if spares_held:
+        yield from itertools.filterfalse(is_held, itertools.chain(unlisted, delisted, listed))
+        return
+    yield from unlisted
+    yield from itertools.filterfalse(is_held, delisted)
+    yield from filter(is_held, delisted)
+    yield from listed
 
 
 def evictable(
@@ -86,16 +78,17 @@ def evictable(
             yield file
 
 
-def pick_victims(candidates: Iterable[CachedFile], need: int) -> list[int]:
+def pick_victims(candidates: Iterable[CachedFile], need: int, ample: int = 0) -> list[int]:
     """The ids to evict for need bytes, in order; none where all candidates together have fewer bytes.
 
-    Files of one group that follow each other go together. Candidates are read only as far as needed.
+    ample: for so many bytes where the candidates have as many, else all candidates. Files of one group that follow each
+    other go together. Candidates are read only as far as needed.
     """
     chosen: list[int] = []
     freed = 0
     group: int | None = None
     for file in candidates:
-        if freed >= need and file.queue_position != group:
+        if freed >= max(need, ample) and file.queue_position != group:
             break
         chosen.append(file.id)
         freed += file.bytes

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
+from operator import attrgetter
 from typing import Protocol
 
 import trio
@@ -17,7 +20,7 @@ from growfs import disk
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.rotation.eviction import delisted_groups, draw_candidates, evictable, miss_candidates, pick_victims
+from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import DELISTED, FIELDS, LISTED, UNLISTED
 from growfs.rotation.rules import CachedFile, Holds, Kind
@@ -37,7 +40,7 @@ BATCH_PARTS = 500
 class Candidates(Protocol):
     """Reads which files may be evicted, in order. in_use: ids of open files. most: how many files of each sort."""
 
-    def __call__(self, ask: Query, in_use: Container[int], most: int) -> list[CachedFile]: ...
+    def __call__(self, ask: Query, in_use: Container[int], most: int) -> Iterator[CachedFile]: ...
 
 
 class Evictor:
@@ -184,37 +187,61 @@ class Evictor:
 
 def _pick(candidates: Candidates, in_use: Container[int], most: int, need: int, ample: int, ask: Query) -> list[int]:
     """The ids of the candidates to evict for need bytes, or for ample where they have as many."""
-    files = candidates(ask, in_use, most)
-    return pick_victims(files, max(need, min(ample, sum(file.bytes for file in files))))
+    return pick_victims(candidates(ask, in_use, most), need, ample)
 
 
-def _for_a_draw(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int], most: int) -> list[CachedFile]:
-    """Up to `most` delisted files that a draw may evict, in order."""
-    files = list(draw_candidates(delisted_groups(_files(ask, DELISTED, most)), in_use, holds))
-    return list(evictable(files, in_use, _counts(ask, files, shown_seq), shown_seq))
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The cached files that a query selects, in its order. Each iteration reads them anew, one by one.
+
+    None is kept: to sort a hundred thousand, or to free them, takes the interpreter's lock for tens of milliseconds.
+    """
+
+    ask: Query
+    query: str
+    values: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[CachedFile]:
+        return itertools.starmap(CachedFile, self.ask(self.query, *self.values))
+
+    def kinds(self) -> Counter[Kind]:
+        """How many of them there are of each kind."""
+        query = f"SELECT directory, suffix, count(*) FROM ({self.query}) GROUP BY directory, suffix"
+        return Counter({(directory, suffix): count for directory, suffix, count in self.ask(query, *self.values)})
+
+
+def _for_a_draw(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int], most: int) -> Iterator[CachedFile]:
+    """Which of up to `most` delisted files a draw may evict, in order."""
+    delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
+    groups = (list(group) for _, group in itertools.groupby(delisted, key=attrgetter("queue_position")))
+    candidates = draw_candidates(groups, in_use, holds)
+    return evictable(candidates, in_use, _counts(ask, delisted.kinds, shown_seq), shown_seq)
 
 
 def _for_a_miss(
     holds: Holds, shown_seq: int, spares_held: bool, ask: Query, in_use: Container[int], most: int
-) -> list[CachedFile]:
+) -> Iterator[CachedFile]:
     """What a miss may evict, up to `most` of each sort, in order. shown_seq: the last admission that was listed.
 
     spares_held: without what is held.
     """
-    files = [
-        *_files(ask, UNLISTED, shown_seq, most),
-        *_files(ask, DELISTED, most),
-        *_files(ask, LISTED, shown_seq, most),
-    ]
-    in_order = miss_candidates(files, shown_seq, holds, spares_held)
-    return list(evictable(in_order, in_use, _counts(ask, files, shown_seq), shown_seq))
+    unlisted = _Files(ask, f"{UNLISTED} LIMIT ?", (shown_seq, most))
+    delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
+    listed = _Files(ask, f"{LISTED} LIMIT ?", (shown_seq, most))
+
+    def kinds() -> Counter[Kind]:
+        return unlisted.kinds() + delisted.kinds() + listed.kinds()
+
+    in_order = miss_candidates(unlisted, delisted, listed, holds, spares_held)
+    return evictable(in_order, in_use, _counts(ask, kinds, shown_seq), shown_seq)
 
 
 def _of_these(ids: Iterable[int], in_use: Container[int], shown_seq: int, ask: Query) -> set[int]:
     """Which of these files may all go."""
     rows = (row for id in ids for row in ask(f"SELECT {FIELDS} FROM resident r WHERE r.id = ?", id))
     files = [CachedFile(*row) for row in rows]
-    return {file.id for file in evictable(files, in_use, _counts(ask, files, shown_seq), shown_seq)}
+    counts = _counts(ask, lambda: Counter(file.kind for file in files), shown_seq)
+    return {file.id for file in evictable(files, in_use, counts, shown_seq)}
 
 
 def _kept_bytes(ask: Query) -> int:
@@ -227,20 +254,20 @@ def _kept_bytes(ask: Query) -> int:
     return int(bytes)
 
 
-def _files(ask: Query, query: str, *values: int) -> Iterator[CachedFile]:
-    return (CachedFile(*row) for row in ask(f"{query} LIMIT ?", *values))
+def _counts(
+    ask: Query, candidates: Callable[[], Mapping[Kind, int]], shown_seq: int
+) -> Callable[[Kind], tuple[int, int]]:
+    """Counts the files of a kind, (listed, cached), up to one more than there are candidates: one is left then.
 
-
-def _counts(ask: Query, files: Iterable[CachedFile], shown_seq: int) -> Callable[[Kind], tuple[int, int]]:
-    """Counts the files of a kind, (listed, cached), up to one more than there are among `files`: one is left then.
-
-    The last admitted are read first, as the first ones may all be delisted.
+    candidates: counts those, when the first kind is counted. The last admitted are read first, as the first ones may
+    all be delisted.
     """
-    candidates = Counter(file.kind for file in files)
+    candidates = cache(candidates)
 
     def count(condition: str, kind: Kind, *values: int) -> int:
         query = f"SELECT 1 FROM resident WHERE parent = ? AND suffix = ? AND {condition} ORDER BY seq DESC LIMIT ?"
-        return len(ask(query, *kind, *values, candidates[kind] + 1))
+        ((files,),) = ask(f"SELECT count(*) FROM ({query})", *kind, *values, candidates()[kind] + 1)
+        return int(files)
 
     def counts(kind: Kind) -> tuple[int, int]:
         listed = count("left_out IS NULL AND seq <= ?", kind, shown_seq)

@@ -213,10 +213,12 @@ class Generations:
     @staticmethod
     def delisted_bytes(ask: Query) -> int:
         """The size on the disk of the files that are delisted, and not yet evicted."""
-        return int(ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")[0][0])
+        ((bytes,),) = ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")
+        return int(bytes)
 
     @staticmethod
     def held_bytes(ask: Query, hold: Hold) -> int:
         """How much of that cannot be evicted while there is such a hold on every directory."""
         query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out > ? AND seq <= ?"
-        return int(ask(query, hold.generation, hold.last_seq)[0][0])
+        ((bytes,),) = ask(query, hold.generation, hold.last_seq)
+        return int(bytes)

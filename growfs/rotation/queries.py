@@ -14,7 +14,7 @@ COLUMNS = {
     "delisted": "r.left_out",
     "opened": "r.opened",
 }
-FIELDS = ", ".join(COLUMNS[field] for field in CachedFile._fields)
+FIELDS = ", ".join(f"{COLUMNS[field]} AS {field}" for field in CachedFile._fields)
 """What a CachedFile is made of."""
 
 

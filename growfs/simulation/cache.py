@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from growfs.remote.names import extension
 from growfs.rotation.draw_order import groups_of
-from growfs.rotation.eviction import delisted_groups, draw_candidates, evictable, miss_candidates, pick_victims
+from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import (
     EVERYWHERE,
@@ -25,6 +25,8 @@ from growfs.rotation.rules import (
     TurnoverInput,
     begins_epoch,
     begins_generation,
+    delisted_key,
+    listed_key,
     next_generation,
     turnover_order,
 )
@@ -306,7 +308,9 @@ class Rotating(Cache):
                 self.cached[id] = self.cached[id]._replace(queue_position=self.counter)
         shown = [file for file in self.cached.values() if file.seq <= plan.last_seq]
         self._refused = None
-        self._delisted = delisted_groups(shown)
+        self._delisted = {}
+        for file in sorted([file for file in shown if file.delisted is not None], key=delisted_key):
+            self._delisted.setdefault(file.queue_position, []).append(file)
         self._listed_counts = Counter(file.kind for file in shown if file.delisted is None)
         return Generation(number, plan.last_seq, now, plan.files)
 
@@ -315,17 +319,24 @@ class Rotating(Cache):
         shown_seq = self._shown_seq
         return itertools.takewhile(lambda file: file.seq > shown_seq, reversed(self.cached.values()))
 
+    def _listed(self) -> Iterator[CachedFile]:
+        """The files that the current generation lists, those listed for longest first."""
+        shown_seq = self._shown_seq
+        listed = [file for file in self.cached.values() if file.seq <= shown_seq and file.delisted is None]
+        yield from sorted(listed, key=listed_key)
+
     def make_room(self, need: int, now: float, missed: bool = False) -> bool:
         """Evict for so many bytes."""
         lacking = need - self.free
         if lacking > 0:
             holds = self.holds(now)
             if missed:
-                candidates = miss_candidates(self.cached.values(), self._shown_seq, holds)
+                delisted = list(itertools.chain.from_iterable(self._delisted.values()))
+                candidates = miss_candidates(self._unlisted(), delisted, self._listed(), holds)
             elif self._refused is not None and lacking >= self._refused:
                 return False
             else:
-                candidates = draw_candidates(self._delisted, self.busy, holds)
+                candidates = draw_candidates(self._delisted.values(), self.busy, holds)
             victims = pick_victims(evictable(candidates, self.busy, self._counts, self._shown_seq), lacking)
             for id in victims:
                 self.remove(id)

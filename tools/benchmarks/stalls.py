@@ -37,7 +37,7 @@ from growfs.rotation.draw_order import Order, Pass, draw_order
 from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.reader_registry import Process, ReaderRegistry
-from growfs.rotation.rules import GenerationPlan, TurnoverInput
+from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Counters
@@ -213,7 +213,7 @@ def scenes(number: int) -> dict[str, tuple[int, int, Callable[[Scene], Iterator[
 
 def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
     """Generations, room for draws and for misses, and what is counted."""
-    yield "the first generation", lambda scene: scene.listing(1, ROOT)
+    yield "the first generation", lambda scene: scene.listing(1, EVERYWHERE)
 
     async def open_files(scene: Scene) -> None:
         for id in range(FIRST_FILE, FIRST_FILE + min(OPENED_FILES, scene.files)):
