@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from growfs.fuse.mounting import (
     check_may_mount,
     has_sys_admin,
 )
+from growfs.fuse.probe import try_mount
 from growfs.syscalls import check_descriptors, check_kernel
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -37,8 +39,9 @@ _UNLIMITED = 1 << 60
 def check_machine(allow_other: bool) -> Iterator[Check]:
     """All that does not depend on the cache or the remote. allow_other: the option."""
     yield attempt("kernel", check_kernel, f"Linux {platform.release()}")
-    yield attempt(DEVICE.name, check_device, f"{DEVICE} can be opened")
-    yield from _check_rights(allow_other)
+    device = attempt(DEVICE.name, check_device, f"{DEVICE} can be opened")
+    yield device
+    yield from _check_rights(allow_other, has_device=device.level is Level.OK)
     yield _check_descriptors()
     yield from _check_limits()
 
@@ -60,15 +63,18 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
     return warning("engine", f"libfuse, which reads slower; {text}", remedy), "libfuse"
 
 
-def _check_rights(allow_other: bool) -> Iterator[Check]:
+def _check_rights(allow_other: bool, has_device: bool) -> Iterator[Check]:
     found = shutil.which("fusermount3")
     if os.geteuid() == 0:
-        yield attempt("capabilities", check_may_mount, "root with CAP_SYS_ADMIN")
+        rights = attempt("capabilities", check_may_mount, "root with CAP_SYS_ADMIN")
+        yield rights
+        if has_device and rights.level is Level.OK:
+            yield from _check_mount()
         yield ok("fusermount3", found or "not installed; root mounts without it")
         yield ok("other users", "can read the mount, as root mounts it")
         return
-    rights = "CAP_SYS_ADMIN" if has_sys_admin() else "none; an ordinary user mounts by fusermount3, without passthrough"
-    yield ok("capabilities", rights)
+    ordinary = "none; an ordinary user mounts by fusermount3, without passthrough"
+    yield ok("capabilities", "CAP_SYS_ADMIN" if has_sys_admin() else ordinary)
     yield attempt("fusermount3", check_fusermount, str(found))
     try:
         allowed = check_allow_other(allow_other)
@@ -81,6 +87,14 @@ def _check_rights(allow_other: bool) -> Iterator[Check]:
         yield ok("other users", "can read the mount with --allow-other")
     else:
         yield ok("other users", "cannot read the mount; no user_allow_other in /etc/fuse.conf")
+
+
+def _check_mount() -> Iterator[Check]:
+    try:
+        if try_mount(Path(tempfile.gettempdir())):
+            yield ok("mounting", "the kernel allows it")
+    except GrowfsError as error:
+        yield Check.failed("mounting", error)
 
 
 def _check_descriptors() -> Check:
@@ -111,8 +125,12 @@ def _check_limits() -> Iterator[Check]:
     if processes < PROCESSES_MIN:
         remedy = f"allow {PROCESSES_MIN} or more (pids.max; docker --pids-limit)"
         yield warning("processes", f"{processes:,}, by a control group; each transfer needs a thread", remedy)
+    available, load = min(cores, len(os.sched_getaffinity(0))), os.getloadavg()[0]
+    if load > available:
+        text = f"load {load:.1f} on {available:g} CPUs; downloads run with the lowest priority, so they will be slower"
+        yield warning("CPU", f"{text} than measured", "leave a CPU to growfs, or measure on an idle machine")
     limits = [
-        f"{len(os.sched_getaffinity(0))} CPUs" if cores == float("inf") else f"{cores:g} CPUs",
+        f"{available:g} CPUs",
         "no limit of memory" if memory == _UNLIMITED else f"{size} of memory",
         "none of processes" if processes == _UNLIMITED else f"{processes:,} processes",
     ]

@@ -175,6 +175,9 @@ def _list(probe: Probe, send: Send) -> list[RemoteFile]:
     files = unsized = size = smallest = skipped = 0
     whole, first_s, began = True, 0.0, time.monotonic()
     for page in open_remote(spec, on_busy=lambda error: send(Busy(error))).pages():
+        if files and time.monotonic() > began + probe.list_s:
+            whole = False
+            break
         skipped += len(page.skipped)
         for file in page.files:
             files += 1
@@ -189,9 +192,6 @@ def _list(probe: Probe, send: Send) -> list[RemoteFile]:
                 sample[place] = file
         if files and not first_s:
             first_s = time.monotonic() - began
-        if time.monotonic() > began + probe.list_s:
-            whole = False
-            break
     seconds = time.monotonic() - began
     if not files:
         send(Check(Level.FAILURE, "listing", "there are no files", "check the URL, --include and --exclude"))

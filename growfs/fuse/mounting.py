@@ -73,8 +73,12 @@ class MountSpec:
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV
         strings = (self._device, os.fspath(self.mountpoint), TYPE)
         if _libc.mount(*map(os.fsencode, strings), flags, ",".join(data).encode()) != 0:
+            code = ctypes.get_errno()
             os.close(device)
-            raise GrowfsError(f"{self.mountpoint}: the kernel refuses the mount: {os.strerror(ctypes.get_errno())}")
+            why = f"{self.mountpoint}: the kernel refuses the mount: {os.strerror(code)}"
+            if code in (errno.EPERM, errno.EACCES):
+                raise GrowfsError(f"{why}; in a container: --security-opt apparmor=unconfined, or --privileged")
+            raise GrowfsError(f"{why}; dmesg may say more")
         return device
 
     def _attach_by_fusermount(self) -> int:

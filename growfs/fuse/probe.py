@@ -1,7 +1,8 @@
-"""Test whether this machine can do passthrough for files in a folder, by doing it.
+"""Test whether this machine can mount, and can do passthrough for files in a folder, by doing it.
 
-The test creates a FUSE superblock with the kernel's mount API (fsopen(2), fsconfig(2)) and mounts it nowhere. So nobody
-can see it or wait for it, and it goes away when its descriptor is closed.
+The test of passthrough creates a FUSE superblock with the kernel's mount API (fsopen(2), fsconfig(2)) and mounts it
+nowhere. So nobody can see it or wait for it, and it goes away when its descriptor is closed. The test of the mount is
+made in a mount namespace that ends with it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import os
 import platform
 import sys
 import tempfile
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, structs
-from growfs.fuse.mounting import DEVICE
+from growfs.fuse.mounting import DEVICE, MountSpec, mount_rows
 from growfs.fuse.session import Session
 
 SYS_FSOPEN, SYS_FSCONFIG = 430, 431
@@ -26,6 +28,9 @@ SYS_FSOPEN, SYS_FSCONFIG = 430, 431
 FSOPEN_CLOEXEC = 1
 FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
 """enum fsconfig_command (include/uapi/linux/mount.h)."""
+CLONE_NEWNS = 0x00020000
+MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
+"""Flags of unshare(2) and mount(2) (sched.h, sys/mount.h)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +55,35 @@ def why_not_passthrough(folder: Path) -> str | None:
             except OSError as error:
                 return _reason(error, f"{folder}: its file system refuses passthrough")
     return None
+
+
+def try_mount(mountpoint: Path) -> bool:
+    """Mount on a folder, where only a thread can see it that ends at once. False if that cannot be tried here.
+
+    For root. What the capabilities allow may still be refused: by AppArmor, as containers have it, SELinux or seccomp.
+    Raises GrowfsError.
+    """
+    shared = any(row.peers for row in mount_rows())
+    results: list[GrowfsError | None] = []
+
+    def run() -> None:
+        if _libc.unshare(CLONE_NEWNS) != 0:
+            return
+        if shared and _libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
+            return  # others would see the mount
+        try:
+            os.close(MountSpec(mountpoint, Path("growfs"), allow_other=True).attach())
+        except GrowfsError as error:
+            results.append(error)
+        else:
+            results.append(None)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in filter(None, results):
+        raise error
+    return bool(results)
 
 
 def open_backing(device: int, fd: int) -> int:

@@ -7,14 +7,25 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from tests.cli.support import Done, mark_environment, namespace, other_user, processes_of, start_growfs, tmpfs
+from growfs.workers import sandbox
+from tests.cli.support import (
+    Done,
+    mark_environment,
+    namespace,
+    needs_root,
+    other_user,
+    processes_of,
+    start_growfs,
+    tmpfs,
+)
 from tests.harness import GROWFS, Growfs, make_tree, until
 from tests.servers import S3Server, serving
 
@@ -102,10 +113,40 @@ def test_a_machine_without_dev_fuse(growfs: Growfs, hide: str, expected: str) ->
     assert_failed(done, "fuse", "/dev/fuse", expected, "modprobe fuse", "--device /dev/fuse")
 
 
-def run_inside(growfs: Growfs, inside: tuple[str, ...], *arguments: object) -> Done:
-    """Run the doctor in another mount namespace."""
-    words = [*inside, *GROWFS, "doctor", *map(str, arguments), "--cache-dir", str(growfs.cache_dir), *QUICK]
+def run_inside(growfs: Growfs, inside: tuple[str, ...], command: Sequence[str] = GROWFS) -> Done:
+    """Run the doctor by a command that enters a sandbox of some kind."""
+    words = [*inside, *command, "doctor", "--cache-dir", str(growfs.cache_dir), *QUICK]
     return subprocess.run(words, capture_output=True, text=True, env=growfs.env, timeout=60, check=False)
+
+
+def test_a_sandbox_that_forbids_mounting(growfs: Growfs) -> None:
+    """Landlock does, like the AppArmor profile of many containers, whatever the capabilities are."""
+    if not sandbox.version():
+        pytest.skip("the kernel has no Landlock")
+    script = "from growfs.workers import sandbox; sandbox.allow_writes(['/'], []); import growfs; growfs.main()"
+    with namespace("mount --make-rprivate /") as inside:
+        done = run_inside(growfs, inside, [sys.executable, "-c", script])
+    assert_failed(done, "mounting", "the kernel refuses the mount", "--security-opt apparmor=unconfined")
+
+
+@pytest.fixture
+def device_rules() -> Iterator[Path]:
+    """A control group (of version 1, which has files for this) whose processes may not open /dev/fuse."""
+    needs_root()
+    if not Path("/sys/fs/cgroup/devices/devices.deny").exists():
+        pytest.skip("no device rules that can be written")
+    group = Path(f"/sys/fs/cgroup/devices/growfs-doctor-{uuid4().hex[:8]}")
+    group.mkdir()
+    (group / "devices.deny").write_text("c 10:229 rwm")
+    yield group
+    group.rmdir()
+
+
+def test_device_rules_that_exclude_dev_fuse(growfs: Growfs, device_rules: Path) -> None:
+    join = ("sh", "-c", f'echo $$ > {device_rules}/cgroup.procs && exec "$@"', "sh")
+    assert_failed(
+        run_inside(growfs, join), "fuse", "the device rules of this container refuse it", "--device /dev/fuse"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,6 +202,13 @@ def test_a_cache_in_use(growfs: Growfs, tree: Path) -> None:
     growfs.mount(tree)
     done = doctor(growfs, tree)
     assert_failed(done, "folder", f"in use by the growfs with pid {growfs.pid}", "unmount that first")
+    growfs.run("wait", growfs.mountpoint, "--all")
+    growfs.umount()
+    before = sorted(growfs.cache_dir.rglob("*"))
+    done = growfs.run("doctor", tree, "--cache-dir", growfs.cache_dir, "--measure", "0")
+    assert "184.32 KB cached already" in line(done, "space")
+    assert "15 files, 150 KB" in line(done, "listing")
+    assert sorted(growfs.cache_dir.rglob("*")) == before
 
 
 def test_a_mountpoint_in_the_remote(growfs: Growfs, tree: Path) -> None:
@@ -265,6 +313,25 @@ def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3S
         assert process.stderr.read() == "growfs: interrupted\n"
     assert list(growfs.cache_dir.iterdir()) == []
     until(lambda: processes_of(growfs.mountpoint.parent) == [])
+
+
+def test_a_server_that_is_busy(growfs: Growfs) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(503)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        done = doctor(growfs, url, "--timeout", "500ms", "--json")
+    report = json.loads(done.stdout)
+    (failure,) = [check for check in report["checks"] if check["level"] == "failure"]
+    assert (done.returncode, report["ok"], failure["section"]) == (1, False, "remote")
+    assert "the server is busy or failing (503" in failure["text"]
+    assert failure["remedy"] == "try again later"
 
 
 def test_a_clock_that_is_wrong(growfs: Growfs) -> None:
