@@ -30,5 +30,5 @@ def diagnose(url: str | None, mountpoint: Path | None, options: Options, effort:
             with closing(examination.run()) as found:
                 for section, check in found:
                     printer.print(section, check)
-        printer.conclude(examination.count(Level.FAILURE), examination.count(Level.WARNING))
-    return 1 if examination.count(Level.FAILURE) else 0
+        printer.conclude(examination.named(Level.FAILURE), examination.named(Level.WARNING))
+    return 1 if examination.named(Level.FAILURE) else 0

@@ -79,9 +79,9 @@ class Examination:
                 self.checks[section].append(check)
                 yield section, check
 
-    def count(self, level: Level) -> int:
-        """The number of checks with this result."""
-        return sum(check.level is level for checks in self.checks.values() for check in checks)
+    def named(self, level: Level) -> list[str]:
+        """The names of the checks with this result."""
+        return [check.name for checks in self.checks.values() for check in checks if check.level is level]
 
     def report(self) -> dict[str, Any]:
         """The result for --json: what was checked, measured and expected. Sizes in bytes, times in seconds."""
@@ -94,7 +94,7 @@ class Examination:
         ]
         download = self._download
         return {
-            "ok": not self.count(Level.FAILURE),
+            "ok": not self.named(Level.FAILURE),
             "engine": self._engine or None,
             "checks": checks,
             "disk": asdict(self._cache.disk) if self._cache.usable else None,
@@ -107,7 +107,7 @@ class Examination:
         if self._effort.measure_s:
             self._on_phase(f"writing and reading below {self._cache.folder}")
         yield from self._cache.checks(self._effort.measure_s)
-        if self._cache.usable and not self.count(Level.FAILURE):
+        if self._cache.usable and not self.named(Level.FAILURE):
             check, self._engine = check_engine(self._options.engine, self._cache.folder)
             yield check
         if self._mountpoint:

@@ -54,16 +54,11 @@ class Printer:
             return Text(f"{check.text}; {check.remedy}")
         return Text.assemble(check.text, "\n", (f"-> {check.remedy}", "cyan" if check.level is Level.OK else "bold"))
 
-    def conclude(self, failures: int, warnings: int) -> None:
-        """Print the last line."""
+    def conclude(self, failures: list[str], warnings: list[str]) -> None:
+        """Print the last line. failures, warnings: the names of the checks that found them."""
+        text = Text("Mounting would work", STYLES[Level.OK])
         if failures:
-            text = Text(f"Mounting would fail: {_count(failures, 'failure')}", STYLES[Level.FAILURE])
+            text = Text(f"Mounting would fail: {', '.join(failures)}", STYLES[Level.FAILURE])
         elif warnings:
-            text = Text(f"Mounting would work, with {_count(warnings, 'warning')}", STYLES[Level.WARNING])
-        else:
-            text = Text("Mounting would work", STYLES[Level.OK])
+            text = Text(f"Mounting would work, with a warning: {', '.join(warnings)}", STYLES[Level.WARNING])
         self._console.print("", text, sep="\n")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
