@@ -75,10 +75,9 @@ class MountSpec:
         if _libc.mount(*map(os.fsencode, strings), flags, ",".join(data).encode()) != 0:
             code = ctypes.get_errno()
             os.close(device)
-            why = f"{self.mountpoint}: the kernel refuses the mount: {os.strerror(code)}"
-            if code in (errno.EPERM, errno.EACCES):
-                raise GrowfsError(f"{why}; in a container: --security-opt apparmor=unconfined, or --privileged")
-            raise GrowfsError(f"{why}; dmesg may say more")
+            container = code in (errno.EPERM, errno.EACCES)
+            remedy = "in a container: --security-opt apparmor=unconfined, or --privileged" if container else "see dmesg"
+            raise GrowfsError(f"{self.mountpoint}: the kernel refuses the mount: {os.strerror(code)}; {remedy}")
         return device
 
     def _attach_by_fusermount(self) -> int:
