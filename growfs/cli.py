@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,14 +13,14 @@ import click
 
 import growfs
 from growfs.client import completion
-from growfs.daemon.render import brief, engine, files, moving, state_text
+from growfs.client.progress import Bar
+from growfs.daemon.render import brief, engine, files, moving
 from growfs.errors import GrowfsError, UsageError
 
 if TYPE_CHECKING:
     from growfs.daemon.options import Options
 
 MOUNTPOINT = completion.Mountpoint(path_type=Path)
-POLL_S = 0.2
 LIST_S = 5.0
 """How long a daemon may take to answer `growfs list`, which asks one after the other."""
 
@@ -159,37 +157,10 @@ def wait(
 
     Fails if nothing more will be fetched, or after --timeout.
     """
-    from growfs.units import count, fraction_of, seconds, size
+    from growfs.client.wait import Enough
+    from growfs.client.wait import wait as wait_for
 
-    conditions = [value is not None for value in (files, bytes_, fraction)] + [everything]
-    if sum(conditions) > 1:
-        raise UsageError("wait: use only one of --files, --bytes, --fraction and --all")
-    deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
-    try:
-        files_wanted = count(files) if files else 0
-        bytes_wanted = size(bytes_) if bytes_ else 0
-        share = fraction_of(fraction) if fraction else 1.0
-    except UsageError as error:
-        raise UsageError(f"wait: {error}") from None
-    with Bar("waiting") as bar:
-        while True:
-            now = _call(mountpoint, "status")
-            cache, remote, share_files = now["cache"], now["remote"], now["coverage"]["files"]
-            if not any(conditions):
-                done, wanted = int(now["ready"]), 1
-            elif bytes_:
-                done, wanted = cache["content_bytes"], bytes_wanted
-            else:
-                done, wanted = cache["files"], files_wanted if files else math.ceil(share * share_files)
-            known = remote["listed"] or not (fraction or everything)
-            bar.show(moving(now), done, wanted)
-            if known and done >= wanted:
-                break
-            if any(conditions) and now["state"] in ("held", "complete"):
-                raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
-            if time.monotonic() > deadline:
-                raise GrowfsError(f"{mountpoint}: timed out after {timeout}: {brief(now)}; {state_text(now)}")
-            time.sleep(POLL_S)
+    now = wait_for(mountpoint, Enough.parse(files, bytes_, fraction, everything), timeout)
     click.echo(f"{mountpoint}: {brief(now)}")
 
 
@@ -204,14 +175,14 @@ def report(mountpoint: Path, output: Path, last: str | None) -> None:
 
     It needs no network and no server. MOUNTPOINT may also be the folder of a cache that is not mounted.
     """
-    from growfs.client.report import write
+    from growfs.client.report import Report
     from growfs.units import seconds
 
     try:
         last_s = seconds(last) if last else None
     except UsageError as error:
         raise UsageError(f"report: --last: {error}") from None
-    write(mountpoint, output, last_s)
+    Report.of(mountpoint, last_s).save(output)
     click.echo(f"{output}: written; open it in a browser")
 
 
@@ -390,31 +361,6 @@ def doctor(
     launch.hide_secrets()
     effort = Effort(seconds(measure), seconds(timeout))
     sys.exit(diagnose(url, mountpoint, _parsed(config, given), effort, as_json))
-
-
-class Bar:
-    """A progress bar on a terminal, removed at the end; nothing if the output is not a terminal."""
-
-    def __init__(self, title: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True)
-        text = TextColumn("{task.fields[text]}")
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), text, TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task(title, total=None, text="")
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def show(self, text: str, done: float = 0, total: float | None = None) -> None:
-        """Update the bar. Without a total it only shows activity."""
-        self._progress.update(self._task, text=text, completed=done, total=total)
 
 
 if __name__ == "__main__":

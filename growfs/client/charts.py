@@ -29,6 +29,7 @@ BYTES = "format(datum.value, '.3~s') + 'B'"
 COUNT = (
     "datum.value % 1 ? '' : abs(datum.value) < 1000 ? format(abs(datum.value), '~r') : format(abs(datum.value), '.3~s')"
 )
+SECONDS = "format(datum.value, '~s') + ' s'"
 TIME = {"field": "t", "type": "temporal", "title": "time", "format": "%Y-%m-%d %H:%M:%S"}
 TIME_FORMATS = ((600, "%H:%M:%S"), (86_400, "%H:%M"), (4 * 86_400, "%b %d %H:%M"))
 """(up to which time in seconds, how the times of an axis are written)."""
@@ -95,7 +96,7 @@ def charts(figures: Figures) -> Charts:
             span, [_bars_layer("misses", "@amber", _value("misses", "opens"))], COUNT, "opens that waited"
         )
         specs["waits"] = _over_time(
-            span, [_bars_layer("wait_s", "@red", _value("wait_s", "seconds", ",.1f"))], COUNT, "seconds waited"
+            span, [_bars_layer("wait_s", "@red", _value("wait_s", "seconds", ",.1f"))], SECONDS, "seconds waited"
         )
     return Charts(specs, data)
 
@@ -141,13 +142,14 @@ def _bars(parts: Sequence[Sequence[sqlite3.Row]]) -> Values:
     names = {"arrived": "fetched_files", "evicted": "evicted_files", "misses": "missed_files", "wait_ms": "wait_ms"}
     bars: dict[int, dict[str, int]] = {}
     for before, row in pairwise(rows):
-        bar = bars.setdefault((row["at"] - first) // step, dict.fromkeys(names, 0))
+        bar = bars.setdefault(max(0, row["at"] - 1 - first) // step, dict.fromkeys(names, 0))
         for name, column in names.items():
             bar[name] += row[column] - before[column]
     return [
         {
-            "t": 1000 * (first + number * step), "t2": 1000 * (first + (number + 1) * step), "arrived": bar["arrived"],
-            "evicted": -bar["evicted"], "misses": bar["misses"], "wait_s": bar["wait_ms"] / 1000,
+            "t": 1000 * max(start, first + number * step), "t2": 1000 * min(end, first + (number + 1) * step),
+            "arrived": bar["arrived"], "evicted": -bar["evicted"], "misses": bar["misses"],
+            "wait_s": bar["wait_ms"] / 1000,
         }
         for number, bar in sorted(bars.items())
     ]  # fmt: skip
@@ -198,13 +200,14 @@ def _over_time(
 ) -> Spec:
     """A chart over the time of the report, with gaps and generations marked. labels: an expression for the y axis."""
     scale = {"domain": domain} if domain else {"nice": True}
-    x = _time(span)
+    time = _time(span)
+    x = {name: time[name] for name in time if name != "scale"}  # one layer says what the scale of all is
     y = {"type": "quantitative", "scale": scale, "axis": {"title": None, "labelExpr": labels}}
     drawn = [{**layer, "encoding": {"x": x, **layer["encoding"]}} for layer in layers]
     for layer in drawn:
         if "field" in layer["encoding"]["y"]:
             layer["encoding"]["y"] |= y | {"stack": None}
-    return _chart(title, {"height": HEIGHT, "layer": [_gaps(x), _generation_marks(x), *drawn]})
+    return _chart(title, {"height": HEIGHT, "layer": [_gaps(x), _generation_marks(time), *drawn]})
 
 
 def _chart(description: str, spec: Spec) -> Spec:
@@ -231,7 +234,7 @@ def _gaps(x: Spec) -> Spec:
         "encoding": {
             "x": x,
             "x2": {"field": "t2"},
-            "tooltip": [{"value": "not mounted, asleep, or the clock was set"}],
+            "tooltip": {"value": "not mounted, asleep, or the clock was set"},
         },
     }
 

@@ -10,12 +10,19 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from growfs.daemon.launch import start, stop
+from growfs.client.progress import Bar
+from growfs.client.report import Report
+from growfs.client.status import MountStatus
+from growfs.client.wait import Enough, wait
+from growfs.daemon.control import call
+from growfs.daemon.launch import find_living, start, stop
 from growfs.daemon.options import Options
+from growfs.daemon.render import moving
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, resolved
+from growfs.units import seconds
 
 
 class Mount:
@@ -41,6 +48,34 @@ class Mount:
         if self._daemon.poll() is None:
             threading.Thread(target=self._daemon.wait, daemon=True).start()
 
+    def status(self) -> MountStatus:
+        """The status now: the content of status.json. Raises GrowfsError if the mount is gone."""
+        return cast("MountStatus", call(find_living(self.path).cache, "status"))
+
+    def wait(
+        self,
+        *,
+        files: int | str | None = None,
+        bytes: int | str | None = None,
+        fraction: float | str | None = None,
+        all: bool = False,
+        timeout: float | str | None = None,
+    ) -> MountStatus:
+        """Wait until so much is cached, as `growfs wait` does; returns the status.
+
+        One of: a number of files; bytes, as 10**9 or "1GB"; a fraction of all files, as 0.5 or "50%"; all of them. Without
+        any, until training can start. timeout: in seconds, or as "10m". Raises GrowfsError if that much will never be cached, or after the timeout.
+        """
+        enough = Enough.parse(_text(files), _text(bytes), _text(fraction), all)
+        return cast("MountStatus", wait(self.path, enough, _text(timeout)))
+
+    def report(self, last: float | str | None = None) -> Report:
+        """What the mount did, as a page with charts, which a notebook shows. last: only the last so many seconds, "2h".
+
+        Raises GrowfsError, where the extra `report` is not installed.
+        """
+        return Report.of(self.path, None if last is None else seconds(str(last)))
+
     def __enter__(self) -> Path:
         return self.path
 
@@ -65,6 +100,10 @@ class Mount:
                 self.path.rmdir()
 
 
+def _text(value: float | str | None) -> str | None:
+    return None if value is None else str(value)
+
+
 def mount(
     url: str, mountpoint: str | os.PathLike[str] | None, storage_options: dict[str, Any] | None, values: dict[str, Any]
 ) -> Mount:
@@ -76,7 +115,8 @@ def mount(
     path = resolved(Path(mountpoint or tempfile.mkdtemp(prefix="growfs-")).expanduser().absolute())
     is_temporary = mountpoint is None
     try:
-        daemon, _ = start(url, path, options)
+        with Bar("mounting") as bar:
+            daemon, _ = start(url, path, options, lambda status: bar.show(moving(status)))
     except BaseException:
         if is_temporary:
             path.rmdir()

@@ -6,8 +6,10 @@ The plots are drawn in the browser by Vega-Lite, which the page contains; it com
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -34,35 +36,48 @@ TITLES = {
 }
 
 
-def report(place: Path, last_s: float | None = None) -> str:
-    """The page, as HTML. place: a mountpoint, or a cache. last_s: of how much time; None: all. Raises GrowfsError."""
-    library = _library()
-    figures = read(_cache(place), last_s)
-    drawn = charts(figures)
-    last = figures.history[-1]
-    state = last["state"] if figures.is_mounted else "not mounted"
-    page = Template(files("growfs.client").joinpath("report.html").read_text())
-    return page.substitute(
-        title=escape(f"growfs: {figures.mount['url']}"),
-        url=escape(figures.mount["url"]),
-        state=escape(state),
-        state_color=STATES.get(state, "gray"),
-        subtitle=_subtitle(figures),
-        tiles="\n".join(_tiles(figures)),
-        cards="\n".join(_cards(figures, drawn)),
-        footer=f"growfs {escape(figures.mount['version'])}, {_clock(figures.now)}",
-        charts=_json({"specs": drawn.specs, "data": drawn.data}),
-        library=library.replace("</script", "<\\/script"),
-    )
+FRAME_PX = 900
 
 
-def write(place: Path, out: Path, last_s: float | None = None) -> None:
-    """Write the page to a file. Raises GrowfsError."""
-    page = report(place, last_s)
-    try:
-        out.write_text(page)
-    except OSError as error:
-        raise GrowfsError(f"report: {out}: {error.strerror}") from None
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The page. A notebook shows it in a frame of its own, so that its styles and the notebook's do not mix."""
+
+    html: str = field(repr=False)
+
+    @classmethod
+    def of(cls, place: Path, last_s: float | None = None) -> Report:
+        """Make the page. place: a mountpoint, or a cache. last_s: of how much time; None: all. Raises GrowfsError."""
+        library = _library()
+        figures = read(_cache(place), last_s)
+        drawn = charts(figures)
+        last = figures.history[-1]
+        state = last["state"] if figures.is_mounted else "not mounted"
+        page = Template(files("growfs.client").joinpath("report.html").read_text())
+        html = page.substitute(
+            title=escape(f"growfs: {figures.mount['url']}"),
+            url=escape(figures.mount["url"]),
+            state=escape(state),
+            state_color=STATES.get(state, "gray"),
+            subtitle=_subtitle(figures),
+            tiles="\n".join(_tiles(figures)),
+            cards="\n".join(_cards(figures, drawn)),
+            footer=f"growfs {escape(figures.mount['version'])}, {_clock(figures.now)}",
+            charts=_json({"specs": drawn.specs, "data": drawn.data}),
+            library=library.replace("</script", "<\\/script"),
+        )
+        return cls(html)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the page to a file. Raises GrowfsError."""
+        try:
+            Path(path).write_text(self.html)
+        except OSError as error:
+            raise GrowfsError(f"report: {path}: {error.strerror}") from None
+
+    def _repr_html_(self) -> str:
+        style = f"width: 100%; height: {FRAME_PX}px; border: 0; border-radius: 8px"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
 
 
 def _library() -> str:
@@ -106,7 +121,7 @@ def _tiles(figures: Figures) -> list[str]:
         _tile("Opens per file", f"{last['opens'] / max(1, seen):.1f}", f"{last['opens']:,} opens in all", "opens"),
         _tile(
             "Waited",
-            format_timespan(round(waited_s, 1), max_units=1),
+            format_timespan(round(waited_s, 1), max_units=1).replace("seconds", "s").replace("minutes", "min"),
             f"{missed:,} opens of files that were not cached",
             "waited",
         ),

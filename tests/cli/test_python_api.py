@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 import pytest
 
 import growfs as package
+from growfs.client.status import MountStatus
+from growfs.daemon.status_fields import FIELDS
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import mounted_at, mounts
 from tests.cli.support import cache_folders, leftovers, listing_server, processes_of
@@ -140,3 +143,44 @@ def test_the_end_of_the_interpreter_unmounts(growfs: Growfs, remote: Path, files
     assert (done.returncode, done.stderr) == (0, "")
     assert not [mount for mount in mounts() if mount.cache.parent == growfs.cache_dir]
     until(lambda: processes_of(growfs.cache_dir) == [])
+
+
+def test_it_waits_and_says_what_is_cached(growfs: Growfs, remote: Path) -> None:
+    with package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir, no_wait=True):
+        pass
+    mount = package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir, no_wait=True)
+    for enough in ({"files": 1}, {"bytes": "20kB"}, {"fraction": 0.5}, {"all": True}):
+        assert mount.wait(timeout="50s", **enough)["cache"]["files"] >= 1
+    assert mount.status()["cache"] == growfs.status()["cache"]
+    with pytest.raises(GrowfsError, match="no more files will be fetched"):
+        mount.wait(files=5, timeout=50)
+    with pytest.raises(UsageError, match="only one"):
+        mount.wait(files=1, all=True)
+    assert mount.wait()["ready"]
+    mount.unmount()
+    with pytest.raises(GrowfsError, match="not mounted"):
+        mount.status()
+
+
+def test_the_types_of_the_status_are_its_fields() -> None:
+    documented = {field.path for field in FIELDS}
+    assert set(paths(MountStatus)) == documented | {path.partition(".")[0] for path in documented}
+
+
+def paths(kind: Any) -> Iterator[str]:
+    """The fields of a TypedDict, and of those in it."""
+    for name, hint in get_type_hints(kind).items():
+        yield name
+        for inner in [hint, *get_args(hint)]:
+            if is_typeddict(inner):
+                yield from (f"{name}.{path}" for path in paths(inner))
+
+
+def test_a_report_is_a_page_for_a_notebook_and_for_a_file(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    mount = package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir)
+    mount.wait(all=True)
+    report = mount.report(last="1h")
+    assert report._repr_html_().startswith("<iframe ")
+    report.save(tmp_path / "page.html")
+    assert f"<h1>{remote}</h1>" in (tmp_path / "page.html").read_text()
+    mount.unmount()

@@ -16,7 +16,7 @@ from growfs.cache.history import INSERT, Sample
 from growfs.cache.schema import set_meta
 from growfs.client.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, charts
 from growfs.client.figures import DIRECTORIES_MAX, OPENS_BARS, Directory, Figures, read
-from growfs.client.report import report, write
+from growfs.client.report import Report
 from growfs.errors import GrowfsError
 
 NOW = 1_700_000_000
@@ -176,7 +176,7 @@ def test_an_empty_cache_and_a_single_row_will_do(cache: Cache) -> None:
 def test_names_cannot_add_to_the_page(cache: Cache) -> None:
     cache.add(0, 0)
     cache.add_directory("</script><script>alert(1)</script>", 1, 1, 1)
-    page = report(cache.path)
+    page = Report.of(cache.path).html
     assert "alert(1)" in page
     assert "<script>alert" not in page
     assert "<i>&x" not in page
@@ -185,7 +185,7 @@ def test_names_cannot_add_to_the_page(cache: Cache) -> None:
 def test_without_the_extra_it_says_what_to_install(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(GrowfsError, match=r"pip install 'growfs\[report\]'"):
-        report(cache.path)
+        Report.of(cache.path)
 
 
 def test_a_cache_of_an_older_version_has_no_history(cache: Cache) -> None:
@@ -196,7 +196,11 @@ def test_a_cache_of_an_older_version_has_no_history(cache: Cache) -> None:
         cache.read()
 
 
-def test_a_page_that_cannot_be_written_is_one_line(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.client.report.report", lambda *_: "page")
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(GrowfsError, match="No such file or directory"):
-        write(cache.path, cache.path / "missing/page.html")
+        Report("page").save(tmp_path / "missing/page.html")
+
+
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+    shown = Report('<p title="x">&</p>')._repr_html_()
+    assert 'srcdoc="&lt;p title=&quot;x&quot;&gt;&amp;&lt;/p&gt;"' in shown

@@ -1,0 +1,78 @@
+"""Waits until enough is cached."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from growfs.client.progress import Bar
+from growfs.daemon.control import call
+from growfs.daemon.launch import find_living
+from growfs.daemon.render import brief, moving, state_text
+from growfs.errors import GrowfsError, UsageError
+from growfs.units import count, fraction_of, seconds, size
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """What to wait for: so many files, or bytes, or a share of all files; else until training can start."""
+
+    files: int | None
+    bytes: int | None
+    share: float | None
+
+    @classmethod
+    def parse(cls, files: str | None, bytes: str | None, fraction: str | None, everything: bool) -> Enough:
+        """From the values of the flags of `growfs wait`, of which one at most is given. Raises UsageError."""
+        if sum(value is not None for value in (files, bytes, fraction)) + everything > 1:
+            raise UsageError("wait: use only one of --files, --bytes, --fraction and --all")
+        try:
+            return cls(
+                files=None if files is None else count(files),
+                bytes=None if bytes is None else size(bytes),
+                share=1.0 if everything else None if fraction is None else fraction_of(fraction),
+            )
+        except UsageError as error:
+            raise UsageError(f"wait: {error}") from None
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is the start of training that is waited for."""
+        return self.files is None and self.bytes is None and self.share is None
+
+    def progress(self, status: dict[str, Any]) -> tuple[int, int]:
+        """(how much there is, how much that is to be)."""
+        cache = status["cache"]
+        if self.bytes is not None:
+            return cache["content_bytes"], self.bytes
+        if self.files is not None:
+            return cache["files"], self.files
+        if self.share is not None:
+            return cache["files"], math.ceil(self.share * status["coverage"]["files"])
+        return int(status["ready"]), 1
+
+    def is_there(self, status: dict[str, Any]) -> bool:
+        """Whether that is cached. A share is of all files, which are known once the listing is complete."""
+        done, wanted = self.progress(status)
+        return done >= wanted and (self.share is None or status["remote"]["listed"])
+
+
+def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> dict[str, Any]:
+    """Return the status once enough is cached. Raises GrowfsError if that cannot come, or after the timeout."""
+    deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
+    with Bar("waiting") as bar:
+        while True:
+            now: dict[str, Any] = call(find_living(mountpoint).cache, "status")
+            bar.show(moving(now), *enough.progress(now))
+            if enough.is_there(now):
+                return now
+            if now["state"] in ("held", "complete") and not enough.is_start:
+                raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
+            if time.monotonic() > deadline:
+                raise GrowfsError(f"{mountpoint}: timed out after {timeout}: {brief(now)}; {state_text(now)}")
+            time.sleep(POLL_S)
