@@ -68,6 +68,7 @@ class Miss(TypedDict):
 
     files_total: int
     wait_s_total: float
+    waiting: int
 
 
 Coverage = TypedDict("Coverage", {"files_seen": int, "files": int, "pass": int})
@@ -85,6 +86,8 @@ class Budget(TypedDict):
 class Opens(TypedDict):
     """How often files were opened."""
 
+    total: int
+    bytes_total: int
     min: int
     max: int
     mean: float
