@@ -63,8 +63,9 @@ class Mount:
     ) -> MountStatus:
         """Wait until so much is cached, as `growfs wait` does; returns the status.
 
-        One of: a number of files; bytes, as 10**9 or "1GB"; a fraction of all files, as 0.5 or "50%"; all of them. Without
-        any, until training can start. timeout: in seconds, or as "10m". Raises GrowfsError if that much will never be cached, or after the timeout.
+        One of: a number of files; bytes, as 10**9 or "1GB"; a fraction of all files, as 0.5 or "50%"; all of them.
+        Without any, until training can start. timeout: in seconds, or as "10m". Raises GrowfsError if that much will
+        never be cached, or after the timeout.
         """
         enough = Enough.parse(_text(files), _text(bytes), _text(fraction), all)
         return cast("MountStatus", wait(self.path, enough, _text(timeout)))
