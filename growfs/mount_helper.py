@@ -11,13 +11,19 @@ import getopt
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 
 import click
 
 from growfs import cli
+from growfs.cache.directory import daemon_of
+from growfs.daemon.launch import find_living
+from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options, flag_name
-from growfs.errors import UsageError
+from growfs.errors import GrowfsError, UsageError
+from growfs.remote.names import redact
 
 WRONG_USAGE, FAILED = 1, 32
 """Exit codes of mount(8)."""
@@ -35,13 +41,20 @@ def main(arguments: Sequence[str]) -> None:
     except UsageError as error:
         click.echo(f"growfs: {error}", err=True)
         sys.exit(WRONG_USAGE)
-    if not words:
+    if not words or is_mounted(*words[-2:]):
         return
     sys.argv[1:] = words
     try:
         cli.main(prog_name="growfs")
     except SystemExit as end:
         sys.exit({0: 0, UsageError.exit_code: WRONG_USAGE}.get(int(end.code or 0), FAILED))
+
+
+def is_mounted(url: str, mountpoint: str) -> bool:
+    """Whether the URL is mounted there. `mount -a` asks once more for what is: it does not know the device name."""
+    with suppress(GrowfsError):
+        return daemon_of(find_living(Path(mountpoint)).cache).get("url") == redact(absolute(url))
+    return False
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:

@@ -157,6 +157,10 @@ def test_an_fstab_line_mounts_and_umount_ends_the_daemon(system: System, tmp_pat
     (tmp_path / "fstab").write_text(f"{tmp_path}/remote {growfs.mountpoint} fuse.growfs {options} 0 0\n")
     done = system.run(f"mount -a -T {tmp_path}/fstab")
     assert done.returncode == 0, done.stderr
+    again = system.run(f"mount -a -T {tmp_path}/fstab")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    other = system.run(f"mount -t fuse.growfs {tmp_path}/scratch {growfs.mountpoint} -o {options}")
+    assert_refused(other, "is already a growfs mount", exit_code=32)
     for path, content in tree.items():
         assert system.run(f"sha256sum {growfs.mountpoint / path}").stdout.split()[:1] == [
             hashlib.sha256(content).hexdigest()
