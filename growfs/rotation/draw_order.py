@@ -15,6 +15,7 @@ from hashlib import blake2b
 
 from pyroaring import BitMap64
 
+from growfs.remote.filter import PathFilter
 from growfs.remote.names import extension, template_fields
 
 SEED_DIRECTORIES_MAX = 10_000
@@ -50,7 +51,8 @@ class Pass:
     """What decides the order of a pass. number: counts from 1.
 
     share: (number, of how many) of this node; None: it has all files. group: a template, with the fields of `group_of`;
-    files for which it gives the same text are drawn as a group. size_max: bytes; larger files cannot be drawn.
+    files for which it gives the same text are drawn as a group. size_max: bytes; larger files cannot be drawn. freeze:
+    the globs of the frozen files.
     """
 
     seed: int
@@ -58,6 +60,7 @@ class Pass:
     share: tuple[int, int] | None = None
     group: str | None = None
     size_max: int | None = None
+    freeze: tuple[str, ...] = ()
 
     def has(self, path: str) -> bool:
         """Whether a file is in this node's share. Frozen files and seeds are drawn even where they are not."""
@@ -70,7 +73,7 @@ class Order:
 
     frozen come first, then a file of each directory that has none (seeds), then the rest. files: how many this node's
     whole share has, drawn or not; bytes: of those among them that can be drawn. frozen_ids, seed_ids: the same ids as
-    sets; seed_bytes: of the seeds. frozen_files: how many the catalog has, drawn or not. has_groups: some files are of
+    sets; seed_bytes: of the seeds. unmatched: the globs of frozen files that match none. has_groups: some files are of
     one group.
     """
 
@@ -82,7 +85,7 @@ class Order:
     frozen_ids: BitMap64 = field(default_factory=BitMap64)
     seed_ids: BitMap64 = field(default_factory=BitMap64)
     seed_bytes: int = 0
-    frozen_files: int = 0
+    unmatched: tuple[str, ...] = ()
     has_groups: bool = False
 
 
@@ -185,7 +188,7 @@ class _Drawing:
         self._firsts: dict[tuple[int, str], _First] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
         self._seeded: set[int] = set()
-        self._frozen_files = 0
+        self._unmatched = {glob: PathFilter([glob]) for glob in pass_.freeze if not glob.startswith("!")}
         self._groups: dict[int, list[int]] = {}
         self._group_bytes: Counter[int] = Counter()
         self._others: dict[int, list[int]] = {}
@@ -202,7 +205,8 @@ class _Drawing:
             self._count(file.size)
         if mine and (not file.drawn or (file.frozen and not file.resident)):  # it may be drawn, evicted, then frozen
             (self._frozen if file.frozen else self._rest).add(key + DEFERRED * file.deferred, file.id)
-        self._frozen_files += file.frozen
+        if file.frozen and self._unmatched:
+            self._unmatched = {glob: of for glob, of in self._unmatched.items() if not of.matches(file.path)}
         if file.resident:
             self._seeded.add(file.directory)
         if pass_.group is not None:
@@ -249,7 +253,7 @@ class _Drawing:
             BitMap64(map(abs, frozen_ids)),
             BitMap64(map(abs, seed_ids)),
             sum(seed_sizes.values()),
-            self._frozen_files,
+            tuple(self._unmatched),
             has_groups,
         )
 

@@ -29,7 +29,7 @@ RETRY_S = 30.0
 
 
 class PassOrder:
-    """Computes the order of each pass. first: the first pass (seed, share, group); later ones differ in the number.
+    """Computes the order of each pass. first: the first pass; later ones differ in the number.
 
     staging: the folder in which a worker writes the order.
     """
@@ -58,7 +58,7 @@ class PassOrder:
             ready.frozen,
             ready.seeds,
             ready.seed_bytes,
-            ready.frozen_files,
+            ready.unmatched,
             ready.has_groups,
         )
 

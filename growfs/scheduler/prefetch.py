@@ -152,9 +152,10 @@ class Prefetcher:
         return order
 
     def _options_without_effect(self, order: Order) -> list[str]:
-        warnings = []
-        if self._catalog.freezes and not order.frozen_files:
-            warnings.append("--freeze matches no file: nothing is frozen; its patterns use .gitignore syntax")
+        warnings = [
+            f"--freeze {glob} matches no file: nothing is frozen by it; patterns are written as in .gitignore"
+            for glob in order.unmatched
+        ]
         if self._order.first.group is not None and not order.has_groups:
             warnings.append("--group puts no two files together: each is drawn and delisted alone")
         return warnings

@@ -99,7 +99,7 @@ class OrderReady:
     seed_bytes: int
     files: int
     bytes: int
-    frozen_files: int
+    unmatched: tuple[str, ...]
     has_groups: bool
 
 

@@ -212,7 +212,7 @@ def _make_order(request: MakeOrder, send: Send) -> OrderReady:
         order.seed_bytes,
         order.files,
         order.bytes,
-        order.frozen_files,
+        order.unmatched,
         order.has_groups,
     )
 

@@ -97,10 +97,10 @@ def test_frozen_files_that_fill_the_cache_are_reported(growfs: Growfs, tmp_path:
 @only("libfuse")
 def test_options_that_match_nothing_are_reported(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2, size=SIZE)
-    done = growfs.mount(tmp_path / "remote", "--freeze", "clas0/*", "--group", "{stem}")
+    done = growfs.mount(tmp_path / "remote", "--freeze", "class0/0000.*", "--freeze", "clas0/*", "--group", "{stem}")
     warnings = growfs.status()["warnings"]
     assert [warning.partition(":")[0] for warning in warnings] == [
-        "--freeze matches no file",
+        "--freeze clas0/* matches no file",
         "--group puts no two files together",
     ]
     assert all(f"warning: {warning}\n" in done.stdout for warning in warnings)

@@ -187,6 +187,11 @@ def test_an_evicted_file_that_is_frozen_later_is_drawn_again() -> None:
     assert paths_of(paths, drawing.frozen) == ["a/1.bin"]
 
 
+def test_each_glob_that_freezes_nothing_is_known() -> None:
+    pass_ = Pass(0, 1, freeze=("a/*", "!a/2.bin", "b/*", "*.txt"))
+    assert whole_order({"a/1.bin", "a/2.bin"}, pass_, frozen={"a/1.bin"}).unmatched == ("b/*", "*.txt")
+
+
 # Shares: each node of a job draws its own.
 
 NODES = 8

@@ -108,7 +108,7 @@ def test_the_page_shows_skipped_names_errors_and_hints() -> None:
     page = lines(
         skipped=[{"reason": "NUL in path", "files": 1, "example": "a\0b"}],
         unpromised="too many",
-        warnings=["--freeze matches no file"],
+        warnings=["--freeze val/ matches no file"],
         last_error="x: denied",
         last_error_at=0.0,
         fetch__failed=3,
@@ -117,7 +117,7 @@ def test_the_page_shows_skipped_names_errors_and_hints() -> None:
     assert page["skipped"] == "1 file: NUL in path, such as 'a\\x00b'"
     assert page["note"].endswith("too many")
     assert page["last error"].startswith("x: denied (19")
-    assert page["warning"] == "--freeze matches no file"
+    assert page["warning"] == "--freeze val/ matches no file"
     assert page["fetched"].endswith("3 failed")
     assert page["reader"] == "python 9: listed 5 files, opened 2; lists once"
 
