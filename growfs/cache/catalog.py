@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from growfs.cache.schema import (
     DIRECTORY_CACHE_MAX,
@@ -166,11 +166,23 @@ class Catalog:
         row = self._db.row(f"{NODES} n.id = ?", id)
         return row and Node(*row)
 
-    def files_with_prefix(self, name: str, parent: int | None) -> list[Node]:
-        """The files whose names begin with a prefix, in one directory or in all."""
-        query = f"{NODES} n.parent = ? AND n.name >= ? AND n.name < ? AND n.is_dir = 0"
-        parents = [(parent,)] if parent else self._db.rows("SELECT id FROM node WHERE is_dir = 1")
-        return [Node(*row) for (id,) in parents for row in self._db.rows(query, id, name, name + LAST_CHARACTER)]
+    @staticmethod
+    def files_with_prefix(ask: Query, name: str, parent: int | None) -> Iterator[Node]:
+        """The files whose names begin with a prefix, in one directory or in all; for a thread."""
+        parents, values = ("VALUES (?)", [parent]) if parent else ("SELECT id FROM node WHERE is_dir = 1", [])
+        query = f"""WITH folder (id) AS ({parents}) SELECT {NODE} FROM folder CROSS JOIN node n ON n.parent = folder.id
+            LEFT JOIN resident r ON r.id = n.id WHERE n.name >= ? AND n.name < ? AND n.is_dir = 0"""
+        return (Node(*row) for row in ask(query, *values, name, name + LAST_CHARACTER))
+
+    @staticmethod
+    def paths_by(ask: Query) -> Callable[[Node], str]:
+        """As `path`; for a thread."""
+        known = {ROOT: ""}
+
+        def row_of(query: str, *values: object) -> Any:
+            return next(iter(ask(query, *values)), None)
+
+        return lambda node: join(directory_path(row_of, node.parent, known), node.name)
 
     def names_with_prefix(self, prefix: str, parent: int, limit: int) -> list[tuple[str, bool]]:
         """Names in a directory that begin with a prefix, (name, is a directory): of many the first, and the last."""

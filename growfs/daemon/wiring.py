@@ -216,7 +216,7 @@ def _build_scheduler(
     sizes = SizeEstimate(varies=has_producer)
     if has_producer and (size := store.largest_resident()) is not None:
         sizes.learn(size)
-    downloads = InFlightTable(catalog, Groups(catalog, options.group), folder.partial, sizes)
+    downloads = InFlightTable(catalog, Groups(cache.database, options.group), folder.partial, sizes)
     dispatcher = Dispatcher(workers, request.processes, options.bandwidth, has_producer)
     dispatcher.received.connect(cache.budget.spend)
     dispatcher.received.connect(outage.note_received)

@@ -6,9 +6,11 @@ A file that is cached when it is drawn is deferred: drawn once more late in the 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 
 import trio
+from pyroaring import BitMap64
 
 from growfs import disk
 from growfs.cache.budget import Budget
@@ -34,9 +36,9 @@ DEFERRED_MAX = 256
 class Drawer:
     """Draws groups of files. A smaller group does not overtake one that waits for space.
 
-    oversized, not_made: files of this pass that are too large, or that the producer failed on. failed: the groups of
-    this pass that could not be fetched. defers: cached files are deferred; else they were deferred once before.
-    has_deferred: some were. counters: what was downloaded, drawn or not.
+    oversized, not_made: files of this pass that are too large, or that the producer failed on. failed: those of this
+    pass that could not be fetched, with all of their groups, as ids of an Order. defers: cached files are deferred;
+    else they were deferred once before. has_deferred: some were. counters: what was downloaded, drawn or not.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Drawer:
         budget: Budget,
         state: PrefetchState,
     ) -> None:
-        self.oversized: set[int] = set()
-        self.not_made: set[int] = set()
-        self.failed: dict[Sequence[int], None] = {}
+        self.oversized = BitMap64()
+        self.not_made = BitMap64()
+        self.failed = array("q")
+        self._failed = BitMap64()
         self.defers = True
         self.has_deferred = False
         self.counters = fetcher.counters
@@ -73,7 +76,7 @@ class Drawer:
         for number, ids in enumerate(groups):
             if number % DRAWS_PER_STEP == 0:
                 await trio.lowlevel.checkpoint()
-            if self.not_made.issuperset(ids):
+            if all(id in self.not_made for id in ids):
                 self._state.finish(*ids)
             elif not await self.draw(ids):
                 return False
@@ -104,6 +107,12 @@ class Drawer:
             return True
         return False
 
+    def take_failed(self) -> Sequence[int]:
+        """The files that failed, which are forgotten."""
+        failed, self.failed = self.failed, array("q")
+        self._failed.clear()
+        return failed
+
     def last_failure(self) -> Failure | None:
         """The latest failure of a file that is not cached yet."""
         return self._fetcher.last_failure()
@@ -111,7 +120,7 @@ class Drawer:
     def skipped(self) -> list[tuple[str, int, str]]:
         """(reason, number of files, one of them) for the files that this pass cannot fetch."""
         reasons = {"larger than the whole cache": self.oversized, "the producer failed on it": self.not_made}
-        return [(reason, len(ids), self._path(min(ids))) for reason, ids in reasons.items() if ids]
+        return [(reason, len(ids), self._path(ids.min())) for reason, ids in reasons.items() if ids]
 
     def _path(self, id: int) -> str:
         node = self._catalog.node(id)
@@ -224,8 +233,14 @@ class Drawer:
         if isinstance(error, NotMade):  # the producer has tried as often as it may
             self.not_made.add(id)
         elif error:
-            self.failed[download.group.ids or (id,)] = None
+            self._note_failed(download.group.ids or (id,))
             self._state.seeds.fail(id, error)
         if isinstance(error, NoRoom):
             self._blocked_until = trio.current_time() + SPACE_POLL_S
         self._state.finish(id)
+
+    def _note_failed(self, ids: Sequence[int]) -> None:
+        first, *others = ids
+        if first not in self._failed:  # else another of the group failed before
+            self._failed.add(first)
+            self.failed.extend((first, *(-id for id in others)))

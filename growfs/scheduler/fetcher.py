@@ -159,20 +159,19 @@ class Fetcher:
         return True
 
     async def ensure(self, node: Node, path: str) -> None:
-        """Return when the file is resident, fetching it before everything that no reader waits for.
+        """Return when the file is resident, or gone, fetching it before everything that no reader waits for.
 
         Raises GrowfsError with the errno that a reader should get, after miss_timeout_s at the latest.
         """
         if self.need(node) > self._store.max_file_bytes:
             raise too_large(path)
+        if self._downloads.get(node.id) is None:
+            for started in await self._downloads.start_miss(node, self._store.max_file_bytes):
+                self._request_space(started)
         download = self._downloads.get(node.id)
         if download is None:
-            for started in self._downloads.start_miss(node, self._store.max_file_bytes):
-                self._request_space(started)
-                if started.node.id == node.id:
-                    download = started
-            assert download
-        elif not download.urgent:
+            return  # it is cached by now, or gone
+        if not download.urgent:
             self._prioritize(download.group)
         with trio.move_on_after(self.miss_timeout_s):
             await download.finished.wait()

@@ -144,16 +144,17 @@ class InFlightTable:
         download = self._downloads[node.id] = Download(node, self._catalog.path(node), target, need, group)
         return download
 
-    def start_miss(self, node: Node, size_max: int) -> list[Download]:
+    async def start_miss(self, node: Node, size_max: int) -> list[Download]:
         """Put a file in flight for which a reader waits, with those of its group that are neither cached nor in flight.
 
         size_max: bytes that any file may have.
         """
-        members = self._groups.members(node, size_max)
+        members = await self._groups.members(node, size_max)
         group = DownloadGroup(ids=tuple(member.id for member in members) if len(members) > 1 else ())
         started = []
-        for member in members:
-            if member.seq is None and member.id not in self._downloads:
+        for id in [member.id for member in members]:
+            member = self._catalog.node(id)  # as it is by now
+            if member and member.seq is None and id not in self._downloads:
                 download = self.start(member, group, self.sizes.need(member, size_max))
                 download.urgent = True
                 started.append(download)

@@ -145,7 +145,7 @@ class Prefetcher:
         self._order_took_s = trio.current_time() - began
         self._catalog.share = Share(order.files, order.bytes)
         self._warnings = self._options_without_effect(order)
-        drawer.failed.clear()
+        drawer.take_failed()
         drawer.oversized.clear()
         state.seeds.begin(order, self._store.limit_bytes)
         state.phase = MountState.SEEDING if order.seeds else MountState.FILLING
@@ -182,9 +182,9 @@ class Prefetcher:
                 while not state.is_stale:
                     await state.changed.wait()
             pause_s = min(2 * pause_s, RETRY_S[1])
-            retry, drawer.failed = drawer.failed, {}
+            retry = drawer.take_failed()
             state.phase = MountState.FILLING
-            if not await drawer.draw_all(retry):
+            if not await drawer.draw_all(groups_of(retry)):
                 return False
         if not state.is_stale:
             state.phase = state.resting_state()
@@ -194,7 +194,7 @@ class Prefetcher:
         """Whether a next pass could draw more than the files that failed and those that do not fit."""
         drawer = self._drawer
         missing = self._catalog.share.files - self._store.resident_files
-        excluded = sum(map(len, drawer.failed)) + len(drawer.oversized | drawer.not_made)
+        excluded = len(drawer.failed) + len(drawer.oversized | drawer.not_made)
         return drawer.rotates and missing > excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:

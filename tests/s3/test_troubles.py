@@ -6,6 +6,7 @@ import errno
 import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
@@ -13,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from growfs.remote.wrappers.retry import TRIES_MAX
 from tests.harness import Growfs, until
 from tests.s3.proxy import Fault, Request, proxy_to
 from tests.servers import S3Server
@@ -190,6 +192,30 @@ def test_all_files_are_cached_after_throttling(growfs: Growfs, moto: S3Server, p
     assert next(count) >= 16
     assert (status["cache"]["files"], status["fetch"]["failed"], status["last_error"]) == (8, 0, None)
     assert {path: (growfs.mountpoint / path).read_text() for path in growfs.names()} == {path: path for path in paths}
+
+
+@pytest.mark.promise(3, 14)
+def test_no_file_is_given_up_in_a_storm_of_throttling(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+    """A store that refuses most files, and serves others, until one was refused more often than a worker tries it."""
+    paths = [f"d{number % 3}/{number}" for number in range(60)]
+    url = put(moto, prefix, *paths)
+    refused = Counter[str]()
+
+    def throttle(request: Request) -> Fault | None:
+        if not request.is_fetch or "/d0/" in request.target or max(refused.values(), default=0) > TRIES_MAX:
+            return None
+        refused[request.target] += 1
+        return Fault(503, "SlowDown")
+
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = throttle
+        growfs.mount(url, "--endpoint-url", proxy.url, "--wait-files", "1")
+        growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
+        status = growfs.status()
+    assert max(refused.values()) > TRIES_MAX
+    assert len(refused) > 10
+    assert (status["cache"]["files"], status["fetch"]["failed"], status["last_error"]) == (60, 0, None)
+    assert "not fetched" not in (growfs.mountpoint / ".growfs/log").read_text()
 
 
 def test_a_throttled_listing_is_retried(growfs: Growfs, moto: S3Server, prefix: str) -> None:

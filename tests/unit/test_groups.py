@@ -12,8 +12,8 @@ PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y
 
 
 async def members(cache: LocalCache, template: str | None, path: str) -> set[str]:
-    groups = Groups(cache.catalog, template)
-    return {cache.catalog.path(node) for node in groups.members(cache.node(path), 1 << 40)}
+    groups = Groups(cache.database, template)
+    return {cache.catalog.path(node) for node in await groups.members(cache.node(path), 1 << 40)}
 
 
 @pytest.mark.promise(24)
@@ -37,6 +37,16 @@ async def test_members_of_the_group_of_a_file(
 ) -> None:
     await cache.list([file(path) for path in PATHS])
     assert await members(cache, template, path) == expected
+
+
+async def test_a_miss_asks_nothing_of_a_million_directories_on_the_answering_thread(cache: LocalCache) -> None:
+    await cache.list([file(f"{folder}/x.{suffix}") for folder in range(300) for suffix in ("jpg", "txt")])
+    queries: list[str] = []
+    node = cache.node("7/x.jpg")
+    cache.database._reader.set_trace_callback(queries.append)
+    found = await Groups(cache.database, "{name}").members(node, 1 << 40)
+    cache.database._reader.set_trace_callback(None)
+    assert (len(found), queries) == (600, [])
 
 
 @pytest.mark.parametrize("template", ["{stem}", "{name}", "{parent}", "{name}-{parent}"])

@@ -122,7 +122,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     async def ignore(*_: object) -> None:
         pass
 
-    downloads = InFlightTable(cache.catalog, Groups(cache.catalog, None), tmp_path / "partial", SizeEstimate())
+    downloads = InFlightTable(cache.catalog, Groups(cache.database, None), tmp_path / "partial", SizeEstimate())
     dispatcher = Dispatcher(RefusingPool(), 1, 0)  # type: ignore[arg-type]
     fetcher = Fetcher(downloads, cache.store, cache.evictor, dispatcher, ignore, Outage(answers), 5.0)
     successor = replace(cache.node("d/5.bin"), version="v2")
@@ -161,7 +161,7 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
         pass
 
     monkeypatch.setattr(cache.evictor, "reserve_by_eviction", slow_reserve)
-    groups = Groups(cache.catalog, "{stem}")
+    groups = Groups(cache.database, "{stem}")
     downloads = InFlightTable(cache.catalog, groups, tmp_path / "partial", SizeEstimate())
     dispatcher = Dispatcher(workers, 1, 0)  # type: ignore[arg-type]
     outage = Outage(answers)

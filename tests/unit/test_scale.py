@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trio
+from pyroaring import BitMap64
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import growfs.cache.store
@@ -27,15 +28,15 @@ from growfs.cache.schema import ROOT, read_only
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
-from growfs.errors import RemoteError
+from growfs.errors import NotMade, RemoteError
 from growfs.rotation import evictor, reader_registry
-from growfs.rotation.draw_order import Candidate, Order, Pass, draw_order
+from growfs.rotation.draw_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.reader import DirectoryHolds, Reader
 from growfs.rotation.reader_registry import FORGET_THREADS_S, Process, ReaderRegistry
 from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
 from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
-from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters
+from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetch import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
@@ -441,7 +442,7 @@ async def test_requests_are_answered_between_draws_that_wait_for_nothing(
     cache: LocalCache, prefetch: PrefetchState
 ) -> None:
     drawer = new_drawer(cache, prefetch)
-    drawer.not_made = set(range(DRAWS_PER_STEP * 10))  # there is nothing to draw
+    drawer.not_made = BitMap64(range(DRAWS_PER_STEP * 10))  # there is nothing to draw
     steps = 0
 
     async def answer() -> None:
@@ -455,6 +456,34 @@ async def test_requests_are_answered_between_draws_that_wait_for_nothing(
         assert await drawer.draw_all([id] for id in sorted(drawer.not_made))
         nursery.cancel_scope.cancel()
     assert steps >= 5
+
+
+async def test_failed_files_take_little_memory(cache: LocalCache, prefetch: PrefetchState) -> None:
+    drawer = new_drawer(cache, prefetch)
+    nodes = [Node(id, ROOT, "x", False, 1, None, "", 0, 0, None) for id in range(2, 20_002)]
+    ended = {
+        kind: Download(nodes[0], "x", Path("x"), 1, DownloadGroup(), error=kind("x")) for kind in (RemoteError, NotMade)
+    }
+    tracemalloc.start()
+    for node in nodes:
+        for download in ended.values():
+            download.node = node
+            drawer._handle_finished(download)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 20 * len(nodes)
+    assert drawer.skipped() == [("the producer failed on it", len(nodes), "")]
+    assert list(groups_of(drawer.take_failed())) == [[node.id] for node in nodes]
+    assert not drawer.failed
+
+
+async def test_the_failed_files_of_a_group_are_drawn_again_together(cache: LocalCache, prefetch: PrefetchState) -> None:
+    drawer = new_drawer(cache, prefetch)
+    group = DownloadGroup(ids=(1, 2))
+    for id in (2, 1):
+        node = Node(id, ROOT, "x", False, 1, None, "", 0, 0, None)
+        drawer._handle_finished(Download(node, "x", Path("x"), 1, group, error=RemoteError("x")))
+    assert list(groups_of(drawer.take_failed())) == [[1, 2]]
 
 
 async def test_files_that_change_one_by_one_have_the_order_computed_again_now_and_then(
