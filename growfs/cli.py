@@ -356,11 +356,9 @@ def doctor(
     from growfs.daemon import launch
     from growfs.doctor.command import diagnose
     from growfs.doctor.examination import Effort
-    from growfs.units import seconds
 
     launch.hide_secrets()
-    effort = Effort(seconds(measure), seconds(timeout))
-    sys.exit(diagnose(url, mountpoint, _parsed(config, given), effort, as_json))
+    sys.exit(diagnose(url, mountpoint, _parsed(config, given), Effort.parse(measure, timeout), as_json))
 
 
 if __name__ == "__main__":

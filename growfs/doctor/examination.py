@@ -21,10 +21,11 @@ from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import Found, check_remote
 from growfs.doctor.remote_messages import Probe
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import check_mountpoint, check_outside
 from growfs.remote.names import redact
 from growfs.remote.protocol import RemoteSpec
+from growfs.units import seconds
 
 FETCH_BYTES_MAX = 4 << 30
 """Bytes that are fetched to measure the link, at most."""
@@ -36,6 +37,17 @@ class Effort:
 
     measure_s: float
     answer_s: float
+
+    @classmethod
+    def parse(cls, measure: str, timeout: str) -> Effort:
+        """From the values of the flags. Raises UsageError that names the flag."""
+        try:
+            flag = "--measure"
+            measure_s = seconds(measure)
+            flag = "--timeout"
+            return cls(measure_s, seconds(timeout))
+        except UsageError as error:
+            raise UsageError(f"doctor: {flag}: {error}") from None
 
 
 class Examination:
@@ -185,7 +197,10 @@ def _describe_download(download: Download) -> Check:
     if not download.bytes and download.first_s is None:
         return warning("download", f"no byte within {_seconds(download.s)}", "measure for longer: --measure 10s")
     count = "1 file" if download.files == 1 else f"{download.files:,} files"
-    text = f"{format_size(download.bytes_per_s)}/s ({count}, {format_size(download.bytes)} in {_seconds(download.s)}"
+    rate = f"{format_size(download.bytes_per_s)}/s"
+    if download.files:
+        rate += f", {download.processes * download.files / download.s:,.0f} files/s"
+    text = f"{rate} ({count}, {format_size(download.bytes)} in {_seconds(download.s)}"
     scaled = f", by one of {download.processes} processes" if download.processes > 1 else ""
     return ok("download", f"{text}{scaled})")
 

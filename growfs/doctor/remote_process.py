@@ -175,7 +175,7 @@ def _list(probe: Probe, send: Send) -> list[RemoteFile]:
     files = unsized = size = smallest = skipped = 0
     whole, first_s, began = True, 0.0, time.monotonic()
     for page in open_remote(spec, on_busy=lambda error: send(Busy(error))).pages():
-        if files and time.monotonic() > began + probe.list_s:
+        if files and time.monotonic() > began + first_s + probe.list_s:
             whole = False
             break
         skipped += len(page.skipped)

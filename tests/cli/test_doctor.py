@@ -376,3 +376,6 @@ def test_wrong_options_are_wrong_usage(growfs: Growfs) -> None:
     done = doctor(growfs, "s3://bucket", "--cache-size", "much")
     assert done.returncode == 2
     assert done.stderr.startswith("growfs: --cache-size: 'much' is not a size")
+    done = growfs.run("doctor", "--timeout", "long", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("growfs: doctor: --timeout: 'long' is not a time")
