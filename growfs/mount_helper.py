@@ -96,7 +96,7 @@ def flags(text: str, sloppy: bool = False) -> list[str]:
             result.append(f"{flag}{equals}{value}")
         elif not (IGNORED.fullmatch(name) or sloppy):
             raise UsageError(
-                f"mount: no such option: {name}; growfs mount --help lists them, and a value with a comma is written"
-                ' in double quotes: include="a,b"'
+                f"mount: no such option: {name}; growfs mount --help lists them; several values are written as"
+                " include=A,include=B, and a value with a comma in double quotes"
             )
     return result

@@ -37,7 +37,7 @@ SYSTEM = "defaults,rw,user,noauto,_netdev,nofail,nosuid,x-systemd.mount-timeout=
         (f"{SYSTEM},cache-size=5G,no-wait", ["--cache-size=5G", "--no-wait"]),
         ("allow_other,cache_dir=/x", ["--allow-other", "--cache-dir=/x"]),
         ("include=a,include=b", ["--include=a", "--include=b"]),
-        ('include="{a,b}",seed=1', ["--include={a,b}", "--seed=1"]),
+        ('exclude="a,b",seed=1', ["--exclude=a,b", "--seed=1"]),
         ('storage-option=x={"a": "b,c"}', ['--storage-option=x={"a": "b,c"}']),
         ("config=/etc/growfs.toml", ["--config=/etc/growfs.toml"]),
         ("dev,suid", []),
