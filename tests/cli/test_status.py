@@ -63,6 +63,7 @@ def test_the_figures_are_right(mounted: Growfs) -> None:
     assert status["listed"] == {"files": 6, "bytes": 60_000}
     assert (status["fetch"]["files_total"], status["fetch"]["bytes_total"], status["fetch"]["failed"]) == (6, 60_000, 0)
     assert status["opens"]["max"] == 1
+    assert (status["opens"]["total"], status["opens"]["bytes_total"]) == (1, 10_000)
     assert status["last_error"] is None
     assert status["skipped"] == []
 

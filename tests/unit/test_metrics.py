@@ -12,7 +12,7 @@ import trio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from growfs.daemon.metrics import CONNECTIONS_MAX, MetricsServer, encode, openmetrics
+from growfs.daemon.metrics import CONNECTION_S, CONNECTIONS_MAX, MetricsServer, encode, openmetrics
 from growfs.daemon.status_fields import FIELDS, LABELLED
 from growfs.errors import GrowfsError
 from tests.unit.test_render import STATUS, status
@@ -185,7 +185,9 @@ async def test_clients_that_send_or_read_nothing_do_not_hold_up_others(autojump_
         assert b"growfs_generation" in await receive(await connect(server, GET % b"/metrics"))
         idle.append(await connect(server, b""))
         await trio.testing.wait_all_tasks_blocked(0.05)
+        began = trio.current_time()
         assert await receive(await connect(server, b"")) == b""
+        assert trio.current_time() - began < CONNECTION_S
         assert [await receive(stream) for stream in idle] == [b""] * CONNECTIONS_MAX
         assert b"growfs_generation" in await receive(await connect(server, GET % b"/metrics"))
         nursery.cancel_scope.cancel()

@@ -176,13 +176,16 @@ def test_no_name_changes_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[31m\n[red]x[/red]"
     known = watch(readers=[READER | {"command": evil, "advice": evil}])
     known.survey = Survey({}, (Directory(evil, 1, 1, 0, 0),))
-    known.trouble = evil
     known._seen.append(Event(0.0, "INFO", evil))
+    gone = Watch(Path(evil), lambda: None)
+    gone.trouble = evil
     for page in Page:
         shown = text(page, known, width=140)
         assert "[red]x" in shown
-        assert "owned" in shown
         assert not {"\x1b", "\x07"} & set(shown)
+    shown = text(Page.OVERVIEW, gone)
+    assert shown.count("[red]x") == 2
+    assert not {"\x1b", "\x07"} & set(shown)
 
 
 def test_a_bar_shows_every_share_above_none() -> None:
