@@ -68,7 +68,7 @@ def test_the_overview_shows_the_figures() -> None:
     assert "sizes of the opened files" in shown
     assert "50 of 200" in shown
     assert "500.0 MB" in shown
-    assert "python 4711 listed once" in shown
+    assert "python 4711: listed once" in shown
 
 
 def test_opens_that_wait_now_are_shown() -> None:

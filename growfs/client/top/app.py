@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Flag
@@ -88,8 +88,8 @@ def _print_once(mountpoint: Path | None, console: Console) -> None:
         console.print(frame(list(watches), Shown(number=number), width, height), height=height)
 
 
-def picture(watches: Sequence[Watch], shown: Shown, width: int, height: int) -> str:
+def picture(watches: Iterable[Watch], shown: Shown, width: int, height: int) -> str:
     """A frame as an SVG, for documents."""
     console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(frame(watches, shown, width, height), height=height)
+    console.print(frame(list(watches), shown, width, height), height=height)
     return console.export_svg(title="growfs top")

@@ -144,7 +144,7 @@ def _overview(watch: Watch, status: dict[str, Any], width: int, height: int) -> 
         return [*sections, Layout(Text(" "))]
     advice = sum(bool(reader["advice"]) for reader in status["readers"])
     readers = (3 if status["readers"] else 2) + max(1, len(status["readers"]) + advice)
-    readers = min(readers, left - 5) if left >= 10 else left
+    readers = min(readers, left - 4) if left >= 9 else left
     sections.append(Layout(_panel("readers", _readers(status, width - 4, readers - 3, 0)), size=readers))
     if left - readers >= 3:
         sections.append(Layout(_events(watch, left - readers - 2, 0)))
@@ -181,10 +181,10 @@ def _summary(watch: Watch, status: dict[str, Any], notes: Sequence[tuple[str, st
         "coverage", bar([(seen, "▆", "magenta")], bars), f"{seen:.0%} cached at some time, pass {coverage['pass']}"
     )
     opens = Text(f"{status['opens']['mean']:.2f} per file   ").append(columns(_histogram(watch.survey.opens)))
-    misses = Text(f"{miss['files_total']:,}", "bold" if miss["files_total"] else "")
+    misses = Text(f"{miss['files_total']:,}")
     if miss["files_total"]:
         waited = f", waited {miss['wait_s_total']:.1f} s, {miss['wait_s_total'] / miss['files_total']:.2f} s each"
-        misses.append(waited, "default")
+        misses.append(waited)
     if miss["waiting"]:
         misses.append(f", {miss['waiting']:,} wait{'s' if miss['waiting'] == 1 else ''} now", "red")
     lines = Table.grid(padding=(0, 1))
@@ -272,10 +272,10 @@ def _readers(status: dict[str, Any], width: int, rows: int, first: int, wraps: b
     table.add_column("holds", justify="right", no_wrap=True)
     lines: list[RenderableType] = [table]
     for reader in readers[first : first + max(1, rows)]:
-        share = reader["files_opened"] / reader["files_shown"] if reader["files_shown"] else 0.0
-        opened = bar([(min(1.0, share), "▆", "green")], max(4, width // 10)).append(
-            f" {reader['files_opened']:,} of {reader['files_shown']:,}", "default"
-        )
+        share = min(1.0, reader["files_opened"] / reader["files_shown"]) if reader["files_shown"] else 0.0
+        opened = bar([(share, "▆", "green")], max(4, width // 10))
+        opened.append(f" {reader['files_opened']:,}", "default")
+        opened.append(f" of {reader['files_shown']:,}" if reader["files_shown"] else " files", "default")
         table.add_row(
             Text(printable(f"{reader['command']} {reader['pid'] or '(other namespace)'}")),
             _listed(reader),
@@ -286,7 +286,7 @@ def _readers(status: dict[str, Any], width: int, rows: int, first: int, wraps: b
         )
     for reader in readers[first : first + max(1, rows)]:
         if reader["advice"]:
-            advice = Text(printable(f"{reader['command']} {reader['pid']} {reader['advice']}"), "yellow")
+            advice = Text(printable(f"{reader['command']} {reader['pid']}: {reader['advice']}"), "yellow")
             advice.no_wrap, advice.overflow = not wraps, "ellipsis"
             lines.append(advice)
     return Group(*lines)
