@@ -72,9 +72,9 @@ def virtual_files(
         VirtualFile("status", of_status(render)),
         VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
         VirtualFile("metrics", of_status(openmetrics)),
-        VirtualFile("files", of_listing(_write_files), needs_generation=True),
-        VirtualFile("index.csv", of_listing(_write_index), needs_generation=True),
-        VirtualFile("ledger.csv", ledger),
+        VirtualFile("files", of_listing(_write_files), needs_generation=True, shared=True),
+        VirtualFile("index.csv", of_listing(_write_index), needs_generation=True, shared=True),
+        VirtualFile("ledger.csv", ledger, shared=True),
         VirtualFile("log", log),
     ]
 

@@ -1,7 +1,7 @@
 """The files of .growfs/, whose content is rendered when they are opened.
 
-Owns their node ids and their open handles. Each open has a content of its own, in an unnamed temporary file: later
-opens see later content, and an open file does not change.
+Owns their node ids, their open handles and their contents, each in an unnamed temporary file. Later opens see later
+content, and an open file does not change. Readers that open a large file at about the same time share one content.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import itertools
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+import trio
 
 from growfs.errors import TooManyOpen
 from growfs.rotation.rules import Generation
@@ -23,29 +25,48 @@ FOLDER_ID = 2
 """Node id of the folder. Its files have the ids that follow."""
 HANDLES_FROM = 1 << 62
 """Handles of virtual files start here, far above those of cached files."""
-OPEN_MAX = 128
-"""Virtual files that are open at one time. Each takes a descriptor, and the daemon needs some for itself."""
+CONTENTS_MAX = 128
+"""Contents that are open at one time. Each takes a descriptor, and the daemon needs some for itself."""
+SHARED_CONTENTS_MAX = 8
+"""Contents of one large file that are open at one time: with a million files, each takes about 100 MB of the disk."""
+SHARED_S = 1.0
+"""For so long after it was rendered, an open content of a large file is shared by those that open the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualFile:
-    """A file of .growfs/. render: writes the content, once for each open.
+    """A file of .growfs/. render: writes the content.
 
     needs_generation: render is given the generation that the opener sees; opening such a file counts as a listing.
+    shared: it is large. Else each open has a content of its own.
     """
 
     name: str
     render: Callable[[IO[bytes], Generation | None], Awaitable[None]]
     needs_generation: bool = False
+    shared: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Content:
+    """What was rendered for a generation, and how many handles it has. rendered_at: in trio's time."""
+
+    file: VirtualFile
+    generation: int | None
+    out: IO[bytes]
+    handles: int = 1
+    rendered_at: float | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
 
 
 class VirtualFolder:
-    """Owns the content of each open virtual file. scratch: the folder for the temporary files."""
+    """Owns the contents that are open. scratch: the folder for the temporary files."""
 
     def __init__(self, files: Iterable[VirtualFile], scratch: Path) -> None:
         self._files = dict(enumerate(files, FOLDER_ID + 1))
         self._scratch = scratch
-        self._open: dict[int, IO[bytes]] = {}
+        self._contents: list[_Content] = []  # the last one begun comes last
+        self._open: dict[int, _Content] = {}
         self._handles = itertools.count(HANDLES_FROM)
 
     def get(self, id: int) -> VirtualFile | None:
@@ -66,23 +87,66 @@ class VirtualFolder:
         return [Entry(id, file.name, 0, 0, now_ns, id) for id, file in self._files.items() if id > position]
 
     async def open(self, file: VirtualFile, begin_listing: Callable[[], Awaitable[Generation]]) -> int:
-        """Render a file; returns the handle of its content. Raises TooManyOpen.
+        """Render a file, or share what was rendered; returns the handle of the content. Raises TooManyOpen.
 
         begin_listing: called for a file that needs a generation.
         """
-        if len(self._open) >= OPEN_MAX:
-            raise TooManyOpen(f"{len(self._open)} files of {FOLDER_NAME}/ are open")
         generation = await begin_listing() if file.needs_generation else None
-        content = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as its handle
+        number = generation.number if generation else None
+        while content := self._shareable(file, number):
+            content.handles += 1
+            try:
+                await content.ended.wait()
+            except BaseException:
+                self._drop(content)
+                raise
+            if content in self._contents:
+                return self._handle(content)
+            # Else it could not be rendered. This opener tries it, and gets an error of its own.
+        return self._handle(await self._render(file, generation))
+
+    def _shareable(self, file: VirtualFile, generation: int | None) -> _Content | None:
+        """The last content of a large file, if it is recent, or if there are too many of them for another one."""
+        contents = [content for content in self._contents if content.file is file] if file.shared else []
+        if not contents:
+            return None
+        last = contents[-1]
+        is_recent = last.rendered_at is None or trio.current_time() < last.rendered_at + SHARED_S
+        if last.generation == generation and (is_recent or len(contents) >= SHARED_CONTENTS_MAX):
+            return last
+        if len(contents) >= SHARED_CONTENTS_MAX:
+            raise TooManyOpen(f"{len(contents)} versions of {FOLDER_NAME}/{file.name} are open")
+        return None
+
+    async def _render(self, file: VirtualFile, generation: Generation | None) -> _Content:
+        if len(self._contents) >= CONTENTS_MAX:
+            raise TooManyOpen(f"{len(self._contents)} files of {FOLDER_NAME}/ are open")
+        out = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as its handles
+        content = _Content(file, generation.number if generation else None, out)
+        self._contents.append(content)
+        try:
+            await file.render(out, generation)
+            out.flush()
+            content.rendered_at = trio.current_time()
+        except BaseException:
+            self._contents.remove(content)
+            out.close()
+            raise
+        finally:
+            content.ended.set()
+        return content
+
+    def _handle(self, content: _Content) -> int:
         handle = next(self._handles)
         self._open[handle] = content
-        try:
-            await file.render(content, generation)
-        except BaseException:
-            self.close(handle)
-            raise
-        content.flush()
         return handle
+
+    def _drop(self, content: _Content) -> None:
+        """Remove the content with its last handle."""
+        content.handles -= 1
+        if not content.handles:
+            self._contents.remove(content)
+            content.out.close()
 
     @staticmethod
     def has_handle(handle: int) -> bool:
@@ -91,9 +155,9 @@ class VirtualFolder:
 
     def content(self, handle: int) -> tuple[int, int]:
         """(the file descriptor of the content, its size in bytes)."""
-        content = self._open[handle]
-        return content.fileno(), content.tell()
+        out = self._open[handle].out
+        return out.fileno(), out.tell()
 
     def close(self, handle: int) -> None:
-        """Remove the content."""
-        self._open.pop(handle).close()
+        """Close a handle of a content."""
+        self._drop(self._open.pop(handle))

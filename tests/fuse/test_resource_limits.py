@@ -59,6 +59,17 @@ def test_virtual_opens_beyond_the_descriptor_limit_give_enfile(growfs: Growfs, t
     assert (growfs.mountpoint / ".growfs/status").read_text()
 
 
+@pytest.mark.promise(8)
+def test_a_large_virtual_file_is_shared_by_those_that_open_it(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=3)
+    growfs.mount(tmp_path / "remote")
+    with ExitStack() as stack:
+        files = [stack.enter_context((growfs.mountpoint / ".growfs/index.csv").open()) for _ in range(200)]
+        texts = [file.read() for file in files]
+    assert len(set(texts)) == 1
+    assert texts[0].count("class0/") == 3
+
+
 def test_a_descriptor_limit_too_low_for_the_daemon_is_refused(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=1)
     refused = mount_with_descriptors(growfs, 100, tmp_path / "remote")
