@@ -9,6 +9,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,22 +77,21 @@ class Figures:
 
 def read(cache: Path, last_s: float | None = None) -> Figures:
     """Read the figures of a cache; last_s: of the time before its last row only. Raises GrowfsError."""
-    connection = read_only(cache / "catalog.sqlite")
-    connection.row_factory = sqlite3.Row
     try:
-        connection.execute("BEGIN")  # all queries see one snapshot
-        mount = connection.execute("SELECT value FROM meta WHERE key = 'mount'").fetchone()
-        history = _history(connection, last_s) if mount else []
-        if not history:
-            raise GrowfsError(f"{cache}: has no history yet; mount it with this version of growfs first")
-        shown, total = _directories(connection)
-        return Figures(
-            json.loads(mount["value"]), is_in_use(cache), time.time(), history, _opens(connection), shown, total
-        )
-    except sqlite3.OperationalError as error:
-        raise GrowfsError(f"{cache}: has no history that can be read: {error}; mount it once more") from None
-    finally:
-        connection.close()
+        with closing(read_only(cache / "catalog.sqlite")) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.execute("BEGIN")  # all queries see one snapshot
+            mount = connection.execute("SELECT value FROM meta WHERE key = 'mount'").fetchone()
+            history = _history(connection, last_s) if mount else []
+            if not history:
+                raise GrowfsError(f"{cache}: has no history yet; mount it with this version of growfs first")
+            (shown, total), opens = _directories(connection), _opens(connection)
+    except sqlite3.DatabaseError as error:
+        raise GrowfsError(
+            f"{cache}: has no history that can be read ({error}); run this as the user who mounted it, and with the"
+            " version of growfs that did"
+        ) from None
+    return Figures(json.loads(mount["value"]), is_in_use(cache), time.time(), history, opens, shown, total)
 
 
 def _history(connection: sqlite3.Connection, last_s: float | None) -> list[sqlite3.Row]:

@@ -53,7 +53,7 @@ class Report:
         drawn = charts(figures)
         last = figures.history[-1]
         state = last["state"] if figures.is_mounted else "not mounted"
-        page = Template(files("growfs.client").joinpath("report.html").read_text())
+        page = Template(files("growfs.client").joinpath("report.html").read_text(encoding="utf-8"))
         html = page.substitute(
             title=escape(f"growfs: {figures.mount['url']}"),
             url=escape(figures.mount["url"]),
@@ -71,7 +71,7 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to a file. Raises GrowfsError."""
         try:
-            Path(path).write_text(self.html)
+            Path(path).write_text(self.html, encoding="utf-8", errors="replace")
         except OSError as error:
             raise GrowfsError(f"report: {path}: {error.strerror}") from None
 

@@ -176,7 +176,10 @@ def paths(kind: Any) -> Iterator[str]:
                 yield from (f"{name}.{path}" for path in paths(inner))
 
 
-def test_a_report_is_a_page_for_a_notebook_and_for_a_file(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+def test_a_report_is_a_page_for_a_notebook_and_for_a_file(
+    growfs: Growfs, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growfs.client.report._library", lambda: "")
     mount = package.mount(str(remote), growfs.mountpoint, cache_dir=growfs.cache_dir)
     mount.wait(all=True)
     report = mount.report(last="1h")

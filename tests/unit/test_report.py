@@ -173,13 +173,19 @@ def test_an_empty_cache_and_a_single_row_will_do(cache: Cache) -> None:
     assert "misses" not in drawn.specs
 
 
-def test_names_cannot_add_to_the_page(cache: Cache) -> None:
+def test_names_cannot_add_to_the_page(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.client.report._library", lambda: "const end = '</script>';")
     cache.add(0, 0)
     cache.add_directory("</script><script>alert(1)</script>", 1, 1, 1)
-    page = Report.of(cache.path).html
+    mount = {**MOUNT, "mountpoint": "/no text: \udcff", "options": {"--group": "<b>"}}
+    cache.write(lambda writer: set_meta(writer, "mount", json.dumps(mount)))
+    Report.of(cache.path).save(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
     assert "alert(1)" in page
-    assert "<script>alert" not in page
+    assert page.count("</script>") == page.count("<script") == 3
     assert "<i>&x" not in page
+    assert "<b>" not in page
+    assert "mounted on /no text: ?," in page
 
 
 def test_without_the_extra_it_says_what_to_install(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +200,14 @@ def test_a_cache_of_an_older_version_has_no_history(cache: Cache) -> None:
     cache.write(lambda writer: writer.execute("DROP TABLE history"))
     with pytest.raises(GrowfsError, match="no such table"):
         cache.read()
+
+
+@pytest.mark.parametrize("content", [None, b"this is no database, and longer than the header of one" * 20])
+def test_a_database_that_cannot_be_read_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+    if content:
+        (tmp_path / "catalog.sqlite").write_bytes(content)
+    with pytest.raises(GrowfsError, match="has no history that can be read"):
+        read(tmp_path)
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
