@@ -166,6 +166,14 @@ def test_the_worst_and_the_best_of_many_directories_are_shown(cache: Cache) -> N
     ]
 
 
+def test_folders_are_no_files_of_a_directory(cache: Cache) -> None:
+    cache.add(0, 0)
+    cache.add_directory("a", 2, 2, 1)
+    cache.write(lambda writer: writer.execute("INSERT INTO node (parent, name, is_dir) VALUES (1, 'readme', 0)"))
+    assert cache.read().directories == [Directory("", 1, 0, 0, 0), Directory("a", 2, 2, 2, 2)]
+    assert charts(cache.read()).data["directories"][0]["path"] == "/"
+
+
 def test_an_empty_cache_and_a_single_row_will_do(cache: Cache) -> None:
     cache.add(1, 0, replace(FIRST, files=0, files_seen=0, share_files=0))
     drawn = charts(cache.read())
