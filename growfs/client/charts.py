@@ -29,7 +29,7 @@ BYTES = "format(datum.value, '.3~s') + 'B'"
 COUNT = (
     "datum.value % 1 ? '' : abs(datum.value) < 1000 ? format(abs(datum.value), '~r') : format(abs(datum.value), '.3~s')"
 )
-SECONDS = "format(datum.value, '~s') + ' s'"
+SECONDS = "format(datum.value, datum.value < 1000 ? '~r' : '~s') + ' s'"
 TIME = {"field": "t", "type": "temporal", "title": "time", "format": "%Y-%m-%d %H:%M:%S"}
 TIME_FORMATS = ((600, "%H:%M:%S"), (86_400, "%H:%M"), (4 * 86_400, "%b %d %H:%M"))
 """(up to which time in seconds, how the times of an axis are written)."""
@@ -200,9 +200,10 @@ def _over_time(
 ) -> Spec:
     """A chart over the time of the report, with gaps and generations marked. labels: an expression for the y axis."""
     scale = {"domain": domain} if domain else {"nice": True}
+    axis = {"title": None, "labelExpr": labels} | ({"tickMinStep": 1} if labels == COUNT else {})
     time = _time(span)
     x = {name: time[name] for name in time if name != "scale"}  # one layer says what the scale of all is
-    y = {"type": "quantitative", "scale": scale, "axis": {"title": None, "labelExpr": labels}}
+    y = {"type": "quantitative", "scale": scale, "axis": axis}
     drawn = [{**layer, "encoding": {"x": x, **layer["encoding"]}} for layer in layers]
     for layer in drawn:
         if "field" in layer["encoding"]["y"]:
@@ -211,12 +212,7 @@ def _over_time(
 
 
 def _chart(description: str, spec: Spec) -> Spec:
-    return {
-        "description": description,
-        "width": "container",
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        **spec,
-    }
+    return {"description": description, "width": "container", **spec}
 
 
 def _time(span: list[int]) -> Spec:
@@ -326,7 +322,7 @@ def _state_strip(span: list[int]) -> Spec:
             "data": {"name": "states"},
             "mark": {"type": "rect"},
             "encoding": {
-                "x": _time(span),
+                "x": {**_time(span), "scale": {"nice": False}},
                 "x2": {"field": "t2"},
                 "color": {"field": "state", "type": "nominal", "scale": scale, "legend": None},
                 "tooltip": [{"field": "state", "type": "nominal"}, TIME, {**TIME, "field": "t2", "title": "until"}],
