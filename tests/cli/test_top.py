@@ -63,9 +63,9 @@ class Shell:
                     self._stream.feed(part)
 
     def close(self) -> None:
-        """End it, and what runs in it."""
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGHUP)
+        """Close the window, which ends the shell and what runs in it."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._reader.join()
         os.close(self._fd)
@@ -184,6 +184,15 @@ def pid_of_top(growfs: Growfs) -> Any:
             if b"top" in words and os.fsencode(growfs.mountpoint) in words and b"growfs.cli" in words:
                 return int(process.name)
     return None
+
+
+def test_a_window_that_is_closed_ends_it(complete: Growfs, shell: Shell, tmp_path: Path) -> None:
+    shell.type(f"{shlex.join([*GROWFS, 'top', str(complete.mountpoint)])} 2> {tmp_path}/errors\n")
+    shell.shows("complete", "q quit")
+    os.kill(pid_of_top(complete), signal.SIGCONT)  # as tmux does
+    shell.close()
+    until(lambda: pid_of_top(complete) is None)
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_a_mount_that_goes_away_and_comes_back(growfs: Growfs, shell: Shell, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import pty
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from rich.console import Console
 
 from growfs.client.top.app import after, picture
 from growfs.client.top.draw import bar, columns, graph
+from growfs.client.top.terminal import Ended, Terminal
 from growfs.client.top.view import Page, Shown, frame
 from growfs.client.top.watch import Directory, Event, Sample, Survey, Watch, Watches, changes, logged
 from growfs.daemon.launch import Running
@@ -239,6 +243,19 @@ def test_a_mount_of_an_earlier_growfs_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("growfs.client.top.watch.call", lambda *_, **__: earlier)
     with pytest.raises(GrowfsError, match="/mnt/train: mounted by growfs 0"):
         known.poll()
+
+
+def test_a_terminal_that_is_gone_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the window is closed, where SIGCONT comes before SIGHUP."""
+    window, fd = pty.openpty()
+    with os.fdopen(fd, "r") as keys, open(os.dup(fd), "w") as screen:
+        monkeypatch.setattr("sys.stdin", keys)
+        terminal = Terminal(Console(file=screen))
+        os.close(window)
+        with pytest.raises(Ended):
+            terminal._handle(signal.SIGCONT)
+        with pytest.raises(Ended):
+            terminal.wait(10)
 
 
 def test_a_picture_is_an_svg() -> None:

@@ -17,6 +17,8 @@ from growfs.client.top.view import Page, Shown, frame
 from growfs.client.top.watch import Watch, Watches
 
 REDRAW_S = 1.0
+FIND_S = 5.0
+"""New mounts are looked for so often; that reads the command lines of all processes."""
 FIRST_S = 3.0
 """A single frame shows the rates between two statuses. They take so long at most."""
 PAGES = {page.value: page for page in Page}
@@ -51,7 +53,7 @@ def _follow(terminal: Terminal, watches: Watches) -> None:
     shown = Shown()
     looked_at = time.monotonic()
     while True:
-        if time.monotonic() - looked_at > REDRAW_S:
+        if time.monotonic() - looked_at > FIND_S:
             watches.find_more()
             looked_at = time.monotonic()
         terminal.show(frame(list(watches), shown, *terminal.console.size))

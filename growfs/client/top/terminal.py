@@ -50,6 +50,10 @@ class Ended(Exception):
         self.code = code
 
 
+GONE = Ended(128 + signal.SIGHUP)
+"""The terminal was closed."""
+
+
 class Terminal:
     """Owns the modes of the terminal from `with` on. console: on the terminal."""
 
@@ -78,12 +82,15 @@ class Terminal:
             signal.signal(number, handler)
 
     def _enter(self) -> None:
-        self._modes = termios.tcgetattr(self._keys)
-        tty.setcbreak(self._keys)
         self._live = Live(
             console=self.console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
-        self._live.start()
+        try:
+            self._modes = termios.tcgetattr(self._keys)
+            tty.setcbreak(self._keys)
+            self._live.start()
+        except (OSError, termios.error):
+            raise GONE from None
 
     def _leave(self) -> None:
         if self._live:
@@ -98,7 +105,7 @@ class Terminal:
             if self._live:
                 self._live.update(frame, refresh=True)
         except OSError:
-            raise Ended(128 + signal.SIGHUP) from None
+            raise GONE from None
 
     def wake(self) -> None:
         """Have `wait` return. May be called by any thread."""
@@ -121,7 +128,7 @@ class Terminal:
         except OSError:
             pressed = b""
         if not pressed:
-            raise Ended(128 + signal.SIGHUP)
+            raise GONE
         return [KEYS.get(key, key) for key in KEY.findall(pressed.decode(errors="replace"))]
 
     def _handle(self, number: int) -> None:
