@@ -26,6 +26,7 @@ from growfs.doctor.remote_messages import Busy, Finished, Phase, Probe
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote, open_store
 from growfs.remote.errors import LOGIN
+from growfs.remote.http.connection import Headers
 from growfs.remote.protocol import RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.stores.fsspec import FsspecRemote
@@ -36,6 +37,8 @@ from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, Fetc
 
 STREAMS = 16
 """With which a mount begins (scheduler/concurrency.py)."""
+REGION_HEADER = "x-amz-bucket-region"
+"""AWS sends it for any request to a bucket, even if it refuses that."""
 PRODUCER_S = 30.0
 """A producer may take so long for its first file: it imports what it needs."""
 SAMPLE_FILES = 4096
@@ -123,13 +126,22 @@ def _reach(store: FsspecRemote, send: Send) -> bool:
         send(Check(Level.FAILURE, "credentials", "none found", LOGIN[store.store]))
         return False
     send(ok("credentials", access.credentials))
-    if access.region:
-        send(ok("region", access.region))
+    headers: Headers = {}
     if is_direct:
         send(Phase(f"waiting for {host}"))
-        date = store.head(f"{access.server}/").get("date")
-        send(_compare_clocks(date) if date else ok("clock", "not compared: the server gives no date"))
+        headers = store.head(f"{access.server}/{access.path}")
+    if access.region:
+        send(_compare_regions(access.region, headers.get(REGION_HEADER)))
+    if "date" in headers:
+        send(_compare_clocks(headers["date"]))
     return True
+
+
+def _compare_regions(region: str, actual: str | None) -> Check:
+    if actual in (None, region):
+        return ok("region", region)
+    text = f"the bucket is in {actual}, and requests are signed for {region}: each is redirected, which is slow"
+    return warning("region", text, f"set AWS_DEFAULT_REGION={actual}")
 
 
 def _resolve(host: str, port: int) -> Check:

@@ -315,6 +315,25 @@ def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3S
     until(lambda: processes_of(growfs.mountpoint.parent) == [])
 
 
+def test_a_bucket_in_another_region(growfs: Growfs, s3: S3Server) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(403)  # as AWS answers without credentials
+            self.send_header("x-amz-bucket-region", "eu-west-1")
+            self.end_headers()
+
+        do_GET = do_HEAD  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        done = doctor(growfs, f"s3://{s3.bucket}", "--endpoint-url", url)
+    assert line(done, "region").startswith("warning region the bucket is in eu-west-1, and requests are signed for us-")
+    assert line(done, "region").endswith("; set AWS_DEFAULT_REGION=eu-west-1")
+    assert "access denied" in line(done, "listing")
+
+
 def test_a_server_that_is_busy(growfs: Growfs) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -16,7 +16,7 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """server: the URL of the store's server, without a path; empty where it is not known.
+    """server: the URL of the store's server, without a path; empty where it is not known. path: of the bucket there.
 
     credentials: where they come from, in words; empty if there are none, and they are needed. region: empty if the
     store has none.
@@ -25,6 +25,7 @@ class Access:
     server: str = ""
     credentials: str = ""
     region: str = ""
+    path: str = ""
 
 
 def credentials_of(store: str, has_options: bool, anon: bool) -> str:

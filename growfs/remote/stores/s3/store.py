@@ -96,8 +96,9 @@ class S3Remote(FsspecRemote):
 
     def access(self) -> Access:
         with self.translating():
-            meta = self._client(self._bucket_and_prefix[0]).meta
-            return Access(meta.endpoint_url, self._credentials(), meta.region_name or "")
+            bucket, _ = self._bucket_and_prefix
+            meta = self._client(bucket).meta
+            return Access(meta.endpoint_url, self._credentials(), meta.region_name or "", bucket)
 
     def _credentials(self) -> str:
         """Where the credentials come from (botocore.credentials); empty if there are none."""
