@@ -50,26 +50,39 @@ def check_outlook(
         first_s = listing.first_s + download.first_s
         yield ok("first file", f"cached after {_duration(first_s)}")
     total = _total_bytes(listing, download)
-    fill = disk.room if total is None else min(disk.room, total)
-    full_s = fill / rate
-    start_s = min(START_S_MAX, START_SHARE * full_s) + (first_s or 0)
     if total is None:
+        full_s = disk.room / rate
         yield ok("full cache", f"{format_size(disk.room)} after {_duration(full_s)}, if the remote has as much")
-        yield Outlook(first_s, None, full_s, fill)
+        yield Outlook(first_s, None, full_s, disk.room)
         return
+    nodes = options.partition[1] if options.partition else 1
+    total, files = total // nodes, listing.files / nodes
+    fill = min(disk.room, total)
+    full_s = fill / rate
+    start_s = _start_s(options, fill, total / files, rate) + (first_s or 0)
     yield ok("start", f"growfs mount returns after {_duration(start_s)}")
     if total <= disk.room:
-        yield ok("full cache", f"the whole data set, {format_size(total)}, after {_duration(full_s)}")
+        what = "the whole data set" if nodes == 1 else "this node's share of the data"
+        yield ok("full cache", f"{what}, {format_size(total)}, after {_duration(full_s)}")
         yield Outlook(first_s, start_s, full_s, fill)
         return
     yield ok("full cache", f"{format_size(fill)}, {fill / total:.1%} of the data, after {_duration(full_s)}")
     seen: dict[int, float] | None = None
-    if fill >= 2 * total / listing.files:
-        workload = Workload(total, listing.files, fill, rate, rate, options.turnover, EPOCHS[-1])
+    if fill >= 2 * total / files:
+        workload = Workload(total, files, fill, rate, rate, options.turnover, EPOCHS[-1])
         result = simulate_policy(workload, "growfs")
         seen = {epoch: result.points[epoch - 1].seen for epoch in EPOCHS}
         yield _describe_coverage(workload, result, seen)
     yield Outlook(first_s, start_s, full_s, fill, seen)
+
+
+def _start_s(options: Options, fill: int, file_bytes: float, rate: float) -> float:
+    """How long a mount fetches before it returns."""
+    if options.no_wait:
+        return 0.0
+    if options.wait_files is not None or options.wait_bytes is not None:
+        return max((options.wait_files or 0) * file_bytes, options.wait_bytes or 0) / rate
+    return min(START_S_MAX, START_SHARE * fill / rate)
 
 
 def _describe_coverage(workload: Workload, result: PolicyResult, seen: dict[int, float]) -> Check:

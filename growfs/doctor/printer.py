@@ -17,7 +17,7 @@ class Printer:
     """Prints to standard output. Meanwhile, a terminal shows what is being done."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=False)
+        self._console = Console(highlight=False)
         if not self._console.is_terminal:
             self._console = Console(highlight=False, width=PIPE_CHARS, color_system=None)
         self._section = ""

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from humanfriendly import format_timespan
 from growfs.doctor.check import Check, Download, Level, Listing
 from growfs.doctor.remote_messages import Busy, Finished, Phase, Probe
 from growfs.errors import GrowfsError
+from growfs.syscalls import memfd_create
 from growfs.workers import messages
 
 Found = Check | Listing | Download
@@ -27,7 +27,7 @@ IMPORT_S = 30.0
 def check_remote(probe: Probe, answer_s: float, on_phase: Callable[[str], None]) -> Generator[Found, None, None]:
     """Try a remote. answer_s: how long a server may take to answer. on_phase: called with what begins, in words."""
     connection, theirs = socket.socketpair()
-    with connection, tempfile.TemporaryFile("w+") as errors:
+    with connection, os.fdopen(memfd_create("growfs-errors"), "w+") as errors:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "growfs.doctor.remote_process", str(theirs.fileno())],
