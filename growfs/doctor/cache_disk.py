@@ -35,7 +35,8 @@ FREE_FILES_MIN = 10_000
 class CacheDisk:
     """Checks the disk for a cache with these options. name: of the cache's folder; None if the remote is not known.
 
-    folder: the cache directory, or what there is of its path. usable, disk: what `checks` found.
+    folder: the cache directory, or what there is of its path. usable, disk: what `checks` found. spare: bytes that
+    may be written for a moment.
     """
 
     def __init__(self, options: Options, name: str | None) -> None:
@@ -44,6 +45,7 @@ class CacheDisk:
         self.folder = next(each for each in (path, *path.parents) if os.path.lexists(each))
         self.usable = False
         self.disk = Disk(0)
+        self.spare = 0
 
     def checks(self, seconds: float) -> Iterator[Check]:
         """All checks. seconds: for writing, and for reading. `disk` is known afterwards, if it is `usable`."""
@@ -87,7 +89,7 @@ class CacheDisk:
         free, used = disk.free_bytes(self.folder), self._used_bytes()
         wanted = size_of(options.cache_size, free + used)
         room = min(wanted, free + used - options.min_free)
-        self.disk = Disk(max(0, room))
+        self.disk, self.spare = Disk(max(0, room)), max(0, free - options.min_free)
         state = f"{format_size(free)} free" + (f", {format_size(used)} cached already" if used else "")
         if room < disk.BLOCK:
             kept = f"and --min-free keeps {format_size(options.min_free)} for other programs"
@@ -122,7 +124,7 @@ class CacheDisk:
 
     def _check_speed(self, seconds: float) -> Check:
         """Write and read a file that has no name, past the page cache where the file system can do that."""
-        most = min(self.disk.room // 2, SPEED_BYTES_MAX)
+        most = min(self.spare // 2, SPEED_BYTES_MAX)
         if most < BLOCK_BYTES:
             return warning("speed", "not measured: too little room", "delete something there")
         try:

@@ -161,7 +161,7 @@ class Examination:
         probe = Probe(
             replace(spec, cache=folder),
             folder,
-            room=min(FETCH_BYTES_MAX, self._cache.disk.room),
+            room=min(FETCH_BYTES_MAX, self._cache.spare),
             list_s=measure_s,
             download_s=measure_s if self._cache.usable else 0.0,
             bytes_per_s=self._options.bandwidth,
