@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -102,6 +104,8 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
 
     launch.hide_secrets()
     options = _parsed(config, given)
+    if os.getpid() == 1:  # of a container, to which the kernel gives no signal without a handler (pid_namespaces(7))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Bar("mounting") as bar:
         daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)))
     click.echo(f"{status['mountpoint']}: {brief(status)}")

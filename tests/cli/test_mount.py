@@ -15,8 +15,16 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
-from tests.cli.support import cache_folders, leftovers, listing_server, mark_environment, processes_of, start_growfs
-from tests.harness import Growfs, make_tree, until
+from tests.cli.support import (
+    cache_folders,
+    leftovers,
+    listing_server,
+    mark_environment,
+    needs_root,
+    processes_of,
+    start_growfs,
+)
+from tests.harness import GROWFS, Growfs, make_tree, until
 
 SCRIPT = [sys.executable, "-c", "import growfs; growfs.main()"]
 """What the installed command does. It starts the daemon before it reads the command line."""
@@ -228,6 +236,24 @@ def test_an_interrupted_mount_leaves_nothing(growfs: Growfs, blocked: str, numbe
             assert errors == "growfs: interrupted\n"
             assert leftovers(growfs) == []
         until(lambda: leftovers(growfs) == [])
+
+
+def test_the_first_process_of_a_container_ends_at_sigterm_while_it_mounts(growfs: Growfs) -> None:
+    """The kernel drops a signal to pid 1 of a pid namespace that has no handler for it."""
+    needs_root()
+    mark_environment(growfs)
+    with listing_server({"a": b"x"}, "a") as server:
+        command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, *mount_arguments(growfs, server.url)]
+        words = list(map(str, command))
+        with subprocess.Popen(words, env=growfs.env, stderr=subprocess.PIPE, text=True) as unshare:
+            until(lambda: "a" in server.requested)
+            (pid,) = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
+            os.kill(int(pid), signal.SIGTERM)
+            try:
+                assert unshare.communicate(timeout=10)[1] == "growfs: interrupted\n"
+            finally:
+                unshare.kill()
+        assert leftovers(growfs) == []
 
 
 def test_a_mount_interrupted_at_once_leaves_nothing(growfs: Growfs) -> None:
