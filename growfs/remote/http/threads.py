@@ -29,6 +29,9 @@ SAMPLE_BYTES_MIN = 64 << 10
 """A smaller body says more about the round trip than about the link."""
 SAMPLE_DECAY = 1 / 32
 """The mean rate of a stream goes back over about so many bodies."""
+SAMPLE_MORE_S = 2.0
+"""Added to the time that bodies took. Servers and links let a burst pass before they limit the rate, and parts of what
+a burst promises are whole files, which arrive late and together."""
 PARTS_PER_STREAM = 4
 """Parts of the first file, for each stream: when the last ones end, few streams are left without one."""
 HOLD_S = 0.5
@@ -119,7 +122,7 @@ class TransferThreads:
     @property
     def stream_bytes_per_s(self) -> float:
         """The mean rate of one stream, of late; 0 if it is not known. Each body counts by the time that it took."""
-        return self._sampled_bytes / self._sampled_s if self._sampled_s > 0 else 0.0
+        return self._sampled_bytes / (self._sampled_s + SAMPLE_MORE_S)
 
     def part_bytes(self, size: int | None) -> int:
         """The size of the parts of a file of this size; the last one may be smaller.
