@@ -84,20 +84,25 @@ class StartGate:
             return enough or everything or ended
         if not self._are_first_files_complete(state, ended):
             return False
-        enough = self._catalog_sync.complete and (self._prefetch.is_whole or bytes >= store.limit_bytes // 10)
+        is_listed = self._catalog_sync.complete or self._is_listing_late
+        enough = is_listed and (self._prefetch.is_whole or bytes >= store.limit_bytes // 10)
         return enough or everything or ended or self._waited_s > START_S
 
     @property
     def _waited_s(self) -> float:
         return trio.current_time() - self._began_at
 
+    @property
+    def _is_listing_late(self) -> bool:
+        return not self._catalog_sync.complete and self._waited_s > self._condition.list_timeout_s
+
     def _are_first_files_complete(self, state: MountState, ended: bool) -> bool:
         """Whether the frozen files are here, and a file of each directory, or none is to be waited for."""
-        seeds, condition = self._prefetch.seeds, self._condition
-        if not self._catalog_sync.complete and self._waited_s > condition.list_timeout_s:
-            seeds.give_up(f"the listing was not complete after {condition.list_timeout_s:g} s")
+        seeds = self._prefetch.seeds
+        if self._is_listing_late:
+            seeds.give_up(f"the listing was not complete after {self._condition.list_timeout_s:g} s")
         waits_for_tomorrow = state is MountState.HELD and self._budget.is_spent
-        if not (seeds.frozen_complete or waits_for_tomorrow):
+        if self._catalog.freezes and not (seeds.frozen_complete or waits_for_tomorrow):
             if state is MountState.ERROR or self._is_away:
                 raise RemoteError(f"not all files that --freeze names could be fetched: {self._last_error}")
             if ended:

@@ -180,6 +180,22 @@ def test_files_are_served_from_the_first_page_of_a_listing_on(growfs: Growfs, rc
         assert len([request for request in proxy.requests if request.is_listing]) == 3
 
 
+@pytest.mark.promise(7, 15)
+def test_a_mount_returns_while_a_long_listing_goes_on(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
+    growfs.env.update(rclone_s3.env)
+    for number in range(1100):
+        rclone_s3.put(f"{prefix}/{number:05}", b"x" * 20_000)
+    url = f"s3://{rclone_s3.bucket}/{prefix}"
+    with proxy_to(rclone_s3.endpoint_url) as proxy:
+        proxy.hold(is_later_page)
+        growfs.mount(url, "--endpoint-url", proxy.url, "--list-timeout", "0.2s", "--cache-size", "2MB")
+        status = growfs.status()
+        assert (status["state"], status["remote"]["listed"]) == ("listing", False)
+        assert "the listing was not complete after 0.2 s" in status["unpromised"]
+        assert status["cache"]["content_bytes"] >= 200_000, "a tenth of the cache"
+        assert growfs.names()
+
+
 def test_all_files_are_cached_after_throttling(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     paths = [f"d/{number}" for number in range(8)]
     url = put(moto, prefix, *paths)
