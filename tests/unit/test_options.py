@@ -396,3 +396,27 @@ def test_a_usage_error_exits_with_status_2(mount: list[Options]) -> None:
 
 def test_the_environment_of_the_tests_has_no_options() -> None:
     assert not [name for name in os.environ if name.startswith("GROWFS_")]
+
+
+def test_the_options_that_differ_are_shown_without_secrets() -> None:
+    given = {
+        "cache_size": "500GB",
+        "turnover": "20%",
+        "hold_idle": "30m",
+        "bandwidth": "200MB/s",
+        "partition": "0/8",
+        "include": ["a/", "b/"],
+        "anon": True,
+        "endpoint_url": "https://user:s3kr1t@host",
+        "storage_option": ["secret=s3kr1t"],
+    }
+    assert Options.parse(given).changed() == {
+        "--cache-size": "500 GB",
+        "--hold-idle": "30 minutes",
+        "--bandwidth": "200 MB/s",
+        "--partition": "0/8",
+        "--include": "a/, b/",
+        "--anon": "yes",
+        "--endpoint-url": "https://host",
+        "--storage-option": "secret",
+    }
