@@ -1,0 +1,139 @@
+"""Makes the pictures of the README and the documentation, from real runs: python -m tools.pictures [NAME...].
+
+demo: what tools/demo prints. top: `growfs top` while a program reads a mount, and `growfs report` on the same mount as
+headless Chromium shows it. tools/setup test installs what they need.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from growfs.client.top.app import picture
+from growfs.client.top.view import Page, Shown
+from growfs.client.top.watch import Watches
+from tools.benchmarks.measure import run
+from tools.benchmarks.mounts import GROWFS, mounted
+from tools.benchmarks.servers import rclone_server
+
+DOCS = Path(__file__).parent.parent / "docs"
+COLUMNS, ROWS = 100, 32
+FOLDERS = ("bird", "boat", "car", "cat", "dog", "horse")
+FILES = 60
+"""In each folder."""
+BYTES = (400_000, 900_000)
+CACHE_SIZE, BANDWIDTH = "80MB", "3MB/s"
+READ_EVERY_S = 0.01
+RUN_S = 75
+PAGE = (1200, 1250)
+"""The part of the report that is shown, in pixels."""
+BROWSER_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+)
+LINE_UP, ERASE_LINE = "\x1b[1A", "\x1b[2K"
+CURSOR = re.compile(r"\x1b\[\?25[lh]|\r")
+FONT_FACES = re.compile(r"@font-face \{.*?\}", re.DOTALL)
+
+
+def save_svg(text: str, name: str) -> None:
+    """Write an SVG of rich's, without the fonts that it would load from the network."""
+    (DOCS / name).write_text(FONT_FACES.sub("", text))
+
+
+def demo() -> None:
+    """Write docs/demo.svg."""
+    command = [sys.executable, str(Path(__file__).parent / "demo.py")]
+    env = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
+    printed = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    shown: list[str] = []
+    for line in printed.stdout.decode().split("\n"):
+        if LINE_UP in line:
+            shown.pop()  # a progress bar that has ended
+        shown.append(CURSOR.sub("", line.rpartition(ERASE_LINE)[2]))
+    console = Console(record=True, width=COLUMNS + 20, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    console.print(Text.from_ansi("\n".join(shown).strip()))
+    save_svg(console.export_svg(title="tools/demo"), "demo.svg")
+
+
+def top_and_report() -> None:
+    """Write docs/top.svg and docs/report.png."""
+    with tempfile.TemporaryDirectory(prefix="growfs-") as name, read_mount(Path(name)) as mountpoint:
+        watches = Watches(mountpoint, lambda: None)
+        time.sleep(RUN_S)
+        save_svg(picture(watches, Shown(Page.OVERVIEW), COLUMNS, ROWS), "top.svg")
+        watches.stop()
+        page = Path(name) / "report.html"
+        run([*GROWFS, "report", mountpoint, "-o", page])
+        screenshot(page, DOCS / "report.png")
+
+
+@contextmanager
+def read_mount(folder: Path) -> Iterator[Path]:
+    """Mount a bucket of folders with the cache too small for it, and have a process read what it lists."""
+    chance = random.Random(1)
+    for number in range(FILES * len(FOLDERS)):
+        path = folder / "remote" / "bucket" / "train" / FOLDERS[number % len(FOLDERS)] / f"{number:04}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(chance.randbytes(chance.randint(*BYTES)))
+    with rclone_server(folder / "remote", folder / "server.log") as server:
+        flags = ["--endpoint-url", server.endpoint, "--cache-size", CACHE_SIZE, "--bandwidth", BANDWIDTH]
+        with mounted("s3://bucket/train", folder, *flags) as mount:
+            reader = multiprocessing.Process(target=read, args=(mount.mountpoint,))
+            reader.start()
+            try:
+                yield mount.mountpoint
+            finally:
+                reader.terminate()
+                reader.join()
+
+
+def read(mountpoint: Path) -> None:
+    """List the files, read them in random order, and begin again, for ever."""
+    while True:
+        files = list(mountpoint.glob("*/*.jpg"))
+        random.shuffle(files)
+        for file in files:
+            file.read_bytes()
+            time.sleep(READ_EVERY_S)
+
+
+def screenshot(page: Path, to: Path) -> None:
+    """Write what a browser shows of a page."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        sys.exit("pictures: no browser; install chromium")
+    width, height = PAGE
+    options = [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{height}"]
+    options += ["--virtual-time-budget=4000", f"--screenshot={to}"]
+    run([browser, *BROWSER_FLAGS, *options, page.as_uri()])
+
+
+PICTURES: dict[str, Callable[[], None]] = {"demo": demo, "top": top_and_report}
+
+
+def main() -> None:
+    """Make the pictures that are named, or all."""
+    for name in sys.argv[1:] or PICTURES:
+        PICTURES[name]()
+
+
+if __name__ == "__main__":
+    main()
