@@ -40,15 +40,15 @@ def main() -> None:
     from growfs.daemon.spawn import start_early
 
     arguments = sys.argv[1:]
-    if is_mount_helper(sys.argv):
-        start_early(["mount", *arguments[:1]])
-        from growfs import mount_helper
+    as_helper = is_mount_helper(sys.argv)
+    start_early(["mount", *arguments[:1]] if as_helper else arguments)
+    from growfs import cli
 
-        mount_helper.main(arguments)
+    if as_helper:
+        from growfs.client import mount_helper
+
+        mount_helper.main(arguments, cli.main)
     else:
-        start_early(arguments)
-        from growfs import cli
-
         cli.main(prog_name="growfs")
 
 

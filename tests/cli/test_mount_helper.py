@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from growfs import is_mount_helper, mount_helper
+from growfs import cli, is_mount_helper
+from growfs.client import mount_helper
+from growfs.client.mount_helper import command_line
 from growfs.daemon import launch
 from growfs.daemon.options import Options
 from growfs.errors import GrowfsError, UsageError
-from growfs.mount_helper import command_line
 from tests.cli.support import assert_refused, namespace, processes_of
 from tests.harness import Growfs, make_tree, until
 
@@ -65,7 +66,7 @@ def test_options_become_flags(text: str, flags: list[str]) -> None:
 )
 def test_wrong_usage_is_one_line_and_exit_code_1(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        mount_helper.main(arguments)
+        mount_helper.main(arguments, cli.main)
     assert end.value.code == 1
     assert re.fullmatch(r"growfs: mount: .+\n", capfd.readouterr().err)
 
@@ -76,7 +77,7 @@ def test_unknown_options_are_left_out_if_mount_is_sloppy() -> None:
 
 def test_nothing_is_mounted_if_mount_is_fake() -> None:
     assert command_line(["/data", "/mnt", "-f", "-o", "rw"]) == []
-    mount_helper.main(["/data", "/mnt", "-f", "-o", "rw"])
+    mount_helper.main(["/data", "/mnt", "-f", "-o", "rw"], cli.main)
 
 
 @pytest.mark.parametrize(("error", "code"), [(GrowfsError("no"), 32), (UsageError("no"), 1)])
@@ -89,7 +90,7 @@ def test_exit_codes_are_those_of_mount(error: GrowfsError, code: int, monkeypatc
     monkeypatch.setattr(launch, "hide_secrets", lambda: None)
     monkeypatch.setattr(sys, "argv", ["mount.fuse.growfs"])
     with pytest.raises(SystemExit) as end:
-        mount_helper.main(["/data", "/mnt", "-o", "seed=5"])
+        mount_helper.main(["/data", "/mnt", "-o", "seed=5"], cli.main)
     assert end.value.code == code
 
 
@@ -99,7 +100,7 @@ def test_secrets_in_options_are_hidden_as_those_in_flags(monkeypatch: pytest.Mon
     monkeypatch.setattr(launch, "start", lambda *_: sys.exit(0))
     monkeypatch.setattr(sys, "argv", ["mount.fuse.growfs"])
     with pytest.raises(SystemExit):
-        mount_helper.main(["/data", "/mnt", "-o", "storage-option=secret=x"])
+        mount_helper.main(["/data", "/mnt", "-o", "storage-option=secret=x"], cli.main)
     assert shown == [["mount", "--storage-option=secret=x", "--", "/data", "/mnt"]]
 
 

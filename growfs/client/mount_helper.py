@@ -10,14 +10,13 @@ from __future__ import annotations
 import getopt
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
 import click
 
-from growfs import cli
 from growfs.cache.directory import daemon_of
 from growfs.daemon.launch import find_living
 from growfs.daemon.option_parsers import absolute
@@ -34,8 +33,8 @@ IGNORED = re.compile(
 """Options that are for mount(8) itself, or change nothing: the mount is read-only, nosuid and nodev."""
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Mount, and end this process with an exit code of mount(8)."""
+def main(arguments: Sequence[str], growfs: Callable[..., object]) -> None:
+    """Mount, and end this process with an exit code of mount(8). growfs: the `growfs` command."""
     try:
         words = command_line(arguments)
     except UsageError as error:
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     sys.argv[1:] = words
     try:
-        cli.main(prog_name="growfs")
+        growfs(prog_name="growfs")
     except SystemExit as end:
         sys.exit({0: 0, UsageError.exit_code: WRONG_USAGE}.get(int(end.code or 0), FAILED))
 
