@@ -88,6 +88,8 @@ def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoc
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread may keep the end of an epoch waiting for many seconds
     steps: list[int] = []
     count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
     for _ in range(epochs):
@@ -96,7 +98,7 @@ def train(folder: Path, epochs: int, held_out: tuple[Any, Any]) -> Iterator[Epoc
         records = tf.data.TFRecordDataset(files, num_parallel_reads=4)
         steps.clear()
         history = model.fit(
-            records.map(parse).shuffle(2048).batch(BATCH).prefetch(4),
+            records.map(parse).shuffle(2048).batch(BATCH).prefetch(4).with_options(options),
             callbacks=[count],
             verbose=0,
         )
@@ -280,7 +282,7 @@ def stop(signum: int, frame: object) -> NoReturn:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/demo", description="Watch a mount grow while a model trains on it.")
-    parser.add_argument("--epochs", type=int, default=14, help="how many epochs to train (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=20, help="how many epochs to train (default: %(default)s)")
     epochs = parser.parse_args().epochs
     if epochs < 1:
         parser.error("--epochs is at least 1")
