@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import os
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from awscrt import checksums
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -18,6 +20,7 @@ from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
+from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
 from tests.servers import S3Server, serving
 
 
@@ -58,6 +61,58 @@ def test_a_library_without_an_event_loop_fetches_several_files_at_a_time(tmp_pat
         fetched = list(pool.map(lambda file: remote.fetch(FetchTask(file, tmp_path / file.path)), files))
     assert fetched == files
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"content a", "b": b"content b"}
+
+
+class CloudStorage(MemoryFileSystem):  # type: ignore[misc]
+    """What gcsfs has with the default credentials of a machine: a token, and no key to sign with."""
+
+    protocol = "gs"
+    server = ""
+    async_impl = True
+
+    @property
+    def credentials(self) -> CloudStorage:
+        return self
+
+    def apply(self, headers: dict[str, str]) -> None:
+        headers["Authorization"] = "Bearer token"
+
+    def url(self, path: str) -> str:
+        bucket, _, name = path.strip("/").partition("/")
+        return f"{self.server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(DATA), "type": "file"}
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch, small_parts: None) -> CloudStorage:
+    storage = CloudStorage()
+    monkeypatch.setattr(FsspecRemote, "_new_filesystem", lambda _: (storage, "bucket"))
+    return storage
+
+
+def test_google_storage_is_fetched_in_parts_with_a_token(cloud: CloudStorage, serve: Serve, tmp_path: Path) -> None:
+    store = FakeStore(DATA, extra_headers=crc32c(DATA))
+    cloud.server = serve(store)
+    file = RemoteFile("a b/%", len(DATA), None, "")
+    assert FsspecRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(file, tmp_path / "file")).size == len(DATA)
+    assert (tmp_path / "file").read_bytes() == DATA
+    assert {request.target for request in store.requests} == {"/bucket/a%20b/%25"}
+    assert {request.headers["Authorization"] for request in store.requests} == {"Bearer token"}
+    assert sorted(request.start or 0 for request in store.gets) == list(part_starts(len(DATA)))
+
+
+def test_the_checksum_of_google_storage_counts(cloud: CloudStorage, serve: Serve, tmp_path: Path) -> None:
+    cloud.server = serve(FakeStore(DATA, extra_headers=crc32c(b"other")))
+    file = RemoteFile("file", len(DATA), None, "")
+    with pytest.raises(RemoteError, match="CRC32C"):
+        FsspecRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(file, tmp_path / "file"))
+
+
+def crc32c(data: bytes) -> dict[str, str]:
+    """The header with which Google Cloud Storage sends a checksum."""
+    return {"x-goog-hash": f"crc32c={base64.b64encode(checksums.crc32c(data).to_bytes(4, 'big')).decode()}"}
 
 
 def test_local_links_outside_the_root_and_devices_are_skipped(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
@@ -174,6 +174,11 @@ class FsspecRemote:
         """A freshly signed GET or HEAD of path. Raises any error if there cannot be one."""
         if method != "GET":
             raise FallBack("no HEAD", counts=False)
+        if self.store == "gs":  # the default credentials of a machine cannot sign a URL, and have a token
+            headers: dict[str, str] = {}
+            self.fs.credentials.apply(headers)  # a new token, if it is about to expire
+            server = self.fs.url(self.root).partition("/download/")[0]
+            return HttpRequest(f"{server}/{quote(self._key(path))}", headers)
         return HttpRequest(self.fs.sign(self._key(path), expiration=SIGNED_S))
 
     def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
