@@ -13,6 +13,7 @@ __all__ = ["engine", "growfs", "http_folder", "inventories", "moto_s3", "rclone_
 
 settings.register_profile("whole", deadline=None, max_examples=50)  # a busy machine is slow, not wrong
 settings.register_profile("quick", deadline=None, max_examples=15)  # tools/test --quick
+settings.register_profile("long", deadline=None, max_examples=2_000)  # tools/test --long
 settings.load_profile("whole")
 
 os.environ[KEEP_PRIORITY_VARIABLE] = "1"
