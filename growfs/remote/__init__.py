@@ -5,6 +5,7 @@ The rest of growfs gets every remote from `open_remote`. A remote blocks, so it 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ def _open_source(
 
         assert spec.cache
         remote = ArchiveRemote(remote, spec.members, spec.cache)
-    return RetryingRemote(remote, on_busy) if repeats else remote
+    return RetryingRemote(remote, on_busy, threads.sleep if threads else time.sleep) if repeats else remote
 
 
 def _is_table(url: str) -> bool:

@@ -27,6 +27,12 @@ class AdmissionQueue:
         """Admit a drawn group after all that are in the window already."""
         self._window.append(group)
 
+    def release(self, group: DownloadGroup) -> None:
+        """Have those that were drawn after the group wait for it no longer; it is admitted once it is fetched."""
+        if group.drawn:
+            group.drawn = False
+            self._window.remove(group)
+
     def prioritize(self, group: DownloadGroup) -> None:
         """Admit a group next if it is fetched completely, and is urgent or was not drawn."""
         if group.is_fetched and (not group.drawn or any(download.urgent for download in group.downloads)):

@@ -290,6 +290,9 @@ class Fetcher:
             return
         if may_be_outage(error):
             download.move(DownloadState.QUEUED)
+            if isinstance(error, RemoteBusy):
+                self._admission_queue.release(download.group)  # others may arrive meanwhile, and are shown
+                self._admission_due.set()
             self._outage.suspect(error, partial(self._retry_or_fail, download, error))
             return
         if failure.found or isinstance(error, RemoteMissing):

@@ -84,6 +84,39 @@ def test_no_more_jobs_run_at_once_than_the_limit() -> None:
     assert jobs.peak == 5
 
 
+def test_a_job_that_sleeps_gives_way() -> None:
+    """It waits before it repeats a request, and the store may serve others."""
+    jobs, threads = Jobs(), TransferThreads(lambda: 1)
+
+    def repeat() -> None:
+        threads.sleep(3 * module.CHECK_INTERVAL_S)
+        jobs.job("repeated")()
+
+    threads.submit(Job(repeat))
+    threads.submit(Job(jobs.job("other")))
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 2)
+    assert jobs.order == ["other", "repeated"]
+
+
+def test_few_jobs_that_sleep_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a store that is overloaded would get more requests than the limit allows."""
+    monkeypatch.setattr(module, "SLEEPING_MAX", 2)
+    jobs, threads = Jobs(), TransferThreads(lambda: 1)
+
+    def sleep() -> None:
+        jobs.order.append("began")
+        threads.sleep(5 * module.CHECK_INTERVAL_S)
+        jobs.order.append("repeated")
+        jobs.job()()
+
+    for _ in range(4):
+        threads.submit(Job(sleep))
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 4)
+    assert jobs.order[:4] == ["began"] * 3 + ["repeated"], "the third keeps its place"
+
+
 def test_jobs_submitted_together_begin_together() -> None:
     """Even if only one thread exists yet, which is idle."""
     jobs, threads = Jobs(), TransferThreads(lambda: 20)

@@ -234,6 +234,15 @@ def test_no_file_is_given_up_in_a_storm_of_throttling(growfs: Growfs, moto: S3Se
     assert "not fetched" not in (growfs.mountpoint / ".growfs/log").read_text()
 
 
+def test_files_arrive_while_the_store_throttles_others(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+    url = put(moto, prefix, *[f"d{number % 3}/{number}" for number in range(60)])
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = lambda request: Fault(503, "SlowDown") if request.is_fetch and "/d0/" in request.target else None
+        growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
+        until(lambda: growfs.status()["cache"]["files"] == 40)
+        assert growfs.status()["fetch"]["failed"] == 0, "none of the throttled ones is given up yet"
+
+
 def test_a_throttled_listing_is_retried(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "a")
     with proxy_to(moto.endpoint_url) as proxy:

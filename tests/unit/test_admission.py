@@ -60,6 +60,19 @@ def test_files_are_admitted_in_the_order_of_the_draws(sizes: list[int], order: r
     assert len(admission_queue) == 0
 
 
+def test_those_behind_a_released_group_do_not_wait_for_it() -> None:
+    admission_queue = AdmissionQueue()
+    refused, other = draw(admission_queue, 1), draw(admission_queue, 2)
+    finish_fetch(admission_queue, *other.downloads)
+    assert admit_batch(admission_queue) == []
+    admission_queue.release(refused)
+    admission_queue.release(refused)
+    assert admit_batch(admission_queue) == [2]
+    finish_fetch(admission_queue, *refused.downloads)
+    assert admit_batch(admission_queue) == [1]
+    assert len(admission_queue) == 0
+
+
 def test_a_group_is_admitted_as_a_whole() -> None:
     admission_queue = AdmissionQueue()
     pair = draw(admission_queue, 1, 2)

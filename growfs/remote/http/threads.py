@@ -18,6 +18,9 @@ THREADS_MAX = 192
 """Above the limit on transfers at a time, so that an urgent job always finds a thread."""
 CHECK_INTERVAL_S = 0.1
 """How soon a thread notices that the limit has risen."""
+SLEEPING_MAX = 32
+"""Transfers that wait before they repeat a request while others take their place. With more, a store that is
+overloaded would get more requests."""
 THREADS_DEFAULT = 4
 """The limit of a process that is not given one."""
 PART_S = 0.5
@@ -80,7 +83,7 @@ class TransferThreads:
         self._begun = 0
         self._shared: list[Job] = []  # begun, with parts that no thread has begun, in the order in which they began
         self._current = threading.local()
-        self._working = self._idle = 0  # idle: all others, including those that are still starting
+        self._working = self._idle = self._sleeping = 0  # idle: all others, including those that are still starting
         self._is_polling = False  # one of the idle threads wakes up every CHECK_INTERVAL_S
         self._unsplit: list[Job] = []  # at work or waiting, in order
         self._held_until = 0.0
@@ -109,6 +112,18 @@ class TransferThreads:
         job = self._current_job()
         if job.urgent and (job.size or 0) > PART_BYTES_MIN:
             self._held_until = time.monotonic() + HOLD_S
+
+    def sleep(self, seconds: float) -> None:
+        """Called by a transfer before it repeats a request. Another may begin meanwhile."""
+        with self._lock:
+            gives_way = self._sleeping < SLEEPING_MAX and self._current_job() in self._running
+            self._working -= gives_way
+            self._sleeping += gives_way
+            self._wake()
+        time.sleep(seconds)
+        with self._lock:
+            self._working += gives_way
+            self._sleeping -= gives_way
 
     # The size of parts.
 
