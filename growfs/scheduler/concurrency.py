@@ -15,7 +15,8 @@ GAIN_MIN = 0.25
 LOSS_MAX = 0.03
 """Fewer streams are kept where they cost no more than this fraction of the rate."""
 LIMITED_SHARE = 0.75
-"""Where fewer streams lower the rate by at least this fraction of their own decline, more are tried at once."""
+"""Where fewer streams lower the rate by at least this fraction of their own decline, more are tried at once. Where they
+lower it by less than GAIN_MIN, more are not tried: each further stream brings less than the one before."""
 STEP_SHARE = 4
 """A step changes the number of streams by one part in so many."""
 REST_PERIODS = 10
@@ -58,7 +59,7 @@ class ConcurrencyController:
 
     def _step(self, rate: float) -> None:
         step = max(1, self.streams // STEP_SHARE)
-        streams = self.streams + (step if self._up else -step)
+        streams = self.streams + (step if self._up or self.streams == STREAMS_MIN else -step)
         self._before = self.streams, rate
         self.streams = min(max(streams, STREAMS_MIN), STREAMS_MAX)
 
@@ -71,8 +72,9 @@ class ConcurrencyController:
         if change and rate >= before * (1 + required):
             self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
         else:
-            stream_limited = change < 0 and rate < before * (1 + LIMITED_SHARE * change)
-            self.streams, self._rest, self._up = streams, 0 if stream_limited else REST_PERIODS, not self._up
+            decline = (1 - rate / before) / -change if change < 0 else 0.0
+            self.streams, self._rest = streams, 0 if decline >= LIMITED_SHARE else REST_PERIODS
+            self._up = decline >= GAIN_MIN  # else more can bring no more than fewer cost, and would be new connections
 
 
 class WorkerCount:

@@ -9,6 +9,7 @@ import pytest
 from growfs.scheduler.concurrency import (
     FIRST_REST_PERIODS,
     REST_PERIODS,
+    STEP_SHARE,
     STREAMS_FIRST,
     STREAMS_MAX,
     STREAMS_MIN,
@@ -46,6 +47,13 @@ def test_the_controller_uses_the_link(link: float, each: float, seed: int) -> No
 def test_a_full_link_gets_no_new_connections_at_first() -> None:
     streams = Link(100, 20, deviation=0).drive(ConcurrencyController(), FIRST_REST_PERIODS + REST_PERIODS)
     assert max(streams) == STREAMS_FIRST
+
+
+def test_more_are_not_tried_where_fewer_cost_little() -> None:
+    """They would be new connections, whose parts come late."""
+    few = STREAMS_FIRST - STREAMS_FIRST // STEP_SHARE
+    streams = Link(100, 95 / few, deviation=0).drive(ConcurrencyController(), 5 * PERIODS)
+    assert (min(streams), max(streams)) == (few, STREAMS_FIRST)
 
 
 def test_where_each_stream_counts_more_are_tried_at_once() -> None:
