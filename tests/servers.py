@@ -131,9 +131,12 @@ class serving:  # noqa: N801 used as a function
     """Runs a threaded web server on loopback for the block; gives its URL, with a slash at the end."""
 
     def __init__(
-        self, handler: Callable[..., http.server.BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
+        self,
+        handler: Callable[..., http.server.BaseHTTPRequestHandler],
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
     ) -> None:
-        self._server = _QuietServer(("127.0.0.1", 0), handler)
+        self._server = _QuietServer(("127.0.0.1", port), handler)
         self._scheme = "https" if tls else "http"
         if tls:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)

@@ -16,7 +16,7 @@ from growfs.scheduler.concurrency import STREAMS_FIRST
 from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS_MAX, idle_group
 from tests.crash.scene import children
 from tests.harness import Growfs, until
-from tests.s3.proxy import Fault, Proxy, Request, proxy_to
+from tests.s3.proxy import Proxy, Request, proxy_to, s3_error
 from tests.servers import S3Server
 
 RATE = 2_000_000
@@ -65,7 +65,7 @@ def is_idle(pid: int) -> bool:
 def test_a_store_that_says_slow_down_gets_fewer_requests_at_once(growfs: Growfs, server: S3Server) -> None:
     url, tree = put(server, 60)
     with proxy_to(server.endpoint_url) as proxy:
-        proxy.fault = lambda request: Fault(503, "SlowDown") if request.is_fetch else None
+        proxy.fault = lambda request: s3_error(503, "SlowDown") if request.is_fetch else None
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         until(lambda: growfs.status()["fetch"]["streams"] <= STREAMS_FIRST // 2)
         proxy.fault = lambda _: None

@@ -16,7 +16,7 @@ import pytest
 from growfs.fuse.mounting import mounted_at
 from growfs.remote.wrappers.retry import TRIES_MAX
 from tests.harness import Growfs, until
-from tests.s3.proxy import Fault, Request, proxy_to
+from tests.s3.proxy import Fault, Request, proxy_to, s3_error, truncate
 from tests.servers import S3Server
 
 
@@ -44,10 +44,6 @@ def is_fetch_of(path: str) -> Callable[[Request], bool]:
 
 def metrics(growfs: Growfs) -> str:
     return (growfs.mountpoint / ".growfs/metrics").read_text()
-
-
-def is_later_page(request: Request) -> bool:
-    return request.is_listing and ("continuation-token" in request.target or "start-after" in request.target)
 
 
 @pytest.mark.promise(2, 16)
@@ -113,7 +109,7 @@ def test_an_outage_in_the_middle_of_filling_is_waited_out(
         growfs.mount(url, "--endpoint-url", proxy.url, "--wait-files", "5")
         listed = growfs.names()
         if "credentials" in why:
-            proxy.fault = lambda _: Fault(403, "ExpiredToken")
+            proxy.fault = lambda _: s3_error(403, "ExpiredToken")
         else:
             proxy.is_away = True
         proxy.release()
@@ -147,7 +143,7 @@ def test_the_mount_stays_where_its_first_listing_fails_later(growfs: Growfs, rcl
     growfs.env.update(rclone_s3.env)
     url = put(rclone_s3, prefix, *(f"{number:05}" for number in range(2500)))
     with proxy_to(rclone_s3.endpoint_url) as proxy:
-        proxy.hold(is_later_page)
+        proxy.hold(lambda request: request.is_later_page)
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         proxy.is_away = True
         proxy.release()
@@ -165,9 +161,9 @@ def test_files_are_served_from_the_first_page_of_a_listing_on(growfs: Growfs, rc
     growfs.env.update(rclone_s3.env)
     url = put(rclone_s3, prefix, *(f"{number:05}" for number in range(2500)))
     with proxy_to(rclone_s3.endpoint_url) as proxy:
-        proxy.hold(is_later_page)
+        proxy.hold(lambda request: request.is_later_page)
         growfs.mount(url, "--endpoint-url", proxy.url, "--wait-files", "1")
-        until(lambda: any(is_later_page(request) for request in proxy.requests))
+        until(lambda: any(request.is_later_page for request in proxy.requests))
         status = growfs.status()
         assert (status["state"], status["remote"]["listed"], status["remote"]["files"]) == ("listing", False, 1000)
         (first, *_) = growfs.names()
@@ -187,7 +183,7 @@ def test_a_mount_returns_while_a_long_listing_goes_on(growfs: Growfs, rclone_s3:
         rclone_s3.put(f"{prefix}/{number:05}", b"x" * 20_000)
     url = f"s3://{rclone_s3.bucket}/{prefix}"
     with proxy_to(rclone_s3.endpoint_url) as proxy:
-        proxy.hold(is_later_page)
+        proxy.hold(lambda request: request.is_later_page)
         growfs.mount(url, "--endpoint-url", proxy.url, "--list-timeout", "0.2s", "--cache-size", "2MB")
         status = growfs.status()
         assert (status["state"], status["remote"]["listed"]) == ("listing", False)
@@ -201,7 +197,7 @@ def test_all_files_are_cached_after_throttling(growfs: Growfs, moto: S3Server, p
     url = put(moto, prefix, *paths)
     with proxy_to(moto.endpoint_url) as proxy:
         count = itertools.count()
-        proxy.fault = lambda request: Fault(503, "SlowDown") if request.is_fetch and next(count) < 8 else None
+        proxy.fault = lambda request: s3_error(503, "SlowDown") if request.is_fetch and next(count) < 8 else None
         growfs.mount(url, "--endpoint-url", proxy.url)
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
         status = growfs.status()
@@ -221,7 +217,7 @@ def test_no_file_is_given_up_in_a_storm_of_throttling(growfs: Growfs, moto: S3Se
         if not request.is_fetch or "/d0/" in request.target or max(refused.values(), default=0) > TRIES_MAX:
             return None
         refused[request.target] += 1
-        return Fault(503, "SlowDown")
+        return s3_error(503, "SlowDown")
 
     with proxy_to(moto.endpoint_url) as proxy:
         proxy.fault = throttle
@@ -237,7 +233,9 @@ def test_no_file_is_given_up_in_a_storm_of_throttling(growfs: Growfs, moto: S3Se
 def test_files_arrive_while_the_store_throttles_others(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, *[f"d{number % 3}/{number}" for number in range(60)])
     with proxy_to(moto.endpoint_url) as proxy:
-        proxy.fault = lambda request: Fault(503, "SlowDown") if request.is_fetch and "/d0/" in request.target else None
+        proxy.fault = lambda request: (
+            s3_error(503, "SlowDown") if request.is_fetch and "/d0/" in request.target else None
+        )
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         until(lambda: growfs.status()["cache"]["files"] == 40)
         assert growfs.status()["fetch"]["failed"] == 0, "none of the throttled ones is given up yet"
@@ -247,7 +245,7 @@ def test_a_throttled_listing_is_retried(growfs: Growfs, moto: S3Server, prefix: 
     url = put(moto, prefix, "a")
     with proxy_to(moto.endpoint_url) as proxy:
         count = itertools.count()
-        proxy.fault = lambda request: Fault(503, "SlowDown") if request.is_listing and next(count) < 2 else None
+        proxy.fault = lambda request: s3_error(503, "SlowDown") if request.is_listing and next(count) < 2 else None
         growfs.mount(url, "--endpoint-url", proxy.url)
         assert growfs.names() == {"a"}
 
@@ -260,7 +258,7 @@ def test_an_object_that_always_fails_is_reported_and_the_rest_served(
     url = put(moto, prefix, *paths)
     with proxy_to(moto.endpoint_url) as proxy:
         bad = is_fetch_of("d/3")
-        proxy.fault = lambda request: Fault(500, "InternalError") if bad(request) else None
+        proxy.fault = lambda request: s3_error(500, "InternalError") if bad(request) else None
         growfs.mount(url, "--endpoint-url", proxy.url, "--settle", "0", "--wait-files", "1")
         with pytest.raises(OSError, match="Input/output error") as caught:
             (growfs.mountpoint / "d/3").read_bytes()
@@ -323,7 +321,7 @@ def test_an_open_of_an_object_changed_since_the_listing_reads_the_new_one(
 def test_a_mount_fails_when_access_to_all_objects_is_denied(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/1", "d/2", "d/3")
     with proxy_to(moto.endpoint_url) as proxy:
-        proxy.fault = lambda request: Fault(403, "AccessDenied") if request.is_fetch else None
+        proxy.fault = lambda request: s3_error(403, "AccessDenied") if request.is_fetch else None
         done = growfs.mount(url, "--endpoint-url", proxy.url, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("growfs: ")
@@ -344,7 +342,7 @@ def test_a_server_that_cuts_objects_short_gives_no_partial_file(growfs: Growfs, 
     moto.put(f"{prefix}/d/whole", data)
     with proxy_to(moto.endpoint_url) as proxy:
         count = itertools.count()
-        proxy.cut = lambda request: request.is_fetch and next(count) < 2
+        proxy.fault = lambda request: truncate if request.is_fetch and next(count) < 2 else None
         growfs.mount(f"s3://{moto.bucket}/{prefix}", "--endpoint-url", proxy.url)
         assert next(count) >= 3
     assert (growfs.mountpoint / "d/whole").read_bytes() == data
