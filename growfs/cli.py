@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,28 +55,38 @@ def main(debug: bool) -> None:
     """Mount remote storage as a folder that lists only the files that are complete on the local disk."""
 
 
-def _mount_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for each mount option."""
+class MountCommand(click.Command):
+    """Has a flag for each mount option, too. They are made when they are needed: other commands do without."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """All parameters, with --help at the end."""
+        *own, help_option = super().get_params(ctx)
+        return [*own, *_mount_options(), help_option]
+
+
+@cache
+def _mount_options() -> list[click.Option]:
+    from dataclasses import fields
+
     from growfs.daemon.options import Options, flag_name
 
-    for row in reversed(fields(Options)):
-        meta = row.metadata
+    made = []
+    for row in fields(Options):
+        meta, names = row.metadata, [flag_name(row.name), row.name]
         if row.default is False:
-            decorator = click.option(flag_name(row.name), row.name, is_flag=True, default=None, help=meta["help"])
+            made.append(click.Option(names, is_flag=True, default=None, help=meta["help"]))
         else:
-            several = bool(meta.get("repeatable"))
-            text = f"{meta['help']} [{meta['default']}]" if meta.get("default") else meta["help"]
-            decorator = click.option(
-                flag_name(row.name),
-                row.name,
-                metavar=meta["metavar"],
-                multiple=several,
-                default=None,
-                help=text,
-                shell_complete=completion.values,
+            made.append(
+                click.Option(
+                    names,
+                    metavar=meta["metavar"],
+                    multiple=bool(meta.get("repeatable")),
+                    default=None,
+                    help=f"{meta['help']} [{meta['default']}]" if meta.get("default") else meta["help"],
+                    shell_complete=completion.values,
+                )
             )
-        command = decorator(command)
-    return command
+    return made
 
 
 def _parsed(config: Path | None, given: dict[str, Any]) -> Options:
@@ -88,12 +98,11 @@ def _parsed(config: Path | None, given: dict[str, Any]) -> Options:
     return Options.parse(merged)
 
 
-@main.command(context_settings={"auto_envvar_prefix": "GROWFS"})
+@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
 @click.argument("url", shell_complete=completion.values, metavar="URL")
 @click.argument("mountpoint", type=click.Path(path_type=Path))
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
 @click.option("--foreground", is_flag=True, help="Stay in the foreground until unmounted. SIGTERM unmounts.")
-@_mount_options
 def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **given: Any) -> None:
     """Mount URL on MOUNTPOINT, and return when training can start.
 
@@ -121,8 +130,8 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
 
 
 def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any) -> Any:
-    from growfs.daemon.control import call
-    from growfs.daemon.launch import find_living
+    from growfs.daemon.control_client import call
+    from growfs.daemon.running import find_living
 
     return call(find_living(mountpoint).cache, command, on_progress, **arguments)
 
@@ -204,8 +213,8 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 @main.command("list")
 def list_() -> None:
     """List the growfs mounts of this machine."""
-    from growfs.daemon.control import call
-    from growfs.daemon.launch import living, running
+    from growfs.daemon.control_client import call
+    from growfs.daemon.running import living, running
 
     for mount in running():
         try:
@@ -335,14 +344,13 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
         click.echo(line)
 
 
-@main.command(context_settings={"auto_envvar_prefix": "GROWFS"})
+@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
 @click.argument("url", shell_complete=completion.values, required=False)
 @click.argument("mountpoint", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--measure", metavar="TIME", default="2s", help="How long to measure each rate; 0: not at all. [2s]")
 @click.option("--timeout", metavar="TIME", default="10s", help="How long a server may take to answer. [10s]")
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
-@_mount_options
 def doctor(
     url: str | None,
     mountpoint: Path | None,

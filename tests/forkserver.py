@@ -426,10 +426,10 @@ def parse_descriptions_once() -> None:
     """Have botocore parse its JSON descriptions of S3 here. That takes 0.2 s, and every mount of a bucket does it."""
     from botocore.loaders import JSONFileLoader
 
-    from growfs.remote.stores.s3 import store
+    from growfs.remote.stores.s3 import client
 
     JSONFileLoader.load_file = staticmethod(functools.cache(JSONFileLoader().load_file))
-    store.preload()
+    client.preload()
 
 
 def main() -> None:

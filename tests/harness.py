@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from growfs.daemon.control import call
-from growfs.daemon.launch import find_living, stop
+from growfs.daemon.control_client import call
+from growfs.daemon.launch import stop
+from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from growfs.fuse.probe import why_not_passthrough

@@ -13,11 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISVTX, S_IWGRP, S_IWOTH
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from growfs import disk
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import RemoteSpec
+
+if TYPE_CHECKING:
+    from growfs.remote.protocol import RemoteSpec
 
 FORMAT = 4
 """Of everything below a cache directory. A growfs that finds a higher number refuses it; lower ones are migrated."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, ZshComplete, add_completion_class
 
-from growfs.daemon.options import Options, flag_name
 from growfs.errors import GrowfsError
 
 ANSWER_S = 2.0
@@ -40,8 +38,8 @@ class Mountpoint(click.Path):
 
 def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """The paths in the mount, as its daemon knows them."""
-    from growfs.daemon.control import call
-    from growfs.daemon.launch import find_living
+    from growfs.daemon.control_client import call
+    from growfs.daemon.running import find_living
 
     with suppress(GrowfsError):
         cache = find_living(ctx.params["mountpoint"]).cache
@@ -52,6 +50,10 @@ def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
 
 def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """The names of the options that `growfs set` changes. bash separates NAME, = and VALUE."""
+    from dataclasses import fields
+
+    from growfs.daemon.options import Options, flag_name
+
     given = " ".join(ctx.params.get("options") or ()).replace(" = ", "=").split()
     if "=" in incomplete or (given and ("=" not in given[-1] or given[-1].endswith("="))):
         return []  # a value

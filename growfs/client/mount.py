@@ -16,10 +16,11 @@ from growfs.client.progress import Bar
 from growfs.client.report import Report
 from growfs.client.status import MountStatus
 from growfs.client.wait import Enough, wait
-from growfs.daemon.control import call
-from growfs.daemon.launch import find_living, start, stop
+from growfs.daemon.control_client import call
+from growfs.daemon.launch import start, stop
 from growfs.daemon.options import Options
 from growfs.daemon.render import moving
+from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, resolved
 from growfs.units import seconds

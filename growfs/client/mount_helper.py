@@ -18,9 +18,9 @@ from pathlib import Path
 import click
 
 from growfs.cache.directory import daemon_of
-from growfs.daemon.launch import find_living
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options, flag_name
+from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.names import redact
 

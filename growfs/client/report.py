@@ -20,7 +20,7 @@ from humanfriendly import format_size, format_timespan
 
 from growfs.client.charts import LEGENDS, STATES, Charts, charts, coverage
 from growfs.client.figures import Figures, read
-from growfs.daemon.launch import find
+from growfs.daemon.running import find
 from growfs.errors import GrowfsError
 
 WIDE = ("states", "coverage", "directories")

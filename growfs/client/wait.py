@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from growfs.client.progress import Bar
-from growfs.daemon.control import call
-from growfs.daemon.launch import find_living
+from growfs.daemon.control_client import call
 from growfs.daemon.render import brief, moving, state_text
+from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError, UsageError
 from growfs.units import count, fraction_of, seconds, size
 

@@ -5,5 +5,6 @@ and its commands, and the status.
 
 Always: the command line talks to a running daemon over the control socket, never through the mount.
 
-For others: `launch` (start, stop, find and list mounts), `control.call`, `options.Options`, `render`.
+For others: `launch` (start and stop mounts), `running` (find and list them), `control_client.call`, `options.Options`,
+`render`.
 """

@@ -1,4 +1,4 @@
-"""The control socket, over which the command line sends commands to a running daemon.
+"""The daemon's end of the control socket, over which the command line sends commands (`control_client`).
 
 Commands do not go through the mount, because it may hang when they are needed most.
 
@@ -15,37 +15,25 @@ import os
 import socket
 import sqlite3
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from growfs import disk
+from growfs.daemon.control_client import SOCKET, line_of, short_path
 from growfs.errors import GrowfsError, UsageError
 
 log = logging.getLogger(__name__)
 
-SOCKET = "control.sock"
 REQUEST_MAX = 1 << 20
 REQUEST_S = 10.0
 """How long a client may take to send its request."""
-ANSWER_S = 600.0
-"""How long a client waits for the next line of the answer."""
 
 Command = Callable[..., AsyncIterator[Any]]
 """Yields its progress any number of times, and then its result. Raises GrowfsError."""
-
-
-@contextmanager
-def _short_path(folder: Path) -> Iterator[str]:
-    """A path of the socket that fits the 107 bytes of unix(7), however deep the folder is."""
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{SOCKET}"
-    finally:
-        os.close(fd)
 
 
 class Control:
@@ -55,7 +43,7 @@ class Control:
         self._commands = commands
         disk.unlink("SOCKET", folder / SOCKET)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _short_path(folder) as path:
+        with short_path(folder) as path:
             listening.bind(path)
             os.chmod(path, 0o600)
         listening.listen()
@@ -79,7 +67,7 @@ class Control:
             last: Any = None
             async for last in command(**request):
                 await _send(stream, {"progress": last})  # the command runs to its end even if the client is gone
-            await stream.send_all(_line({"result": last}))
+            await stream.send_all(line_of({"result": last}))
         except GrowfsError as error:
             await _send(stream, {"error": str(error), "exit_code": error.exit_code})
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
@@ -106,44 +94,4 @@ class Control:
 async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
     """Shielded from cancellation: a command with tasks of its own must be cancelled where it waits, not at a yield."""
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(REQUEST_S, shield=True):
-        await stream.send_all(_line(message))
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def call(
-    folder: Path,
-    command: str,
-    on_progress: Callable[[Any], None] | None = None,
-    answer_s: float = ANSWER_S,
-    **arguments: Any,
-) -> Any:
-    """Have the daemon of a cache folder run a command; returns its result. answer_s: how long its next line may take.
-
-    Raises GrowfsError if the command fails or no daemon answers.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(answer_s)
-        try:
-            with _short_path(folder) as path:
-                connection.connect(path)
-            connection.sendall(_line({"command": command, **arguments}))
-            for line in connection.makefile():
-                message = json.loads(line)
-                if "error" in message:
-                    raise (UsageError if message["exit_code"] == 2 else GrowfsError)(message["error"])
-                if "result" in message:
-                    return message["result"]
-                if on_progress:
-                    on_progress(message["progress"])
-        except PermissionError:
-            raise GrowfsError(
-                f"{folder}: this mount belongs to another user; run the command as that user or as root"
-            ) from None
-        except OSError as error:
-            raise GrowfsError(
-                f"the daemon of {folder} does not answer ({error.strerror or error}); see {folder}/log"
-            ) from None
-    raise GrowfsError(f"the daemon of {folder} closed the connection; see {folder}/log")
+        await stream.send_all(line_of(message))

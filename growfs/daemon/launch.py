@@ -1,4 +1,4 @@
-"""Starts, finds and stops daemons."""
+"""Starts and stops daemons."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from growfs.cache.directory import daemon_of, is_in_use
-from growfs.daemon.control import call
+from growfs.daemon.control_client import call
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.render import brief, state_text
+from growfs.daemon.running import Running, find, find_living
 from growfs.daemon.service_manager import is_service, notify
 from growfs.daemon.spawn import TITLE, daemon_process
 from growfs.errors import GrowfsError, UsageError
-from growfs.fuse.mounting import DEVICE, InUse, Mounted, is_dead, mounted_at, mounts, resolved, unmount
+from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
 from growfs.fuse.users import name_of, other_mounts, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
@@ -110,63 +110,6 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
         error = GrowfsError("the daemon died without an error message; look at dmesg: it may have run out of memory")
     error.__notes__ = [printed]
     raise error
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A mount, or a daemon without one in the mount table. starting: it has not mounted yet; else it was unmounted."""
-
-    mountpoint: Path
-    cache: Path
-    mounted: Mounted | None
-    starting: bool = False
-
-
-def running() -> list[Running]:
-    """The growfs mounts of this machine, with dead ones (see `living`), and daemons before their mount and after it."""
-    mounted = [Running(mount.mountpoint, mount.cache, mount) for mount in mounts()]
-    return mounted + list(_unmounted({mount.cache for mount in mounted}))
-
-
-def _unmounted(mounted: set[Path]) -> Iterator[Running]:
-    """The daemons without a mount in the mount table: they still list the remote, or somebody still uses the mount.
-
-    They are found by what they hold open, as far as this user may see that: root sees all.
-    """
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if not (process / "cmdline").read_bytes().startswith(os.fsencode(TITLE)):
-                continue
-            held = {os.readlink(link) for link in (process / "fd").iterdir()}
-        except OSError:
-            continue
-        for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
-            if daemon := daemon_of(cache):
-                yield Running(Path(daemon["mountpoint"]), cache, None, starting=str(DEVICE) not in held)
-
-
-def living(mount: Running) -> bool:
-    """Whether the daemon of a mount is running."""
-    return is_in_use(mount.cache)
-
-
-def find(mountpoint: Path) -> Running:
-    """The growfs mount on a mountpoint, or a daemon before its mount or after it. Raises GrowfsError."""
-    mountpoint = resolved(mountpoint.expanduser().absolute())
-    if mounted := mounted_at(mountpoint):
-        return Running(mountpoint, mounted.cache, mounted)
-    found = next((mount for mount in running() if mount.mountpoint == mountpoint), None)
-    if found is None:
-        raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
-    return found
-
-
-def find_living(mountpoint: Path) -> Running:
-    """As `find`; raises GrowfsError if the daemon is gone, too."""
-    mounted = find(mountpoint)
-    if not living(mounted):
-        raise GrowfsError(f"{mountpoint}: its daemon is gone; remove the dead mount: growfs umount {mountpoint}")
-    return mounted
 
 
 def stop(mountpoint: Path, lazy: bool = False) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from humanfriendly import format_size, format_timespan
-
 NAME_CHARS_MAX = 80
 """Characters of a name that are printed. One is skipped because it is too long."""
 
@@ -54,7 +52,7 @@ def lines(status: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if budget["limit_bytes"] is not None:
         resumes_s = budget["resumes_s"]
-        spent = "" if resumes_s is None else f"; resumes in {format_timespan(round(resumes_s), max_units=2)}"
+        spent = "" if resumes_s is None else f"; resumes in {_duration(resumes_s, units=2)}"
         shown.append(("budget", f"{_size(budget['spent_bytes'])} of {_size(budget['limit_bytes'])} today{spent}"))
     for reader in status["readers"]:
         advice = f"; {reader['advice']}" if reader["advice"] else ""
@@ -87,7 +85,7 @@ def state_text(status: dict[str, Any]) -> str:
     if status["state"] == "waiting":
         outage = status["outage"]
         next_try_s = round(outage["next_try_s"])
-        next_try = f"in {format_timespan(next_try_s)}" if next_try_s else "now"
+        next_try = f"in {_duration(next_try_s)}" if next_try_s else "now"
         return f"{text}: {outage['why']} (since {_clock(outage['since'])}, next try {next_try})"
     if status["state"] == "listing" and not status["remote"]["listing"]:
         text = "the remote could not be listed; it is tried again"
@@ -99,7 +97,7 @@ def state_text(status: dict[str, Any]) -> str:
     if status["state"] == "complete" and status["partition"]:
         text = f"complete: every file of shard {status['partition']} is cached"
     eta_s = status["fetch"]["eta_s"]
-    return f"{text}, {format_timespan(round(eta_s), max_units=2)} left" if eta_s else text
+    return f"{text}, {_duration(eta_s, units=2)} left" if eta_s else text
 
 
 def moving(status: dict[str, Any]) -> str:
@@ -129,7 +127,15 @@ def files(count: int) -> str:
 
 
 def _size(count: float) -> str:
+    from humanfriendly import format_size
+
     return str(format_size(count))
+
+
+def _duration(seconds: float, units: int = 3) -> str:
+    from humanfriendly import format_timespan
+
+    return str(format_timespan(round(seconds), max_units=units))
 
 
 def _clock(at: float) -> str:

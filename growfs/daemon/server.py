@@ -50,6 +50,8 @@ if sys.version_info < (3, 11):
 log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.1
+CHECK_S_MIN, CHECK_SHARE = 0.01, 0.05
+"""Whether the mount is ready is checked after this time, and then after this share of the time that passed so far."""
 DURABLE_EVERY_S = 30.0
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
 """Environment variables that name the folder for temporary files, of Python, of libraries, and of SQLite."""
@@ -237,9 +239,13 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
 
 
 async def _progress_until(components: Components, launcher: Launcher, done: Callable[[], Awaitable[bool]]) -> None:
+    began = reported = trio.current_time()
     while not await done():
-        launcher.report(progress=await components.status.snapshot())
-        await trio.sleep(PROGRESS_EVERY_S)
+        now = trio.current_time()
+        if now - reported >= PROGRESS_EVERY_S:
+            launcher.report(progress=await components.status.snapshot())
+            reported = now
+        await trio.sleep(min(max(CHECK_S_MIN, CHECK_SHARE * (now - began)), PROGRESS_EVERY_S))
 
 
 async def _serve(engine: Engine, daemon: trio.CancelScope) -> None:

@@ -102,9 +102,9 @@ def preload(spec: RemoteSpec) -> None:
     from growfs.remote.stores.fsspec import store_of
 
     if store_of(spec.url) == "s3" and not (spec.producer and spec.producer.seed is not None):
-        from growfs.remote.stores.s3 import store
+        from growfs.remote.stores.s3 import client
 
-        store.preload()
+        client.preload()
 
 
 def preload_transfer() -> None:
@@ -121,11 +121,11 @@ def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> Fssp
         from growfs.remote.stores.local import LocalRemote
 
         return LocalRemote(spec, threads)
-    import_store(spec.url)
     if store == "s3":
         from growfs.remote.stores.s3.store import S3Remote
 
-        return S3Remote(spec, threads)
+        return S3Remote(spec, threads)  # it imports s3fs where it needs it
+    import_store(spec.url)
     if store == "http":
         from growfs.remote.stores.web import HttpRemote
 

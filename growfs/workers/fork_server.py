@@ -1,6 +1,6 @@
 """`ForkServer`: the daemon's side of the process that forks the workers.
 
-It imports little, because the daemon starts it before everything else.
+It imports next to nothing, because the daemon starts it before everything else.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import socket
 import subprocess
 import sys
 
-from growfs.remote.rate_limits import SharedLimits
-
 
 class ForkServer:
-    """Owns the process. limits: shared with the workers."""
+    """Owns the process."""
 
     def __init__(self, scheme: str) -> None:
         """scheme: of the remote's URL. It says what to import, before the spec is known."""
-        self.limits = SharedLimits()
         self._scheme = scheme
         self.start()
 
@@ -25,9 +22,9 @@ class ForkServer:
         """Start the process. It serves once its spec is sent to `control` (workers/worker.py)."""
         self.control, theirs = socket.socketpair()
         with theirs:
-            fds = theirs.fileno(), self.limits.fd
-            command = [sys.executable, "-m", "growfs.workers.worker", *map(str, fds), self._scheme]
-            self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+            fd = theirs.fileno()
+            command = [sys.executable, "-m", "growfs.workers.worker", str(fd), self._scheme]
+            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
 
     def fork(self, connection: socket.socket) -> None:
         """Have it fork a worker that serves the other end of a connection. Raises OSError if the process is gone."""

@@ -13,6 +13,7 @@ import trio
 from growfs.errors import GrowfsError
 from growfs.remote.names import redact
 from growfs.remote.protocol import RemoteSpec
+from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import messages
 from growfs.workers.fork_server import ForkServer
 from growfs.workers.messages import Done, Failed, StillWorking
@@ -32,7 +33,7 @@ class WorkerPool:
 
     def __init__(self, fork_server: ForkServer, spec: RemoteSpec, output: int) -> None:
         self.url = redact(spec.url)
-        self.limits = fork_server.limits
+        self.limits = SharedLimits()
         self._fork_server = fork_server
         self._spec = spec
         self._output = output
@@ -40,9 +41,9 @@ class WorkerPool:
             self._send_spec()
 
     def _send_spec(self) -> None:
-        """Send the spec, and where output goes that no logger writes."""
+        """Send the spec, where output goes that no logger writes, and the limits."""
         messages.send(self._fork_server.control, self._spec)
-        socket.send_fds(self._fork_server.control, [b"o"], [self._output])
+        socket.send_fds(self._fork_server.control, [b"o"], [self._output, self.limits.fd])
 
     def spawn(self) -> Channel:
         """Start a worker. It ends when its channel is closed. Raises GrowfsError if no process can be started."""

@@ -65,24 +65,25 @@ Send = Callable[[Any], None]
 def main() -> None:
     """Run the fork server.
 
-    Arguments: the descriptors of the control socket and of the SharedLimits, and the scheme of the remote's URL. The
-    socket brings the spec, a descriptor for output, and then one for each worker.
+    Arguments: the descriptor of the control socket, and the scheme of the remote's URL. The socket brings the spec, the
+    descriptors for output and of the SharedLimits, and then one for each worker.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the daemon
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))  # two for each transfer
-    control, limits = socket.socket(fileno=int(sys.argv[1])), SharedLimits(int(sys.argv[2]))
+    control = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(GrowfsError):
-        preload(RemoteSpec(f"{sys.argv[3]}://host/"))
+        preload(RemoteSpec(f"{sys.argv[2]}://host/"))
     try:
         spec: RemoteSpec = messages.receive(control)
-        _, (output,), _, _ = socket.recv_fds(control, 1, 1)
+        _, (output, limits_fd), _, _ = socket.recv_fds(control, 1, 2)
     except (EOFError, OSError, ValueError):  # the mount failed before its workers were needed
         return
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)
+    limits = SharedLimits(limits_fd)
     with contextlib.suppress(GrowfsError):  # a worker reports it when it opens the remote
         preload(spec)
     process.tune_gc()

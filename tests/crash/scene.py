@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from growfs import disk
-from growfs.daemon.control import call
+from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
 from tests.harness import Growfs, files_below, until
 

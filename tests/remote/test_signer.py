@@ -69,7 +69,7 @@ def signer_of(bucket: str, options: dict[str, Any], endpoint_url: str | None, an
     remote._request("x")
     made = remote._signer
     assert made
-    return Signer(made._client, made._loop, {**made._parameters, "Bucket": bucket})
+    return Signer(made._client, {**made._parameters, "Bucket": bucket})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,7 +98,7 @@ def test_changed_credentials_are_used_after_a_while(monkeypatch: pytest.MonkeyPa
     remote = S3Remote(RemoteSpec("s3://bucket", KEYS, ENDPOINT))
     first = remote._request("x").url
     assert remote._signer
-    remote._signer._client._request_signer._credentials.access_key = "another"
+    remote._signer._client.boto._request_signer._credentials.access_key = "another"
     assert remote._request("x").url == first
     monkeypatch.setattr("growfs.remote.stores.s3.signer.FRESH_S", 0)
     assert "Credential=another%2F" in remote._request("x").url

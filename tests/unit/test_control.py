@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from growfs.daemon.control import SOCKET, Command, Control, call
+from growfs.daemon.control import Command, Control
+from growfs.daemon.control_client import SOCKET, call
 from growfs.errors import GrowfsError, UsageError
 
 
@@ -103,7 +104,7 @@ async def test_a_socket_that_a_killed_daemon_left_is_replaced(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_is_refused(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom growfs.daemon.control import call\n"
+        "import os, sys\nfrom pathlib import Path\nfrom growfs.daemon.control_client import call\n"
         "folder = os.open(sys.argv[1], os.O_PATH)\nos.setuid(65534)\n"
         "try: call(Path(f'/proc/self/fd/{folder}'), 'count', to=1)\n"
         "except Exception as error: sys.exit(str(error))\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.daemon.control import call
+from growfs.daemon.control_client import call
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import Candidate, Pass, draw_order

@@ -18,7 +18,7 @@ from growfs.client.top.draw import bar, columns, graph
 from growfs.client.top.terminal import Ended, Terminal
 from growfs.client.top.view import Page, Shown, frame
 from growfs.client.top.watch import Directory, Event, Sample, Survey, Watch, Watches, changes, logged
-from growfs.daemon.launch import Running
+from growfs.daemon.running import Running
 from growfs.errors import GrowfsError
 from growfs.scheduler.readiness import MountState
 from tests.unit.test_render import STATUS, status

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from growfs.daemon.control import call
-from growfs.daemon.launch import find_living, stop
+from growfs.daemon.control_client import call
+from growfs.daemon.launch import stop
+from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from tools.benchmarks.measure import BenchError, cpu_s, run, wait_until

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from growfs.cache.schema import ROOT, directory_path, read_only, row_of_connection
-from growfs.daemon.control import call
-from growfs.daemon.launch import Running, find_living, running
+from growfs.daemon.control_client import call
 from growfs.daemon.render import files, state_text
+from growfs.daemon.running import Running, find_living, running
 from growfs.errors import GrowfsError
 
 POLL_S = 1.0

@@ -6,7 +6,6 @@ its thread are created at the first call, so not in a process that forks later.
 
 from __future__ import annotations
 
-import importlib
 import re
 import ssl
 import threading
@@ -46,9 +45,6 @@ EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
 _ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
-_LAZY_IMPORTS = {  # what a store's library imports only at its first file
-    "s3": ("aiobotocore.session", "aiobotocore.httpsession", "botocore.regions"),
-}
 
 
 class FsspecRemote:
@@ -399,8 +395,6 @@ def import_store(url: str) -> None:
     store = store_of(url)
     try:
         get_filesystem_class(store)
-        for name in _LAZY_IMPORTS.get(store, ()):
-            importlib.import_module(name)
     except ImportError as error:
         if package := _PACKAGES.get(store):
             raise UsageError(f"{store}:// needs a package that is not installed: pip install {package}") from None

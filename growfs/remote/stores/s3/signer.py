@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from growfs.remote.http.connection import HttpRequest
 from growfs.remote.stores.fsspec import SIGNED_S
+from growfs.remote.stores.s3.client import Client
 
 FRESH_S = 60  # then a new Signer is made: the library renews credentials ten minutes before they expire
 
@@ -28,12 +29,9 @@ _SIGNATURE = "&X-Amz-Signature="
 class Signer:
     """Several threads may use it. It holds secrets, as an HttpRequest does."""
 
-    def __init__(self, client: Any, loop: Any, parameters: dict[str, Any]) -> None:
-        """client: aiobotocore's, which runs on loop. parameters: those of get_object, but for the key.
-
-        Raises what the library raises.
-        """
-        self._client, self._loop, self._parameters = client, loop, parameters
+    def __init__(self, client: Client, parameters: dict[str, Any]) -> None:
+        """parameters: those of get_object, but for the key. Raises what the library raises."""
+        self._client, self._parameters = client, parameters
         self._headers = {header: parameters[name] for name, header in _HEADERS.items() if name in parameters}
         self._made_s = time.monotonic()
         url = self._by_library(_SAMPLE, "GET")
@@ -42,7 +40,7 @@ class Signer:
         self._signing: _SigningKey | None = None
         if query:
             with suppress(AttributeError, KeyError):  # these are internals of botocore
-                auth = self._sync(client._request_signer.get_auth_instance, "s3", "", "s3v4-query")
+                auth = client.call(client.boto._request_signer.get_auth_instance, "s3", "", "s3v4-query")
                 self._signing = _SigningKey(auth.credentials.secret_key, self._base, self._query, self._headers)
         self._is_plain = bool(self._signing or not query) and self._sign(_SAMPLE, "GET") == url
 
@@ -52,10 +50,7 @@ class Signer:
         return time.monotonic() - self._made_s < FRESH_S
 
     def request(self, key: str, method: str = "GET") -> HttpRequest:
-        """A request for an object, by GET or HEAD. Not to be called from the event loop's thread.
-
-        Raises what the library raises.
-        """
+        """A request for an object, by GET or HEAD. Raises what the library raises."""
         url = self._sign(key, method) if self._is_plain else self._by_library(key, method)
         return HttpRequest(url, self._headers, method)
 
@@ -67,12 +62,8 @@ class Signer:
 
     def _by_library(self, key: str, method: str) -> str:
         parameters = {**self._parameters, "Key": key}
-        return str(self._sync(self._client.generate_presigned_url, f"{method.lower()}_object", parameters, SIGNED_S))
-
-    def _sync(self, call: Any, *args: Any, **more: Any) -> Any:
-        from fsspec.asyn import sync
-
-        return sync(self._loop, call, *args, **more)
+        presign = self._client.boto.generate_presigned_url
+        return str(self._client.call(presign, f"{method.lower()}_object", parameters, SIGNED_S))
 
 
 class _SigningKey:

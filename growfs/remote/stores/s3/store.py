@@ -11,6 +11,7 @@ import io
 import os
 import re
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -29,6 +30,7 @@ from growfs.remote.stores.access import Access
 from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.s3 import listing
+from growfs.remote.stores.s3.client import Client, library_client, plain_client
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, KeyPage, ParallelLister
 from growfs.remote.stores.s3.signer import Signer
@@ -36,9 +38,6 @@ from growfs.remote.stores.walk import PAGE_FILES_MAX
 
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
-_session: Any = None  # made by preload, which has read the descriptions
-_NO_SESSION = {"key", "secret", "token", "anon", "client_kwargs", "config_kwargs", "requester_pays"}
-"""Options that do not concern the session; s3fs passes those that it does not know on to it."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
 
 
@@ -57,21 +56,6 @@ _CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file
 """Botocore's names of the variables that say where the files of these providers are."""
 
 
-def preload() -> None:
-    """Read botocore's JSON descriptions of S3 once, for a process that forks afterwards: they take 0.2 s."""
-    global _session
-    if _session is not None:
-        return
-    from aiobotocore.session import AioSession
-
-    _session = AioSession()
-    loader = _session.get_component("data_loader")
-    for name in ("service-2", "endpoint-rule-set-1", "paginators-1"):
-        loader.load_service_model("s3", name)
-    for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
-        loader.load_data(name)
-
-
 class S3Remote(FsspecRemote):
     """A bucket, or the keys below a prefix of it. The cursor of a page is the key ranges that are left."""
 
@@ -82,8 +66,7 @@ class S3Remote(FsspecRemote):
         self._signer: Signer | None = None
         self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
         self._listing_fallbacks = 0
-        if self._options.keys() <= _NO_SESSION:
-            self._options["session"] = _session
+        self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
@@ -97,19 +80,18 @@ class S3Remote(FsspecRemote):
     def access(self) -> Access:
         with self.translating():
             bucket, _ = self._bucket_and_prefix
-            meta = self._client(bucket).meta
-            return Access(meta.endpoint_url, self._credentials(), meta.region_name or "", bucket)
+            client = self._client(bucket)
+            meta = client.boto.meta
+            return Access(meta.endpoint_url, self._credentials(client), meta.region_name or "", bucket)
 
-    def _credentials(self) -> str:
+    def _credentials(self, client: Client) -> str:
         """Where the credentials come from (botocore.credentials); empty if there are none."""
-        from fsspec.asyn import sync
-
         if self.spec.anon:
             return "none, because of --anon"
         if self._options.get("key") or self._options.get("client_kwargs", {}).get("aws_access_key_id"):
             return "by --storage-option"
-        session = self.fs.session
-        found = sync(self.fs.loop, session.get_credentials)
+        session = client.session
+        found = client.call(session.get_credentials)
         if not found:
             return ""
         variable = _CREDENTIAL_FILES.get(found.method)
@@ -153,18 +135,16 @@ class S3Remote(FsspecRemote):
 
     def _new_signer(self, bucket: str) -> Signer:
         client = self._client(bucket)
-        wants_checksums = getattr(client.meta.config, "response_checksum_validation", "") == "when_supported"
+        wants_checksums = getattr(client.boto.meta.config, "response_checksum_validation", "") == "when_supported"
         more = {"ChecksumMode": "ENABLED"} if wants_checksums else {}
-        return Signer(client, self.fs.loop, self._with_payer(client.get_object, {"Bucket": bucket, "Key": "", **more}))
+        return Signer(client, self._completed(client, client.boto.get_object, {"Bucket": bucket, "Key": "", **more}))
 
     def _page_request(self, parameters: dict[str, Any]) -> HttpRequest:
         """A signed GET of a page. Raises FallBack if there cannot be one."""
-        from fsspec.asyn import sync
-
         try:
             client = self._client(parameters["Bucket"])
-            signed = self._with_payer(client.list_objects_v2, parameters)
-            url = sync(self.fs.loop, client.generate_presigned_url, "list_objects_v2", signed, SIGNED_S)
+            signed = self._completed(client, client.boto.list_objects_v2, parameters)
+            url = client.call(client.boto.generate_presigned_url, "list_objects_v2", signed, SIGNED_S)
         except Exception as error:
             raise FallBack("cannot be signed") from error
         request = HttpRequest(
@@ -175,18 +155,17 @@ class S3Remote(FsspecRemote):
             raise FallBack("behind a proxy")
         return request
 
-    def _client(self, bucket: str) -> Any:
-        from fsspec.asyn import sync
+    def _client(self, bucket: str) -> Client:
+        with self._client_lock:
+            return self._plain_client or library_client(self.fs, bucket)
 
-        async def find() -> Any:
-            await self.fs.set_session()
-            return await self.fs.get_s3(bucket)
+    @cached_property
+    def _plain_client(self) -> Client | None:
+        return plain_client(self._options)
 
-        return sync(self.fs.loop, find)
-
-    def _with_payer(self, method: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    def _completed(self, client: Client, method: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         """The parameters, and RequestPayer if that option is set. Raises FallBack if other options are set."""
-        signed: dict[str, Any] = self.fs._get_s3_method_kwargs(method, **parameters)
+        signed = client.complete(method, parameters)
         if signed.keys() - {*parameters, "RequestPayer"} or self._options["config_kwargs"].keys() & _CONNECTION_OPTIONS:
             raise FallBack("an option that only the library knows")
         return signed
@@ -198,7 +177,8 @@ class S3Remote(FsspecRemote):
         """As in botocore: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else the system's."""
         verify = self._options.get("client_kwargs", {}).get("verify")
         if verify is None:
-            verify = self.fs.session.get_config_variable("ca_bundle")
+            bucket, _ = self._bucket_and_prefix
+            verify = self._client(bucket).session.get_config_variable("ca_bundle")
         if isinstance(verify, str):
             folder = os.path.isdir(verify)
             return ssl.create_default_context(cafile=None if folder else verify, capath=verify if folder else None)
@@ -265,7 +245,9 @@ class S3Remote(FsspecRemote):
 
     @cached_property
     def _bucket_and_prefix(self) -> tuple[str, str]:
-        bucket, key, _ = self.fs.split_path(self.spec.url.rstrip("/"))
+        bucket, _, key = self.spec.url.rstrip("/").partition("://")[2].partition("/")
+        if ":" in bucket or "?" in key:  # an ARN, or what may be a version
+            bucket, key, _ = self.fs.split_path(self.spec.url.rstrip("/"))
         return bucket, f"{key}/" if key else ""
 
     def _call(self, path: str, method: str, **arguments: Any) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""Finds the daemons of this machine. It imports little: each command waits for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from growfs.cache.directory import daemon_of, is_in_use
+from growfs.daemon.spawn import TITLE
+from growfs.errors import GrowfsError
+from growfs.fuse.mounting import DEVICE, Mounted, mounted_at, mounts, resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A mount, or a daemon without one in the mount table. starting: it has not mounted yet; else it was unmounted."""
+
+    mountpoint: Path
+    cache: Path
+    mounted: Mounted | None
+    starting: bool = False
+
+
+def running() -> list[Running]:
+    """The growfs mounts of this machine, with dead ones (see `living`), and daemons before their mount and after it."""
+    mounted = [Running(mount.mountpoint, mount.cache, mount) for mount in mounts()]
+    return mounted + list(_unmounted({mount.cache for mount in mounted}))
+
+
+def _unmounted(mounted: set[Path]) -> Iterator[Running]:
+    """The daemons without a mount in the mount table: they still list the remote, or somebody still uses the mount.
+
+    They are found by what they hold open, as far as this user may see that: root sees all.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if not (process / "cmdline").read_bytes().startswith(os.fsencode(TITLE)):
+                continue
+            held = {os.readlink(link) for link in (process / "fd").iterdir()}
+        except OSError:
+            continue
+        for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
+            if daemon := daemon_of(cache):
+                yield Running(Path(daemon["mountpoint"]), cache, None, starting=str(DEVICE) not in held)
+
+
+def living(mount: Running) -> bool:
+    """Whether the daemon of a mount is running."""
+    return is_in_use(mount.cache)
+
+
+def find(mountpoint: Path) -> Running:
+    """The growfs mount on a mountpoint, or a daemon before its mount or after it. Raises GrowfsError."""
+    mountpoint = resolved(mountpoint.expanduser().absolute())
+    if mounted := mounted_at(mountpoint):
+        return Running(mountpoint, mounted.cache, mounted)
+    found = next((mount for mount in running() if mount.mountpoint == mountpoint), None)
+    if found is None:
+        raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
+    return found
+
+
+def find_living(mountpoint: Path) -> Running:
+    """As `find`; raises GrowfsError if the daemon is gone, too."""
+    mounted = find(mountpoint)
+    if not living(mounted):
+        raise GrowfsError(f"{mountpoint}: its daemon is gone; remove the dead mount: growfs umount {mountpoint}")
+    return mounted
