@@ -1,0 +1,68 @@
+"""Reads through a mount while everything around it fails, and says what went wrong that should not.
+
+Run it as tools/soak. tf.data and a PyTorch DataLoader train on a bucket through a cache that rotates, and check every
+byte. Meanwhile the remote misbehaves and changes, and the daemon, its workers, the S3 server and the readers are killed
+with SIGKILL, in an order that --seed repeats. It exits with 1 if a reader saw wrong bytes, or an error that nothing
+explains, or if something was left behind or has grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+
+from growfs.fuse.probe import why_not_passthrough
+from tools.benchmarks.measure import BenchError, temporary_folder
+from tools.soaking.soak import Plan, Soak
+from tools.soaking.tables import print_tables
+
+QUICK_MINUTES = 3.0
+"""A shorter run has fewer files, and faults follow each other faster."""
+
+
+def stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """End as Ctrl-C does, with the tables."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Soak for as long as asked."""
+    parser = argparse.ArgumentParser(prog="tools/soak", description="Read through a mount while everything fails.")
+    parser.add_argument(
+        "minutes", nargs="?", type=float, default=60.0, metavar="MINUTES", help="how long (default: 60)"
+    )
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="of the order of the faults")
+    parser.add_argument("--engine", choices=("passthrough", "libfuse"), help="mount with this one only")
+    arguments = parser.parse_args()
+    if arguments.minutes <= 0:
+        parser.error("MINUTES is more than 0")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    try:
+        with temporary_folder() as folder:
+            engines = (arguments.engine,) if arguments.engine else ("passthrough", "libfuse")
+            if why := why_not_passthrough(folder):
+                console.print(f"libfuse only: {why}")
+                engines = ("libfuse",)
+            console.print(f"tools/soak {arguments.minutes:g} --seed {arguments.seed}")
+            quick = arguments.minutes < QUICK_MINUTES
+            soak = Soak(Plan(folder, arguments.minutes * 60, arguments.seed, quick, engines), console)
+            interrupted = soak.run()
+        failures = print_tables(console, soak)
+    except BenchError as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
+    if failures:
+        return 1
+    return 130 if interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

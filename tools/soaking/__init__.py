@@ -1,0 +1,1 @@
+"""What tools/soak consists of: the files, a remote that fails, readers that check every byte, and the mount."""

@@ -1,0 +1,91 @@
+"""The files of the remote. What a file contains follows from its name and version, so readers check it without a copy.
+
+A file consists of records. Each begins with a line that says what it is a part of: name, version, number of the record,
+number of records. A .tfrecord file has them framed as TensorFlow does, a .bin file has a single one as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from awscrt.checksums import crc32c
+
+RECORDS_MAX = 24
+RECORD_BYTES = 2_000, 20_000
+SHARD, SINGLE = ".tfrecord", ".bin"
+
+
+class WrongBytes(Exception):
+    """A file has other bytes than it should; `str(error)` says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the first line of a record says."""
+
+    name: str
+    version: int
+    number: int
+    count: int
+
+
+def records(name: str, version: int) -> list[bytes]:
+    """The records of a version of a file."""
+    count = random.Random(f"{name} {version}").randint(1, RECORDS_MAX) if name.endswith(SHARD) else 1
+    return [record(Part(name, version, number, count)) for number in range(count)]
+
+
+def record(part: Part) -> bytes:
+    """One record of a version of a file."""
+    head = f"{part.name} {part.version} {part.number} {part.count}\n".encode()
+    return head + hashlib.shake_128(head).digest(random.Random(head).randint(*RECORD_BYTES))
+
+
+def content(name: str, version: int) -> bytes:
+    """All bytes of a version of a file."""
+    parts = records(name, version)
+    return b"".join(map(framed, parts)) if name.endswith(SHARD) else parts[0]
+
+
+def framed(data: bytes) -> bytes:
+    """A record of a TFRecord file: length, its masked CRC-32C, data, its masked CRC-32C (record_writer.h)."""
+    length = len(data).to_bytes(8, "little")
+    return length + _masked(length) + data + _masked(data)
+
+
+def _masked(data: bytes) -> bytes:
+    crc = int(crc32c(data))
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def checked(data: bytes) -> Part:
+    """What a record says that it is. Raises WrongBytes unless it is that to the last byte."""
+    try:
+        name, *numbers = data.partition(b"\n")[0].decode().split(" ")
+        part = Part(name, *map(int, numbers))
+    except (ValueError, TypeError):
+        raise WrongBytes(f"{len(data)} bytes that begin with {data[:40]!r}") from None
+    if data != record(part):
+        raise WrongBytes(f"{part}: {len(data)} bytes, not all of them as they should be")
+    return part
+
+
+def versions(expected: Iterable[str], parts: Iterable[Part]) -> dict[str, int]:
+    """The version of each file, from all records that were read. Raises WrongBytes unless each file is whole.
+
+    expected: the names of the files that were read.
+    """
+    found: dict[str, list[Part]] = {name: [] for name in expected}
+    for part in parts:
+        if part.name not in found:
+            raise WrongBytes(f"{part}: in another file than its own")
+        found[part.name].append(part)
+    for name, its in found.items():
+        if not its or sorted(its, key=lambda part: part.number) != [
+            Part(name, its[0].version, number, its[0].count) for number in range(its[0].count)
+        ]:
+            raise WrongBytes(f"{name}: {len(its)} records, not each of one version once: {its[:3]}")
+    return {name: its[0].version for name, its in found.items()}

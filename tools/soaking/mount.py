@@ -1,0 +1,126 @@
+"""The mount that the readers read: it is killed, unmounted and mounted again, with either engine."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from growfs.cache.directory import daemon_of
+from growfs.daemon.control_client import call
+from growfs.errors import GrowfsError
+from growfs.fuse.mounting import mounted_at, unmount
+from tools.benchmarks.measure import BenchError
+from tools.benchmarks.mounts import GROWFS
+from tools.soaking import processes
+from tools.soaking.processes import Usage
+
+MOUNT_S = 180.0
+"""`growfs mount` waits up to a minute for its first files, and another one for a remote that is away."""
+
+
+class SoakMount:
+    """Owns the mount and its cache. seen: when each process of its daemons started."""
+
+    def __init__(self, folder: Path, flags: list[object], engines: tuple[str, ...], generator: random.Random) -> None:
+        self.mountpoint = folder / "mnt"
+        self.mountpoint.mkdir()
+        self.cache_dir = folder / "cache"
+        self.seen: dict[int, int | None] = {}
+        self._flags = flags
+        self._engines = engines
+        self._random = generator
+
+    def mount(self, url: str, endpoint: str) -> None:
+        """Mount, over a dead mount too. Raises BenchError if that fails."""
+        engine = self._random.choice(self._engines)
+        fixed = [url, self.mountpoint, "--cache-dir", self.cache_dir, "--endpoint-url", endpoint, "--engine", engine]
+        process = processes.start(
+            [*GROWFS, "mount", *fixed, *self._flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            said, _ = process.communicate(timeout=MOUNT_S)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"growfs mount has not returned after {MOUNT_S:g} s") from None
+        finally:
+            if process.poll() is None:
+                processes.kill_session(process)
+        if process.returncode:
+            raise BenchError(f"growfs mount: {said.strip()}")
+        self.pids()
+
+    def umount(self, lazy: bool) -> str:
+        """Unmount; returns what the command said if it refused."""
+        process = processes.start(
+            [*GROWFS, "umount", *(["--lazy"] if lazy else []), self.mountpoint],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said, _ = process.communicate(timeout=MOUNT_S)
+        return said.strip() if process.returncode else ""
+
+    @property
+    def daemon(self) -> int:
+        """The process of the daemon, or 0."""
+        mounted = mounted_at(self.mountpoint)
+        return int(daemon_of(mounted.cache).get("pid", 0)) if mounted else 0
+
+    def pids(self) -> list[int]:
+        """The daemon and its processes."""
+        daemon = self.daemon
+        found = [daemon, *processes.descendants(daemon)] if daemon and processes.started(daemon) else []
+        self.seen.update((pid, processes.started(pid)) for pid in found)
+        return found
+
+    def kill_daemon(self) -> None:
+        """SIGKILL the daemon."""
+        pid = self.daemon
+        processes.kill(pid)
+        processes.wait_for(lambda: not processes.started(pid))
+
+    def kill_worker(self) -> bool:
+        """SIGKILL one of the processes of the daemon; returns whether there was one."""
+        if not (others := self.pids()[1:]):
+            return False
+        processes.kill(self._random.choice(others))
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """The status of the mount. Raises GrowfsError."""
+        mounted = mounted_at(self.mountpoint)
+        if mounted is None:
+            raise GrowfsError(f"{self.mountpoint}: growfs is not mounted there")
+        return dict(call(mounted.cache, "status"))
+
+    def usage(self) -> Usage:
+        """What the daemon and its processes use."""
+        return processes.usage(self.pids())
+
+    def disk_bytes(self) -> int:
+        """What the cache directory takes on the disk."""
+        total = 0
+        for folder, _, names in os.walk(self.cache_dir):
+            for name in names:
+                with suppress(OSError):
+                    total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+        return total
+
+    def log(self) -> Path:
+        """The log of its daemons."""
+        return next(iter(self.cache_dir.glob("*/log")), self.cache_dir / "log")
+
+    def left(self) -> list[int]:
+        """The processes of its daemons that still run."""
+        return [pid for pid, when in self.seen.items() if when and processes.started(pid) == when]
+
+    def remove(self) -> None:
+        """Leave nothing of it, whatever state it is in."""
+        self.pids()
+        if mounted_at(self.mountpoint):
+            with suppress(GrowfsError, OSError):
+                unmount(self.mountpoint, lazy=True)
+        for pid in self.left():
+            processes.kill(pid)

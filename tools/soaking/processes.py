@@ -1,0 +1,137 @@
+"""Processes that the soak starts, and readings of /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.benchmarks.measure import ROOT, environment
+
+END_S = 10.0
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What processes use, in total. bytes: memory, with shared pages divided among those that share them."""
+
+    bytes: int = 0
+    descriptors: int = 0
+    threads: int = 0
+
+
+def start(
+    command: Sequence[object],
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+) -> subprocess.Popen[str]:
+    """Start a process in a session of its own, so that Ctrl-C reaches the soak alone."""
+    folders = f"{ROOT}/tests/frameworks/shim:{ROOT}"
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        cwd=ROOT,
+        env=environment() | {"PYTHONPATH": folders, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        start_new_session=True,
+    )
+
+
+def kill_session(process: subprocess.Popen[str]) -> None:
+    """SIGKILL a process and those of its session, and reap it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream:
+            with suppress(OSError):
+                stream.close()
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, unless it has ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process and its children have started, and that run now."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            children.setdefault(int((folder / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
+                int(folder.name)
+            )
+    found, next_ones = [], [pid]
+    while next_ones:
+        next_ones = [child for parent in next_ones for child in children.get(parent, [])]
+        found += next_ones
+    return found
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in ticks since the boot, which tells it from a later one of that number. None: it has
+    ended, be it a zombie.
+    """
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else int(fields[18])
+
+
+def usage(pids: Sequence[int]) -> Usage:
+    """What these processes use now, without those that have ended."""
+    total = [0, 0, 0]
+    for pid in pids:
+        with suppress(OSError):
+            memory = re.search(r"^Pss:\s*(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+            total[0] += int(memory[1]) * 1024 if memory else 0
+            total[1] += len(os.listdir(f"/proc/{pid}/fd"))
+            total[2] += len(os.listdir(f"/proc/{pid}/task"))
+    return Usage(*total)
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = END_S) -> bool:
+    """Poll until the condition is true; returns whether it was, before the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Tail:
+    """The lines that were added to a file since the last look, also when it was replaced by a new one meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self.bytes_total = 0
+        self._path = path
+        self._inode, self._offset, self._rest = 0, 0, b""
+
+    def lines(self) -> list[str]:
+        """The new lines, whole ones only."""
+        try:
+            with self._path.open("rb") as file:
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                    self._inode, self._offset, self._rest = inode, 0, b""
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        self.bytes_total += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]

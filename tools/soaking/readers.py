@@ -1,0 +1,132 @@
+"""The readers, and what they say: what they have read and checked, and which of their errors were due."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.soaking import processes
+from tools.soaking.remote import Remote
+from tools.soaking.report import Epoch
+
+STUCK_S = 120.0
+"""An epoch takes seconds. On a mount that lives it does not take this long, whatever the remote does."""
+DUE = {
+    errno.ENOTCONN: "the daemon was killed",
+    errno.ECONNABORTED: "the daemon was killed",
+    errno.EIO: "the daemon was killed",
+    errno.ENOENT: "unmounted",
+}
+"""What a reader may see while there is no mount, or a dead one."""
+
+
+class Outages:
+    """When there was no mount that serves: from before it was killed or unmounted until the next one had returned."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[float, float]] = []
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """From now on there is none."""
+        self._since = self._since or time.monotonic()
+
+    def end(self) -> None:
+        """From now on there is one."""
+        assert self._since
+        self._all.append((self._since, time.monotonic()))
+        self._since = None
+
+    def overlap(self, began: float, ended: float) -> bool:
+        """Whether there was none at some time in between."""
+        ongoing = [(self._since, ended)] if self._since else []
+        return any(start <= ended and end >= began for start, end in (*self._all[-100:], *ongoing))
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the readers have found. due: errors by their cause. problems: what should not have happened."""
+
+    epochs: Counter[str] = field(default_factory=Counter)
+    files: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    due: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+class Judge:
+    """Says of each epoch what was due, and adds it to the findings."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.findings = Findings()
+        self.outages = Outages()
+        self._remote = remote
+
+    def judge(self, kind: str, epoch: Epoch, seen: dict[str, int]) -> None:
+        """Add an epoch. seen: the version of each file that this reader saw last."""
+        findings = self.findings
+        findings.epochs[kind] += 1
+        findings.files[kind] += len(epoch.versions)
+        findings.bytes[kind] += epoch.bytes
+        for name, version in epoch.versions.items():
+            if not seen.get(name, 1) <= version <= (latest := self._remote.last[name]):
+                findings.problems.append(f"{kind}: {name}: version {version} after {seen.get(name)}, of {latest}")
+            seen[name] = version
+        if not epoch.error:
+            return
+        if epoch.wrong:
+            findings.problems.append(f"{kind}: {epoch.error}")
+        elif epoch.code in DUE and self.outages.overlap(epoch.began, epoch.ended):
+            findings.due[f"{errno.errorcode[epoch.code]}: no mount, or a dead one"] += 1
+        elif epoch.code == errno.ENOENT and any(name in epoch.error for name in self._remote.deleted):
+            findings.due["ENOENT: a file that the remote has deleted"] += 1
+        else:
+            findings.problems.append(f"{kind}: {epoch.error}")
+
+
+class Reader:
+    """A reader program. kind: which, read_KIND.py."""
+
+    def __init__(self, kind: str, mountpoint: Path, folder: Path, judge: Judge) -> None:
+        self.kind = kind
+        self._command = [processes.PYTHON, "-W", "ignore", "-m", f"tools.soaking.read_{kind}", mountpoint]
+        self._output = folder / f"{kind}.out"
+        self._errors = folder / f"{kind}.err"
+        self._judge = judge
+        self.start()
+
+    def start(self) -> None:
+        """Start it, with nothing read so far."""
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            self._process = processes.start(self._command, stdout=output.fileno(), stderr=errors.fileno())
+        self._reports = processes.Tail(self._output)
+        self._seen: dict[str, int] = {}
+        self._heard = time.monotonic()
+
+    def kill(self) -> None:
+        """SIGKILL it, in the middle of whatever it does."""
+        processes.kill_session(self._process)
+        self._collect()
+
+    def check(self) -> None:
+        """Judge what it has reported since the last time. If it has ended or is stuck, start it again."""
+        self._collect()
+        now, findings = time.monotonic(), self._judge.findings
+        if self._process.poll() is not None:
+            said = self._errors.read_text(errors="replace").strip().splitlines()[-1:]
+            findings.problems.append(f"{self.kind}: the reader ended: {self._process.returncode} {said}")
+        elif now - self._heard > STUCK_S and not self._judge.outages.overlap(self._heard, now):
+            findings.problems.append(f"{self.kind}: no epoch in {STUCK_S:g} s")
+        else:
+            return
+        self.kill()
+        self.start()
+
+    def _collect(self) -> None:
+        for line in self._reports.lines():
+            self._heard = time.monotonic()
+            self._judge.judge(self.kind, Epoch(**json.loads(line)), self._seen)

@@ -1,0 +1,289 @@
+"""One soak: what happens when, what is measured, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from growfs.errors import GrowfsError
+from growfs.fuse.mounting import mounted_at
+from tools.benchmarks.measure import BenchError
+from tools.soaking import processes
+from tools.soaking.content import content
+from tools.soaking.mount import SoakMount
+from tools.soaking.processes import Tail, Usage
+from tools.soaking.readers import Judge, Reader
+from tools.soaking.remote import FAULT_SHARES, Remote
+
+KINDS = ("tensorflow", "torch")
+ACTIONS = {
+    "the remote misbehaves": 8,
+    "kill -9 of a worker": 3,
+    "kill -9 of the S3 server": 3,
+    "kill -9 of a reader": 2,
+    "kill -9 of the daemon": 1,
+    "a new mount": 1,
+}
+"""What is done to the mount, and how often in proportion. Each is done once first, in random order."""
+RECOVERY_S = 30.0
+"""So long after all is well a new file of the remote opens, and all that is listed is its latest version."""
+END_S = 60.0
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do. seconds: how long. quick: few files, and faults that follow each other fast."""
+
+    folder: Path
+    seconds: float
+    seed: int
+    quick: bool
+    engines: tuple[str, ...]
+
+    @property
+    def files(self) -> int:
+        return 100 if self.quick else 400
+
+    @property
+    def cache_size(self) -> str:
+        return "3MB" if self.quick else "12MB"
+
+    @property
+    def action_s(self) -> tuple[float, float]:
+        """The shortest and the longest time from one fault to the next."""
+        return (0.5, 1.5) if self.quick else (3.0, 12.0)
+
+    @property
+    def fault_s(self) -> tuple[float, float]:
+        """How long the remote misbehaves, or is gone, or there is no mount."""
+        return (0.2, 1.0) if self.quick else (1.0, 20.0)
+
+    @property
+    def sample_s(self) -> float:
+        return 1.0 if self.quick else 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the mount uses at a time. log_bytes: written since the start."""
+
+    at: float
+    usage: Usage
+    disk_bytes: int
+    log_bytes: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done. faults: requests that got each fault of the proxy. changes: of the remote. seconds: in all."""
+
+    actions: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+class Soak:
+    """One run. findings, counts, samples: what came of it. kept: the logs, if there were problems."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self.plan = plan
+        self.counts = Counts()
+        self.samples: list[Sample] = []
+        self.kept: Path | None = None
+        self._console = console
+        self._random = random.Random(plan.seed)
+        self._shown = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """What should not have happened."""
+        return self.findings.problems
+
+    def run(self) -> bool:
+        """Soak; returns whether Ctrl-C ended it early. Nothing is left of it, whatever happens."""
+        folder = self.plan.folder
+        self._remote = Remote(folder, self.plan.files, self._random)
+        judge = Judge(self._remote)
+        self.findings, self._outages = judge.findings, judge.outages
+        flags: list[object] = ["--cache-size", self.plan.cache_size, "--settle", "0.5s", "--wait-files", "10"]
+        flags += ["--refresh", "2s" if self.plan.quick else "10s", "--turnover", "30%", "--miss-timeout", "30s"]
+        self._mount = SoakMount(folder, flags, self.plan.engines, self._random)
+        readers: list[Reader] = []
+        interrupted = False
+        began = time.monotonic()
+        try:
+            self._mount.mount(self._remote.url, self._remote.endpoint)
+            self._log = Tail(self._mount.log())
+            readers += [Reader(kind, self._mount.mountpoint, folder, judge) for kind in KINDS]
+            processes.wait_for(lambda: self._all_have_read(readers), END_S)
+            self._loop(readers)
+            self._recover(readers)
+        except KeyboardInterrupt:
+            interrupted = True
+        except (BenchError, GrowfsError, OSError) as error:
+            self.problems.append(f"the soak ended: {type(error).__name__}: {error}")
+        finally:
+            self.counts.seconds = time.monotonic() - began
+            self.counts.faults.update(self._remote.injected)
+            for reader in readers:
+                reader.kill()
+            if self.problems:
+                self.kept = Path(tempfile.mkdtemp(prefix="growfs-soak-"))
+                for path in (*folder.glob("*.err"), *self._mount.log().parent.glob("log*")):
+                    shutil.copy(path, self.kept)
+            self._mount.remove()
+            self._remote.close()
+        return interrupted
+
+    def _loop(self, readers: list[Reader]) -> None:
+        end = time.monotonic() + self.plan.seconds
+        first = list(ACTIONS)
+        self._random.shuffle(first)
+        next_action = next_change = next_sample = next_line = time.monotonic()
+        while (now := time.monotonic()) < end:
+            if now >= next_sample:
+                self._sample()
+                next_sample = now + self.plan.sample_s
+            if now >= next_change:
+                self._change()
+                next_change = now + self._random.uniform(0.2, 1.0)
+            if now >= next_action:
+                action = first.pop() if first else self._random.choices(list(ACTIONS), [*ACTIONS.values()])[0]
+                self._act(action, readers)
+                next_action = time.monotonic() + self._random.uniform(*self.plan.action_s)
+            self._collect(readers)
+            if now >= next_line:
+                self._line(end - now)
+                next_line = now + 60
+            time.sleep(POLL_S)
+
+    def _all_have_read(self, readers: list[Reader]) -> bool:
+        """Whether each reader has ended an epoch: importing its framework takes seconds."""
+        self._collect(readers)
+        return all(self.findings.epochs[kind] for kind in KINDS)
+
+    def _collect(self, readers: list[Reader]) -> None:
+        for reader in readers:
+            reader.check()
+        for problem in self.problems[self._shown :]:
+            self._console.print(f"{time.strftime('%H:%M:%S')} {problem}", style="red", markup=False)
+        self._shown = len(self.problems)
+
+    def _line(self, left: float) -> None:
+        findings, counts = self.findings, self.counts
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')} {left / 60:.0f} minutes left: {findings.files.total():,} files read,"
+            f" {findings.bytes.total() / 1e6:,.0f} MB; {counts.actions.total()} faults;"
+            f" {findings.due.total()} errors were due, {len(self.problems)} problems"
+        )
+
+    # What happens.
+
+    def _change(self) -> None:
+        """Change the remote as others do, so that versions, names and the number of files stay in motion."""
+        few = len(self._remote.versions) < self.plan.files
+        what = self._random.choices(["add", "replace", "delete"], [2 if few else 1, 6, 1 if few else 2])[0]
+        getattr(self._remote, what)()
+        self.counts.changes[what] += 1
+
+    def _act(self, action: str, readers: list[Reader]) -> None:
+        lasts = self._random.uniform(*self.plan.fault_s)
+        if action == "the remote misbehaves":
+            faults = self._random.sample(list(FAULT_SHARES), self._random.choice((1, 1, 2)))
+            self._remote.misbehave(faults if sum(FAULT_SHARES[name] for name in faults) <= 1 else faults[:1])
+            self._wait(lasts, readers)
+            self._remote.misbehave([])
+        elif action == "kill -9 of the S3 server":
+            self._remote.kill_server()
+            self._wait(lasts, readers)
+            self._remote.restart_server()
+        elif action == "kill -9 of a worker":
+            if not self._mount.kill_worker():
+                return
+        elif action == "kill -9 of a reader":
+            reader = self._random.choice(readers)
+            reader.kill()
+            reader.start()
+        else:
+            self._mount_again(action, lasts, readers)
+        self.counts.actions[action] += 1
+
+    def _mount_again(self, action: str, lasts: float, readers: list[Reader]) -> None:
+        self._outages.begin()
+        if action == "kill -9 of the daemon":
+            self._mount.kill_daemon()
+        else:
+            daemon = self._mount.daemon
+            if said := self._mount.umount(lazy=self._random.random() < 0.5):
+                if "in use" not in said:
+                    self.problems.append(said)
+                self._mount.umount(lazy=True)
+            if not processes.wait_for(lambda: not processes.started(daemon), END_S):
+                self.problems.append(f"the daemon has not ended {END_S:g} s after the mount and all who used it")
+                processes.kill(daemon)
+        self._wait(lasts, readers)
+        self._mount.mount(self._remote.url, self._remote.endpoint)
+        self._outages.end()
+
+    def _wait(self, seconds: float, readers: list[Reader]) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._collect(readers)
+            time.sleep(POLL_S)
+
+    def _sample(self) -> None:
+        for line in self._log.lines():
+            if "Traceback" in line:
+                self.problems.append(f"a traceback in the log of the mount: {line}")
+        if (usage := self._mount.usage()).threads:
+            sample = Sample(time.monotonic(), usage, self._mount.disk_bytes(), self._log.bytes_total)
+            self.samples.append(sample)
+
+    # How it ends.
+
+    def _recover(self, readers: list[Reader]) -> None:
+        """All is well again: what is listed is the latest, what is new opens, and nothing is left after the unmount."""
+        for reader in readers:
+            reader.kill()
+        new = self._remote.add()
+        stale: list[str] = []
+
+        def is_latest() -> bool:
+            stale[:] = [name for name in (new, *self._listed()) if not self._is_latest(name)]
+            return not stale
+
+        if not processes.wait_for(is_latest, RECOVERY_S):
+            self.problems.append(
+                f"{RECOVERY_S:g} s after the last fault, {len(stale)} files are not the latest: {stale[:3]}"
+            )
+        self._sample()
+        if said := self._mount.umount(lazy=False):
+            self.problems.append(said)
+        if not processes.wait_for(lambda: not self._mount.left()):
+            self.problems.append(f"processes are left: {self._mount.left()}")
+        if mounted_at(self._mount.mountpoint):
+            self.problems.append("the mount is left")
+
+    def _listed(self) -> list[str]:
+        root = self._mount.mountpoint
+        return [
+            os.path.relpath(os.path.join(folder, name), root) for folder, _, names in os.walk(root) for name in names
+        ]
+
+    def _is_latest(self, name: str) -> bool:
+        """Whether a file of the mount has the bytes of its latest version; deleted files have none."""
+        try:
+            data = (self._mount.mountpoint / name).read_bytes()
+        except OSError:
+            return False
+        return name in self._remote.versions and data == content(name, self._remote.versions[name])

@@ -1,0 +1,84 @@
+"""The tables that a soak ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tools.soaking.soak import Sample, Soak
+
+JUDGED_S = 600.0
+"""In a shorter run the quarters are shown, and not compared: a cache still fills."""
+GROWTH_MAX = 1.25
+"""How much the mean of the last quarter may be above that of the first."""
+FIGURES: dict[str, tuple[Callable[[Sample], float], float]] = {
+    "memory, MB": (lambda sample: sample.usage.bytes / 1e6, 20),
+    "descriptors": (lambda sample: sample.usage.descriptors, 20),
+    "threads": (lambda sample: sample.usage.threads, 10),
+    "disk, MB": (lambda sample: sample.disk_bytes / 1e6, 5),
+}
+"""What is sampled, and how much more is never counted as growth."""
+LOG_KB_PER_MINUTE = 20.0
+
+
+def print_tables(console: Console, soak: Soak) -> int:
+    """Print all that came of a soak; returns the number of problems."""
+    findings, counts = soak.findings, soak.counts
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(title=title, title_justify="left", box=box.HEAVY_HEAD if console.is_terminal else box.MARKDOWN)
+        for number, column in enumerate(columns):
+            made.add_column(column, justify="right" if number else "left")
+        return made
+
+    read = table(f"Read and checked in {counts.seconds / 60:.1f} minutes", "reader", "epochs", "files", "MB")
+    for kind in sorted(findings.epochs):
+        megabytes = f"{findings.bytes[kind] / 1e6:,.0f}"
+        read.add_row(kind, f"{findings.epochs[kind]:,}", f"{findings.files[kind]:,}", megabytes)
+    done = table("Faults injected", "fault", "times")
+    for name, times in (*counts.actions.most_common(), *counts.changes.most_common()):
+        done.add_row(name if name in counts.actions else f"{name} a file of the remote", f"{times:,}")
+    for name, times in counts.faults.most_common():
+        done.add_row(f"request: {name}", f"{times:,}")
+    errors = table("Errors that readers saw", "error", "times")
+    for name, times in findings.due.most_common():
+        errors.add_row(f"due: {name}", f"{times:,}")
+    usage = table("What the mount uses, mean", "", "first quarter", "last quarter", "verdict")
+    grown = add_usage(usage, soak.samples)
+    problems = findings.problems + [f"{name} has grown" for name in grown]
+    errors.add_row("not due", f"{len(problems):,}")
+    for shown in (read, done, errors, usage):
+        console.print(shown)
+        console.print()
+    for problem in problems:
+        console.print(problem, style="red", markup=False)
+    console.print("nothing was lost" if not problems else f"{len(problems)} problems; the logs are in {soak.kept}")
+    return len(problems)
+
+
+def add_usage(table: Table, samples: list[Sample]) -> list[str]:
+    """Add a row for each figure; returns what has grown."""
+    if len(samples) < 8:
+        return []
+    quarter = len(samples) // 4
+    first, last = samples[:quarter], samples[-quarter:]
+    is_judged = samples[-1].at - samples[0].at >= JUDGED_S
+    rows = [(name, fmean(map(of, first)), fmean(map(of, last)), slack) for name, (of, slack) in FIGURES.items()]
+    rows.append(("log, kB per minute", log_rate(first), log_rate(last), LOG_KB_PER_MINUTE))
+    grown: list[str] = []
+    for name, before, after, slack in rows:
+        has_grown = after > max(before * GROWTH_MAX, before + slack)
+        verdict = ("grown" if has_grown else "flat") if is_judged else ""
+        table.add_row(name, f"{before:,.1f}", f"{after:,.1f}", verdict)
+        grown += [name] if verdict == "grown" else []
+    return grown
+
+
+def log_rate(samples: list[Sample]) -> float:
+    """What was written to the log between the first and the last sample, in kB per minute."""
+    first, last = samples[0], samples[-1]
+    return (last.log_bytes - first.log_bytes) / 1e3 / (last.at - first.at) * 60
