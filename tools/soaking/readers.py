@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.soaking import processes
-from tools.soaking.remote import Remote
 from tools.soaking.report import Epoch
 
 STUCK_S = 120.0
@@ -38,8 +37,12 @@ class Outages:
     def end(self) -> None:
         """From now on there is one."""
         assert self._since
-        self._all.append((self._since, time.monotonic()))
+        self.add(self._since, time.monotonic())
         self._since = None
+
+    def add(self, began: float, ended: float) -> None:
+        """In this time there was none."""
+        self._all.append((began, ended))
 
     def overlap(self, began: float, ended: float) -> bool:
         """Whether there was none at some time in between."""
@@ -59,12 +62,15 @@ class Findings:
 
 
 class Judge:
-    """Says of each epoch what was due, and adds it to the findings."""
+    """Says of each epoch what was due, and adds it to the findings.
 
-    def __init__(self, remote: Remote) -> None:
+    latest: the last version of each file that there ever was. deleted: names of files.
+    """
+
+    def __init__(self, latest: dict[str, int], deleted: set[str]) -> None:
         self.findings = Findings()
         self.outages = Outages()
-        self._remote = remote
+        self._latest, self._deleted = latest, deleted
 
     def judge(self, kind: str, epoch: Epoch, seen: dict[str, int]) -> None:
         """Add an epoch. seen: the version of each file that this reader saw last."""
@@ -73,7 +79,8 @@ class Judge:
         findings.files[kind] += len(epoch.versions)
         findings.bytes[kind] += epoch.bytes
         for name, version in epoch.versions.items():
-            if not seen.get(name, 1) <= version <= (latest := self._remote.last[name]):
+            latest = self._latest[name]
+            if not seen.get(name, 1) <= version <= latest:
                 findings.problems.append(f"{kind}: {name}: version {version} after {seen.get(name)}, of {latest}")
             seen[name] = version
         if not epoch.error:
@@ -82,7 +89,7 @@ class Judge:
             findings.problems.append(f"{kind}: {epoch.error}")
         elif epoch.code in DUE and self.outages.overlap(epoch.began, epoch.ended):
             findings.due[f"{errno.errorcode[epoch.code]}: no mount, or a dead one"] += 1
-        elif epoch.code == errno.ENOENT and any(name in epoch.error for name in self._remote.deleted):
+        elif epoch.code == errno.ENOENT and any(name in epoch.error for name in self._deleted):
             findings.due["ENOENT: a file that the remote has deleted"] += 1
         else:
             findings.problems.append(f"{kind}: {epoch.error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -54,7 +55,8 @@ def run_epochs(read: Callable[[], tuple[dict[str, int], int]]) -> None:
 
 def errno_in(error: Exception) -> int:
     """The errno of an error: its own, or the one whose text is in its message."""
-    number = getattr(error, "errno", None)
-    if isinstance(number, int):
-        return number
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    if isinstance(error, FileNotFoundError):  # torchvision's, when it finds no file in the class folders
+        return errno.ENOENT
     return next((number for text, number in ERRNO_TEXTS.items() if text in str(error)), 0)

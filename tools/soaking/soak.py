@@ -113,7 +113,7 @@ class Soak:
         """Soak; returns whether Ctrl-C ended it early. Nothing is left of it, whatever happens."""
         folder = self.plan.folder
         self._remote = Remote(folder, self.plan.files, self._random)
-        judge = Judge(self._remote)
+        judge = Judge(self._remote.last, self._remote.deleted)
         self.findings, self._outages = judge.findings, judge.outages
         flags: list[object] = ["--cache-size", self.plan.cache_size, "--settle", "0.5s", "--wait-files", "10"]
         flags += ["--refresh", "2s" if self.plan.quick else "10s", "--turnover", "30%", "--miss-timeout", "30s"]
