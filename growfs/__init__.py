@@ -11,6 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from growfs.client.mount import Mount
 
 __version__ = "0.2.0"
@@ -33,6 +35,19 @@ def mount(
     from growfs.client import mount  # here, because the daemon and its workers import this package, too
 
     return mount.mount(url, mountpoint, storage_options, options)
+
+
+def next_generation(folder: str | os.PathLike[str]) -> Path:
+    """Begin an epoch in a folder that `growfs fill` keeps filled; returns the folder to read in this epoch.
+
+    It begins a new generation if there is something new. What it returns stays as it is until this process calls it
+    again or ends, however it ends; forks that are left over hold it no longer than that, but until they end where this
+    process has ended. Where the daemon does not answer, it is the newest generation that there is, with a warning.
+    Raises growfs.errors.GrowfsError if growfs does not fill the folder.
+    """
+    from growfs.client import generation
+
+    return generation.next_generation(folder)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -89,11 +90,11 @@ def _mount_options() -> list[click.Option]:
     return made
 
 
-def _parsed(config: Path | None, given: dict[str, Any]) -> Options:
+def _parsed(config: Path | None, given: dict[str, Any], **defaults: str) -> Options:
     """The mount options, from flags and environment variables, and from a file."""
     from growfs.daemon.options import Options, read_file
 
-    merged = read_file(config) if config else {}
+    merged = defaults | (read_file(config) if config else {})
     merged.update({name: value for name, value in given.items() if value not in (None, ())})
     return Options.parse(merged)
 
@@ -109,14 +110,41 @@ def mount(url: str, mountpoint: Path, config: Path | None, foreground: bool, **g
     URL is any fsspec URL, such as s3://bucket/prefix, gs://, az://, https://, hf:// or file://, or a local path.
     With py:FUNCTION, a function of your own creates the files.
     """
+    _hide_secrets()
+    _start(url, mountpoint, _parsed(config, given), foreground, fills=False)
+
+
+@main.command(cls=MountCommand, context_settings={"auto_envvar_prefix": "GROWFS"})
+@click.argument("url", shell_complete=completion.values, metavar="URL")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Read options from a TOML file.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground until stopped, as by SIGTERM.")
+def fill(url: str, folder: Path, config: Path | None, foreground: bool, **given: Any) -> None:
+    """Keep FOLDER filled with files of URL, where nothing can be mounted; returns when training can start.
+
+    FOLDER/current is a plain folder of files that are complete. growfs next FOLDER, and growfs.next_generation() in
+    Python, begin its next generation. The other commands work as with a mount; growfs stop FOLDER ends it.
+    """
+    from growfs.folder.layout import DEFAULT_CACHE
+
+    _hide_secrets()
+    options = _parsed(config, given, cache_dir=str(folder / DEFAULT_CACHE))
+    _start(url, folder, options, foreground, fills=True)
+
+
+def _hide_secrets() -> None:
     from growfs.daemon import launch
 
     launch.hide_secrets()
-    options = _parsed(config, given)
+
+
+def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills: bool) -> None:
+    from growfs.daemon import launch
+
     if os.getpid() == 1:  # of a container, to which the kernel gives no signal without a handler (pid_namespaces(7))
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Bar("mounting") as bar:
-        daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)))
+    with Bar("filling" if fills else "mounting") as bar:
+        daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)), fills)
     click.echo(f"{status['mountpoint']}: {brief(status)}")
     click.echo(f"{status['mountpoint']}: {engine(status)}")
     if status["metrics_url"]:
@@ -210,6 +238,35 @@ def umount(mountpoint: Path, lazy: bool) -> None:
         click.echo(f"{mountpoint}: its daemon was gone; removed the dead mount")
 
 
+@main.command()
+@click.argument("folder", type=MOUNTPOINT)
+def stop(folder: Path) -> None:
+    """End growfs fill; the files stay in the folder. For a mount it is the same as umount."""
+    from growfs.daemon import launch
+
+    launch.stop(folder)
+
+
+@main.command("next")
+@click.argument("folder", type=MOUNTPOINT)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def next_(folder: Path, command: tuple[str, ...]) -> None:
+    """Begin the next generation of a folder that growfs fill fills, if there is something new, and print its path.
+
+    With a COMMAND (after --), runs that instead, in the generation's folder, which stays until the command ends.
+    """
+    from growfs.client.generation import begin_generation, run_in
+
+    if command:
+        run_in(folder, command)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tree = begin_generation(folder)
+    for warning in caught:
+        click.echo(f"warning: {warning.message}", err=True)
+    click.echo(tree)
+
+
 @main.command("list")
 def list_() -> None:
     """List the growfs mounts of this machine."""
@@ -221,7 +278,7 @@ def list_() -> None:
             state = brief(call(mount.cache, "status")) if living(mount) else "dead; remove it with growfs umount"
         except GrowfsError as error:
             state = str(error)
-        if not mount.mounted:
+        if not mount.mounted and not mount.fills:
             state = f"{'not mounted yet' if mount.starting else 'unmounted, but still in use'}: {state}"
         click.echo(f"{mount.mountpoint}  {mount.cache}  {state}")
 

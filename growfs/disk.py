@@ -58,6 +58,21 @@ def unlink(label: str, path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def symlink(label: str, target: str, path: Path) -> None:
+    """Make a symbolic link, in place of an existing one: a reader sees the old or the new."""
+    fault_point(label)
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)  # of a crash
+    new.symlink_to(target)
+    os.rename(new, path)
+
+
+def make_folder(label: str, folder: Path) -> None:
+    """Create a folder and its parents, unless it exists."""
+    fault_point(label)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def prune_folders(label: str, folder: Path, top: Path) -> None:
     """Remove a folder and those of its parents that are then empty, but not top."""
     fault_point(label)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.promises import TABLE, marks, promises, table
 
-REAL_MOUNTS = ("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/")
+REAL_MOUNTS = ("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/", "tests/folder/")
 
 
 def test_the_promises_are_numbered_without_gaps() -> None:

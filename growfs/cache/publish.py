@@ -98,12 +98,14 @@ class Publisher:
     """Moves files into a folder and removes them. Each method is one step on the writing thread.
 
     last_seq: the last number given. Admissions and queue positions take theirs from one counter, and none twice.
-    left_behind: a file without a row could not be removed.
+    left_behind: a file without a row could not be removed. mirrors: folders with hard links to files, under the same
+    paths. What is removed is removed there, and what is replaced is replaced there, so that its bytes are freed.
     """
 
     def __init__(self, files: Path, paths: dict[int, str], last_seq: int) -> None:
         self.last_seq = last_seq
         self.left_behind = False
+        self.mirrors: list[Path] = []
         self._files = files
         self._paths = paths
 
@@ -235,7 +237,16 @@ class Publisher:
         for file in renamed:
             if file.old:
                 with self._log_failure(file.old):
+                    self._replace_links(file.path)
                     disk.unlink("DISCARD", file.old)
+
+    def _replace_links(self, path: Path) -> None:
+        for mirror in self.mirrors:
+            link = mirror / path.relative_to(self._files)
+            if link.exists():
+                new = link.with_name(f".{link.name}.new")
+                disk.link("DISCARD", path, new)
+                disk.rename("DISCARD", new, link)
 
     def evict(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Evicted]:
         """Delete rows. `remove` deletes their files after the commit."""
@@ -263,6 +274,8 @@ class Publisher:
             path = self._files / file.path
             with self._log_failure(path):
                 disk.unlink("EVICT", path)
+                for mirror in self.mirrors:
+                    disk.unlink("EVICT", mirror / file.path)
 
     def drop(self, changes: Changes) -> None:
         """Remove the cached files that left the catalog, and folders that are then empty."""
@@ -270,8 +283,9 @@ class Publisher:
             if file.bytes is not None:
                 path = self._files / file.path
                 with self._log_failure(path):
-                    disk.unlink("DISCARD", path)
-                    disk.prune_folders("DISCARD_FOLDER", path.parent, self._files)
+                    for top in (self._files, *self.mirrors):
+                        disk.unlink("DISCARD", top / file.path)
+                        disk.prune_folders("DISCARD_FOLDER", (top / file.path).parent, top)
 
     @contextmanager
     def _log_failure(self, path: Path) -> Iterator[None]:

@@ -73,6 +73,11 @@ class Store:
         self._publisher = Publisher(self._files, catalog.paths, max(self.shown_seq, last_place))
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
 
+    @property
+    def mirrors(self) -> list[Path]:
+        """Folders of hard links to cached files, under the same paths; changed on the writing thread, or at start."""
+        return self._publisher.mirrors
+
     # The quota.
 
     @property

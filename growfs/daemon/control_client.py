@@ -19,7 +19,13 @@ ANSWER_S = 600.0
 
 @contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """A path of the socket that fits the 107 bytes of unix(7), however deep the folder is."""
+    """A path of the socket that fits the 107 bytes of unix(7), however deep the folder is.
+
+    Where the system has no such descriptors, the path as it is.
+    """
+    if not hasattr(os, "O_PATH"):
+        yield str(folder / SOCKET)
+        return
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{SOCKET}"

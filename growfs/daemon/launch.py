@@ -46,21 +46,22 @@ OnProgress = Callable[[dict[str, Any]], None]
 
 
 def start(
-    url: str, mountpoint: Path, options: Options, on_progress: OnProgress | None = None
+    url: str, mountpoint: Path, options: Options, on_progress: OnProgress | None = None, fills: bool = False
 ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Mount; returns (the daemon, its status) when training can start.
 
     A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails; nothing of it is left.
+    fills: keep a folder filled instead.
     """
     url, mountpoint = absolute(url), resolved(mountpoint.expanduser().absolute())
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
-    if is_dead(mountpoint):
+    if not fills and is_dead(mountpoint):
         unmount(mountpoint, lazy=True)
     scheme = url.partition("://")[0] if "://" in url else "file"
     daemon = daemon_process(scheme)
     with contextlib.closing(daemon):
-        daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, Path.cwd())))
+        daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, Path.cwd(), fills)))
         try:
             return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
         except BaseException:
@@ -118,6 +119,8 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     Raises GrowfsError, and leaves the mount as it is, if somebody uses it, be it in another mount namespace.
     """
     found = find(mountpoint)
+    if found.fills:
+        find_living(mountpoint)
     ended = _end_of(found)
     if found.starting:
         _interrupt(found)

@@ -191,6 +191,12 @@ class Options:
         "How long a process that opens nothing, or only a few files, keeps listing the same files.",
         live=True,
     )
+    keep_generations: int = option(
+        "2",
+        positive,
+        "N",
+        "With growfs fill: how many generations stay in the folder, whether or not anybody has said to read them.",
+    )
     storage_option: tuple[tuple[str, Any], ...] = repeatable(
         storage_option,
         "NAME=VALUE",
@@ -287,12 +293,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class MountRequest:
-    """What a daemon is to mount, and where. url: absolute. folder: the working directory of the caller."""
+    """What a daemon is to mount, and where. url: absolute. folder: the working directory of the caller.
+
+    fills: the mountpoint is a folder to keep filled, without a mount.
+    """
 
     url: str
     mountpoint: Path
     options: Options
     folder: Path
+    fills: bool = False
 
     @property
     def remote(self) -> RemoteSpec:

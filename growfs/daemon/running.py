@@ -10,17 +10,22 @@ from pathlib import Path
 from growfs.cache.directory import daemon_of, is_in_use
 from growfs.daemon.spawn import TITLE
 from growfs.errors import GrowfsError
+from growfs.folder.layout import cache_of
 from growfs.fuse.mounting import DEVICE, Mounted, mounted_at, mounts, resolved
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A mount, or a daemon without one in the mount table. starting: it has not mounted yet; else it was unmounted."""
+    """A mount, or a daemon without one in the mount table. starting: it has not mounted yet; else it was unmounted.
+
+    fills: it needs no mount, as it keeps a folder filled.
+    """
 
     mountpoint: Path
     cache: Path
     mounted: Mounted | None
     starting: bool = False
+    fills: bool = False
 
 
 def running() -> list[Running]:
@@ -43,7 +48,9 @@ def _unmounted(mounted: set[Path]) -> Iterator[Running]:
             continue
         for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
             if daemon := daemon_of(cache):
-                yield Running(Path(daemon["mountpoint"]), cache, None, starting=str(DEVICE) not in held)
+                mountpoint = Path(daemon["mountpoint"])
+                fills = cache_of(mountpoint) == cache
+                yield Running(mountpoint, cache, None, starting=str(DEVICE) not in held, fills=fills)
 
 
 def living(mount: Running) -> bool:
@@ -56,6 +63,8 @@ def find(mountpoint: Path) -> Running:
     mountpoint = resolved(mountpoint.expanduser().absolute())
     if mounted := mounted_at(mountpoint):
         return Running(mountpoint, mounted.cache, mounted)
+    if cache := cache_of(mountpoint):
+        return Running(mountpoint, cache, None, starting=True, fills=True)
     found = next((mount for mount in running() if mount.mountpoint == mountpoint), None)
     if found is None:
         raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
@@ -65,6 +74,8 @@ def find(mountpoint: Path) -> Running:
 def find_living(mountpoint: Path) -> Running:
     """As `find`; raises GrowfsError if the daemon is gone, too."""
     mounted = find(mountpoint)
+    if not living(mounted) and mounted.fills:
+        raise GrowfsError(f"{mountpoint}: nothing fills it now; start it again: growfs fill URL {mountpoint}")
     if not living(mounted):
         raise GrowfsError(f"{mountpoint}: its daemon is gone; remove the dead mount: growfs umount {mountpoint}")
     return mounted

@@ -35,6 +35,7 @@ from growfs.daemon.spawn import TITLE
 from growfs.daemon.virtual_files import RecentLog
 from growfs.daemon.wiring import Components, build
 from growfs.errors import GrowfsError
+from growfs.folder.trees import check_folder
 from growfs.fuse.engine import Engine
 from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
 from growfs.remote.names import redact
@@ -158,12 +159,10 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     spec = request.remote
     allow_other = request.options.allow_other or os.geteuid() == 0
     check_kernel()
-    check_fuse(allow_other)
-    check_mountpoint(request.mountpoint)
-    check_outside(request.mountpoint, "--cache-dir", request.options.cache_dir)
-    for variable in TEMPORARY_FOLDERS:
-        if variable in os.environ:
-            check_outside(request.mountpoint, variable, Path(os.environ[variable]))
+    if request.fills:
+        check_folder(request.mountpoint, request.options.cache_dir)
+    else:
+        _check_mount(request, allow_other)
     confined = check(spec)
     folder = open_cache(request.options.cache_dir, spec, url)
     log_file: LogFile | None = None
@@ -192,6 +191,19 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         folder.release()
         if not launcher.finished:
             launcher.log = folder.undo()
+
+
+def _check_mount(request: MountRequest, allow_other: bool) -> None:
+    """Raise GrowfsError unless this can be mounted."""
+    try:
+        check_fuse(allow_other)
+    except GrowfsError as error:
+        raise GrowfsError(f"{error}; where nothing can be mounted, growfs fill keeps a plain folder filled") from None
+    check_mountpoint(request.mountpoint)
+    check_outside(request.mountpoint, "--cache-dir", request.options.cache_dir)
+    for variable in TEMPORARY_FOLDERS:
+        if variable in os.environ:
+            check_outside(request.mountpoint, variable, Path(os.environ[variable]))
 
 
 def _start_log(folder: CacheFolder) -> tuple[LogFile, RecentLog]:
@@ -226,6 +238,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
             nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
             await _progress_until(components, launcher, components.start.is_possible)
+            await components.engine.ready()
             components.start.passed = True
             await launcher.ready(await components.status.snapshot())
     except BaseExceptionGroup as group:

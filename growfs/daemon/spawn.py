@@ -60,10 +60,10 @@ class DaemonProcess:
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start the daemon that a command line will need: it mounts, and an argument is a URL."""
+    """Start the daemon that a command line will need: it mounts or fills, and an argument is a URL."""
     global _early
     urls = [argument for argument in arguments if "://" in argument and not argument.startswith("-")]
-    if urls and arguments[0] == "mount":
+    if urls and arguments[0] in ("mount", "fill"):
         _early = DaemonProcess(urls[0].partition("://")[0])
 
 

@@ -26,6 +26,7 @@ from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
+from growfs.folder.engine import FolderEngine
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
 from growfs.rotation.draw_order import Pass
@@ -44,7 +45,7 @@ from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
 from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.scheduler.startup import StartGate
-from growfs.vfs.filesystem import Misses, Vfs
+from growfs.vfs.filesystem import Misses, Opens, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
 
@@ -98,6 +99,17 @@ class _Scheduler:
     start: StartGate
 
 
+@dataclass(frozen=True, slots=True)
+class _FrontEnd:
+    """What readers see the cached files through. commands: those of its own."""
+
+    engine: Engine
+    reason: str
+    misses: Misses
+    opens: Opens
+    commands: dict[str, Command]
+
+
 def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
     """Construct and connect the components, from the lowest layer up. url: without secrets."""
 
@@ -112,22 +124,17 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     scheduler = _build_scheduler(request, folder, workers, cache, rotation)
 
     virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
-    fetch = scheduler.fetcher.ensure if options.on_miss == "wait" else None
-    vfs = Vfs(cache.catalog, cache.store, rotation.readers, virtual, fetch)
-    vfs.file_opened.connect(cache.usage.count_open)
-    for removed in (scheduler.catalog_sync.removed, cache.store.replaced):
-        removed.connect(vfs.forget_names)
-    choice = EngineChoice(options.engine, folder.partial)
-    engine = choice.create(vfs)
-    vfs.name_invalidated.connect(engine.forget_name)
-
+    if request.fills:
+        front = _build_folder(request, cache, rotation)
+    else:
+        front = _build_mount(options, virtual, cache, rotation, scheduler)
     mount = MountInfo(
         url,
         str(request.mountpoint),
         str(folder.path),
         os.getpid(),
-        engine.name,
-        choice.reason,
+        front.engine.name,
+        front.reason,
         metrics.url if metrics else None,
     )
     settings = {"version": version("growfs"), **asdict(mount), "options": options.changed()}
@@ -140,14 +147,15 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         "cache": cache.store.figures,
         "fetch": scheduler.fetcher.figures,
         "evict": cache.store.evict_figures,
-        "miss": vfs.misses.figures,
-        "opens": vfs.opens.figures,
+        "miss": front.misses.figures,
+        "opens": front.opens.figures,
         "budget": cache.budget.figures,
-        "requests": engine.requests.copy,
+        "requests": front.engine.requests.copy,
     }
     status = Status(mount, cache.database, rotation.generations, rotation.readers, cache.usage, figures)
-    history = History(cache.database, partial(_sample, cache, rotation, scheduler, vfs.misses))
-    control = Control(folder.path, _commands(status, cache, rotation, scheduler, vfs.misses))
+    history = History(cache.database, partial(_sample, cache, rotation, scheduler, front.misses))
+    commands = _commands(status, cache, rotation, scheduler, front.misses)
+    control = Control(folder.path, commands | front.commands)
     return Components(
         cache.database,
         cache.catalog,
@@ -156,7 +164,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         history,
         scheduler.start,
         status,
-        engine,
+        front.engine,
         running=(
             scheduler.outage,
             scheduler.catalog_sync,
@@ -172,6 +180,32 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             *([metrics] if metrics else []),
         ),
     )
+
+
+def _build_mount(
+    options: Options, virtual: VirtualFolder, cache: _Cache, rotation: _Rotation, scheduler: _Scheduler
+) -> _FrontEnd:
+    fetch = scheduler.fetcher.ensure if options.on_miss == "wait" else None
+    vfs = Vfs(cache.catalog, cache.store, rotation.readers, virtual, fetch)
+    vfs.file_opened.connect(cache.usage.count_open)
+    for removed in (scheduler.catalog_sync.removed, cache.store.replaced):
+        removed.connect(vfs.forget_names)
+    choice = EngineChoice(options.engine, cache.store.folder / "partial")
+    engine = choice.create(vfs)
+    vfs.name_invalidated.connect(engine.forget_name)
+    return _FrontEnd(engine, choice.reason, vfs.misses, vfs.opens, {})
+
+
+def _build_folder(request: MountRequest, cache: _Cache, rotation: _Rotation) -> _FrontEnd:
+    engine = FolderEngine(
+        (request.mountpoint, request.options.keep_generations),
+        (cache.database, cache.catalog, cache.store, cache.usage),
+        rotation.generations,
+        lambda: rotation.readers.settle_s,
+        rotation.readers.released.notify,
+    )
+    rotation.readers.other_holds = engine.holds
+    return _FrontEnd(engine, engine.reason, Misses(), engine.opens, engine.table())
 
 
 def _build_cache(options: Options, folder: CacheFolder, has_names_of_its_own: bool) -> _Cache:

@@ -41,7 +41,10 @@ def check_machine(allow_other: bool) -> Iterator[Check]:
     yield attempt("kernel", check_kernel, f"Linux {platform.release()}")
     device = attempt(DEVICE.name, check_device, f"{DEVICE} can be opened")
     yield device
-    yield from _check_rights(allow_other, has_device=device.level is Level.OK)
+    rights = list(_check_rights(allow_other, has_device=device.level is Level.OK))
+    yield from rights
+    if any(check.level is Level.FAILURE for check in (device, *rights)):
+        yield warning("no mount", "a plain folder can grow without any", "use growfs fill in the place of growfs mount")
     yield _check_descriptors()
     yield from _check_limits()
 

@@ -16,7 +16,10 @@ from growfs.vfs.filesystem import Vfs
 
 
 class Engine(Protocol):
-    """Connects a vfs to the kernel. requests: how many requests of each kind the kernel has sent, if that is known."""
+    """Shows readers the cached files, as a mount does.
+
+    requests: how many requests of each kind the kernel has sent, if that is known.
+    """
 
     name: str
     requests: Counter[str]
@@ -27,8 +30,15 @@ class Engine(Protocol):
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""
 
+    async def ready(self) -> None:
+        """Return once readers can list what is cached, which is enough to start."""
+
     def unmount(self) -> None:
         """Detach, even while files are open. Does nothing if nothing is mounted."""
+
+
+class KernelEngine(Engine, Protocol):
+    """Connects a vfs to the kernel."""
 
     def forget_name(self, parent: int, name: str) -> None:
         """Make the kernel look up a name of that directory again."""
@@ -52,11 +62,11 @@ class EngineChoice:
         else:
             self.reason = "requested by --engine"
 
-    def create(self, vfs: Vfs) -> Engine:
+    def create(self, vfs: Vfs) -> KernelEngine:
         """Create the chosen engine for a vfs. Raises GrowfsError as `load` does."""
         return self.load()(vfs)
 
-    def load(self) -> Callable[[Vfs], Engine]:
+    def load(self) -> Callable[[Vfs], KernelEngine]:
         """Import the chosen engine. Raises GrowfsError if that is libfuse, and pyfuse3 does not work here."""
         if self.passthrough:
             return PassthroughEngine

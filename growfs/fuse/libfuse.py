@@ -82,6 +82,9 @@ class LibfuseEngine(pyfuse3.Operations):
             await pyfuse3.main(min_tasks=2, max_tasks=TASKS_MAX)
             nursery.cancel_scope.cancel()
 
+    async def ready(self) -> None:
+        """Return at once: the kernel asks when readers list."""
+
     def unmount(self) -> None:
         """Detach, even while files are open. Does nothing if nothing is mounted."""
         if mounted := self._mounted:

@@ -114,6 +114,9 @@ class PassthroughEngine:
             await self._session.serve(self._handle_message, self._open_ahead)
             self._nursery.cancel_scope.cancel()
 
+    async def ready(self) -> None:
+        """Return at once: the kernel asks when readers list."""
+
     def unmount(self) -> None:
         """Detach, even while files are open. Does nothing if nothing is mounted."""
         if self._mounted:

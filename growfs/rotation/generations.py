@@ -118,6 +118,12 @@ class Generations:
 
         await self._db.write(write)
 
+    def has_news(self) -> bool:
+        """Whether the next generation would show other files, or make room for some."""
+        if self.current is None or self._store.last_seq > self.current.last_seq:
+            return True
+        return not self._changes_nothing(self._turnover(Holds(), frozenset()))
+
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[bool]:
         """No generation begins within. Yields whether the rows say what the current one changed.

@@ -6,9 +6,10 @@ numbers. It is looked up while the kernel keeps that thread waiting in its call,
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from growfs.cache.events import Signal
 from growfs.errors import TooManyOpen
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import DirectoryHolds, Reader
-from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_epoch, begins_generation
+from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, begins_epoch, begins_generation
 from growfs.syscalls import pidfd_open
 
 FORGET_THREADS_S = 1.0
@@ -67,11 +68,12 @@ def thread_group(tid: int) -> int:
 
 
 class ReaderRegistry:
-    """Owns the readers and their holds, and alone begins generations. `released` notifies when holds have ended.
+    """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended.
 
     settle_s: how long a generation is kept for processes that list and open nothing. hold_idle_s: after how long a
     silence a reader's holds end. release_when_read: a reader that has opened all files that it was shown holds nothing.
-    recently_opened: returns ids of files that were opened, whose rows may not say so yet.
+    recently_opened: returns ids of files that were opened, whose rows may not say so yet. other_holds: returns holds
+    that are not of a process.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ReaderRegistry:
         self.hold_idle_s = hold_idle_s
         self.release_when_read = release_when_read
         self.released = Signal[[]]()
+        self.other_holds: Callable[[], Iterable[Mapping[int, Hold]]] = tuple
         self._generations = generations
         self._recently_opened = recently_opened
         self._beginning = trio.Lock()
@@ -208,8 +211,9 @@ class ReaderRegistry:
     # What readers hold.
 
     def holds(self) -> Holds:
-        """The holds of all readers."""
-        return Holds((reader.holds for reader in self._holding()), self._is_foreign_holding)
+        """The holds of all readers, and the others."""
+        readers = (reader.holds for reader in self._holding())
+        return Holds(itertools.chain(readers, self.other_holds()), self._is_foreign_holding)
 
     @property
     def _is_foreign_holding(self) -> bool:

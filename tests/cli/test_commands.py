@@ -17,11 +17,14 @@ from tests.harness import Growfs, files_below, make_tree, until
 
 COMMANDS = [
     "mount",
+    "fill",
     "status",
     "top",
     "wait",
     "report",
     "umount",
+    "stop",
+    "next",
     "list",
     "pin",
     "unpin",

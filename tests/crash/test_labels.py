@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ import pytest
 
 import growfs as package
 from growfs import disk
+from growfs.daemon.launch import stop
+from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
 from tests.forkserver import SETUP_VARIABLE
@@ -193,6 +195,20 @@ def in_publish_undo(growfs: Growfs, fault: str) -> Iterator[Scene]:
         yield scene
 
 
+@contextmanager
+def in_fill(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    """The check mounts the cache that the folder was filled from."""
+    with local(growfs) as scene:
+        folder = growfs.mountpoint.with_name("folder")
+        growfs.env["GROWFS_FAULT"] = fault
+        growfs.run("fill", scene.url, folder, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB", check=False)
+        try:
+            yield scene
+        finally:
+            with suppress(GrowfsError):
+                stop(folder)
+
+
 Drive = Callable[[Growfs, str], AbstractContextManager[Scene]]
 
 
@@ -218,6 +234,9 @@ FAULT_POINTS = {
     "UNDO": FaultPoint(in_undo, ("EIO",), False),
     "WITHDRAW": FaultPoint(in_umount, ("EIO",), False),
     "SYNC_STOP": FaultPoint(in_umount, ("ENOSPC", "EIO"), False),
+    "FOLDER": FaultPoint(in_fill, ("ENOSPC", "EIO"), False),
+    "GENERATION": FaultPoint(in_fill, ("ENOSPC",), False),
+    "CURRENT": FaultPoint(in_fill, ("ENOSPC",), False),
     "SYNC": FaultPoint(in_sync, ("ENOSPC", "EIO"), True),
     "EVICT": FaultPoint(in_evict, ("EIO",), True),
     "DISCARD": FaultPoint(in_discard, ("EIO",), True),
@@ -239,7 +258,7 @@ def test_after_a_kill_the_next_mount_is_consistent(growfs: Growfs, label: str) -
     with FAULT_POINTS[label].drive(growfs, f"{label}:kill") as scene:
         announced = list(growfs.cache_dir.glob("*/daemon.json"))
         # A daemon that stops by itself removes this file.
-        assert bool(announced) == (label not in ("FORMAT", "ANNOUNCE", "UNDO"))
+        assert bool(announced) == (label not in ("FORMAT", "ANNOUNCE", "UNDO", "FOLDER"))
         if announced:
             scene.wait_for_death()
         scene.check()

@@ -63,6 +63,7 @@ VALID: dict[str, tuple[Any, Any]] = {
     "on_miss": ("error", "error"),
     "miss_timeout": ("90", 90.0),
     "settle": ("500ms", 0.5),
+    "keep_generations": ("3", 3),
     "storage_option": (["key=A", "retries=3"], (("key", "A"), ("retries", 3))),
     "endpoint_url": ("http://x:1", "http://x:1"),
     "anon": (True, True),
@@ -357,7 +358,7 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
     """Collects the options that `growfs mount` passes to launch.start; nothing is mounted."""
     started: list[Options] = []
 
-    def start(url: str, mountpoint: Path, options: Options, on_progress: object) -> None:
+    def start(url: str, mountpoint: Path, options: Options, on_progress: object, fills: bool) -> None:
         started.append(options)
         raise GrowfsError("not mounted")
 

@@ -22,7 +22,7 @@ from tools.benchmarks.servers import rclone_binary, running
 
 GROWFS = [sys.executable, "-c", "import growfs; growfs.main()"]
 ENGINES = ("passthrough", "libfuse")
-PEERS = ("rclone",)
+PEERS = ("rclone", "folder")
 CACHE_SIZE = "8GB"
 
 
@@ -78,6 +78,21 @@ def mounted(
 
 
 @contextlib.contextmanager
+def filled(remote: Path, folder: Path) -> Iterator[Mount]:
+    """A generation of a folder that `growfs fill` keeps filled, with all files, in the place of a mountpoint."""
+    at = Mount(folder / "fill", folder)
+    run([*GROWFS, "fill", remote, at.mountpoint, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0])
+    try:
+        wait_until(at.all_cached, "filling the cache")
+        run([*GROWFS, "next", at.mountpoint])
+        status = at.status()
+        tree = (at.mountpoint / "current").resolve()
+        yield Mount(tree, Path(status["cache_dir"]) / "files", status["pid"])
+    finally:
+        stop(at.mountpoint)
+
+
+@contextlib.contextmanager
 def fully_cached(contender: str, remote: Path, folder: Path) -> Iterator[Mount]:
     """A fresh mount of `remote` by an engine or a peer, with all files cached. `folder` keeps the cache."""
     if contender == "rclone":
@@ -87,6 +102,9 @@ def fully_cached(contender: str, remote: Path, folder: Path) -> Iterator[Mount]:
                     if path.is_file():
                         path.read_bytes()
         with rclone_mount(remote, folder) as mount:
+            yield mount
+    elif contender == "folder":
+        with filled(remote, folder) as mount:
             yield mount
     else:
         with mounted(

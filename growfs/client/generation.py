@@ -1,0 +1,114 @@
+"""The generations of a folder that `growfs fill` keeps filled, for a program that reads there.
+
+A program holds its generation by a shared lock on the tree (flock(2)), which the kernel ends with the program. So
+nothing that is read depends on the daemon: where it is gone, the newest generation there is serves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from growfs.errors import GrowfsError
+from growfs.folder.layout import CURRENT, cache_of, newest, number_of
+
+ANSWER_S = 10.0
+"""How long the daemon may be silent. While it makes a generation, it sends a line each second."""
+ATTEMPTS = 10
+"""A generation may end between its choice and its lock; then there is a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The generation that a process reads. lock: its descriptor. process: the one that has locked it, not a fork."""
+
+    tree: Path
+    lock: int
+    process: int
+
+    def end(self) -> None:
+        """End the hold; a fork ends its own share only."""
+        if self.process == os.getpid():
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+        os.close(self.lock)
+
+
+_held: dict[Path, _Held] = {}
+"""By folder."""
+
+
+def next_generation(folder: str | os.PathLike[str]) -> Path:
+    """See `growfs.next_generation`."""
+    folder = Path(folder).expanduser().resolve()
+    before = _held.get(folder)
+    after = number_of(before.tree) if before and before.process == os.getpid() else 0
+    for _ in range(ATTEMPTS):
+        tree = _ask(folder, after)
+        if before and tree == before.tree and after:
+            return tree
+        lock = _lock(tree)
+        if lock is not None:
+            _held[folder] = _Held(tree, lock, os.getpid())
+            if before:
+                before.end()
+            return tree
+    raise GrowfsError(f"{folder}: its generations end before they can be locked; see growfs status {folder}")
+
+
+def begin_generation(folder: Path) -> Path:
+    """As `next_generation`, without a hold, and for a caller of which nothing is known."""
+    folder = folder.expanduser().resolve()
+    try:
+        return _ask(folder, number_of(newest(folder)), holds=False)
+    except OSError:  # there is none yet
+        return _ask(folder, 0, holds=False)
+
+
+def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
+    """Replace this process by a command that runs in the next generation, and holds it until it ends."""
+    tree = next_generation(folder)
+    os.set_inheritable(_held[folder.expanduser().resolve()].lock, True)
+    try:
+        os.chdir(tree)
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        raise GrowfsError(f"{command[0]}: {error.strerror}; name a program that can be run") from None
+
+
+def _ask(folder: Path, after: int, holds: bool = True) -> Path:
+    """The next generation, or the newest one there is, with a warning, where no daemon answers. Raises GrowfsError."""
+    cache = cache_of(folder)
+    if cache is None:
+        raise GrowfsError(f"{folder}: growfs fill does not fill it; start that first: growfs fill URL {folder}")
+    from growfs.daemon.control_client import call
+
+    try:
+        return Path(call(cache, "next", answer_s=ANSWER_S, after=after, holds=holds)["path"])
+    except GrowfsError as error:
+        try:
+            tree = newest(folder)
+        except OSError:
+            raise GrowfsError(f"{folder / CURRENT}: there is no generation yet, and {error}") from None
+        warnings.warn(f"{folder}: no new generation, training goes on with {tree.name}: {error}", stacklevel=4)
+        return tree
+
+
+def _lock(tree: Path) -> int | None:
+    """A descriptor with a shared lock of a tree; None where that has ended, or is about to."""
+    try:
+        lock = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(tree)):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None

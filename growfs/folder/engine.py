@@ -1,0 +1,305 @@
+"""Keeps a folder filled: begins generations, gives each a tree, and ends those that nobody reads.
+
+Readers open plain files, so the daemon sees neither listings nor opens. A program says when its next epoch begins
+(`growfs.next_generation`), and holds its generation with a lock on the tree. For programs that say nothing, the folder
+grows by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from pyroaring import BitMap64
+
+from growfs import disk
+from growfs.cache.catalog import Catalog
+from growfs.cache.database import Database
+from growfs.cache.schema import Query
+from growfs.cache.store import Store
+from growfs.cache.usage import UsageCounters
+from growfs.errors import GrowfsError
+from growfs.folder import trees
+from growfs.folder.layout import number_of
+from growfs.folder.opens import OpenCounter
+from growfs.folder.trees import Tree
+from growfs.rotation.generations import Generations
+from growfs.rotation.rules import EVERYWHERE, Hold, Holds
+from growfs.vfs.filesystem import Opens
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""How often the locks of older generations are looked at, and whether the folder may grow by itself."""
+GRACE_S = 0.5
+"""How long a generation stays for a process that was given its path, and has not locked it yet."""
+OPEN_EVERY_S = 2.0
+"""How often processes are searched for open files of a generation that would end otherwise."""
+PROGRESS_S = 1.0
+"""How often a client that waits for a tree hears that it is being made."""
+READ_SHARE = 0.5
+"""A generation of which so much was opened counts as read, as half an epoch does in a mount (rotation/rules.py)."""
+COUNTED_FILES_MAX = 1000
+"""Opens that are counted in one step."""
+
+
+class FolderEngine:
+    """Owns the trees. Always: what a tree shows is held, and `store.mirrors` has every tree that has links.
+
+    settle_s: how old a generation is before the folder grows by itself. keep: how many generations stay, whether or not
+    anybody has said to read them. released: called when a generation has ended, so that its files may be evicted.
+    """
+
+    name = "folder"
+    reason = "plain files, hard links to the cached ones"
+
+    def __init__(
+        self,
+        place: tuple[Path, int],
+        cache: tuple[Database, Catalog, Store, UsageCounters],
+        generations: Generations,
+        settle_s: Callable[[], float],
+        released: Callable[[], None],
+    ) -> None:
+        """place: the folder, and how many generations to keep."""
+        self.folder, self.keep = place
+        self.requests: Counter[str] = Counter()
+        self.opens = Opens()
+        self._db, self._catalog, self._store, self._usage = cache
+        self._generations = generations
+        self._settle_s = settle_s
+        self._released = released
+        self._counter = OpenCounter(self._count_open)
+        self._files = self._store.folder / "files"
+        self._spare: Path | None = None
+        self._is_wanted = False
+        self._rounds = 0
+        self._woken, self._finished = trio.Event(), trio.Event()
+        self._trees = list(self._take_over())
+
+    def _take_over(self) -> Iterator[Tree]:
+        """The trees of an earlier daemon: the current one, and those that somebody reads. The others are removed."""
+        current = trees.current_number(self.folder)
+        inodes = BitMap64(row[0] for row in self._db.rows("SELECT ino FROM resident WHERE suffix IS NOT NULL"))
+        for path in trees.existing(self.folder):
+            number = number_of(path)
+            if number != current and not trees.is_locked(path) and not trees.is_open(path):
+                disk.remove_tree("GENERATION", path)
+                continue
+            trees.keep_inodes(path, inodes)
+            # Its row may be gone. Then what a later generation showed is held, which is more.
+            row = self._db.row("SELECT last_seq FROM generation WHERE number >= ? ORDER BY number", number)
+            self._store.mirrors.append(path)
+            yield Tree(number, path, Hold(number, row[0] if row else self._store.last_seq), 0.0)
+
+    # As an engine.
+
+    def mount(self, _: object) -> None:
+        """Make what is below the folder. Raises GrowfsError."""
+        trees.prepare(self.folder, self._store.folder)
+
+    async def ready(self) -> None:
+        """Begin the first generation of this daemon: training can start. Raises GrowfsError if it cannot be made."""
+        before = self._rounds
+        self._want()
+        while self._rounds == before:
+            await self._finished.wait()
+        if not self._trees:
+            raise GrowfsError(f"{self.folder}: its first generation cannot be made; see {self._store.folder}/log")
+
+    async def serve(self) -> None:
+        """Begin and end generations until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._counter.run)
+            while True:
+                with trio.move_on_after(POLL_S):
+                    await self._woken.wait()
+                await self._step()
+
+    def unmount(self) -> None:
+        """Leave the folder as it is."""
+        self._counter.close()
+
+    def holds(self) -> list[Mapping[int, Hold]]:
+        """What the trees hold."""
+        return [{EVERYWHERE: tree.hold} for tree in self._trees]
+
+    # Commands.
+
+    def table(self) -> dict[str, Callable[..., AsyncIterator[Any]]]:
+        """The commands by name."""
+        return {"next": self.next}
+
+    async def next(self, after: int = 0, holds: bool = True) -> AsyncIterator[Any]:
+        """Return the next generation's number and path, which begins if there is something new.
+
+        after: the generation that the caller has read; 0: none. holds: the caller is about to lock it.
+        """
+        if self._is_due(after):
+            before = self._rounds
+            self._want()
+            while self._rounds == before:
+                with trio.move_on_after(PROGRESS_S):
+                    await self._finished.wait()
+                yield {"generation": self._generations.number}
+        tree = self._trees[-1]
+        if holds:
+            tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
+        yield {"generation": tree.number, "path": str(tree.path)}
+
+    def _is_due(self, after: int) -> bool:
+        """Whether a generation has to begin for a process that has read `after`; else it joins the current one."""
+        if not self._trees or self._generations.current is None:
+            return True
+        tree = self._trees[-1]
+        is_young = trio.current_time() - tree.began_at < self._settle_s()
+        if tree.number > after and (after or is_young):  # another rank has begun it, or another new process
+            return False
+        return self._generations.has_news()
+
+    # Generations.
+
+    def _want(self) -> None:
+        self._is_wanted = True
+        self._woken.set()
+
+    def _finish(self) -> None:
+        self._rounds += 1
+        self._finished.set()
+        self._finished = trio.Event()
+
+    async def _step(self) -> None:
+        """Begin a generation, if one is wanted or the folder grows by itself, and end what nobody reads."""
+        self._woken = trio.Event()
+        try:
+            if self._is_wanted:
+                self._is_wanted = False
+                try:
+                    await self._begin()
+                finally:
+                    self._finish()
+            elif self._grows_by_itself():
+                await self._begin()
+            for tree in self._ended():
+                await self._end(tree)
+        except OSError as error:
+            log.warning("a generation cannot be made, so the last one stays: %s", error)
+
+    def _grows_by_itself(self) -> bool:
+        """Whether a generation is to begin although nobody has asked for it: for programs that never do.
+
+        A full cache changes once the current one was read, so that nobody misses what it showed.
+        """
+        if not self._trees or self._generations.current is None:
+            return False
+        tree = self._trees[-1]
+        if trio.current_time() - tree.began_at < self._settle_s() or trees.is_locked(tree.path):
+            return False
+        is_filling = self._store.bytes_short(self._store.wanted_bytes) <= 0
+        return (is_filling or self._was_read()) and self._generations.has_news()
+
+    def _was_read(self) -> bool:
+        generation = self._generations.current
+        assert generation
+        return not self._counter.is_counting or self._trees[-1].opens >= READ_SHARE * generation.files
+
+    async def _begin(self) -> None:
+        """Begin a generation and show its tree."""
+        before = self._generations.number
+        if not self._counter.is_counting and before:
+            await self._count_all(self._trees[-1].hold)
+        kept = [{EVERYWHERE: tree.hold} for tree in self._trees[:-1] if trees.is_locked(tree.path)]
+        await self._generations.begin(Holds(kept), self._usage.recently_opened())
+        generation = self._generations.current
+        async with self._generations.unchanged() as is_written:  # the tree is made from the rows
+            if generation is None or generation.number == before or not is_written:
+                return
+        hold = Hold(generation.number, generation.last_seq)
+        number = max(generation.number, self._trees[-1].number + 1 if self._trees else 0)
+        tree = Tree(number, trees.place(self.folder, number), hold, trio.current_time())
+        await self._db.run_in_writer(partial(self._place, tree.path))
+        await self._db.query_in_thread(partial(self._fill, tree))
+        trees.publish(self.folder, tree.path)
+        tree.began_at = trio.current_time()
+        self._trees.append(tree)
+
+    def _place(self, path: Path) -> None:
+        """Make the tree of the next generation from that of the last one that has ended, if any.
+
+        On the writing thread, which unlinks what is evicted in all trees: it finds each by one name.
+        """
+        if self._spare:
+            disk.rename("GENERATION", self._spare, path)
+            self._store.mirrors.remove(self._spare)
+            self._spare = None
+        self._store.mirrors.append(path)
+
+    def _fill(self, tree: Tree, ask: Query) -> None:
+        folders = trees.make_alike(tree.path, self._files, trees.shown_files(tree.hold, ask))
+        self._counter.watch(tree.number, folders)
+
+    # The end of a generation.
+
+    def _ended(self) -> list[Tree]:
+        """The older generations that nobody has said to read any more, and that are not kept."""
+        now = trio.current_time()
+        return [
+            tree
+            for place, tree in enumerate(self._trees[:-1])
+            if (tree.is_claimed or len(self._trees) - place > self.keep)
+            and now >= tree.unused_at
+            and not trees.is_locked(tree.path)
+        ]
+
+    async def _end(self, tree: Tree) -> None:
+        """End a generation, unless a process has something open there."""
+        if await trio.to_thread.run_sync(trees.is_open, tree.path):
+            tree.unused_at = trio.current_time() + OPEN_EVERY_S
+            return
+        if self._spare:
+            spare = self._spare
+            await trio.to_thread.run_sync(disk.remove_tree, "GENERATION", spare)
+            self._store.mirrors.remove(spare)
+            self._spare = None
+        if await self._db.run_in_writer(partial(self._set_aside, tree)):
+            self._trees.remove(tree)
+            self._released()
+
+    def _set_aside(self, tree: Tree) -> bool:
+        """Make a tree the spare one, unless somebody has locked it; on the writing thread, as `_place`."""
+        lock = trees.locked_alone(tree.path)
+        if lock is None:
+            return False
+        spare = tree.path.with_name(trees.SPARE)
+        disk.rename("GENERATION", tree.path, spare)
+        os.close(lock)
+        self._store.mirrors[self._store.mirrors.index(tree.path)] = self._spare = spare
+        return True
+
+    # Opens.
+
+    def _count_open(self, number: int, directory: int, name: str) -> None:
+        node = self._catalog.find(directory, name)
+        if node is None:
+            return
+        self.opens.total += 1
+        self.opens.bytes += node.size or 0
+        self._usage.count_open(node.id)
+        for tree in self._trees:
+            tree.opens += tree.number == number
+
+    async def _count_all(self, hold: Hold) -> None:
+        """Count an open of every file that a generation shows."""
+        query = "SELECT id FROM resident WHERE suffix IS NOT NULL AND seq <= ? AND (left_out IS NULL OR left_out > ?)"
+        values = hold.last_seq, hold.generation
+        ids = await self._db.query_in_thread(lambda ask: BitMap64(id for (id,) in ask(query, *values)))
+        for place, id in enumerate(ids):
+            self._usage.count_open(id)
+            if place % COUNTED_FILES_MAX == 0:
+                await trio.lowlevel.checkpoint()

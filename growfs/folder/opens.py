@@ -1,0 +1,85 @@
+"""Counts the opens in the generations of a folder, with inotify(7) where there is one and it may watch so much."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+log = logging.getLogger(__name__)
+
+EVENTS_EVERY_S = 0.2
+"""Events are read so often, at most: the kernel keeps 16,384 of them (fs.inotify.max_queued_events)."""
+
+
+class OpenCounter:
+    """Owns the watches, one for each directory of a tree. is_counting: False where what is opened cannot be known.
+
+    opened: called with the number of the generation, the id of the directory, and the name of each file that is opened.
+    """
+
+    def __init__(self, opened: Callable[[int, int, str], None]) -> None:
+        self._opened = opened
+        self._watched: dict[int, tuple[int, int]] = {}
+        self._inotify: Any = None
+        try:
+            from inotify_simple import INotify
+
+            self._inotify = INotify()
+        except (ImportError, OSError) as error:
+            self._give_up(error)
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether opens are counted."""
+        return self._inotify is not None
+
+    def watch(self, number: int, folders: Mapping[int, Path]) -> None:
+        """Watch the directories of a generation, given by their ids; on a thread, some microseconds each."""
+        if self._inotify is None:
+            return
+        from inotify_simple import flags
+
+        try:
+            for id, folder in folders.items():
+                self._watched[self._inotify.add_watch(folder, flags.OPEN | flags.ONLYDIR)] = number, id
+        except FileNotFoundError:
+            pass  # its last file was removed meanwhile
+        except OSError as error:
+            self.close()
+            self._give_up(error)
+
+    async def run(self) -> None:
+        """Count until cancelled."""
+        while self._inotify is not None:
+            await trio.lowlevel.wait_readable(self._inotify.fileno())
+            for event in self._inotify.read(timeout=0):
+                self._count(event)
+            await trio.sleep(EVENTS_EVERY_S)
+        await trio.sleep_forever()
+
+    def _count(self, event: Any) -> None:
+        from inotify_simple import flags
+
+        if event.mask & flags.Q_OVERFLOW:
+            log.warning("some opens were not counted: more files are opened than inotify(7) can report")
+        elif event.mask & flags.IGNORED:
+            self._watched.pop(event.wd, None)
+        elif not event.mask & flags.ISDIR and (watched := self._watched.get(event.wd)):
+            self._opened(*watched, event.name)
+
+    def close(self) -> None:
+        """End all watches."""
+        if self._inotify is not None:
+            self._inotify.close()
+        self._inotify, self._watched = None, {}
+
+    @staticmethod
+    def _give_up(error: Exception) -> None:
+        limit = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EMFILE)
+        remedy = "; raise fs.inotify.max_user_watches or max_user_instances (sysctl)" if limit else ""
+        log.warning("opens are not counted, so what is listed counts as read: %s%s", error, remedy)

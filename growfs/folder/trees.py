@@ -1,0 +1,229 @@
+"""The generations of a folder on the disk: trees of hard links, made alike to what a generation shows.
+
+Nothing here decides which generation begins or ends; `engine` does. Functions that walk a tree run on threads: a link
+costs some 20 us, its removal 10.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+
+from pyroaring import BitMap64
+
+from growfs import disk
+from growfs.cache.schema import ROOT, Query, directory_path
+from growfs.errors import GrowfsError
+from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
+from growfs.rotation.rules import Hold
+
+SPARE = ".spare"
+"""The tree of a generation that has ended. The next generation is made from it, with the links that it lacks."""
+
+
+@dataclass(eq=False, slots=True)
+class Tree:
+    """A generation on the disk. hold: of all that it shows. began_at: seconds, of trio's clock.
+
+    is_claimed: a process has said that it reads there. opens: how many were counted. unused_at: when to look again for
+    processes that have something open there.
+    """
+
+    number: int
+    path: Path
+    hold: Hold
+    began_at: float
+    is_claimed: bool = False
+    opens: int = 0
+    unused_at: float = 0.0
+
+
+def check_folder(folder: Path, cache_dir: Path) -> None:
+    """Raise GrowfsError if growfs cannot fill this folder. Creates it, and changes nothing else."""
+    try:
+        disk.make_folder("FOLDER", folder)
+        names = [name for name in os.listdir(folder) if not name.startswith(".")]
+        disk.make_folder("FOLDER", cache_dir)
+        _try_link(folder, cache_dir)
+    except OSError as error:
+        raise GrowfsError(
+            f"{error.filename or folder}: {error.strerror}; name a folder that you can write to"
+        ) from None
+    if names and cache_of(folder) is None:
+        raise GrowfsError(f"{folder}: is not empty, and growfs did not fill it; name an empty folder")
+
+
+def _try_link(folder: Path, cache_dir: Path) -> None:
+    """Raise GrowfsError where a file of the cache can have no second name in the folder."""
+    source, target = cache_dir / f".link-{os.getpid()}", folder / f".link-{os.getpid()}"
+    disk.write_text("FOLDER", source, "")
+    try:
+        disk.link("FOLDER", source, target)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise GrowfsError(
+                f"{folder}: is not on the file system of the cache, {cache_dir}; leave out --cache-dir, or name one on"
+                " the same file system"
+            ) from None
+        raise GrowfsError(f"{folder}: this file system has no hard links ({error.strerror}); name another") from None
+    finally:
+        disk.unlink("FOLDER", source)
+        disk.unlink("FOLDER", target)
+
+
+def prepare(folder: Path, cache: Path) -> None:
+    """Make what is below a folder before its first generation. Raises GrowfsError if another cache fills it."""
+    known = cache_of(folder)
+    if known and known != cache and known.exists():
+        raise GrowfsError(f"{folder}: is filled from another cache, {known}; name another folder, or remove this one")
+    disk.symlink("FOLDER", str(cache), folder / LINK)  # first: it makes the folder one of growfs
+    disk.make_folder("FOLDER", folder / GENERATIONS)
+
+
+def existing(folder: Path) -> Iterator[Path]:
+    """The trees of earlier daemons, oldest first. What such a daemon left unfinished is removed."""
+    with suppress(FileNotFoundError):
+        names = os.listdir(folder / GENERATIONS)
+        for name in names:
+            if not name.isdigit():
+                disk.remove_tree("GENERATION", folder / GENERATIONS / name)
+        for name in sorted(filter(str.isdigit, names), key=int):
+            yield folder / GENERATIONS / name
+
+
+def place(folder: Path, number: int) -> Path:
+    """Where the tree of a generation is."""
+    return folder / GENERATIONS / f"{number:04}"
+
+
+def publish(folder: Path, tree: Path) -> None:
+    """Make a tree the current one, for readers from one moment to the next (rename(2))."""
+    disk.symlink("CURRENT", f"{GENERATIONS}/{tree.name}", folder / CURRENT)
+
+
+def current_number(folder: Path) -> int:
+    """The number of the generation that the folder shows; 0 where there is none."""
+    try:
+        return number_of(Path(os.readlink(folder / CURRENT)))
+    except (OSError, ValueError):
+        return 0
+
+
+# What a tree holds.
+
+
+def shown_files(hold: Hold, ask: Query) -> Iterator[tuple[int, str, list[str]]]:
+    """The files that a generation shows: (id of a directory, its path, the names in it), for each directory."""
+
+    def row_of(query: str, *values: object) -> object:
+        return next(iter(ask(query, *values)), None)
+
+    rows = ask(
+        "SELECT r.parent, n.name FROM resident r JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND r.seq <= ?"
+        " AND (r.left_out IS NULL OR r.left_out > ?) ORDER BY r.parent",
+        hold.last_seq, hold.generation,
+    )  # fmt: skip
+    known = {ROOT: ""}
+    for parent, group in itertools.groupby(rows, key=itemgetter(0)):
+        yield parent, directory_path(row_of, parent, known), [name for _, name in group]
+
+
+def make_alike(tree: Path, files: Path, wanted: Iterable[tuple[int, str, list[str]]]) -> dict[int, Path]:
+    """Link what is wanted, as `shown_files` gives it, and unlink all else; returns the directories by id.
+
+    What was evicted meanwhile is left out.
+    """
+    disk.make_folder("GENERATION", tree)
+    was_empty = not os.listdir(tree)
+    folders = {}
+    for id, path, names in wanted:
+        folder, source = tree / path, files / path
+        disk.make_folder("GENERATION", folder)
+        folders[id] = folder
+        with os.scandir(folder) as entries:
+            there = {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
+        for name in there.difference(names):
+            disk.unlink("GENERATION", folder / name)
+        for name in names:
+            if name not in there:
+                disk.link("GENERATION", source / name, folder / name)
+    if not was_empty:
+        _keep_only(tree, {*folders.values()})
+    return folders
+
+
+def _keep_only(tree: Path, folders: Container[Path]) -> None:
+    """Remove the files of all other folders, and the folders that are then empty."""
+    for root, _, names in os.walk(tree, topdown=False):
+        folder = Path(root)
+        if folder not in folders:
+            for name in names:
+                disk.unlink("GENERATION", folder / name)
+            disk.prune_folders("GENERATION", folder, tree)
+
+
+def keep_inodes(tree: Path, inodes: BitMap64) -> None:
+    """Remove the files of a tree that are not cached any more. inodes: of the cached files."""
+    for root, _, _ in os.walk(tree, topdown=False):
+        with os.scandir(root) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False) and entry.inode() not in inodes:
+                    disk.unlink("GENERATION", Path(entry.path))
+        disk.prune_folders("GENERATION", Path(root), tree)
+
+
+# Who uses a tree.
+
+
+def locked_alone(tree: Path) -> int | None:
+    """A descriptor with the lock of a tree that nobody has said to read, to be closed; None where somebody has.
+
+    A process that reads there has a shared lock (flock(2)), which the kernel ends with it, however it ends.
+    """
+    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def is_locked(tree: Path) -> bool:
+    """Whether a process has said that it reads there."""
+    fd = locked_alone(tree)
+    if fd is None:
+        return True
+    os.close(fd)
+    return False
+
+
+def is_open(tree: Path) -> bool:
+    """Whether a process has a file or folder of a tree open, or mapped, or works in it.
+
+    Only processes that /proc lets this user look at: of this user, or all for root. Where there is no /proc: no.
+    """
+    prefix = f"{tree}/"
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            links = [process / "cwd", *(process / "fd").iterdir()]
+            if any(_leads_below(link, str(tree), prefix) for link in links):
+                return True
+            if os.fsencode(prefix) in (process / "maps").read_bytes():
+                return True
+    return False
+
+
+def _leads_below(link: Path, tree: str, prefix: str) -> bool:
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return False
+    return target == tree or target.startswith(prefix)

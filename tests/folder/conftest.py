@@ -1,0 +1,66 @@
+"""Fixtures of the tests of folders that growfs keeps filled."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from growfs.daemon.launch import stop
+from growfs.errors import GrowfsError
+from tests.folder.readers import Readers
+from tests.harness import Growfs
+
+
+class Fill(Growfs):
+    """The command, with a folder that it keeps filled in the place of a mountpoint."""
+
+    def fill(self, url: object, *flags: object, check: bool = True) -> str:
+        """Fill with a cache of 1 GB, unless flags say otherwise; returns what the command prints."""
+        size = [] if "--cache-size" in flags else ["--cache-size", "1GB"]
+        more = (*size, "--min-free", "0MB", *flags)
+        done = self.run("fill", url, self.mountpoint, "--cache-dir", self.cache_dir, *more, check=check)
+        return done.stdout + done.stderr
+
+    @property
+    def current(self) -> Path:
+        """The current generation, by its own name."""
+        return (self.mountpoint / "current").resolve()
+
+    @property
+    def generations(self) -> list[int]:
+        """The numbers of the generations that are there."""
+        return sorted(int(name.name) for name in (self.mountpoint / "generations").iterdir() if name.name.isdigit())
+
+    def used_bytes(self) -> int:
+        """What the files of the cache and of all generations take on the disk, each counted once."""
+        folders = (self.cache / "files", self.mountpoint / "generations")
+        used = {}
+        for root, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
+            for name in names:
+                with suppress(FileNotFoundError):  # evicted, or its generation has ended
+                    stat = os.lstat(os.path.join(root, name))
+                    used[stat.st_ino] = stat.st_blocks * 512
+        return sum(used.values())
+
+
+@pytest.fixture
+def growfs(tmp_path: Path) -> Iterator[Fill]:
+    """The command. After the test its daemon is stopped, and its log is checked for tracebacks."""
+    command = Fill(tmp_path)
+    yield command
+    with suppress(GrowfsError):
+        stop(command.mountpoint)
+    if not command.tolerate_log:
+        assert "Traceback" not in command.log()
+
+
+@pytest.fixture(scope="module")
+def readers() -> Iterator[Readers]:
+    """Processes that read generations."""
+    with Readers() as readers:
+        yield readers

@@ -1,0 +1,341 @@
+"""`growfs fill`: a folder that grows without a mount. What readers see, what they hold, and what the quota counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from growfs.client import generation
+from growfs.daemon.control_client import call
+from growfs.daemon.launch import stop
+from growfs.errors import GrowfsError
+from tests.folder.conftest import Fill
+from tests.folder.readers import Readers
+from tests.harness import files_below, make_tree, until
+
+SIZE = 4096
+CAPACITY = 10
+
+
+def full(growfs: Fill, tmp_path: Path, *flags: object, files: int = 40) -> dict[str, bytes]:
+    """Fill with files in two directories and a cache of CAPACITY files, and wait until that is full."""
+    tree = make_tree(tmp_path / "remote", directories=2, files=files // 2, size=SIZE)
+    growfs.fill(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, *(flags or ("--turnover", "50%")))
+    until(lambda: growfs.status()["cache"]["files"] == CAPACITY)
+    return tree
+
+
+def until_replaced(growfs: Fill) -> None:
+    """Wait until files that were not shown yet have taken the place of all that were delisted."""
+
+    def is_replaced() -> bool:
+        now = growfs.status()
+        cache = now["cache"]
+        full = cache["files"] == CAPACITY and cache["left_out_bytes"] == 0
+        return bool(full and now["listed"]["files"] < CAPACITY)
+
+    until(is_replaced)
+
+
+@pytest.mark.promise(43)
+def test_all_files_are_there_and_native(growfs: Fill, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=3, files=4)
+    printed = growfs.fill(tmp_path / "remote")
+    assert "12 of 12 files cached" in printed
+    assert {name: (growfs.current / name).read_bytes() for name in files_below(growfs.current)} == tree
+    for name in tree:
+        found, remote = (growfs.current / name).stat(), (tmp_path / "remote" / name).stat()
+        assert found.st_mtime_ns == remote.st_mtime_ns
+        assert found.st_ino == (growfs.cache / "files" / name).stat().st_ino
+
+
+@pytest.mark.promise(43, 44)
+def test_an_epoch_loop_sees_everything_within_the_quota(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    tree = full(growfs, tmp_path)
+    reader = readers.new()
+    seen: set[str] = set()
+    while len(seen) < len(tree):
+        reader.next_generation(growfs.mountpoint)
+        shown = reader.names()
+        assert {name.split("/")[0] for name in shown} == {"class0", "class1"}
+        for name in shown:
+            assert reader.read(name) == SIZE
+            assert growfs.used_bytes() <= CAPACITY * SIZE
+        seen |= shown
+        if growfs.status()["generation"] > 1:
+            until_replaced(growfs)
+    reader.end()
+
+
+@pytest.mark.promise(44)
+def test_a_held_generation_stays_whole_until_its_reader_is_killed(
+    growfs: Fill, tmp_path: Path, readers: Readers
+) -> None:
+    full(growfs, tmp_path, "--settle", "0", "--turnover", "50%")
+    slow, fast = readers.new(), readers.new()
+    tree = slow.next_generation(growfs.mountpoint)
+    shown = slow.names()
+    for _ in range(6):
+        fast.next_generation(growfs.mountpoint)
+        assert growfs.used_bytes() <= CAPACITY * SIZE
+    assert slow.names() == shown
+    assert all(slow.read(name) == SIZE for name in shown)
+    assert int(tree.name) in growfs.generations
+    slow.end(kill=True)
+    until(lambda: int(tree.name) not in growfs.generations)
+    fast.end()
+
+
+@pytest.mark.promise(44)
+def test_an_open_file_keeps_its_generation(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    full(growfs, tmp_path, "--settle", "0", "--keep-generations", "1", "--turnover", "50%")
+    first = growfs.current
+    other = readers.new()
+    with (first / min(files_below(first))).open("rb"):
+        for _ in range(2):
+            other.next_generation(growfs.mountpoint)
+        until(lambda: len(growfs.generations) == 2)
+        assert first.exists()
+    until(lambda: not first.exists())
+    other.end()
+
+
+@pytest.mark.promise(44)
+def test_all_ranks_get_one_generation(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    full(growfs, tmp_path)
+    ranks = [readers.new() for _ in range(4)]
+    for _ in range(3):
+        assert len({rank.next_generation(growfs.mountpoint) for rank in ranks}) == 1
+        until_replaced(growfs)
+    for rank in ranks:
+        rank.end()
+
+
+@pytest.mark.promise(44)
+def test_a_folder_grows_by_itself_for_those_who_never_ask(growfs: Fill, tmp_path: Path) -> None:
+    full(growfs, tmp_path, "--settle", "0.2", "--turnover", "50%")
+    seen: set[str] = set()
+
+    def read() -> bool:
+        tree = growfs.current
+        for name in files_below(tree):
+            try:
+                (tree / name).read_bytes()
+            except FileNotFoundError:  # nobody holds it
+                break
+            seen.add(name)
+        return len(seen) > 2 * CAPACITY
+
+    until(read)
+    assert growfs.used_bytes() <= CAPACITY * SIZE
+
+
+@pytest.mark.promise(45)
+def test_opens_are_counted(growfs: Fill, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.fill(tmp_path / "remote")
+    for name in tree:
+        for _ in range(2):
+            (growfs.current / name).read_bytes()
+    until(
+        lambda: growfs.status()["opens"]["total"] >= len(tree)
+    )  # inotify(7) joins equal events that follow each other
+    until(lambda: growfs.status()["opens"]["min"] >= 1)
+
+
+@pytest.mark.promise(43)
+def test_what_the_remote_changes_and_deletes_changes_in_all_generations(
+    growfs: Fill, tmp_path: Path, readers: Readers
+) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.fill(tmp_path / "remote", "--refresh", "0.1s")
+    reader = readers.new()
+    tree = reader.next_generation(growfs.mountpoint)
+    (tmp_path / "remote/class0/0000.bin").write_bytes(b"new")
+    (tmp_path / "remote/class0/0001.bin").unlink()
+    until(lambda: (tree / "class0/0000.bin").read_bytes() == b"new")
+    until(lambda: not (tree / "class0/0001.bin").exists())
+    reader.end()
+
+
+@pytest.mark.promise(43)
+def test_commands_work_as_on_a_mount(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    full(growfs, tmp_path)
+    at = growfs.mountpoint
+    assert "folder engine" in growfs.run("status", at).stdout
+    assert str(at) in growfs.run("list").stdout
+    growfs.run("wait", at, "--files", "5")
+    reader = readers.new()
+    shown = (reader.next_generation(at), reader.names())[1]
+    growfs.run("pause", at)
+    victim = max(shown)
+    growfs.run("evict", at, victim)
+    assert not (growfs.current / victim).exists()
+    growfs.run("fetch", at, victim)
+    growfs.run("pin", at, victim)
+    growfs.run("resume", at)
+    assert victim in (reader.next_generation(at), reader.names())[1]
+    assert growfs.used_bytes() <= CAPACITY * SIZE
+    printed = growfs.run("next", at, "--", "pwd").stdout.strip()
+    assert printed == str(growfs.current)
+    assert growfs.run("next", at).stdout.strip() == str(growfs.current)
+    growfs.run("stop", at)
+    assert files_below(growfs.current)
+    assert "nothing fills it now" in growfs.run("status", at, check=False).stderr
+    assert "no new generation" in growfs.run("next", at).stderr
+    reader.end()
+
+
+@pytest.mark.promise(44)
+def test_without_its_daemon_training_goes_on(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    full(growfs, tmp_path)
+    reader = readers.new()
+    tree = reader.next_generation(growfs.mountpoint)
+    growfs.kill()
+    with pytest.raises(OSError, match="no new generation, training goes on with"):  # a warning, as an error there
+        reader.next_generation(growfs.mountpoint)
+    with pytest.warns(UserWarning, match="training goes on with"):
+        assert generation.next_generation(growfs.mountpoint) == tree
+    assert all(reader.read(name) == SIZE for name in reader.names())
+    reader.end()
+
+
+@pytest.mark.promise(44)
+def test_after_a_kill_the_next_start_puts_right(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    tree = full(growfs, tmp_path)
+    holder, killed = readers.new(), readers.new()
+    first = holder.next_generation(growfs.mountpoint)
+    shown = holder.names()
+    until(lambda: killed.next_generation(growfs.mountpoint) != first)
+    growfs.kill()
+    killed.end(kill=True)
+    (growfs.mountpoint / "generations/0999/class0").mkdir(parents=True)  # one that was not finished
+    broken = growfs.cache / "files" / min(files_below(growfs.cache / "files"))
+    broken.chmod(0o644)
+    broken.write_bytes(b"?" * SIZE)
+    growfs.fill(tmp_path / "remote", "--cache-size", CAPACITY * SIZE, "--turnover", "50%")
+    assert 999 not in growfs.generations
+    assert int(first.name) in growfs.generations
+    kept = holder.names()
+    assert kept >= shown - {str(broken.relative_to(growfs.cache / "files"))}
+    for path in (first, growfs.current):
+        assert all((path / name).read_bytes() == tree[name] for name in files_below(path))
+    until(lambda: growfs.status()["cache"]["files"] == CAPACITY)
+    assert growfs.used_bytes() <= CAPACITY * SIZE
+    holder.end()
+    until(lambda: int(first.name) not in growfs.generations)
+
+
+@pytest.mark.promise(43, 44)
+@pytest.mark.parametrize("label", ["FOLDER", "GENERATION", "CURRENT"])
+@pytest.mark.parametrize("kind", ["kill", "ENOSPC"])
+def test_after_a_fault_the_next_start_puts_right(growfs: Fill, tmp_path: Path, label: str, kind: str) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.env["GROWFS_FAULT"] = f"{label}:{kind}"
+    assert "growfs:" in growfs.fill(tmp_path / "remote", check=False)
+    growfs.env["GROWFS_FAULT"] = ""
+    growfs.fill(tmp_path / "remote")
+    assert {name: (growfs.current / name).read_bytes() for name in files_below(growfs.current)} == tree
+
+
+WITHOUT_LINUX = """
+import os, sys
+for name in ("O_PATH", "pidfd_open", "memfd_create", "posix_fadvise", "sched_getaffinity", "preadv", "RWF_NOWAIT"):
+    if hasattr(os, name):
+        delattr(os, name)
+for name in ("trio", "inotify_simple", "pyfuse3", "setproctitle", "_posixsubprocess"):
+    sys.modules[name] = None
+import growfs
+print(growfs.next_generation(sys.argv[1]))
+"""
+
+
+@pytest.mark.promise(44)
+def test_a_reader_needs_nothing_of_linux(growfs: Fill, tmp_path: Path) -> None:
+    """As far as that can be tried here: without what Python has on Linux only, and without the daemon's libraries."""
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    with tempfile.TemporaryDirectory(prefix="growfs-") as short:  # a socket's path is short there
+        growfs.mountpoint, growfs.cache_dir = Path(short), Path(short) / "c"
+        growfs.fill(tmp_path / "remote")
+        try:
+            short_cache = Path(short) / "s"
+            short_cache.symlink_to(growfs.cache)
+            link = Path(short) / ".growfs"
+            link.unlink()
+            link.symlink_to(short_cache)
+            command = [sys.executable, "-W", "error", "-c", WITHOUT_LINUX, short]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert (done.stderr, Path(done.stdout.strip())) == ("", growfs.current)
+        finally:
+            stop(growfs.mountpoint)
+
+
+@pytest.mark.promise(43)
+def test_a_mount_takes_over_the_cache(growfs: Fill, tmp_path: Path) -> None:
+    """With what growfs fill has fetched, and with the links that it has left."""
+    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.fill(tmp_path / "remote")
+    stop(growfs.mountpoint)
+    (tmp_path / "mnt2").mkdir()
+    growfs.mountpoint = tmp_path / "mnt2"
+    growfs.mount(tmp_path / "remote")
+    try:
+        assert {name: (growfs.mountpoint / name).read_bytes() for name in growfs.names()} == tree
+        assert growfs.status()["fetch"]["files_total"] == 0
+    finally:
+        growfs.umount()
+
+
+def test_what_cannot_be_filled_is_refused(growfs: Fill, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote")
+    (growfs.mountpoint / "mine").write_text("")
+    assert "is not empty, and growfs did not fill it" in growfs.fill(tmp_path / "remote", check=False)
+    assert os.listdir(growfs.mountpoint) == ["mine"]
+    (growfs.mountpoint / "mine").unlink()
+    elsewhere = ("--cache-dir", "/dev/shm/growfs-test")
+    assert "is not on the file system of the cache" in growfs.fill(tmp_path / "remote", *elsewhere, check=False)
+    os.rmdir("/dev/shm/growfs-test")
+    growfs.fill(tmp_path / "remote")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("")
+    stop(growfs.mountpoint)
+    assert "is filled from another cache" in growfs.fill(tmp_path / "other", check=False)
+    assert "growfs fill does not fill it" in growfs.run("next", tmp_path, check=False).stderr
+    with pytest.raises(GrowfsError, match="growfs fill does not fill it"):
+        generation.next_generation(tmp_path)
+
+
+@pytest.mark.promise(45)
+def test_without_inotify_what_is_shown_counts_as_read(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    growfs.env["TEST_SETUP"] = "import inotify_simple\ninotify_simple.INotify = None\n"
+    growfs.env["TEST_SETUP"] += "def INotify(): raise OSError(24, 'Too many open files')\n"
+    growfs.env["TEST_SETUP"] += "inotify_simple.INotify = INotify\n"
+    full(growfs, tmp_path)
+    assert "what is listed counts as read" in growfs.log()
+    reader = readers.new()
+    shown = (reader.next_generation(growfs.mountpoint), reader.names())[1]
+    reader.next_generation(growfs.mountpoint)
+    until(lambda: growfs.status()["opens"]["max"] == 1)
+    assert shown
+    reader.end()
+
+
+def test_the_shell_reads_while_a_command_runs(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    full(growfs, tmp_path, "--settle", "0", "--turnover", "50%")
+    growfs.starts_python = True
+    command = [sys.executable, "-m", "growfs.cli", "next", str(growfs.mountpoint), "--", "sleep", "100"]
+    with subprocess.Popen(command, env=growfs.env) as shell:
+        until(lambda: Path(f"/proc/{shell.pid}/comm").read_text() == "sleep\n")
+        tree = Path(os.readlink(f"/proc/{shell.pid}/cwd"))
+        other = readers.new()
+        for _ in range(3):
+            other.next_generation(growfs.mountpoint)
+        assert call(growfs.cache, "status")["generation"] > int(tree.name)
+        assert tree.exists()
+        shell.kill()
+    other.end()
