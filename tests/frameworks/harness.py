@@ -33,11 +33,12 @@ FORKS = ForkServer(
         *PRELOADED,
         "tools.bench",
         "tools.experiments",
+        "tools.soak",
         "matplotlib.pyplot",
     ],
     ENV,
 )
-"""The frameworks, whose import takes seconds, and the benchmarks and experiments with them."""
+"""The frameworks, whose import takes seconds, and the benchmarks, experiments and the soak with them."""
 
 
 class Program:

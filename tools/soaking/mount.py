@@ -81,12 +81,10 @@ class SoakMount:
         processes.kill(pid)
         processes.wait_for(lambda: not processes.started(pid))
 
-    def kill_worker(self) -> bool:
-        """SIGKILL one of the processes of the daemon; returns whether there was one."""
-        if not (others := self.pids()[1:]):
-            return False
-        processes.kill(self._random.choice(others))
-        return True
+    def kill_worker(self) -> None:
+        """SIGKILL one of the processes of the daemon."""
+        processes.wait_for(lambda: self.pids()[1:])
+        processes.kill(self._random.choice(self.pids()[1:]))
 
     def status(self) -> dict[str, Any]:
         """The status of the mount. Raises GrowfsError."""

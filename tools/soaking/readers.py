@@ -75,7 +75,7 @@ class Judge:
     def judge(self, kind: str, epoch: Epoch, seen: dict[str, int]) -> None:
         """Add an epoch. seen: the version of each file that this reader saw last."""
         findings = self.findings
-        findings.epochs[kind] += 1
+        findings.epochs[kind] += not epoch.error
         findings.files[kind] += len(epoch.versions)
         findings.bytes[kind] += epoch.bytes
         for name, version in epoch.versions.items():

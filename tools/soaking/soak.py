@@ -150,7 +150,7 @@ class Soak:
         first = list(ACTIONS)
         self._random.shuffle(first)
         next_action = next_change = next_sample = next_line = time.monotonic()
-        while (now := time.monotonic()) < end:
+        while (now := time.monotonic()) < end or first:
             if now >= next_sample:
                 self._sample()
                 next_sample = now + self.plan.sample_s
@@ -208,8 +208,7 @@ class Soak:
             self._wait(lasts, readers)
             self._remote.restart_server()
         elif action == "kill -9 of a worker":
-            if not self._mount.kill_worker():
-                return
+            self._mount.kill_worker()
         elif action == "kill -9 of a reader":
             reader = self._random.choice(readers)
             reader.kill()
