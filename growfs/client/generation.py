@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,11 +41,26 @@ class _Held:
 
 _held: dict[Path, _Held] = {}
 """By folder."""
+_asking = threading.Lock()
+"""Held while a thread asks and locks."""
+
+
+def _renew_lock() -> None:
+    """In a fork, the thread that held the lock is not there."""
+    global _asking
+    _asking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def next_generation(folder: str | os.PathLike[str]) -> Path:
     """See `growfs.next_generation`."""
-    folder = Path(folder).expanduser().resolve()
+    with _asking:
+        return _next_generation(Path(folder).expanduser().resolve())
+
+
+def _next_generation(folder: Path) -> Path:
     before = _held.get(folder)
     after = number_of(before.tree) if before and before.process == os.getpid() else 0
     for _ in range(ATTEMPTS):
@@ -94,7 +110,7 @@ def _ask(folder: Path, after: int, holds: bool = True) -> Path:
             tree = newest(folder)
         except OSError:
             raise GrowfsError(f"{folder / CURRENT}: there is no generation yet, and {error}") from None
-        warnings.warn(f"{folder}: no new generation, training goes on with {tree.name}: {error}", stacklevel=4)
+        warnings.warn(f"{folder}: no new generation, training goes on with {tree.name}: {error}", stacklevel=5)
         return tree
 
 

@@ -91,6 +91,8 @@ def state_text(status: dict[str, Any]) -> str:
         text = "the remote could not be listed; it is tried again"
     if status["state"] == "held" and status["rotation"] != "never" and status["generation"]:
         text = "full: the next listing makes room for new files"
+        if status["engine"] == "folder":  # where nobody sees listings
+            text = "full: the next generation makes room for new files"
     cache = status["cache"]
     if cache["bytes"] + cache["in_flight_bytes"] + cache["orphan_bytes"] > cache["limit_bytes"]:
         text = "over its size: what is open goes once it is closed"

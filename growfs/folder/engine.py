@@ -68,7 +68,7 @@ class FolderEngine:
         released: Callable[[], None],
     ) -> None:
         """place: the folder, and how many generations to keep."""
-        self.folder, self.keep = place
+        self.folder, self.keep = place[0].resolve(), place[1]  # as /proc names what is open there
         self.requests: Counter[str] = Counter()
         self.opens = Opens()
         self._db, self._catalog, self._store, self._usage = cache
@@ -78,7 +78,8 @@ class FolderEngine:
         self._counter = OpenCounter(self._count_open)
         self._files = self._store.folder / "files"
         self._spare: Path | None = None
-        self._is_wanted = False
+        self._is_wanted = self._is_ready = False
+        self._last_error = ""
         self._rounds = 0
         self._woken, self._finished = trio.Event(), trio.Event()
         self._trees = list(self._take_over())
@@ -106,6 +107,7 @@ class FolderEngine:
 
     async def ready(self) -> None:
         """Begin the first generation of this daemon: training can start. Raises GrowfsError if it cannot be made."""
+        self._is_ready = True
         before = self._rounds
         self._want()
         while self._rounds == before:
@@ -141,13 +143,15 @@ class FolderEngine:
 
         after: the generation that the caller has read; 0: none. holds: the caller is about to lock it.
         """
-        if self._is_due(after):
-            before = self._rounds
+        before = self._rounds
+        if self._is_ready and self._is_due(after):
             self._want()
-            while self._rounds == before:
-                with trio.move_on_after(PROGRESS_S):
-                    await self._finished.wait()
-                yield {"generation": self._generations.number}
+        else:
+            before -= 1
+        while self._rounds == before or not self._trees:
+            with trio.move_on_after(PROGRESS_S):
+                await self._finished.wait()
+            yield {"generation": self._generations.number}
         tree = self._trees[-1]
         if holds:
             tree.is_claimed, tree.unused_at = True, max(tree.unused_at, trio.current_time() + GRACE_S)
@@ -178,6 +182,10 @@ class FolderEngine:
         """Begin a generation, if one is wanted or the folder grows by itself, and end what nobody reads."""
         self._woken = trio.Event()
         try:
+            for tree in [tree for tree in self._trees if not tree.path.is_dir()]:
+                log.warning("%s: somebody has removed it", tree.path)
+                await self._db.run_in_writer(partial(self._store.mirrors.remove, tree.path))
+                self._trees.remove(tree)
             if self._is_wanted:
                 self._is_wanted = False
                 try:
@@ -188,8 +196,11 @@ class FolderEngine:
                 await self._begin()
             for tree in self._ended():
                 await self._end(tree)
+            self._last_error = ""
         except OSError as error:
-            log.warning("a generation cannot be made, so the last one stays: %s", error)
+            if str(error) != self._last_error:  # it is tried again and again
+                log.warning("a generation cannot be made or ended, so the last one stays: %s", error)
+            self._last_error = str(error)
 
     def _grows_by_itself(self) -> bool:
         """Whether a generation is to begin although nobody has asked for it: for programs that never do.
@@ -224,8 +235,12 @@ class FolderEngine:
         number = max(generation.number, self._trees[-1].number + 1 if self._trees else 0)
         tree = Tree(number, trees.place(self.folder, number), hold, trio.current_time())
         await self._db.run_in_writer(partial(self._place, tree.path))
-        await self._db.query_in_thread(partial(self._fill, tree))
-        trees.publish(self.folder, tree.path)
+        try:
+            await self._db.query_in_thread(partial(self._fill, tree))
+            trees.publish(self.folder, tree.path)
+        except OSError:
+            await self._db.run_in_writer(partial(self._discard, tree.path))
+            raise
         tree.began_at = trio.current_time()
         self._trees.append(tree)
 
@@ -239,6 +254,10 @@ class FolderEngine:
             self._store.mirrors.remove(self._spare)
             self._spare = None
         self._store.mirrors.append(path)
+
+    def _discard(self, path: Path) -> None:
+        self._store.mirrors.remove(path)
+        disk.remove_tree("GENERATION", path)
 
     def _fill(self, tree: Tree, ask: Query) -> None:
         folders = trees.make_alike(tree.path, self._files, trees.shown_files(tree.hold, ask))

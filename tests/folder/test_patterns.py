@@ -25,9 +25,7 @@ from tests.simulation.world import catalog
 OPENS = 150
 IN_EVERY_RUN = (
     "single re-lister",
-    "8 ranks with offsets, disjoint parts",
     "hyper-parameter search: a new process every few minutes",
-    "a script that polls until there is enough",
 )
 ONE_GENERATION = ("a notebook looks at a batch before it lists the validation set",)
 """Their processes ask once: what they list later must be the same."""
