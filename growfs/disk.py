@@ -12,11 +12,15 @@ import errno
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 BLOCK = 4096
 """The unit in which a file system allocates, in bytes; the default of ext4 and XFS."""
+SPARE_FILES_MAX, SPARE_FILES_SHARE = 1024, 4
+"""The last files (inodes) of a file system, which are left free: so many, or one part in 4 of a small one. As many
+may be in flight, and not made yet."""
 
 _fault_label, _, _fault_kind = os.environ.get("GROWFS_FAULT", "").partition(":")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -108,16 +112,15 @@ def write_text(label: str, path: Path, text: str) -> None:
     os.rename(new, path)
 
 
-def syncfs(label: str, folder: Path) -> None:
-    """Return when all that was written to the folder's file system is on the medium (syncfs(2)); raises OSError."""
+def syncfs(label: str, folder: int) -> None:
+    """Return when all that was written to the file system is on the medium (syncfs(2)); raises OSError.
+
+    folder: a descriptor of a folder there. Errors since it was opened, or since the last call with it, are raised.
+    """
     fault_point(label)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if _libc.syncfs(fd) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(folder))
-    finally:
-        os.close(fd)
+    if _libc.syncfs(folder) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -143,5 +146,15 @@ def allocation(size: int) -> int:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that an ordinary user may still write to the folder's file system."""
+    return room(folder)[0]
+
+
+def room(folder: Path) -> tuple[int, int]:
+    """What an ordinary user may still write to the folder's file system: (bytes, files).
+
+    Of the last files some are left to those that are in flight, and others. Some file systems have no limit of files.
+    """
     stat = os.statvfs(folder)
-    return stat.f_bavail * stat.f_frsize
+    spare = min(SPARE_FILES_MAX, stat.f_files // SPARE_FILES_SHARE)
+    files = max(0, stat.f_favail - spare) if stat.f_files else sys.maxsize
+    return stat.f_bavail * stat.f_frsize, files

@@ -12,13 +12,15 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
 
 from growfs.cache.schema import PAGE_CACHE_KIB, Query, missing, read_only
+from growfs.cache.spare import Spare
+from growfs.errors import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ T = TypeVar("T")
 
 LOG_BYTES_MAX = 16 << 20
 """What the write-ahead log keeps on the disk after it was larger."""
+FULL = "database or disk is full"
+"""The message of SQLITE_FULL; its code came with Python 3.11."""
 RETRY_S = 5.0
 """Pause before a write is retried that the disk refused."""
 
@@ -34,11 +38,13 @@ class Database:
     """Owns both connections of the daemon.
 
     `rows` and `row` read what is committed, without waiting. `write` runs a function in a transaction on the writing
-    thread. Writes never overlap, and one that raises is rolled back.
+    thread. Writes never overlap, and one that raises is rolled back. What reads raises Unreadable, and what writes
+    sqlite3.DatabaseError, where the disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.spare = Spare(path.with_name("spare"))
         self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.execute("PRAGMA synchronous = NORMAL")
@@ -53,22 +59,28 @@ class Database:
 
     def rows(self, query: str, *values: object) -> list[Any]:
         """All rows of a query over what is committed."""
-        return self._reader.execute(query, values).fetchall()
+        try:
+            return self._reader.execute(query, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise unreadable(self.path, error) from error
 
     def row(self, query: str, *values: object) -> Any:
         """The first row of a query over what is committed, or None."""
-        return self._reader.execute(query, values).fetchone()
+        try:
+            return self._reader.execute(query, values).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise unreadable(self.path, error) from error
 
     async def query_in_thread(self, function: Callable[[Query], T]) -> T:
         """Run a function that queries, on a thread with a connection of its own: for what would delay readers."""
 
         def query() -> T:
-            connection = read_only(self.path)
             try:
-                connection.execute("BEGIN")  # all queries see one snapshot
-                return function(lambda query, *values: connection.execute(query, values))
-            finally:
-                connection.close()
+                with closing(read_only(self.path)) as connection:
+                    connection.execute("BEGIN")  # all queries see one snapshot
+                    return function(lambda query, *values: connection.execute(query, values))
+            except sqlite3.DatabaseError as error:
+                raise unreadable(self.path, error) from error
 
         return await trio.to_thread.run_sync(query)
 
@@ -91,7 +103,7 @@ class Database:
         while True:
             try:
                 return await self.write(function)
-            except sqlite3.OperationalError as error:
+            except sqlite3.DatabaseError as error:
                 log.warning("the catalog cannot be written, trying again: %s", error)
                 await trio.sleep(RETRY_S)
 
@@ -100,9 +112,19 @@ class Database:
         return await trio.to_thread.run_sync(function, limiter=self._writing_thread)
 
     def write_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """As `write`, on this thread: at start and stop, when nothing else writes."""
-        with transaction(self._writer):
-            return function(self._writer)
+        """As `write`, on this thread: at start and stop, when nothing else writes.
+
+        A disk that is too full for it has some room afterwards, for the next try.
+        """
+        try:
+            with transaction(self._writer):
+                result = function(self._writer)
+        except sqlite3.OperationalError as error:
+            if str(error) == FULL:
+                self.spare.give_up()
+            raise
+        self.spare.make()
+        return result
 
     def write_durably(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """As `write_now`, and return when it is on the medium: for what a power loss must not undo."""
@@ -131,6 +153,14 @@ class Database:
         """Close both connections; SQLite then folds the write-ahead log into the file."""
         self._reader.close()
         self._writer.close()
+        self.spare.give_up()
+
+
+def unreadable(path: Path, error: sqlite3.DatabaseError) -> Unreadable:
+    """The error for a database that cannot be read. A disk that fails may make it look damaged."""
+    return Unreadable(
+        f"{path}: {error}; look at the cache's disk (dmesg); if it is well, delete {path.parent} and mount again"
+    )
 
 
 @contextmanager

@@ -193,13 +193,13 @@ def folder_name(spec: RemoteSpec, url: str) -> str:
 def is_in_use(path: Path) -> bool:
     """Whether a daemon holds the lock of a cache."""
     try:
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)  # a disk that fails may be read-only by now
     except PermissionError:
         return True  # another user's cache; assume so
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -226,8 +226,7 @@ def _in_use(path: Path) -> GrowfsError:
 def _has_this_format(cache_dir: Path) -> bool:
     """Whether the folder is written in the format of this growfs. Raises GrowfsError if a newer one wrote it."""
     version = cache_dir / "version"
-    if version.exists():
-        text = version.read_text().strip()
+    if version.exists() and (text := version.read_text().strip()):  # empty after a power loss
         if not text.isdigit() or int(text) > FORMAT:
             raise GrowfsError(
                 f"{cache_dir}: written by a newer growfs (format {text}); update growfs, or pass another --cache-dir"

@@ -98,7 +98,7 @@ class History:
         """Write rows, and thin them."""
         thinned_s = -THIN_EVERY_S
         while True:
-            with suppress(sqlite3.OperationalError):  # the disk refuses; it is reported where that matters
+            with suppress(sqlite3.DatabaseError):  # the disk refuses; it is reported where that matters
                 await self.save()
                 if self._uptime_s >= thinned_s + THIN_EVERY_S:
                     thinned_s = self._uptime_s
@@ -115,7 +115,7 @@ class History:
 
     def save_now(self) -> None:
         """Write the last row, on this thread, when the daemon stops."""
-        with suppress(sqlite3.OperationalError):
+        with suppress(sqlite3.DatabaseError):
             self._db.write_now(self._row(self._sample()))
 
     def _row(self, sample: Sample) -> Callable[[sqlite3.Connection], object]:

@@ -34,14 +34,14 @@ class Identity(NamedTuple):
     digest: str
 
 
-def verify_content(path: Path, expected: str) -> Identity | None:
+def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None:
     """The identity that a file has now, if it has the content that `expected` is the digest of; else None.
 
-    Raises TooManyOpen, which is no statement about the file.
+    flags: as in `digest.verify`. Raises TooManyOpen, which is no statement about the file.
     """
     try:
         stat = path.lstat()
-        found = digest.verify(path, expected) if S_ISREG(stat.st_mode) else None
+        found = digest.verify(path, expected, flags) if S_ISREG(stat.st_mode) else None
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None
@@ -50,10 +50,17 @@ def verify_content(path: Path, expected: str) -> Identity | None:
 
 
 def verify_on_medium(path: Path, expected: str) -> bool:
-    """Whether a file has its content on the medium: the page cache may have what a failing disk has lost."""
-    with suppress(OSError), path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return verify_content(path, expected) is not None
+    """Whether a file has its content on the medium: the page cache may have what a failing disk has lost.
+
+    It keeps that meanwhile, for those who read, where the file system can read past it.
+    """
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT))
+    except OSError:
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return verify_content(path, expected) is not None
+    return verify_content(path, expected, os.O_DIRECT) is not None
 
 
 def set_identity(writer: sqlite3.Connection, id: int, identity: Identity) -> None:

@@ -6,6 +6,7 @@ Owns the folder files/, the table `resident`, and the quota.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -58,6 +59,8 @@ class Store:
         self._catalog = catalog
         self._files = folder / "files"
         self._files.mkdir(exist_ok=True)
+        # The kernel tells each error once to each descriptor: a new one does not hear what another process was told.
+        self._sync_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.wanted_bytes = self.renewal_bytes = 0
         self.resident_files: int
         self.resident_bytes: int
@@ -89,11 +92,6 @@ class Store:
     def used_bytes(self) -> int:
         """Bytes of the quota that are in use."""
         return self.resident_bytes + self.reserved_bytes + self.orphan_bytes
-
-    @property
-    def _free_bytes(self) -> int:
-        """Free bytes of the disk, less what is in flight; too low by what of that is already written."""
-        return disk.free_bytes(self.folder) - self.reserved_bytes
 
     def reserve(self, size: int) -> int | None:
         """Reserve what a file of this size needs; returns the bytes, or None where the cache is full."""
@@ -142,8 +140,15 @@ class Store:
         return need
 
     def bytes_short(self, need: int) -> int:
-        """Bytes that have to be evicted before a file that needs so many fits; negative where space is left."""
-        return max(self.used_bytes + need - self.limit_bytes, self.min_free + need - self._free_bytes)
+        """Bytes that have to be evicted before a file that needs so many fits; negative where space is left.
+
+        What is in flight counts as not written yet, so this is too high by what of that already is. Where the disk has
+        no more files (inodes), as many bytes as are needed.
+        """
+        free, files = disk.room(self.folder)
+        kept = self.min_free + self._db.spare.lacking_bytes
+        short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
+        return short if files else max(short, need)
 
     def figures(self) -> dict[str, int]:
         """What is cached, as `cache` in status.json has it."""
@@ -327,7 +332,7 @@ class Store:
         self._durable = True  # `admit` resets it
         try:
             admitted = await self._db.write(last_admitted)
-            await trio.to_thread.run_sync(lambda: disk.syncfs("SYNC", self.folder))  # takes seconds on a busy disk
+            await trio.to_thread.run_sync(lambda: disk.syncfs("SYNC", self._sync_fd))  # takes seconds on a busy disk
             await self._db.write(lambda writer: mark_durable(writer, admitted))
         except OSError:
             self._durable = False
@@ -350,8 +355,14 @@ class Store:
                 await self.evict([node.id], return_to_pass=True)
 
     def stop(self) -> None:
-        """Sync, and mark the cache as cleanly stopped: the last step of a daemon."""
-        disk.syncfs("SYNC_STOP", self.folder)
+        """Sync, and mark the cache as cleanly stopped: the last step of a daemon. Raises OSError."""
+        try:
+            disk.syncfs("SYNC_STOP", self._sync_fd)
+        except OSError:  # the next daemon trusts what an earlier sync has covered only, as after a power loss
+            self._db.write_now(lambda writer: set_meta(writer, "boot_id", ""))
+            raise
+        finally:
+            os.close(self._sync_fd)
 
         def write(writer: sqlite3.Connection) -> None:
             mark_durable(writer, last_admitted(writer))

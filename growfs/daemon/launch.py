@@ -21,7 +21,7 @@ from growfs.daemon.control_client import call
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.render import brief, state_text
-from growfs.daemon.running import Running, find, find_living
+from growfs.daemon.running import Running, daemon_with, find, find_living
 from growfs.daemon.service_manager import is_service, notify
 from growfs.daemon.spawn import TITLE, daemon_process
 from growfs.errors import GrowfsError, UsageError
@@ -188,7 +188,7 @@ def _waiting(cache: Path) -> list[str]:
 
 def _end_of(found: Running) -> Callable[[float], bool]:
     """A function that waits up to so many seconds for the end of the daemon; whether it has ended."""
-    pid = daemon_of(found.cache).get("pid", 0)
+    pid = daemon_of(found.cache).get("pid") or daemon_with(found.cache)
     process: int | None = None
     with suppress(OSError):  # its pid may be of another pid namespace
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(os.fsencode(TITLE)):

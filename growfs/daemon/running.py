@@ -39,13 +39,7 @@ def _unmounted(mounted: set[Path]) -> Iterator[Running]:
 
     They are found by what they hold open, as far as this user may see that: root sees all.
     """
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if not (process / "cmdline").read_bytes().startswith(os.fsencode(TITLE)):
-                continue
-            held = {os.readlink(link) for link in (process / "fd").iterdir()}
-        except OSError:
-            continue
+    for _, held in _daemons():
         for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
             if daemon := daemon_of(cache):
                 mountpoint = Path(daemon["mountpoint"])
@@ -53,9 +47,24 @@ def _unmounted(mounted: set[Path]) -> Iterator[Running]:
                 yield Running(mountpoint, cache, None, starting=str(DEVICE) not in held, fills=fills)
 
 
+def _daemons() -> Iterator[tuple[int, set[str]]]:
+    """(process, paths that it has open) for each daemon of this machine, as far as this user may see that."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_bytes().startswith(os.fsencode(TITLE)):
+                yield int(process.name), {os.readlink(link) for link in (process / "fd").iterdir()}
+        except OSError:
+            continue
+
+
+def daemon_with(cache: Path) -> int:
+    """The process of the daemon that has a cache open, as far as this user may see that; 0 if there is none."""
+    return next((pid for pid, held in _daemons() if f"{cache}/lock" in held), 0)
+
+
 def living(mount: Running) -> bool:
-    """Whether the daemon of a mount is running."""
-    return is_in_use(mount.cache)
+    """Whether the daemon of a mount is running. Its disk may fail: then nothing can be read there."""
+    return is_in_use(mount.cache) or daemon_with(mount.cache) != 0
 
 
 def find(mountpoint: Path) -> Running:

@@ -26,6 +26,7 @@ from typing import Any
 import trio
 from setproctitle import setproctitle
 
+from growfs.cache.database import unreadable
 from growfs.cache.directory import CacheFolder, open_cache
 from growfs.cache.open_files import IDLE_MAX
 from growfs.cache.store import Store
@@ -33,13 +34,14 @@ from growfs.daemon.log_file import LogFile, OutputFormatter
 from growfs.daemon.options import MountRequest
 from growfs.daemon.spawn import TITLE
 from growfs.daemon.virtual_files import RecentLog
-from growfs.daemon.wiring import Components, build
-from growfs.errors import GrowfsError
+from growfs.daemon.wiring import Components, Service, build
+from growfs.errors import GrowfsError, Unreadable
 from growfs.folder.trees import check_folder
 from growfs.fuse.engine import Engine
 from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
+from growfs.scheduler.startup import StartGate
 from growfs.syscalls import check_descriptors, check_kernel
 from growfs.workers import process
 from growfs.workers.fork_server import ForkServer
@@ -54,6 +56,10 @@ PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.05
 """Whether the mount is ready is checked after this time, and then after this share of the time that passed so far."""
 DURABLE_EVERY_S = 30.0
+DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
+"""What a disk that fails makes a service raise."""
+RETRY_S = 5.0
+"""Pause before such a service is run anew."""
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
 """Environment variables that name the folder for temporary files, of Python, of libraries, and of SQLite."""
 SWITCH_S = 2e-4
@@ -177,9 +183,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
         if not launcher.finished:
             raise GrowfsError(f"{request.mountpoint}: the mount was ended before it was ready")
     except sqlite3.DatabaseError as error:
-        raise GrowfsError(
-            f"{folder.database}: {error}; if it is damaged, delete {folder.path} and mount again"
-        ) from error
+        raise unreadable(folder.database, error) from error
     except OSError as error:
         raise GrowfsError(
             f"{error.filename or folder.path}: {error.strerror or error}; look at the cache's disk"
@@ -232,7 +236,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
             nursery.start_soon(_until_signal, nursery.cancel_scope)
             nursery.start_soon(_keep_durable, components.store)
             for service in components.running:
-                nursery.start_soon(service.run)
+                nursery.start_soon(_keep_running, service, components.start)
             await _progress_until(components, launcher, components.start.is_anything_listed)
             components.engine.mount(mount)
             nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
@@ -279,12 +283,32 @@ async def _until_signal(daemon: trio.CancelScope) -> None:
                 log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
 
 
+async def _keep_running(service: Service, start: StartGate) -> None:
+    """Run a service. Once `mount` has returned, a disk that fails does not end the mount: what readers list and open
+    would be gone. The service is run anew after a while."""
+    while True:
+        try:
+            await service.run()
+        except DISK_ERRORS as error:
+            failure: BaseException = error
+        except BaseExceptionGroup as group:
+            if not start.passed or group.split(DISK_ERRORS)[1]:
+                raise
+            failure = _cause(group)
+        else:
+            return
+        if not start.passed:
+            raise failure
+        log.warning("%s, trying again in %g s", failure, RETRY_S)
+        await trio.sleep(RETRY_S)
+
+
 async def _keep_durable(store: Store) -> None:
     while True:
         await trio.sleep(DURABLE_EVERY_S)
         try:
             await store.make_durable()
-        except (OSError, sqlite3.OperationalError) as error:
+        except (OSError, sqlite3.DatabaseError) as error:
             log.warning("the cached files could not be synced to the disk, trying again: %s", error)
 
 

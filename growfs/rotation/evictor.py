@@ -181,7 +181,7 @@ class Evictor:
     async def _evict(self, ids: list[int], return_to_pass: bool = False) -> None:
         try:
             await self._store.evict(ids, return_to_pass)
-        except sqlite3.OperationalError as error:  # nothing is freed, and the caller waits for room
+        except sqlite3.DatabaseError as error:  # nothing is freed, and the caller waits for room
             log.warning("no room could be made: %s", error)
 
 

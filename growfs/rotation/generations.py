@@ -33,6 +33,8 @@ FORGET_GENERATIONS = (
     " WHERE earlier.number < generation.number ORDER BY earlier.number DESC LIMIT 1), 0))"
 )
 """Forget the generations that were not the first to list any file that is still cached."""
+FIRST_RETRY_S = 0.1
+"""The same for the first time: a full disk has room for it by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,12 @@ class Generations:
                 await self.began.wait()
             try:
                 await self._write(self.current, self._requeued)
-            except sqlite3.OperationalError as error:
+            except sqlite3.DatabaseError as error:
                 log.warning("generation %d cannot be written, trying again: %s", self.number, error)
+                pause_s = RETRY_S if self._refused else FIRST_RETRY_S
                 self._refused = True
                 self.written.notify()
-                await trio.sleep(RETRY_S)
+                await trio.sleep(pause_s)
                 continue
             self._refused = False
             self._requeued = None

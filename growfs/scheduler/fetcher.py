@@ -21,7 +21,7 @@ from growfs.cache.catalog import Node
 from growfs.cache.events import Signal
 from growfs.cache.publish import StagedFile
 from growfs.cache.store import Store
-from growfs.errors import Failure, GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing, TooLarge
+from growfs.errors import Failure, GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing, TooLarge, Unreadable
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.protocol import Fetched, RemoteFile
 from growfs.rotation.evictor import Evictor
@@ -207,8 +207,12 @@ class Fetcher:
 
     async def _reserve(self, download: Download) -> bool:
         """Reserve space for a download; one that gets none now waits for it, without making others wait."""
-        download.reserved = await self._find_space(download.node, download.need, spares_held=not download.urgent)
-        may_wait = download.reserved is not None or await self._may_wait_for_space(download)
+        try:
+            download.reserved = await self._find_space(download.node, download.need, spares_held=not download.urgent)
+            may_wait = download.reserved is not None or await self._may_wait_for_space(download)
+        except Unreadable as error:
+            self._fail(download, error)
+            return False
         if download.state is not DownloadState.QUEUED:  # it failed with another of its group meanwhile
             self._unreserve(download)
             return False
@@ -287,6 +291,13 @@ class Fetcher:
             download.need = self._downloads.sizes.exceeded(download.node, download.need, size_max)
             download.move(DownloadState.QUEUED)
             self._request_space(download)
+            return
+        if isinstance(error, NoRoom) and download.urgent and download.tries_left:
+            download.tries_left -= 1  # others filled the disk, or the catalog grew: more is evicted for it now
+            self._unreserve(download)
+            download.move(DownloadState.QUEUED)
+            self._no_space.append(download)
+            self._no_space_added.notify()
             return
         if may_be_outage(error):
             download.move(DownloadState.QUEUED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import trio
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
+from growfs.cache.database import unreadable
 from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import Order, Pass, draw_key
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
@@ -92,4 +94,7 @@ async def plan_in_worker(workers: WorkerPool, catalog: Path, number: int, input:
             await channel.aclose()
     except (WorkerLost, GrowfsError) as error:
         log.warning("no worker could compute what generation %d lists: %s", number, error)
-        return await trio.to_thread.run_sync(plan_generation, catalog, number, input)
+        try:
+            return await trio.to_thread.run_sync(plan_generation, catalog, number, input)
+        except sqlite3.DatabaseError as failure:
+            raise unreadable(catalog, failure) from failure

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import trio
+from humanfriendly import format_size
 
+from growfs import disk
 from growfs.cache.catalog import Catalog, Node, Share
 from growfs.cache.store import Store
 from growfs.rotation.draw_order import Order, groups_of
@@ -80,10 +82,24 @@ class Prefetcher:
             "eta_s": self._eta_s(),
             "skipped": self._drawer.skipped(),
             "unpromised": self._state.unpromised,
-            "warnings": self._warnings,
+            "warnings": [*self._warnings, *self._shortage()],
             "last_error": last and str(last.error),
             "last_error_at": last and last.at,
         }
+
+    def _shortage(self) -> list[str]:
+        """What to do where the disk, and not the size of the cache, ends its growth."""
+        store = self._store
+        if self._state.mount_state is not MountState.HELD or store.used_bytes + store.wanted_bytes > store.limit_bytes:
+            return []
+        free, files = disk.room(store.folder)
+        if not files:
+            return [f"{store.folder}: its disk has no more files (inodes), so the cache cannot grow; see mkfs -i"]
+        return [
+            f"{store.folder}: its disk has {format_size(free)} free, of which --min-free keeps"
+            f" {format_size(store.min_free)}, so the cache cannot grow to its size of {format_size(store.limit_bytes)};"
+            " delete something there, or lower --cache-size"
+        ]
 
     def _eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more comes."""

@@ -17,7 +17,7 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
 from growfs.cache.events import Signal
 from growfs.cache.store import Store
-from growfs.errors import Failure, GrowfsError, RemoteBusy, RemoteMissing
+from growfs.errors import Failure, GrowfsError, RemoteBusy, RemoteMissing, Unreadable
 from growfs.remote.protocol import RemoteFile
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage, may_be_outage
@@ -81,7 +81,7 @@ class CatalogSync:
         while True:
             try:
                 await self._list()
-            except (GrowfsError, sqlite3.OperationalError) as failure:
+            except (GrowfsError, sqlite3.DatabaseError) as failure:
                 error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the catalog: {failure}")
                 self._fail(error)
             await self._pause()
@@ -130,12 +130,12 @@ class CatalogSync:
 
     async def update_file(self, node: Node, found: RemoteFile | None) -> None:
         """Apply what a fetch found: that a file has another version now, or none."""
-        if self._catalog.node(node.id) is None or (found and found.version == node.version):
-            return
         changed = [(node.id, found)] if found else []
         try:
+            if self._catalog.node(node.id) is None or (found and found.version == node.version):
+                return
             await self._apply(ListingDiff(self._catalog.listing, changed=changed, gone=[] if found else [node.id]))
-        except sqlite3.OperationalError as error:  # the next listing finds it again
+        except (Unreadable, sqlite3.DatabaseError) as error:  # the next listing finds it again
             log.warning("%s changed, but the catalog cannot be written: %s", node.name, error)
             return
         self.file_changed.notify()
@@ -240,8 +240,10 @@ class VersionUpdater:
                 if node:
                     successor = replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
                     self._catalog_sync.updating.add(id)
-                    await self._replace(successor)
-                    self._catalog_sync.updating.discard(id)
+                    try:
+                        await self._replace(successor)
+                    finally:
+                        self._catalog_sync.updating.discard(id)
             await self._resumed.wait()
 
     async def _replace(self, successor: Node) -> None:

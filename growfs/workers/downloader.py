@@ -59,7 +59,7 @@ class Downloader:
             except GrowfsError as error:
                 result = self._failure(request, error)
         except OSError as error:
-            result = FetchFailed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}"))
+            result = FetchFailed(NoRoom(f"the cache directory cannot be written ({error}); check its disk"))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
             result = FetchFailed(RemoteBusy(f"{request.file.path}: unexpected {type(error).__name__}: {error}"))
         if isinstance(result, FetchFailed):

@@ -337,7 +337,7 @@ def test_a_cache_directory_of_another_user(growfs: Growfs) -> None:
         assert processes_of(user.folder) == []
 
 
-@pytest.mark.parametrize("version", [f"{FORMAT + 1}\n", "seven", ""])
+@pytest.mark.parametrize("version", [f"{FORMAT + 1}\n", "seven"])
 def test_a_cache_directory_of_a_newer_growfs(growfs: Growfs, remote: Path, version: str) -> None:
     growfs.cache_dir.mkdir()
     (growfs.cache_dir / "version").write_text(version)

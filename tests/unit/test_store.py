@@ -393,7 +393,7 @@ async def test_files_are_admitted_while_the_disk_syncs_and_count_for_the_next_sy
     await cache.admit("a/1", "a/2")
     begun, ended = threading.Event(), threading.Event()
 
-    def sync(label: str, folder: Path) -> None:
+    def sync(label: str, folder: int) -> None:
         begun.set()
         ended.wait(60)
 
@@ -420,7 +420,7 @@ async def test_what_a_failed_sync_has_lost_is_dropped(cache: LocalCache, monkeyp
     await cache.store.make_durable()
     await cache.admit("a/kept", "a/lost")
 
-    def lose(label: str, folder: Path) -> None:
+    def lose(label: str, folder: int) -> None:
         (cache.folder / "files/a/lost").write_bytes(bytes(100))
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -431,6 +431,28 @@ async def test_what_a_failed_sync_has_lost_is_dropped(cache: LocalCache, monkeyp
     await cache.store.make_durable()
     assert cache.resident() == {"a/kept", "a/synced"}
     assert cache.store.resident_files == 2
+
+
+async def test_after_a_stop_whose_sync_failed_only_what_was_synced_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = open_local_cache(tmp_path)
+    await cache.list([file("a/1"), file("a/2")])
+    await cache.admit("a/1")
+    await cache.store.make_durable()
+    await cache.admit("a/2")
+
+    def refuse(label: str, folder: int) -> None:
+        raise OSError(errno.EIO, "refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "syncfs", refuse)
+        with pytest.raises(OSError, match="refused"):
+            cache.store.stop()
+    cache.database.close()
+    cache = open_local_cache(tmp_path)
+    assert cache.resident() == {"a/1"}
+    cache.database.close()
 
 
 async def test_totals_that_come_back_after_a_power_loss_do_not_count(tmp_path: Path) -> None:
@@ -473,7 +495,7 @@ async def test_nothing_is_durable_after_a_failed_sync(cache: LocalCache, monkeyp
     await list_files(cache, "a/1")
     await cache.admit("a/1")
 
-    def refuse(label: str, folder: Path) -> None:
+    def refuse(label: str, folder: int) -> None:
         raise OSError(errno.EIO, "refused")
 
     monkeypatch.setattr(disk, "syncfs", refuse)

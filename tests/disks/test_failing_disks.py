@@ -1,0 +1,232 @@
+"""A disk that is full, fails, loses power, or has lost what was written to it: the mount stays, and nothing is wrong.
+
+The file systems are real ones, and so are their errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from growfs import disk
+from tests.crash.test_labels import HURRY
+from tests.disks.file_systems import MakeFileSystem, file_system, run
+from tests.forkserver import SETUP_VARIABLE
+from tests.harness import Growfs, files_below, make_tree, until
+
+FULL_BYTES = 32 << 20
+FAILED = "the cached files could not be synced"
+FLAGS = ("--settle", 0, "--min-free", 0)
+
+
+def read_all(growfs: Growfs, tree: dict[str, bytes]) -> set[str]:
+    """Read and compare what is listed; returns the names."""
+    listed = growfs.names()
+    for path in listed:
+        assert (growfs.mountpoint / path).read_bytes() == tree[path], path
+    return listed
+
+
+def read_until_seen(growfs: Growfs, tree: dict[str, bytes], files: int) -> None:
+    """Read epochs, until more than so many files were listed."""
+    seen = set[str]()
+    while len(seen) <= files:
+        seen |= read_all(growfs, tree)
+
+
+def error_of(action: Callable[[], object]) -> int | None:
+    """The errno with which an action fails; None if it does not."""
+    try:
+        action()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def fill(path: Path) -> None:
+    """Take all that a file system has, as another program might."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 16, 1 << 12):
+            while error_of(lambda: os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)) is None:  # noqa: B023 - called at once
+                pass
+
+
+@pytest.mark.promise(3, 28)
+@pytest.mark.parametrize(
+    "kind", ["ext4", *[pytest.param(kind, marks=pytest.mark.long) for kind in ("xfs", "btrfs", "tmpfs")]]
+)
+def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str
+) -> None:
+    """To evict is to write the catalog, which needs room as well."""
+    system = make_file_system(kind, FULL_BYTES)
+    tree = make_tree(tmp_path / "remote", files=30, size=300_000)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "6MB")
+    until(lambda: growfs.status()["state"] == "held")
+    read_all(growfs, tree)
+    fill(system.folder / "others")
+    for _ in range(3):
+        read_all(growfs, tree)
+    missed = sorted(set(tree) - files_below(growfs.cache / "files"))
+    for path in missed[:5]:
+        assert (growfs.mountpoint / path).read_bytes() == tree[path]
+    growfs.run("set", growfs.mountpoint, "cache-size=3MB")
+    assert disk.free_bytes(system.folder) > 1_000_000
+    read_all(growfs, tree)
+    growfs.umount()
+    assert "Traceback" not in growfs.log()
+
+
+@pytest.mark.promise(18, 28)
+def test_a_disk_that_is_smaller_than_the_cache_rotates_and_status_says_so(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
+) -> None:
+    system = make_file_system("ext4", FULL_BYTES)
+    tree = make_tree(tmp_path / "remote", files=20, size=1_000_000)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.mount(tmp_path / "remote", *FLAGS)
+    read_until_seen(growfs, tree, 40)
+    until(lambda: "so the cache cannot grow to its size of 1 GB" in growfs.run("status", growfs.mountpoint).stdout)
+    growfs.umount()
+    assert "Traceback" not in growfs.log()
+
+
+@pytest.mark.long
+def test_a_disk_without_inodes_rotates_and_status_says_so(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
+) -> None:
+    system = make_file_system("ext4", FULL_BYTES, "-N", "4096")
+    tree = make_tree(tmp_path / "remote", files=1400, size=10)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.mount(tmp_path / "remote", *FLAGS, "--no-wait")
+    until(lambda: growfs.status()["state"] == "held")
+    assert "no more files (inodes)" in growfs.run("status", growfs.mountpoint).stdout
+    read_until_seen(growfs, tree, 3900)
+    assert growfs.status()["fetch"]["failed"] == 0
+    growfs.umount()
+    assert "Traceback" not in growfs.log()
+
+
+@pytest.mark.promise(1, 3)
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.long)])
+def test_a_mount_outlives_its_disk(
+    make_file_system: MakeFileSystem, engine: str, growfs: Growfs, tmp_path: Path, kind: str
+) -> None:
+    """An empty folder in its place would be trained on."""
+    system = make_file_system(kind)
+    tree = make_tree(tmp_path / "remote", files=20, size=50_000)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.env[SETUP_VARIABLE] = HURRY
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "2MB", "--engine", engine)
+    read_all(growfs, tree)
+    missed = growfs.mountpoint / min(set(tree) - files_below(growfs.cache / "files"))
+    system.fail()
+    for action in (lambda: os.listdir(growfs.mountpoint), missed.read_bytes) * 3:
+        assert error_of(action) == errno.EIO
+    shown = growfs.run("status", growfs.mountpoint, check=False)
+    assert (shown.returncode, "look at the cache's disk" in shown.stderr) == (1, True), shown
+    assert "look at the cache's disk" in growfs.run("list").stdout
+    growfs.umount()
+    system.remount()
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "2MB", "--no-wait")
+    until(lambda: len(read_all(growfs, tree)) > 20)
+    growfs.umount()
+    assert "Traceback" not in growfs.log()
+
+
+@pytest.mark.promise(10)
+def test_a_disk_that_became_read_only_serves_what_is_cached(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
+) -> None:
+    """As ext4 becomes after an error, by default."""
+    system = make_file_system("ext4")
+    tree = make_tree(tmp_path / "remote", files=5, size=50_000)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.mount(tmp_path / "remote", *FLAGS)
+    until(lambda: growfs.status()["state"] == "complete")
+    assert read_all(growfs, tree) == set(tree)
+    run("mount", "-o", "remount,abort", system.folder)
+    assert read_all(growfs, tree) == set(tree)
+    assert "15 of 15 files cached" in growfs.run("list").stdout
+    assert "complete" in growfs.run("status", growfs.mountpoint).stdout
+    growfs.umount()
+
+
+@pytest.mark.promise(1, 29)
+@pytest.mark.parametrize("kind", ["ext4", *[pytest.param(kind, marks=pytest.mark.long) for kind in ("xfs", "btrfs")]])
+def test_after_a_power_loss_nothing_wrong_is_read(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path, kind: str
+) -> None:
+    system = make_file_system(kind)
+    tree = make_tree(tmp_path / "remote", files=20, size=300_000)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "6MB")
+    until(lambda: growfs.status()["state"] == "held")
+    growfs.umount()
+    durable = len(files_below(growfs.cache / "files"))
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "100MB")
+    until(lambda: growfs.status()["state"] == "complete")
+    growfs.kill()
+    system.fail()
+    system.remount()
+    with sqlite3.connect(growfs.cache / "catalog.sqlite") as rows:
+        rows.execute("UPDATE meta SET value = 'another boot' WHERE key = 'boot_id'")
+    rows.close()
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "100MB", "--no-wait")
+    read_all(growfs, tree)
+    until(lambda: growfs.status()["state"] == "complete" and read_all(growfs, tree) == set(tree))
+    assert growfs.status()["fetch"]["files_total"] == len(tree) - durable, "what was synced is kept, and no more"
+    growfs.umount()
+    assert "Traceback" not in growfs.log()
+
+
+def test_a_power_loss_right_after_the_first_mount_leaves_a_usable_cache(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
+) -> None:
+    """Files that were just made are empty then."""
+    system = make_file_system("ext4")
+    tree = make_tree(tmp_path / "remote", files=3, size=5000)
+    growfs.cache_dir = system.folder / "cache"
+    growfs.mount(tmp_path / "remote", *FLAGS)
+    growfs.kill()
+    for path in (growfs.cache_dir / "version", growfs.cache_dir / "CACHEDIR.TAG", growfs.cache / "daemon.json"):
+        path.write_text("")
+    growfs.mount(tmp_path / "remote", *FLAGS)
+    assert read_all(growfs, tree) == set(tree)
+    assert (growfs.cache_dir / "version").read_text()
+    growfs.umount()
+
+
+@pytest.mark.promise(1, 29)
+def test_what_a_disk_could_not_write_is_dropped_before_it_is_read_back(
+    make_file_system: MakeFileSystem, growfs: Growfs, tmp_path: Path
+) -> None:
+    """Its writes fail after they were accepted, as those of a thin volume without space, and syncfs tells that once."""
+    thin = make_file_system("tmpfs", 8 << 20)
+    with file_system("ext4", thin.folder, 64 << 20, "-O", "^has_journal", "-E", "nodiscard") as system:
+        tree = make_tree(tmp_path / "remote", files=10, size=500_000)
+        growfs.cache_dir = system.folder / "cache"
+        growfs.env[SETUP_VARIABLE] = HURRY
+        growfs.mount(tmp_path / "remote", *FLAGS, "--no-wait")
+        until(lambda: "the disk has lost it" in growfs.log())
+        growfs.run("pause", growfs.mountpoint)
+        query, failed = f"file:{growfs.cache}/catalog.sqlite?mode=ro", growfs.log().count(FAILED)
+        with closing(sqlite3.connect(query, uri=True)) as rows:
+            until(  # after each sync that fails, all files that none has covered are verified
+                lambda: (
+                    growfs.log().count(FAILED) >= failed + 2
+                    or rows.execute("SELECT count(*) FROM resident WHERE durable = 0").fetchone() == (0,)
+                )
+            )
+        for path in files_below(growfs.cache / "files"):
+            with (growfs.cache / "files" / path).open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        read_all(growfs, tree)
+        growfs.umount()
