@@ -324,7 +324,10 @@ def unmount(mountpoint: Path, lazy: bool) -> None:
     if os.geteuid() == 0:
         if _libc.umount2(os.fsencode(mountpoint), MNT_DETACH if lazy else 0) == 0:
             return
-        reason, busy = os.strerror(ctypes.get_errno()), ctypes.get_errno() == errno.EBUSY
+        code = ctypes.get_errno()
+        reason, busy = os.strerror(code), code == errno.EBUSY
+        if code == errno.EINVAL and mounted_at(mountpoint):  # mount_namespaces(7): it is locked
+            reason = "it was mounted outside of this user namespace (a container's, perhaps); unmount it there"
     else:
         command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
         try:
