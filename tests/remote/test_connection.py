@@ -127,6 +127,37 @@ def test_responses_may_be_split_into_segments_anywhere(server: Server, connectio
     assert [len(heads) for heads in server.requests] == [len(cuts)], "one connection is used for all"
 
 
+@pytest.mark.parametrize("at", [0, 1000, 5 * 1024])
+def test_a_file_is_written_in_aligned_blocks(
+    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    written: list[tuple[int, int]] = []
+    pwrite = os.pwrite
+
+    def record(fd: int, block: memoryview, offset: int) -> int:
+        written.append((offset, len(block)))
+        return pwrite(fd, block, offset)
+
+    monkeypatch.setattr(os, "pwrite", record)
+    monkeypatch.setattr(module, "WRITE_BYTES", 4096)
+    monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    counted, early = threading.Event(), []
+
+    def answer(client: socket.socket, _: int) -> None:
+        client.sendall(HEAD + BODY[:700])
+        early.append(counted.wait(10))
+        send_segments(client, BODY[700:9000], BODY[9000:])
+
+    server.answer = answer
+    response = connection.send(HttpRequest(server.url), {})
+    connection.copy(response, target, at, lambda _: counted.set())
+    inner = range(at // 4096 * 4096 + 4096, at + len(BODY), 4096)
+    bounds = [at, *inner, at + len(BODY)]
+    assert written == [(start, stop - start) for start, stop in pairwise(bounds)]
+    assert os.pread(target, len(BODY), at) == BODY
+    assert early == [True], "it is counted as it arrives"
+
+
 @pytest.mark.parametrize("extra", [0, 1, 5, 100])
 def test_a_head_that_almost_fills_the_buffer_is_read(
     server: Server, target: int, monkeypatch: pytest.MonkeyPatch, extra: int

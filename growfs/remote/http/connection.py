@@ -20,9 +20,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-BUFFER_BYTES = 1 << 18  # of each connection; a smaller file is written at once
-PIECE_BYTES = 1 << 17  # the least that is written at a time of a larger file
+WRITE_BYTES = 1 << 20
+"""A file is written in blocks of this size, aligned to it: then the page cache holds it in large folios, and reads of
+it are half as fast again as of what is written in pieces as they come."""
+PIECE_BYTES = 1 << 17
+"""The least that is counted at a time of a larger file."""
 HEAD_BYTES_MAX = 1 << 16
+BUFFER_BYTES = HEAD_BYTES_MAX + WRITE_BYTES
+"""Of each connection; only as much takes memory as was used of it."""
 TEXT_BYTES_MAX = 64 << 20
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
@@ -123,7 +128,7 @@ class Connection:
         return response
 
     def copy(self, response: HttpResponse, fd: int, at: int, on_piece: Callable[[memoryview], None]) -> None:
-        """Write the body to fd from offset `at` on; on_piece gets each piece that was written.
+        """Write the body to fd from offset `at` on; on_piece gets each piece that arrives.
 
         Raises ConnectionFailed, and OSError of the local disk.
         """
@@ -131,21 +136,31 @@ class Connection:
         left = response.length or 0
         start, end = self._body
         whole = end - start <= left
-        end = min(end, start + left)
-        while left:
-            with _translating_errors():
-                while end - start < min(left, PIECE_BYTES) and end < len(self._buffer):
-                    count = self._socket.recv_into(self._buffer[end : start + left])
-                    if not count:
-                        raise ConnectionFailed(f"the answer was cut short, {left - (end - start)} bytes are missing")
-                    end += count
-            piece = self._buffer[start:end]
-            while piece:
-                written = os.pwrite(fd, piece, at)
-                at, piece = at + written, piece[written:]
-            left -= end - start
-            on_piece(self._buffer[start:end])
+        if start == end:
             start = end = 0
+        counted = start
+        while left:
+            size = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
+            while counted < start + size:
+                least = min(start + size, counted + PIECE_BYTES)
+                with _translating_errors():
+                    while end < least:
+                        count = self._socket.recv_into(self._buffer[end : start + size])
+                        if not count:
+                            missing = left - (end - start)
+                            raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
+                        end += count
+                piece = self._buffer[counted : min(end, start + size)]
+                counted += len(piece)
+                on_piece(piece)
+            block = self._buffer[start:counted]
+            while block:
+                written = os.pwrite(fd, block, at)
+                at, block = at + written, block[written:]
+            left -= size
+            rest = self._buffer[counted:end]
+            self._buffer[: len(rest)] = rest
+            start, counted, end = 0, 0, len(rest)
         self._keeps = whole and response.keep_alive
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
