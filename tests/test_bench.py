@@ -35,6 +35,7 @@ EXPECTED = {
     ],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
+    "folios": ["written in blocks", "fetched by http, ", "fetched by https, "],
     "idle": ["libfuse, daemon's CPU"],
     "catalog": [
         "keys listed per second",
