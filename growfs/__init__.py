@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from growfs.client.mount import Mount
+    from growfs.client.verify import Verified
 
 __version__ = "0.2.0"
 
@@ -48,6 +49,19 @@ def next_generation(folder: str | os.PathLike[str]) -> Path:
     from growfs.client import generation
 
     return generation.next_generation(folder)
+
+
+def verify(place: str | os.PathLike[str]) -> Verified:
+    """Compare cached files with their digests, as `growfs verify` does; what differs is evicted.
+
+    place: a mountpoint, a cache, or a directory of caches. The result has `files`, `bytes`, `damaged` (paths) and
+    `fetched`. Raises growfs.errors.GrowfsError.
+    """
+    from pathlib import Path
+
+    from growfs.client import verify
+
+    return verify.verify(Path(place))
 
 
 def main() -> None:

@@ -321,6 +321,27 @@ def evict(mountpoint: Path, globs: tuple[str, ...]) -> None:
     click.echo(f"{files(result['files'])} evicted, {format_size(result['bytes'])}{kept}")
 
 
+@main.command()
+@click.argument("place", type=MOUNTPOINT, metavar="MOUNTPOINT|CACHE_DIR")
+def verify(place: Path) -> None:
+    """Compare the cached files with the digests from when they were fetched.
+
+    What differs is evicted, and fetched again where it is mounted. Exits with 1 if there was any.
+    """
+    from humanfriendly import format_size
+
+    from growfs.client.verify import verify as verify_cache
+
+    found = verify_cache(place)
+    for path in found.damaged:
+        click.echo(f"damaged: {path}")
+    done = f" and evicted, {found.fetched:,} fetched again" if found.damaged else ""
+    if found.error:
+        done += f"; the others not yet: {found.error}"
+    click.echo(f"{files(found.files)} verified, {format_size(found.bytes)}: {len(found.damaged):,} damaged{done}")
+    sys.exit(1 if found.damaged else 0)
+
+
 def _fetch(mountpoint: Path, command: str, globs: tuple[str, ...]) -> None:
     with Bar(command) as bar:
 

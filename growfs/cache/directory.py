@@ -207,6 +207,27 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Lock a cache for the block, so that no daemon starts with it; gives False where one holds the lock.
+
+    Raises GrowfsError where this user may not.
+    """
+    try:
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise GrowfsError(f"{path}: {error.strerror}; run the command as the user who mounts it, or as root") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free = True
+    except BlockingIOError:
+        is_free = False
+    try:
+        yield is_free
+    finally:
+        os.close(lock)
+
+
 def daemon_of(path: Path) -> dict[str, Any]:
     """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started."""
     try:

@@ -37,7 +37,7 @@ class Store:
 
     Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after files were evicted that
     the current pass may draw again; `replaced`, with the versions that newer ones replaced; `descriptor_closed`, with
-    the node id.
+    the node id; `damaged`, with the node id of a file that was evicted because its content was not the right one.
 
     shown_seq: the last admission that a generation showed. wanted_bytes: what the draw that waits for space needs.
     renewal_bytes: what new versions need that wait for space.
@@ -53,6 +53,7 @@ class Store:
         self.admitted = Signal[[]]()
         self.replaced = Signal[[list[Removed]]]()
         self.returned_to_pass = Signal[[]]()
+        self.damaged = Signal[[int]]()
         self._open = OpenFiles()
         self.descriptor_closed = self._open.descriptor_closed
         self._db = database
@@ -302,16 +303,26 @@ class Store:
     async def recheck(self, id: int) -> None:
         """Verify a resident file that `open` refused: if the digest differs, the file is evicted."""
         await self._db.run_in_writer(lambda: None)  # a file that was renamed a moment ago has its row then
+        if id not in self._open:
+            await self.verify(id)
+
+    async def verify(self, id: int) -> bool:
+        """Compare a resident file with its digest, and evict it if they differ; returns whether it was evicted.
+
+        Readers that have it open read on what is there.
+        """
         row = self._db.row(f"SELECT {NODE}, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
-        if row is None or id in self._open:
-            return
+        if row is None:
+            return False
         path = self._files / self._catalog.path(Node(*row[:-1]))
         identity = await trio.to_thread.run_sync(verify_content, path, row[-1])
         if identity:
             await self._db.write(lambda writer: set_identity(writer, id, identity))
-        else:
-            log.warning("%s: the cached file is not the one that was admitted; it is fetched again", path)
-            await self.evict([id])
+            return False
+        log.warning("%s: the cached file is not the one that was admitted; it is fetched again", path)
+        await self.evict([id])
+        self.damaged.notify(id)
+        return True
 
     def close_file(self, id: int) -> None:
         """Close a file once; the last close of a file that is no longer resident frees its bytes."""

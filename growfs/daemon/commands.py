@@ -148,6 +148,7 @@ class FileCommands:
             "unpin": self.unpin,
             "fetch": self.fetch,
             "evict": self.evict,
+            "refetch": self.refetch,
             "complete": self.complete,
         }
 
@@ -181,6 +182,12 @@ class FileCommands:
             freed += await self._evictor.evict(ids)
             evicted += self._store.evicted_files - before
         yield {"files": evicted, "bytes": freed, "kept": len(matching.ids) - len(matching.missing) - evicted}
+
+    async def refetch(self, ids: list[int]) -> AsyncIterator[Any]:
+        """Evict those of these cached files that differ from their digest, pinned or open ones too, and fetch them."""
+        damaged = [id for id in ids if await self._store.verify(id)]
+        async for progress in self._fetch(Matching(damaged, damaged, [], 0)):
+            yield {**progress, "ids": damaged}
 
     async def complete(self, prefix: str) -> AsyncIterator[Any]:
         """Return the paths that begin with a prefix, in one directory; a directory ends in /. No listing of the mount.

@@ -11,8 +11,10 @@ import errno
 import functools
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import pyfuse3
@@ -96,6 +98,11 @@ class LibfuseEngine(pyfuse3.Operations):
         """Make the kernel look up a name again. pyfuse3 does it on its own thread; on this one it would deadlock."""
         if self._mounted:
             pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), name.encode(), ignore_enoent=True)
+
+    def forget_content(self, id: int) -> None:
+        """Drop what the kernel has of a file's content. That waits for reads, which only this thread can answer."""
+        if self._mounted:
+            threading.Thread(target=_invalidate, args=(id,), name="invalidate", daemon=True).start()
 
     # Requests. `ctx.pid` is the id of the thread that makes the system call.
 
@@ -198,3 +205,8 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
 
 
 _owner = (os.getuid(), os.getgid())
+
+
+def _invalidate(id: int) -> None:
+    with suppress(OSError):  # the kernel has forgotten the file
+        pyfuse3.invalidate_inode(pyfuse3.InodeT(id))

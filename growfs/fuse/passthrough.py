@@ -129,6 +129,11 @@ class PassthroughEngine:
         if self._mounted:
             self._session.notify(protocol.inval_entry(parent, name.encode()))
 
+    def forget_content(self, id: int) -> None:
+        """Drop what the kernel has of a file's content."""
+        if self._mounted:
+            self._session.notify(protocol.inval_inode(id, 0, 0))
+
     # Requests.
 
     def _handle_message(self, message: bytes) -> int:

@@ -51,8 +51,7 @@ def lower_priority() -> None:
         return
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS_MAX)
-    if number := _IOPRIO_SET.get(platform.machine()):
-        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
+    lower_disk_priority()
     with contextlib.suppress(PermissionError):  # it leads a session already
         os.setsid()
     for _ in range(_AUTOGROUP_TRIES):
@@ -68,6 +67,12 @@ def lower_priority() -> None:
         if group := idle_group():
             _join(group)
             threading.Thread(target=_leave_when_starved, args=(group,), daemon=True).start()
+
+
+def lower_disk_priority() -> None:
+    """Give this process the lowest priority for disks whose scheduler has priorities."""
+    if number := _IOPRIO_SET.get(platform.machine()):
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
 
 
 def idle_group() -> Path | None:

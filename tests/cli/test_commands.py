@@ -30,6 +30,7 @@ COMMANDS = [
     "unpin",
     "fetch",
     "evict",
+    "verify",
     "set",
     "pause",
     "resume",

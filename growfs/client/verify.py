@@ -1,0 +1,130 @@
+"""`growfs verify`: compares what is cached with its digests, in this process and with the lowest priority for disks.
+
+Of a cache that a daemon uses, what differs is given to the daemon, which looks again, evicts it and fetches it again.
+Else it is removed here, and the next mount drops its rows, as after a crash.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from growfs import disk
+from growfs.cache.directory import locked
+from growfs.cache.recovery import verify_on_medium
+from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection, set_meta
+from growfs.client.progress import Bar
+from growfs.daemon.control_client import call
+from growfs.daemon.render import files
+from growfs.daemon.running import find, living
+from growfs.errors import GrowfsError
+from growfs.workers.process import lower_disk_priority
+
+CATALOG = "catalog.sqlite"
+BATCH_FILES = 1000
+
+
+@dataclass(slots=True)
+class Verified:
+    """What came of it.
+
+    damaged: the paths of the files that were not as they were fetched. fetched: how many of these were fetched again.
+    error: why the last one that was not fetched was not.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    damaged: list[str] = field(default_factory=list)
+    fetched: int = 0
+    error: str | None = None
+
+
+def verify(place: Path) -> Verified:
+    """Verify what is cached. place: a mountpoint, a cache, or a directory of caches. Raises GrowfsError."""
+    lower_disk_priority()
+    total = Verified()
+    for cache in _caches(place):
+        with Bar("verifying") as bar:
+            _verify(cache, total, bar)
+    return total
+
+
+def _caches(place: Path) -> list[Path]:
+    with suppress(OSError):  # a dead mount
+        if (place / CATALOG).is_file():
+            return [place]
+        if found := sorted(path.parent for path in place.glob(f"*/{CATALOG}")):
+            return found
+    mounted = find(place)
+    if not living(mounted):
+        raise GrowfsError(f"{place}: its daemon is gone; mount it again, or verify its cache: {mounted.cache}")
+    return [mounted.cache]
+
+
+def _verify(cache: Path, total: Verified, bar: Bar) -> None:
+    with locked(cache) as is_ours:
+        damaged = _damaged(cache, total, bar)
+        if not damaged:
+            return
+        if not is_ours:
+            _refetch(cache, damaged, total, bar)
+        else:
+            _remove(cache, damaged)
+            total.damaged += damaged.values()
+
+
+def _refetch(cache: Path, damaged: dict[int, str], total: Verified, bar: Bar) -> None:
+    """Have the daemon replace files, a part of them at a time: a request has a limit."""
+    ids = list(damaged)
+    for start in range(0, len(ids), BATCH_FILES):
+        bar.show(f"fetching {files(len(ids))}", start, len(ids))
+        answer = call(cache, "refetch", ids=ids[start : start + BATCH_FILES])
+        total.damaged += [damaged[id] for id in answer["ids"]]
+        total.fetched += answer["fetched"]
+        total.error = answer["error"] or total.error
+
+
+def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
+    """The paths of the files that are not as they were fetched, by node id."""
+    damaged: dict[int, str] = {}
+    try:
+        with closing(read_only(cache / CATALOG)) as connection:
+            count, bytes = connection.execute(
+                "SELECT count(*), coalesce(sum(bytes), 0) FROM resident WHERE suffix IS NOT NULL"
+            ).fetchone()
+            done_bytes = 0
+            for done, (id, path, size, digest) in enumerate(_rows(connection)):
+                bar.show(f"{done:,} of {files(count)}, {len(damaged):,} damaged", done_bytes, bytes)
+                if not verify_on_medium(cache / "files" / path, digest):
+                    damaged[id] = path
+                done_bytes += size
+                total.files += 1
+                total.bytes += size
+    except sqlite3.Error as error:
+        raise GrowfsError(f"{cache}: its catalog cannot be read: {error}") from None
+    return damaged
+
+
+def _rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, int, str]]:
+    """The id, path, size on the disk and digest of each cached file. They are read at once: a long query keeps the
+    daemon's log of writes from being truncated.
+    """
+    known = {ROOT: ""}
+    row_of = row_of_connection(connection)
+    for id, parent, name, size, digest in connection.execute(
+        "SELECT r.id, r.parent, n.name, r.bytes, r.digest FROM resident r JOIN node n USING (id)"
+        " WHERE n.is_dir = 0 ORDER BY r.seq"
+    ).fetchall():
+        yield id, join(directory_path(row_of, parent, known), name), size, digest
+
+
+def _remove(cache: Path, damaged: dict[int, str]) -> None:
+    """Remove files of a cache that is locked here. Its rows are no longer trusted as they are."""
+    with closing(sqlite3.connect(cache / CATALOG)) as connection, connection:
+        set_meta(connection, "clean", 0)
+    for path in damaged.values():
+        with suppress(FileNotFoundError):
+            disk.unlink("SWEEP_STRAY", cache / "files" / path)

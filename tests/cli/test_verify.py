@@ -1,0 +1,107 @@
+"""growfs verify: what has changed on the disk without a trace is found, evicted and fetched again."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import growfs as package
+from tests.cli.support import assert_refused
+from tests.harness import Growfs, make_tree, until
+
+DAMAGED = "class0/0001.bin"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> dict[str, bytes]:
+    return make_tree(tmp_path / "remote", directories=2, files=3)
+
+
+def fill(growfs: Growfs, remote: Path, *flags: object) -> None:
+    growfs.mount(remote, "--settle", "0", *flags)
+    until(lambda: growfs.status()["state"] == "complete")
+
+
+def rot(growfs: Growfs, path: str = DAMAGED) -> None:
+    """Change a byte of a cached file as a failing disk does: inode and change time stay those of the admission."""
+    cached = growfs.cache / "files" / path
+    data = bytearray(cached.read_bytes())
+    data[5_000] ^= 1
+    with cached.open("r+b") as file:
+        file.write(data)
+    with sqlite3.connect(growfs.cache / "catalog.sqlite") as database:
+        database.execute(
+            "UPDATE resident SET ctime_ns = ? WHERE ino = ?", (cached.stat().st_ctime_ns, cached.stat().st_ino)
+        )
+    database.close()
+
+
+@pytest.mark.promise(29)
+def test_a_damaged_file_of_a_mount_is_fetched_again(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], engine: str
+) -> None:
+    fill(growfs, tmp_path / "remote")
+    growfs.umount()
+    rot(growfs)
+    fill(growfs, tmp_path / "remote", "--engine", engine)
+    with (growfs.mountpoint / DAMAGED).open("rb", buffering=0) as opened:
+        assert opened.read() != tree[DAMAGED], "nothing but the digest tells"
+        done = growfs.run("verify", growfs.mountpoint, check=False)
+        assert done.returncode == 1
+        assert f"damaged: {DAMAGED}\n" in done.stdout
+        assert "6 files verified" in done.stdout
+        assert "1 damaged and evicted, 1 fetched again" in done.stdout
+    until(lambda: (growfs.mountpoint / DAMAGED).read_bytes() == tree[DAMAGED])
+    assert growfs.names() == tree.keys()
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+    done = growfs.run("verify", growfs.mountpoint)
+    assert "6 files verified" in done.stdout
+    assert ": 0 damaged\n" in done.stdout
+
+
+@pytest.mark.promise(29)
+@pytest.mark.parametrize("place", ["cache", "cache_dir"])
+def test_a_damaged_file_of_a_cache_without_a_mount_is_removed(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes], place: str
+) -> None:
+    fill(growfs, tmp_path / "remote")
+    growfs.umount()
+    rot(growfs)
+    found = package.verify(getattr(growfs, place))
+    assert (found.files, found.damaged, found.fetched) == (6, [DAMAGED], 0)
+    assert not (growfs.cache / "files" / DAMAGED).exists()
+    fill(growfs, tmp_path / "remote")
+    assert growfs.status()["fetch"]["files_total"] == 1, "the others are kept"
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+    assert package.verify(growfs.cache_dir).damaged == []
+
+
+def test_a_missing_file_and_one_of_another_length_are_damaged(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]
+) -> None:
+    fill(growfs, tmp_path / "remote")
+    files = growfs.cache / "files"
+    (files / DAMAGED).unlink()
+    (files / "class1/0000.bin").write_bytes(b"short")
+    found = package.verify(growfs.mountpoint)
+    assert sorted(found.damaged) == [DAMAGED, "class1/0000.bin"]
+    assert found.fetched == 2
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in tree} == tree
+
+
+def test_a_damaged_file_that_cannot_be_fetched_is_not_listed(
+    growfs: Growfs, tmp_path: Path, tree: dict[str, bytes]
+) -> None:
+    fill(growfs, tmp_path / "remote")
+    (tmp_path / "remote" / DAMAGED).unlink()
+    (growfs.cache / "files" / DAMAGED).unlink()
+    done = growfs.run("verify", growfs.mountpoint, check=False)
+    assert done.returncode == 1
+    assert "1 damaged and evicted, 0 fetched again; the others not yet: " in done.stdout
+    assert growfs.names() == tree.keys() - {DAMAGED}
+
+
+def test_what_is_neither_a_mount_nor_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    assert_refused(growfs.run("verify", tmp_path, check=False), str(tmp_path), "not mounted there")
