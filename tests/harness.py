@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,23 @@ def make_tree(
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(tree[path])
     return tree
+
+
+@contextmanager
+def mapped_only(path: Path) -> Iterator[int]:
+    """The address of a mapping of a file that no process has open. (Python's mmap keeps a descriptor.)"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    size = path.stat().st_size
+    fd = os.open(path, os.O_RDONLY)
+    address = libc.mmap(None, size, 1, 2, fd, 0)  # PROT_READ, MAP_PRIVATE
+    os.close(fd)
+    try:
+        yield address
+    finally:
+        libc.munmap(address, size)
 
 
 @pytest.fixture(scope="module", params=["libfuse", "passthrough"])

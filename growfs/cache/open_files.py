@@ -61,7 +61,8 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Owns the descriptors. `descriptor_closed` (node id) is notified of each that is closed.
+    """Owns the descriptors. `descriptor_closed` (node id) is notified of each that is closed, and of that of an
+    orphan which is only mapped: the file may have been fetched again, and is opened by another descriptor then.
 
     A file is open (readers hold it), idle (resident, and kept for the next reader), or an orphan that is only mapped.
     orphan_bytes: what all orphans take on the disk.
@@ -142,6 +143,7 @@ class OpenFiles:
             return 0
         del self._files[id]
         if opened.orphan_bytes is not None:
+            self.descriptor_closed.notify(id)
             return self._release(opened)
         self._idle[id] = opened
         if len(self._idle) > self._idle_max:
@@ -156,7 +158,10 @@ class OpenFiles:
             return False
         opened.orphan_bytes = bytes
         self.orphan_bytes += bytes
-        return not idle or self._release(idle) == 0
+        if idle is None:
+            return True
+        self.descriptor_closed.notify(id)
+        return self._release(idle) == 0
 
     def collect_orphans(self) -> int:
         """Close orphans that are no longer mapped; returns the bytes that this freed."""
@@ -169,7 +174,7 @@ class OpenFiles:
             self._mapped[orphan.fd] = orphan
             return 0
         assert orphan.orphan_bytes is not None
-        self._close_descriptor(orphan)
+        os.close(orphan.fd)
         self.orphan_bytes -= orphan.orphan_bytes
         return orphan.orphan_bytes
 

@@ -193,7 +193,6 @@ def _build_mount(
     choice = EngineChoice(options.engine, cache.store.folder / "partial")
     engine = choice.create(vfs)
     vfs.name_invalidated.connect(engine.forget_name)
-    cache.store.damaged.connect(engine.forget_content)
     return _FrontEnd(engine, choice.reason, vfs.misses, vfs.opens, {})
 
 

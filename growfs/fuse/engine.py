@@ -43,9 +43,6 @@ class KernelEngine(Engine, Protocol):
     def forget_name(self, parent: int, name: str) -> None:
         """Make the kernel look up a name of that directory again."""
 
-    def forget_content(self, id: int) -> None:
-        """Have the kernel read a file again, by its node id."""
-
 
 class EngineChoice:
     """The requested engine, or with "auto" the fastest engine that works for files in folder.

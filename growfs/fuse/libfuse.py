@@ -11,10 +11,8 @@ import errno
 import functools
 import logging
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import pyfuse3
@@ -99,11 +97,6 @@ class LibfuseEngine(pyfuse3.Operations):
         if self._mounted:
             pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), name.encode(), ignore_enoent=True)
 
-    def forget_content(self, id: int) -> None:
-        """Drop what the kernel has of a file's content. That waits for reads, which only this thread can answer."""
-        if self._mounted:
-            threading.Thread(target=_invalidate, args=(id,), name="invalidate", daemon=True).start()
-
     # Requests. `ctx.pid` is the id of the thread that makes the system call.
 
     @eio_on_error
@@ -155,7 +148,8 @@ class LibfuseEngine(pyfuse3.Operations):
         except GrowfsError as error:
             _refuse(error)
         virtual = self._vfs.is_virtual(handle)
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=virtual, keep_cache=not virtual)
+        kept = not virtual and self._vfs.keeps_content(inode)
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=virtual, keep_cache=kept)
 
     @eio_on_error
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
@@ -205,8 +199,3 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
 
 
 _owner = (os.getuid(), os.getgid())
-
-
-def _invalidate(id: int) -> None:
-    with suppress(OSError):  # the kernel has forgotten the file
-        pyfuse3.invalidate_inode(pyfuse3.InodeT(id))

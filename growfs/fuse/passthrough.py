@@ -129,11 +129,6 @@ class PassthroughEngine:
         if self._mounted:
             self._session.notify(protocol.inval_entry(parent, name.encode()))
 
-    def forget_content(self, id: int) -> None:
-        """Drop what the kernel has of a file's content."""
-        if self._mounted:
-            self._session.notify(protocol.inval_inode(id, 0, 0))
-
     # Requests.
 
     def _handle_message(self, message: bytes) -> int:
@@ -301,7 +296,8 @@ class PassthroughEngine:
         elif backing_id := self._backing_id(request.nodeid, handle):
             message = protocol.open_reply(request.unique, handle, _PASSTHROUGH, backing_id)
         else:
-            message = protocol.open_reply(request.unique, handle, OpenFlag.KEEP_CACHE)
+            kept = OpenFlag.KEEP_CACHE if self._vfs.keeps_content(request.nodeid) else OpenFlag(0)
+            message = protocol.open_reply(request.unique, handle, kept)
         if not self._session.send(message):
             self._vfs.close(handle)
 

@@ -95,6 +95,8 @@ class Vfs:
         self.file_opened = Signal[[int]]()
         self.descriptor_closed = store.descriptor_closed
         self.name_invalidated = Signal[[int, str]]()
+        self._damaged: set[int] = set()
+        store.damaged.connect(self._damaged.add)
         self._catalog = catalog
         self._store = store
         self._readers = readers
@@ -280,6 +282,13 @@ class Vfs:
                 self.misses.wait_s += trio.current_time() - waits_from
         self.count_open(handle, missed)
         return handle
+
+    def keeps_content(self, id: int) -> bool:
+        """Whether the kernel may keep what it has of a file for the next open: not of one that was damaged once.
+
+        To drop it once is not enough, as a reader that has the file open brings the old content back.
+        """
+        return id not in self._damaged
 
     async def _fetch_missed(self, node: Node, fetch: Callable[[Node, str], Awaitable[None]]) -> None:
         path = self._catalog.path(node)

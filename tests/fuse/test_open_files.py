@@ -17,7 +17,7 @@ import pytest
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import CAPACITY, epoch, full_cache, waited_opens
-from tests.harness import Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, mapped_only, until
 from tests.unit.test_races import make_flat
 
 NAME = "class0/0000.bin"
@@ -308,23 +308,6 @@ def test_a_large_file_of_unknown_size_takes_no_room_from_small_ones(growfs: Grow
     status = growfs.status()
     assert (status["evict"]["files_total"], status["fetch"]["failed"]) == (0, 0)
     assert status["coverage"]["files_seen"] == 10, "at once, beside the state complete"
-
-
-@contextmanager
-def mapped_only(path: Path) -> Iterator[int]:
-    """The address of a mapping of a file that no process has open. (Python's mmap keeps a descriptor.)"""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    size = path.stat().st_size
-    fd = os.open(path, os.O_RDONLY)
-    address = libc.mmap(None, size, 1, 2, fd, 0)  # PROT_READ, MAP_PRIVATE
-    os.close(fd)
-    try:
-        yield address
-    finally:
-        libc.munmap(address, size)
 
 
 @pytest.mark.promise(2, 19)
