@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class OpenCounter:
         self._opened = opened
         self._watched: dict[int, tuple[int, int]] = {}
         self._inotify: Any = None
+        self.is_counting = True
         try:
             from inotify_simple import INotify
 
@@ -33,24 +35,17 @@ class OpenCounter:
         except (ImportError, OSError) as error:
             self._give_up(error)
 
-    @property
-    def is_counting(self) -> bool:
-        """Whether opens are counted."""
-        return self._inotify is not None
-
     def watch(self, number: int, folders: Mapping[int, Path]) -> None:
         """Watch the directories of a generation, given by their ids; on a thread, some microseconds each."""
-        if self._inotify is None:
+        if not self.is_counting:
             return
         from inotify_simple import flags
 
         try:
             for id, folder in folders.items():
-                self._watched[self._inotify.add_watch(folder, flags.OPEN | flags.ONLYDIR)] = number, id
-        except FileNotFoundError:
-            pass  # its last file was removed meanwhile
+                with suppress(FileNotFoundError):  # its last file was removed meanwhile
+                    self._watched[self._inotify.add_watch(folder, flags.OPEN | flags.ONLYDIR)] = number, id
         except OSError as error:
-            self.close()
             self._give_up(error)
 
     async def run(self) -> None:
@@ -76,10 +71,11 @@ class OpenCounter:
         """End all watches."""
         if self._inotify is not None:
             self._inotify.close()
-        self._inotify, self._watched = None, {}
 
-    @staticmethod
-    def _give_up(error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
+        """Count no more. Another thread may wait for events, so nothing is closed."""
+        self.is_counting = False
+        self._watched.clear()
         limit = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EMFILE)
         remedy = "; raise fs.inotify.max_user_watches or max_user_instances (sysctl)" if limit else ""
         log.warning("opens are not counted, so what is listed counts as read: %s%s", error, remedy)
