@@ -381,8 +381,8 @@ class Fetcher:
                 disk.unlink("DRAFT_FAILED", download.staged.file)
         download.error = error
         download.move(DownloadState.FAILED)
-        self.counters.add_failure(download.node.id, error)
-        log.warning("not fetched: %s", error)
+        is_new = self.counters.add_failure(download.node.id, error)
+        log.log(logging.WARNING if is_new else logging.DEBUG, "not fetched: %s", error)
         self._finish(download)
         for other in download.group.downloads:
             if other.state in (DownloadState.QUEUED, DownloadState.FETCHED):

@@ -182,13 +182,14 @@ class Counters:
     failures: dict[int, Failure] = field(default_factory=dict)
     recent: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def add_failure(self, id: int, error: GrowfsError) -> None:
-        """Count a file that failed."""
+    def add_failure(self, id: int, error: GrowfsError) -> bool:
+        """Count a file that failed. Returns whether it has not failed in the same way the last time."""
         self.failed += 1
-        self.failures.pop(id, None)
+        before = self.failures.pop(id, None)
         self.failures[id] = Failure(error)
         if len(self.failures) > FAILURES_MAX:
             del self.failures[next(iter(self.failures))]
+        return before is None or str(before.error) != str(error)
 
     def add_bytes(self, count: int) -> None:
         """Count bytes that have just been received."""

@@ -23,8 +23,8 @@ EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
 LISTING_GRACE_S = 5.0
 """How long the first draws wait for the listing to end, unless the start waits for a number of files or bytes."""
-RETRY_S = (30.0, 600.0)
-"""Pause before failed files are tried again at the end of a pass: the first, doubled up to the last."""
+RETRY_S = 30.0
+"""Pause before failed files are tried again at the end of a pass, at least; and as long as trying them took."""
 ORDER_PAUSES = 10
 """Where single files change, the order is computed again after so many times what it took the last time."""
 GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
@@ -189,7 +189,7 @@ class Prefetcher:
     async def _retry_failed(self) -> bool:
         """End the pass: draw failed files again until none is left; whether the next pass is to begin."""
         state, drawer = self._state, self._drawer
-        pause_s = RETRY_S[0]
+        pause_s = RETRY_S
         while await drawer.wait_until_finished() and drawer.failed:
             if self._may_continue():
                 return True  # the next pass tries the failed files again
@@ -197,11 +197,12 @@ class Prefetcher:
             with trio.move_on_after(pause_s):
                 while not state.is_stale:
                     await state.changed.wait()
-            pause_s = min(2 * pause_s, RETRY_S[1])
+            began = trio.current_time()
             retry = drawer.take_failed()
             state.phase = MountState.FILLING
-            if not await drawer.draw_all(groups_of(retry)):
+            if not await drawer.draw_all(groups_of(retry)) or not await drawer.wait_until_finished():
                 return False
+            pause_s = max(RETRY_S, trio.current_time() - began)
         if not state.is_stale:
             state.phase = state.resting_state()
         return not (state.is_stale or state.has_evicted) and self._may_continue()

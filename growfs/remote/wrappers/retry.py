@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from growfs.errors import RemoteBusy
+from growfs.errors import RemoteBusy, RemoteChanged
 from growfs.remote.protocol import FetchTask, Page, Remote, RemoteFile, RemoteStream
 
 TRIES_MAX = 5
@@ -71,9 +71,21 @@ class RetryingRemote:
                 new, reported = max(0, written - reported), max(reported, written)
                 task.progress(new)  # 0 too: the callback may want to end the fetch
 
-            return self._remote.fetch(replace(task, progress=forward))
+            try:
+                return self._remote.fetch(replace(task, progress=forward))
+            except RemoteChanged:
+                self._check_changed(task.file)
+                raise
 
         return self._try(attempt)
+
+    def _check_changed(self, file: RemoteFile) -> None:
+        """Raise RemoteBusy if the file is as it was listed, so that only the response was of something else."""
+        now = self._remote.stat(file.path, file.version)
+        if (now.version, now.size) == (file.version, file.size):
+            raise RemoteBusy(
+                f"{file.path}: what came is not what the server says it has; try again, and look for a proxy in between"
+            )
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         return self._try(lambda: self._remote.open(file, start))

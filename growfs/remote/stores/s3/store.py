@@ -8,17 +8,20 @@ throws the headers away.
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
 
-from growfs.errors import RemoteMissing, UsageError
+from growfs.errors import RemoteBusy, RemoteDenied, RemoteMissing, UsageError
 from growfs.remote.errors import translate
 from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
@@ -38,6 +41,7 @@ from growfs.remote.stores.walk import PAGE_FILES_MAX
 
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
+RENEW_S = 30  # where access stays denied, credentials are looked for again only after this time
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
 
 
@@ -67,6 +71,8 @@ class S3Remote(FsspecRemote):
         self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
         self._listing_fallbacks = 0
         self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
+        self._has_served = False
+        self._renewed_at = -math.inf
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
@@ -76,6 +82,40 @@ class S3Remote(FsspecRemote):
         yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys, listing.files).pages()
         if prefix and cursor is None and not ranges.pages:
             raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
+
+    def fetch(self, task: FetchTask) -> RemoteFile:
+        began, received = time.monotonic(), 0
+
+        def progress(count: int) -> None:
+            nonlocal received
+            received += count
+            task.progress(count)
+
+        try:
+            found = super().fetch(replace(task, progress=progress))
+        except RemoteDenied as error:
+            if not (self._has_served and self._has_renewed_credentials(began)):
+                raise
+            if received:  # a part was refused
+                raise RemoteBusy(str(error)) from None  # so it is tried again, from the start
+            found = super().fetch(task)
+        self._has_served = True
+        return found
+
+    def _has_renewed_credentials(self, since: float) -> bool:
+        """Look for credentials anew, as in a new process. Returns whether that was done after a moment (monotonic).
+
+        The library renews them only in time for the end that was announced, and the store may refuse them earlier.
+        """
+        if self.spec.anon or self._options.get("key"):
+            return False  # there are no others
+        with self._client_lock:
+            if self._renewed_at < since and time.monotonic() > self._renewed_at + RENEW_S:
+                for name in ("_plain_client", "_shared"):  # each has a session, which has read the credentials
+                    self.__dict__.pop(name, None)
+                self._signer = None
+                self._renewed_at = time.monotonic()
+            return self._renewed_at >= since
 
     def access(self) -> Access:
         with self.translating():
