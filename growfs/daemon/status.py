@@ -77,6 +77,7 @@ class Status:
         self._readers = readers
         self._usage = usage
         self._figures = figures
+        self._version = version("growfs")  # reads and parses a file: milliseconds
 
     async def snapshot(self) -> dict[str, Any]:
         """The status now, as a new dictionary. Sizes in bytes, times in seconds."""
@@ -98,7 +99,7 @@ class Status:
         listed_bytes = max(0, cache["content_bytes"] - totals.hidden_bytes)
         listed_share = listed_files / prefetch["pass_files"] if prefetch["pass_files"] else 1.0
         return {
-            "version": version("growfs"),
+            "version": self._version,
             **asdict(self._mount),
             "ready": figures["start"]["ready"],
             "state": prefetch["state"],

@@ -1,0 +1,40 @@
+"""Runs the model for a given time, with other examples each time: python -m tests.model MINUTES [SEED]."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.machine import figures
+from tests.model.test_model import InProcessMachine
+
+EXAMPLES = 20
+STEPS = 50
+
+
+def main() -> None:
+    minutes = float(sys.argv[1])
+    number = int(sys.argv[2]) if len(sys.argv) > 2 else int(time.time())
+    began = time.monotonic()
+    checks = settings(
+        max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    try:
+        while time.monotonic() < began + 60 * minutes:
+            print(
+                f"\rseed {number}: {', '.join(f'{count:,} {name}' for name, count in sorted(figures.items()))}", end=""
+            )
+            run_state_machine_as_test(seed(number)(InProcessMachine), settings=checks)
+            number += 1
+    finally:
+        print(f"\nseed {number}, {time.monotonic() - began:.0f} s")
+        for name, count in sorted(figures.items()):
+            print(f"{name:>20} {count:>10,}")
+
+
+if __name__ == "__main__":
+    main()

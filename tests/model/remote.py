@@ -1,0 +1,58 @@
+"""The remote of the model: a dictionary of versions, whose contents can be told from the path and the version."""
+
+from __future__ import annotations
+
+from growfs.disk import BLOCK
+from growfs.remote.protocol import RemoteFile
+
+EPOCH_NS = 1_700_000_000 * 10**9
+
+
+def content_of(path: str, version: int, blocks: int) -> bytes:
+    """The content of a version of a file, which differs from every other one from the first byte on."""
+    unit = f"{version} {path};".encode()
+    size = blocks * BLOCK - version % 7
+    return (unit * (size // len(unit) + 1))[:size]
+
+
+class Remote:
+    """files: (version, size in blocks) by path. hangs: a listing waits. A name that ends in .u has no size there."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[int, int]] = {}
+        self.versions: dict[str, dict[int, int]] = {}
+        self.version = 0
+        self.hangs = False
+
+    def put(self, path: str, blocks: int) -> None:
+        """Write a new version of a file."""
+        self.version += 1
+        self.files[path] = (self.version, blocks)
+        self.versions.setdefault(path, {})[self.version] = blocks
+
+    def delete(self, path: str) -> None:
+        """Delete a file."""
+        del self.files[path]
+
+    def content(self, path: str) -> bytes:
+        """The content of a file."""
+        return content_of(path, *self.files[path])
+
+    def version_of(self, path: str, content: bytes) -> int | None:
+        """Which version of a file has this content, whole; None if none has."""
+        number = content.split(b" ", 1)[0]
+        version = int(number) if number.isdigit() else 0
+        blocks = self.versions.get(path, {}).get(version)
+        return version if blocks is not None and content_of(path, version, blocks) == content else None
+
+    def file(self, path: str) -> RemoteFile | None:
+        """A file as a fetch finds it."""
+        if path not in self.files:
+            return None
+        version, _ = self.files[path]
+        size = None if path.endswith(".u") else len(self.content(path))
+        return RemoteFile(path, size, EPOCH_NS + version * 10**9, f"v{version}")
+
+    def listing(self) -> list[RemoteFile]:
+        """All files, as a listing has them."""
+        return [file for path in sorted(self.files) if (file := self.file(path))]
