@@ -7,9 +7,24 @@ from hypothesis import settings
 from growfs.workers.process import KEEP_PRIORITY_VARIABLE
 from tests.harness import engine, growfs
 from tests.inventories import inventories
-from tests.servers import http_folder, moto_s3, rclone_s3
+from tests.servers import certificate, http_folder, moto_s3, rclone_s3
+from tests.store_servers import azure_store, azurite, gcs_endpoint, google_store, hub_store, nginx
 
-__all__ = ["engine", "growfs", "http_folder", "inventories", "moto_s3", "rclone_s3"]
+__all__ = [
+    "azure_store",
+    "azurite",
+    "certificate",
+    "engine",
+    "gcs_endpoint",
+    "google_store",
+    "growfs",
+    "http_folder",
+    "hub_store",
+    "inventories",
+    "moto_s3",
+    "nginx",
+    "rclone_s3",
+]
 
 settings.register_profile("whole", deadline=None, max_examples=50)  # a busy machine is slow, not wrong
 settings.register_profile("quick", deadline=None, max_examples=15)  # tools/test --quick

@@ -6,7 +6,9 @@ moto_s3 answers like AWS, with ETags and its error codes.
 
 from __future__ import annotations
 
+import datetime
 import http.server
+import ipaddress
 import os
 import shutil
 import ssl
@@ -115,6 +117,31 @@ def http_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebFolder]
     folder = tmp_path_factory.mktemp("web")
     with serving(partial(_QuietFiles, directory=str(folder))) as url:
         yield WebFolder(url, folder)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a self-signed certificate for 127.0.0.1 and its key."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "growfs test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path: Path = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    plain = serialization.NoEncryption()
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    path.write_bytes(text + made.public_bytes(serialization.Encoding.PEM))
+    return path
 
 
 class _QuietServer(http.server.ThreadingHTTPServer):

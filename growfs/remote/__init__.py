@@ -130,6 +130,10 @@ def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> Fssp
         from growfs.remote.stores.web import HttpRemote
 
         return HttpRemote(spec, threads)
+    if store == "hf" and not spec.url.startswith("hf://buckets/"):
+        from growfs.remote.stores.hub import HubRemote
+
+        return HubRemote(spec, threads)
     return FsspecRemote(spec, threads)
 
 

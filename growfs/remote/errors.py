@@ -41,8 +41,11 @@ _CERTIFICATE = frozenset({"SSLCertVerificationError", "ClientConnectorCertificat
 LOGIN = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket",
     "gs": "run 'gcloud auth application-default login', or pass --anon for a public bucket",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or pass --anon for a public container",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME, and run 'az login' or set AZURE_STORAGE_ACCOUNT_KEY,"
+    " or pass --anon for a public container",
     "hf": "set HF_TOKEN, or run 'hf auth login'",
+    "http": "with a password the URL is https://user:password@host/folder/",
+    "webdav": 'with a password pass --storage-option \'auth=["user", "password"]\'',
 }
 """How to give credentials, for each store that needs them."""
 
@@ -73,6 +76,8 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
     names = {base.__name__ for link in chain for base in type(link).__mro__}
     codes = {code for link in chain if (code := _code(link))}
     status = next((status for link in chain if (status := _status(link))), 0)
+    if any(type(link) is OSError and str(link).startswith("Forbidden: ") for link in chain):
+        status = 403  # gcsfs says it in this text alone
     where = clean(where, secrets)
     texts = (str(link).strip() for link in chain if not isinstance(link, FileNotFoundError))  # its text is only a name
     detail = clean(next(filter(None, texts), type(error).__name__), secrets)
@@ -88,6 +93,8 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
         return RemoteError(f"{where}: the server's certificate is not trusted ({detail}); check --endpoint-url")
     if status in _BUSY_STATUS or codes & _BUSY_CODES or (status >= 500 and status != 501):
         return RemoteBusy(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
+    if "RepositoryNotFoundError" in names and "GatedRepoError" not in names:
+        return RemoteDenied(f"{where}: no such repository, or it is private; check the name; {login}")
     if status in (401, 403):
         return RemoteDenied(f"{where}: access denied ({status}: {detail}); check its permissions; {login}")
     if status in (404, 410):
@@ -97,7 +104,8 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
     if "ChecksumMismatch" in names:
         return RemoteBusy(f"{where}: damaged on the way: {detail}; try again, and look at the network and the disk")
     if names & _BUSY:
-        return RemoteBusy(f"{where}: cannot reach the server ({detail}); check the network and --endpoint-url")
+        place = {"http": "the URL", "webdav": "the option base_url"}.get(store, "--endpoint-url")
+        return RemoteBusy(f"{where}: cannot reach the server ({detail}); check the network and {place}")
     if names & _REFUSED:
         return RemoteDenied(f"{where}: access denied ({detail}); {login}")
     if names & _NOT_THERE:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import _registry
 
 from growfs.errors import (
     GrowfsError,
@@ -26,7 +27,7 @@ from growfs.remote import open_remote
 from growfs.remote.errors import translate
 from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.fsspec import FsspecRemote, store_of
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote
 from tests.remote.fake_remote import FakeRemote
@@ -116,10 +117,12 @@ def test_options_that_make_no_sense_are_usage_errors(url: str, more: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("url", "package"), [("gs://b", "gcsfs"), ("abfs://c", "adlfs"), ("hf://d", "huggingface_hub")]
+    ("url", "package"),
+    [("gs://b", "gcsfs"), ("abfs://c", "adlfs"), ("hf://d", "huggingface_hub"), ("webdav://e", "webdav4")],
 )
 def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(_registry, store_of(url), raising=False)  # where another test has imported it
     with pytest.raises(UsageError, match=f"pip install {package}"):
         open_remote(RemoteSpec(url))
 

@@ -26,6 +26,7 @@ _CHECKSUM_HEADERS = {f"x-amz-checksum-{name}" for name in _SIZES} | {
     "content-md5",
     "x-goog-hash",
     "x-amz-server-side-encryption",
+    "x-ms-blob-content-md5",
 }
 
 
@@ -37,6 +38,8 @@ def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
     if not headers.keys() & _CHECKSUM_HEADERS:
         return None
     checksums = _google_checksums(headers)
+    if md5 := headers.get("x-ms-blob-content-md5"):  # Azure's, of the whole file even in the response to a range
+        checksums["md5"] = md5
     if _is_whole_file(headers):  # else it may be the checksum of the part
         checksums.setdefault("md5", headers.get("content-md5", ""))
         if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
@@ -46,8 +49,8 @@ def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
             value = b64decode(checksums.get(name, ""), validate=True)
             if len(value) == size:
                 return _ExpectedCrc(name, value) if name.startswith("crc") else _ExpectedHash(name, value)
-    md5 = _etag_md5(headers)
-    return _ExpectedHash("md5", md5) if md5 else None
+    etag_md5 = _etag_md5(headers)
+    return _ExpectedHash("md5", etag_md5) if etag_md5 else None
 
 
 class PartChecksum(Protocol):

@@ -6,15 +6,18 @@ its thread are created at the first call, so not in a process that forks later.
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from types import MethodType
 from typing import Any, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
@@ -35,16 +38,27 @@ from growfs.remote.protocol import ByteRange, FetchTask, Page, RemoteFile, Remot
 from growfs.remote.stores import walk
 from growfs.remote.stores.access import SERVERS, Access, credentials_of
 from growfs.remote.stores.library_transfer import LibraryTransfer
-from growfs.remote.stores.metadata import file_from_info
+from growfs.remote.stores.metadata import file_from_headers, file_from_info, to_ns
+from growfs.remote.stores.plain_gets import PLAIN_GETS, SIGNED_S
 from growfs.remote.stores.walk import Entry
 
-FOLDERS_PARALLEL_MAX, SIGNED_S = 16, 3600
+FOLDERS_PARALLEL_MAX = 16
 LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
+AZURE_ACCOUNT = ("account_name", "connection_string")
+"""Options of az:// and, in capitals after AZURE_STORAGE_, variables that say which storage account it is."""
+
 _STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
 _ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
+_PACKAGES = {
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "az": "adlfs",
+    "hf": "huggingface_hub",
+    "http": "aiohttp",
+    "webdav": "webdav4",
+}
 
 
 class FsspecRemote:
@@ -101,7 +115,7 @@ class FsspecRemote:
         if self._downloader.usable:
             to_error = partial(translate, where=self._url(file.path), store=self.store, secrets=self._secrets)
             with suppress(FallBack):
-                return HttpStream(self._downloader, partial(self._sign, file.path), start, check, to_error)
+                return HttpStream(self._downloader, partial(self._sign, file), start, check, to_error)
         return self._open_by_library(file, start)
 
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
@@ -155,33 +169,38 @@ class FsspecRemote:
             return now and self._verified(file, now)
 
         try:
-            found = self._downloader.fetch(task, partial(self._sign, file.path), check)
+            found = self._downloader.fetch(task, partial(self._sign, file), check)
         except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
             raise translate(error, self._url(file.path), self.store, self._secrets) from None
         return found and self._verified(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
 
-    def _sign(self, path: str, method: str = "GET") -> HttpRequest:
+    def _sign(self, file: RemoteFile, method: str = "GET") -> HttpRequest:
         try:
-            return self._request(path, method)
+            return self._request_of(file, method)
         except Exception as error:
             raise FallBack("cannot be signed") from error
+
+    def _request_of(self, file: RemoteFile, method: str) -> HttpRequest:
+        """As `_request`, for stores where it depends on what was listed."""
+        return self._request(file.path, method)
 
     def _request(self, path: str, method: str = "GET") -> HttpRequest:
         """A freshly signed GET or HEAD of path. Raises any error if there cannot be one."""
         if method != "GET":
             raise FallBack("no HEAD", counts=False)
-        if self.store == "gs":  # the default credentials of a machine cannot sign a URL, and have a token
-            headers: dict[str, str] = {}
-            self.fs.credentials.apply(headers)  # a new token, if it is about to expire
-            server = self.fs.url(self.root).partition("/download/")[0]
-            return HttpRequest(f"{server}/{quote(self._key(path))}", headers)
-        return HttpRequest(self.fs.sign(self._key(path), expiration=SIGNED_S))
+        return self._signed(self.fs, self._key(path))
+
+    @cached_property
+    def _signed(self) -> Callable[[Any, str], HttpRequest]:
+        return PLAIN_GETS.get(self.store, lambda fs, key: HttpRequest(fs.sign(key, expiration=SIGNED_S)))
 
     def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
         """The file that the headers of a GET describe; None if they lack what a listing has."""
         if headers.get("content-encoding", "identity") != "identity":
             raise FallBack("encoded")
-        return None
+        if generation := headers.get("x-goog-generation"):
+            return RemoteFile(path, size, to_ns(headers.get("last-modified")), generation)
+        return file_from_headers(path, size, headers) if self.store == "az" else None
 
     @cached_property
     def _downloader(self) -> RangeDownloader:
@@ -271,17 +290,22 @@ class FsspecRemote:
 
     def _new_filesystem(self) -> tuple[Any, str]:
         """(a filesystem of the library, the prefix of all names)."""
-        from fsspec.core import url_to_fs
-
-        fresh = {"skip_instance_cache": True, "use_listings_cache": False}
+        if self.store == "az" and not _names_account(self.spec.url, self._options):
+            raise UsageError(
+                f"{self.safe_url()}: names no storage account;"
+                " set AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNECTION_STRING"
+            )
+        fresh = {"skip_instance_cache": True}
+        if self.store != "webdav":  # it has no such cache, and takes the option for one of its HTTP client
+            fresh["use_listings_cache"] = False
         try:
-            fs, root = url_to_fs(self.spec.url, **fresh, **self._options)
+            fs, root = _url_to_fs(self.store, self.spec.url, {**fresh, **self._options})
         except (TypeError, KeyError, ValueError) as error:
             translated = translate(error, self.spec.url, self.store, self._secrets)
             raise UsageError(f"{translated}; see --storage-option") from None
         except Exception as error:  # noqa: BLE001 - the libraries' exceptions have no common base
             raise translate(error, self.spec.url, self.store, self._secrets) from None
-        fs.retries = 1  # of s3fs; only RetryingRemote retries
+        _retry_nothing(self.store, fs)
         return fs, root
 
     def _store_options(self) -> dict[str, Any]:
@@ -305,6 +329,12 @@ class FsspecRemote:
             options["account_host"] = url[len("https://") :].rstrip("/")
         elif url:
             options["endpoint_url" if self.store == "gs" else "endpoint"] = url
+        if self.store == "webdav" and not options.get("base_url"):
+            raise UsageError(
+                f"{clean(self.spec.url, self._secrets)}: needs its server: --storage-option base_url=https://host/dav/"
+            )
+        if self.store == "webdav" and isinstance(options.get("auth"), list):
+            options["auth"] = tuple(options["auth"])  # as JSON, it is a list
         if self.spec.anon:
             options |= _ANON.get(self.store, {"anon": True})
         return options
@@ -372,14 +402,45 @@ class FsspecRemote:
             file.size is not None and now.size is not None and file.size != now.size
         ):
             raise RemoteChanged(f"{self.safe_url(file.path)}: is no longer the version that was listed; list again")
+        mtime_ns = now.mtime_ns
+        if file.version and file.version == now.version and file.mtime_ns is not None:
+            mtime_ns = file.mtime_ns  # headers have whole seconds only
         size = file.size if now.size is None else now.size
         if written is not None and size is not None and written != size:
             raise RemoteBusy(f"{self.safe_url(file.path)}: cut short at {written} of {size} bytes; try again")
-        return RemoteFile(file.path, size if written is None else written, now.mtime_ns, now.version or file.version)
+        return RemoteFile(file.path, size if written is None else written, mtime_ns, now.version or file.version)
 
     def safe_url(self, path: str = "") -> str:
         """The URL of path without its secrets, for messages."""
         return clean(self._url(path), self._secrets)
+
+
+def _url_to_fs(store: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    if store == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
+        from gcsfs.core import GCSFileSystem
+
+        # The class that gcsfs registers asks Google by gRPC what each bucket is, for a minute where that cannot be.
+        return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)
+    fs, root = url_to_fs(url, **options)
+    if store == "webdav":
+        weakref.finalize(fs, fs.client.http.close)
+    return fs, root
+
+
+def _names_account(url: str, options: dict[str, Any]) -> bool:
+    known = any(options.get(name) or os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in AZURE_ACCOUNT)
+    return known or ".core.windows.net" in url
+
+
+def _retry_nothing(store: str, fs: Any) -> None:
+    """Only RetryingRemote repeats requests: the libraries would do so for half a minute and more, in silence."""
+    fs.retries = 1  # of s3fs
+    if store == "az":
+        fs.service_client._config.retry_policy.total_retries = 0
+    elif store == "gs" and (request := getattr(type(fs)._request, "__wrapped__", None)):
+        fs._request = MethodType(request, fs)
 
 
 def store_of(url: str) -> str:

@@ -30,8 +30,9 @@ from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.protocol import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.stores.access import Access
-from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
+from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.metadata import file_from_headers, file_from_info
+from growfs.remote.stores.plain_gets import SIGNED_S
 from growfs.remote.stores.s3 import listing
 from growfs.remote.stores.s3.client import Client, library_client, plain_client
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges

@@ -1,0 +1,120 @@
+"""`HubRemote`: a repository of the Hugging Face Hub, by plain requests of its HTTP API (https://huggingface.co/docs/hub/api).
+
+huggingface_hub finds the token and reads the URL. Its filesystem lists a whole folder for each file that it looks at,
+so it is used only where a plain GET cannot be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+from growfs.errors import RemoteError
+from growfs.remote.http.connection import READ_TIMEOUT_S, FallBack, Headers, HttpRequest
+from growfs.remote.http.threads import TransferThreads
+from growfs.remote.names import reason_to_skip
+from growfs.remote.protocol import Page, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.stores.fsspec import FsspecRemote
+
+PAGE_FILES_MAX = 1000
+GIT_DIGITS = 40
+
+
+class HubRemote(FsspecRemote):
+    """The files below a folder of a repository. The cursor of a page is the URL of the next one.
+
+    The version of a file is the SHA-256 of a large one, which the hub redirects to another server, and the git object
+    of a small one. The listing and the ETag have the same.
+    """
+
+    def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
+        super().__init__(spec, threads)
+        self._linked: dict[str, str] = {}  # the versions of files that are requested from another server
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        folder = self._place.path_in_repo.strip("/")
+        start = len(folder) + 1 if folder else 0
+        url = cursor
+        if url is None:
+            below = f"/{quote(folder, safe='')}" if folder else ""
+            url = f"{self._api_url('tree')}{below}?recursive=true&limit={PAGE_FILES_MAX}"
+        while url:
+            entries, url = self._get_page(url)
+            files, skipped = [], []
+            for entry in entries:
+                if entry["type"] != "file":
+                    continue
+                if entry["path"] == folder:
+                    raise RemoteError(f"{self.safe_url()}: is a file; give the URL of its folder")
+                path = entry["path"][start:]
+                if reason := reason_to_skip(path):
+                    skipped.append(Skipped(reason, path))
+                else:
+                    version = entry["lfs"]["oid"] if entry.get("lfs") else entry["oid"]
+                    files.append(RemoteFile(path, entry["size"], None, version))
+            yield Page(files, skipped, url)
+
+    def stat(self, path: str, version: str = "") -> RemoteFile:
+        found = self._metadata(path)
+        return RemoteFile(path, found.size, None, found.etag)
+
+    def _request_of(self, file: RemoteFile, method: str) -> HttpRequest:
+        """A GET of the hub itself, or of the server to which it redirects."""
+        if method != "GET":
+            raise FallBack("no HEAD", counts=False)
+        url = self._url_of(file.path)
+        if len(file.version) == GIT_DIGITS:
+            return HttpRequest(url, self._headers)
+        found = self._metadata(file.path)
+        if found.location == url:
+            return HttpRequest(url, self._headers)
+        self._linked[file.path] = found.etag
+        return HttpRequest(found.location)  # the token is for the hub alone
+
+    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_from_headers(path, size, headers)
+        version = self._linked.pop(path, "") or headers.get("etag", "").removeprefix("W/").strip('"')
+        return RemoteFile(path, size, None, version)
+
+    def _metadata(self, path: str) -> Any:
+        from huggingface_hub import get_hf_file_metadata
+
+        with self.translating(path):
+            return get_hf_file_metadata(self._url_of(path), token=self.fs.token)
+
+    def _get_page(self, url: str) -> tuple[list[dict[str, Any]], str]:
+        """(a page of the tree, the URL of the next page)."""
+        from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
+
+        with self.translating():
+            response = get_session().get(url, headers=self._headers, timeout=READ_TIMEOUT_S)
+            hf_raise_for_status(response)
+            return response.json(), response.links.get("next", {}).get("url", "")
+
+    def _api_url(self, what: str) -> str:
+        place = self._place
+        return f"{self.fs.endpoint}/api/{place.repo_type}s/{place.repo_id}/{what}/{quote(place.revision, safe='')}"
+
+    def _url_of(self, path: str) -> str:
+        from huggingface_hub import hf_hub_url
+
+        place = self._place
+        name = f"{place.path_in_repo}/{path}".lstrip("/")
+        return hf_hub_url(
+            place.repo_id, name, repo_type=place.repo_type, revision=place.revision, endpoint=self.fs.endpoint
+        )
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        headers: dict[str, str] = build_hf_headers(token=self.fs.token)
+        return headers
+
+    @cached_property
+    def _place(self) -> Any:
+        """The repository, the revision and the folder of the URL."""
+        with self.translating():
+            return self.fs.resolve_path(self.root)

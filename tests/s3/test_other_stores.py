@@ -1,0 +1,305 @@
+"""Mounts of stores other than S3 on real servers: content, refresh, credentials, and what an error says."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.harness import Growfs, until
+from tests.s3.proxy import proxy_to, s3_error
+from tests.servers import free_port, running, serving
+from tests.store_servers import (
+    AZURE_ACCOUNT,
+    AZURE_KEY,
+    HUB_TOKEN,
+    Store,
+    azure_container,
+    azurite_command,
+    google_bucket,
+    hub_data_set,
+    hub_server,
+    nginx_folder,
+)
+
+KINDS = ("azure", "google", "hub", "nginx", "webdav")
+LARGE = 20_000_000
+"""In bytes: fetched in parts."""
+
+
+def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
+    """A store that nothing else uses: a folder of a shared one."""
+    name = f"mount-{uuid4().hex[:8]}"
+    if kind in ("nginx", "webdav"):
+        return nginx_folder(request.getfixturevalue("nginx"), name, kind == "webdav")
+    shared: Store = request.getfixturevalue(f"{kind}_store")
+    return Store(
+        f"{shared.url}/{name}",
+        lambda path, data: shared.put(f"{name}/{path}", data),
+        lambda path: shared.delete(f"{name}/{path}"),
+        shared.options,
+        shared.endpoint_url,
+        shared.anon,
+        shared.env,
+    )
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest) -> Store:
+    """A new place in each of the stores."""
+    return new_store(str(request.param), request)
+
+
+def flags_of(store: Store) -> list[str]:
+    """The flags with which `growfs mount` reaches the store."""
+    options = [] if store.env else [f"{name}={value}" for name, value in store.options.items()]
+    return [*store.flags, *(word for option in options for word in ("--storage-option", option))]
+
+
+def mount(growfs: Growfs, store: Store, *flags: object) -> None:
+    growfs.env.update(store.env)
+    growfs.mount(store.url, *flags_of(store), *flags)
+
+
+def content(growfs: Growfs) -> dict[str, bytes]:
+    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
+
+
+@pytest.mark.promise(1)
+def test_all_files_are_served_bit_for_bit(growfs: Growfs, store: Store) -> None:
+    tree = {f"{folder}/{number}.bin": f"{folder}{number}".encode() * 100 for folder in "ab" for number in range(3)}
+    tree |= {"empty": b"", "odd name+ä.bin": b"odd", "large": random.Random(1).randbytes(LARGE)}
+    for path, data in tree.items():
+        store.put(path, data)
+    mount(growfs, store)
+    growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
+    until(lambda: growfs.names() == tree.keys())
+    assert content(growfs) == tree
+
+
+@pytest.mark.promise(2, 16)
+def test_changes_of_the_remote_appear_in_the_mount(growfs: Growfs, store: Store) -> None:
+    for path in ("d/changes", "d/deleted", "d/stays"):
+        store.put(path, path.encode())
+    mount(growfs, store, "--settle", "0", "--refresh", "0.2s")
+    until(lambda: growfs.names() == {"d/changes", "d/deleted", "d/stays"})
+    store.put("e/new", b"new")
+    store.delete("d/deleted")
+    until(lambda: growfs.names() == {"d/changes", "d/stays", "e/new"})
+    if not store.url.startswith("http"):  # a page of links has no versions
+        store.put("d/changes", b"D/CHANGES AND GROWS")
+        until(lambda: (growfs.mountpoint / "d/changes").read_bytes() == b"D/CHANGES AND GROWS")
+    assert (growfs.mountpoint / "e/new").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "line"),
+    [
+        ("azure", "az://no-such-container", "no such file or folder; check the URL"),
+        ("google", "gs://no-such-bucket", "no such file or folder; check the URL"),
+        ("hub", "hf://datasets/growfs/nothing", "no such repository, or it is private; check the name; set HF_TOKEN"),
+        ("webdav", "webdav://no-such-folder", "no such file or folder; check the URL"),
+    ],
+)
+def test_a_store_that_does_not_exist_ends_the_mount_in_one_line(
+    growfs: Growfs, request: pytest.FixtureRequest, kind: str, path: str, line: str
+) -> None:
+    store = new_store(kind, request)
+    growfs.env.update(store.env)
+    done = growfs.mount(path, *flags_of(store), check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert f"{path}: {line}" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.promise(15)
+@pytest.mark.parametrize("kind", ["azure", "google", "hub"])
+def test_a_server_that_is_gone_is_named_and_filling_goes_on_when_it_is_back(
+    growfs: Growfs, request: pytest.FixtureRequest, kind: str
+) -> None:
+    store = new_store(kind, request)
+    store.put("first", b"first")
+    server = store.endpoint_url or store.options["connection_string"].partition("BlobEndpoint=")[2].strip(";")
+    with proxy_to("//".join(server.split("/")[:3:2])) as proxy:
+        near = server.replace("/".join(server.split("/")[:3]), proxy.url)
+        store = Store(
+            store.url,
+            store.put,
+            store.delete,
+            endpoint_url=store.endpoint_url and near,
+            anon=store.anon,
+            env={name: value.replace(server, near) for name, value in store.env.items()},
+        )
+        mount(growfs, store, "--settle", "0", "--refresh", "0.5s")
+        until(lambda: growfs.names() == {"first"})
+        proxy.is_away = True
+        store.put("second", b"second")
+        assert "cannot reach the server" in until(lambda: growfs.status()["last_error"], timeout_s=60)
+        assert (growfs.mountpoint / "first").read_bytes() == b"first"
+        proxy.is_away = False
+        until(lambda: growfs.names() == {"first", "second"}, timeout_s=90)
+        assert (growfs.mountpoint / "second").read_bytes() == b"second"
+
+
+# Credentials, as the stores' own tools find them.
+
+
+@contextmanager
+def token_server(path: str, fields: dict[str, object]) -> Iterator[str]:
+    """A server that gives a token at a path, as those of clouds do to their machines; gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path.partition("?")[0].startswith(path)
+            answer = json.dumps(fields if known else {"email": "x", "scopes": [], "aliases": []}).encode()
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", "Google")
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        yield url.rstrip("/")
+
+
+def google_key_file(folder: Path, token_uri: str) -> Path:
+    """What `gcloud iam service-accounts keys create` writes, for another server of tokens."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    account = {"type": "service_account", "project_id": "p", "private_key_id": "1", "private_key": key.decode()}
+    account |= {"client_email": "growfs@p.iam.gserviceaccount.com", "client_id": "1", "token_uri": token_uri}
+    path = folder / "adc.json"
+    path.write_text(json.dumps(account))
+    return path
+
+
+@pytest.mark.parametrize("source", ["a key file", "the metadata server"])
+def test_google_credentials_are_found(growfs: Growfs, gcs_endpoint: str, tmp_path: Path, source: str) -> None:
+    store = google_bucket(gcs_endpoint, f"private-{uuid4().hex[:8]}")
+    data = random.Random(2).randbytes(LARGE)
+    store.put("large", data)
+    path = "/computeMetadata/v1/instance/service-accounts/default/token" if source != "a key file" else "/token"
+    token = {"access_token": "growfs-token", "expires_in": 3600, "token_type": "Bearer"}
+    with token_server(path, token) as tokens, proxy_to(gcs_endpoint) as proxy:
+        proxy.fault = lambda request: (
+            None
+            if request.headers["Authorization"] == "Bearer growfs-token"
+            else s3_error(401, "AuthenticationRequired")
+        )
+        if source == "a key file":
+            growfs.env["GOOGLE_APPLICATION_CREDENTIALS"] = str(google_key_file(tmp_path, f"{tokens}/token"))
+        else:
+            host = tokens.removeprefix("http://")
+            growfs.env |= {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host, "GCE_METADATA_ROOT": host}
+            growfs.env |= {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path)}
+        growfs.mount(store.url, "--endpoint-url", proxy.url)
+        assert content(growfs) == {"large": data}
+        ranges = [request.headers["Range"] for request in proxy.requests if request.headers["Range"]]
+        assert len(ranges) > 1
+
+
+def azure_token() -> str:
+    """A token of Microsoft Entra ID as Azurite takes it: it does not check who signed it."""
+    tenant, now = "00000000-0000-0000-0000-000000000001", int(time.time())
+    claims: dict[str, object] = {
+        "iss": f"https://sts.windows.net/{tenant}/",
+        "aud": "https://storage.azure.com",
+        "tid": tenant,
+    }
+    claims |= {"aud": "https://storage.azure.com", "iat": now - 60, "nbf": now - 60, "exp": now + 3600}
+    parts = [json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims)]
+    return ".".join(urlsafe_b64encode(part).decode().rstrip("=") for part in [*parts, b"signed"])
+
+
+@pytest.fixture(scope="module")
+def azurite_with_tokens(azurite: str, certificate: Path) -> Iterator[str]:
+    """The endpoint of an Azurite that takes tokens, which it does over TLS only."""
+    port = free_port()
+    options = ["--oauth", "basic", "--cert", str(certificate), "--key", str(certificate)]
+    with running(azurite_command(port, *options), port, dict(os.environ)):
+        yield f"https://127.0.0.1:{port}/{AZURE_ACCOUNT}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["a managed identity", "az login", "a shared access signature", "nobody", "a key"])
+def test_azure_credentials_are_found(
+    growfs: Growfs, azurite_with_tokens: str, certificate: Path, tmp_path: Path, source: str
+) -> None:
+    from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
+    name, data = f"private-{uuid4().hex[:8]}", random.Random(4).randbytes(LARGE)
+    growfs.env |= {"AZURE_STORAGE_ACCOUNT_NAME": AZURE_ACCOUNT, "SSL_CERT_FILE": str(certificate)}
+    growfs.starts_python = True  # aiohttp reads the certificates when it is imported
+    flags = ["--endpoint-url", azurite_with_tokens]
+    token: dict[str, object] = {
+        "access_token": azure_token(),
+        "expires_on": str(int(time.time()) + 3600),
+        "resource": "storage",
+    }
+    with (
+        azure_container(azurite_with_tokens, name, source == "nobody", connection_verify=str(certificate)) as store,
+        token_server("/token", token) as tokens,
+    ):
+        store.put("large", data)
+        store.put("small", b"small")
+        if source == "a managed identity":
+            growfs.env |= {"IDENTITY_ENDPOINT": f"{tokens}/token", "IDENTITY_HEADER": "x"}
+        elif source == "az login":
+            answer = {"accessToken": azure_token(), "expires_on": int(time.time()) + 3600}
+            (tmp_path / "az").write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+            (tmp_path / "az").chmod(0o755)
+            growfs.env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "AZURE_TOKEN_CREDENTIALS": "dev"}
+        elif source == "a shared access signature":
+            may = ContainerSasPermissions(read=True, list=True)
+            expiry = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
+            signature = generate_container_sas(
+                AZURE_ACCOUNT, name, account_key=AZURE_KEY, permission=may, expiry=expiry
+            )
+            growfs.env["AZURE_STORAGE_SAS_TOKEN"] = signature
+        elif source == "a key":
+            growfs.env["AZURE_STORAGE_ACCOUNT_KEY"] = AZURE_KEY
+        else:
+            flags.append("--anon")
+        growfs.mount(store.url, *flags)
+        until(lambda: growfs.names() == {"large", "small"})
+        assert content(growfs) == {"large": data, "small": b"small"}
+
+
+@pytest.mark.parametrize("source", ["the environment", "a token file"])
+def test_the_token_of_the_hub_is_found(growfs: Growfs, tmp_path: Path, source: str) -> None:
+    with hub_server() as hub:
+        hub.is_private = True
+        data = random.Random(3).randbytes(LARGE)
+        hub.files |= {"large": data, "small": b"small"}
+        store = hub_data_set(hub)
+        growfs.env = {name: value for name, value in growfs.env.items() if not name.startswith("HF_")}
+        if source == "the environment":
+            growfs.env["HF_TOKEN"] = HUB_TOKEN
+        else:
+            growfs.env["HF_HOME"] = str(tmp_path)
+            (tmp_path / "token").write_text(HUB_TOKEN)
+        growfs.mount(store.url, "--endpoint-url", hub.url)
+        until(lambda: growfs.names() == {"large", "small"})
+        assert content(growfs) == {"large": data, "small": b"small"}
+        elsewhere = [headers for _, path, headers in hub.requests if path.startswith("/cdn/")]
+        assert len(elsewhere) > 1
+        assert not [headers for headers in elsewhere if "Authorization" in headers], "the token is the hub's alone"
