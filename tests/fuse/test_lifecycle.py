@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from growfs.daemon import launch
 from growfs.fuse.mounting import mounted_at, mounts, unmount
 from tests.fuse.conftest import opened
 from tests.harness import Growfs, make_tree, until
@@ -46,6 +48,24 @@ def test_plain_umount_ends_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     until(lambda: ended(pid))
     growfs.mount(tmp_path / "remote")
     assert growfs.status()["fetch"]["files_total"] == 0
+
+
+def test_umount_returns_when_the_daemon_has_ended(
+    growfs: Growfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache's disk can be unmounted then. The daemon is stopped meanwhile, so that it ends a while later."""
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    pid = growfs.pid
+
+    def unmount_stopped(mountpoint: Path, lazy: bool) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+        unmount(mountpoint, lazy)
+
+    monkeypatch.setattr(launch, "unmount", unmount_stopped)
+    growfs.umount()
+    assert ended(pid)
 
 
 @pytest.mark.promise(11)

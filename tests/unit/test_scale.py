@@ -29,6 +29,7 @@ from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import NotMade, RemoteError
+from growfs.remote.protocol import Page
 from growfs.rotation import evictor, reader_registry
 from growfs.rotation.draw_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.eviction import pick_victims
@@ -43,7 +44,8 @@ from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import visible_entries
 from growfs.workers import worker
-from growfs.workers.messages import MakeOrder, StillWorking
+from growfs.workers.messages import ListRemote, MakeOrder, StillWorking
+from tests.remote.fake_remote import FakeRemote
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 ME = os.getpid()
@@ -318,6 +320,31 @@ async def test_a_command_on_many_files_writes_few_at_a_time(cache: LocalCache, m
     assert max(rows) <= 2 * 10, "for each file its row, and the generations that showed it"
 
 
+async def test_a_thread_finds_which_of_many_files_may_be_evicted(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them are their directories' last ones takes seconds for a million; requests are answered meanwhile."""
+    names = [f"a/{number}" for number in range(10)]
+    await cache.list([file(name) for name in names])
+    await cache.admit(*names)
+    threads: list[str] = []
+    of_these = evictor._of_these
+
+    def note_thread(*arguments: Any) -> set[int]:
+        threads.append(threading.current_thread().name)
+        return of_these(*arguments)
+
+    monkeypatch.setattr(evictor, "_of_these", note_thread)
+    main = threading.current_thread().name
+
+    async def nothing(node: Node, path: str) -> None:
+        raise AssertionError(path)
+
+    assert [result async for result in commands(cache, nothing).evict(["**"])][-1]["files"] == 9
+    assert threads
+    assert main not in threads
+
+
 async def test_a_thread_picks_what_a_miss_evicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = open_local_cache(tmp_path)
     await full_cache(cache)
@@ -523,6 +550,25 @@ def test_a_draw_order_takes_few_bytes_for_each_file() -> None:
         tracemalloc.stop()
     assert len(order.rest) == files
     assert peak < 60 * files  # a list of (key, id) takes at least 150
+
+
+async def test_a_worker_sends_heartbeats_while_a_listing_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may read a million names before it returns the first page."""
+    cache = open_local_cache(tmp_path)
+    monkeypatch.setattr(worker, "HEARTBEAT_S", 0.01)
+    sent: list[object] = []
+
+    class Computing(FakeRemote):
+        def pages(self, cursor: Any = None) -> Iterator[Page]:
+            while StillWorking() not in sent:
+                sum(range(10_000))
+            yield from super().pages(cursor)
+
+    assert worker._list(Computing(), ListRemote(cache.database.path, 1), sent.append) == 0
+    assert StillWorking() in sent
+    cache.close()
 
 
 async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(

@@ -484,6 +484,27 @@ async def test_a_path_that_the_disk_refuses_fails_alone(cache: LocalCache) -> No
     assert (cache.resident(), cache.store.reserved_bytes) == ({"a/1", "a/3"}, 0)
 
 
+@pytest.mark.parametrize("refusal", [errno.ENAMETOOLONG, errno.EMLINK, errno.EPERM])
+async def test_a_path_that_cannot_be_published_fails_alone(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    """A name that the disk does not take, or a hard link: others of the same batch are admitted."""
+    await cache.list([file("a/1"), file("b/2")])
+    rename = disk.rename
+
+    def refuse(label: str, source: Path, target: Path) -> None:
+        if target.name == "2":
+            raise OSError(refusal, "refused")
+        rename(label, source, target)
+
+    monkeypatch.setattr(disk, "rename", refuse)
+    refused: dict[int, OSError] = {}
+    admitted = await cache.store.admit([cache.stage(path, b"x" * 100) for path in ("a/1", "b/2")], refused)
+    assert admitted == {cache.node("a/1").id}
+    assert [error.errno for error in refused.values()] == [refusal]
+    assert cache.resident() == {"a/1"}
+
+
 def test_a_file_takes_its_size_at_least() -> None:
     """ZFS tells the blocks of a new file when its transaction group commits."""
     late = os.stat_result((0o100600, 1, 1, 1, 0, 0, 10_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 512, 1, 0))
