@@ -8,6 +8,7 @@ COMPONENT_BYTES_MAX = 255  # NAME_MAX of every Linux filesystem
 PATH_BYTES_MAX = 4000  # PATH_MAX is 4096, and the path of the cache folder is put before it
 FILE_AND_DIRECTORY = "is a file and a directory"
 DUPLICATE_NAME = "name comes twice"
+SIZE_MAX = 1 << 47  # 128 TiB: more than any store holds in one file, and sums of it fit 64 bits
 RESERVED = ".growfs"  # the folder of growfs in a mount
 
 _USERINFO = re.compile(r"(?<!abfs)(?<!abfss)(?<!az)://[^/?#\s]*@", re.IGNORECASE)  # abfs://CONTAINER@account is a name
@@ -18,8 +19,13 @@ _SIGNATURE = re.compile(
 )
 
 
-def reason_to_skip(path: str) -> str | None:
-    """Why path cannot be a file below a local folder; None if it can. The reasons are few and fixed, to be counted."""
+def reason_to_skip(path: str, size: int | None = None) -> str | None:
+    """Why path cannot be a file below a local folder; None if it can. The reasons are few and fixed, to be counted.
+
+    size: in bytes, where the remote says it.
+    """
+    if size is not None and not 0 <= size <= SIZE_MAX:
+        return "size is impossible"
     unusual = path[:1] in "./" or path[-1] == "/" or "//" in path or "/." in path or "\0" in path
     if not unusual and len(path) <= COMPONENT_BYTES_MAX and path.isascii():
         return None  # nearly all names are like this, so it is checked first

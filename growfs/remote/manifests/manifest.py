@@ -40,7 +40,7 @@ class ManifestRemote(RemoteWrapper):
         while batch := list(itertools.islice(found, PAGE_FILES_MAX)):
             page = Page([], [], batch[-1][0])
             for _, file in batch:
-                if reason := reason_to_skip(file.path):
+                if reason := reason_to_skip(file.path, file.size):
                     page.skipped.append(Skipped(reason, file.path))
                 else:
                     page.files.append(file)

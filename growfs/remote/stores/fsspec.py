@@ -371,8 +371,8 @@ class FsspecRemote:
             raise
         entries: list[Entry] = []
         for entry in found:
-            path = entry if isinstance(entry, str) else entry.path
-            reason = reason_to_skip(path)
+            path, size = (entry, None) if isinstance(entry, str) else (entry.path, getattr(entry, "size", None))
+            reason = reason_to_skip(path, size)
             entries.append(Skipped(reason, path) if reason else entry)
         return entries
 

@@ -42,16 +42,21 @@ def file_from_fields(path: str, size: int, etag: str, mtime_ns: int | None) -> R
 def to_ns(when: Any) -> int | None:
     """Nanoseconds since the epoch of a datetime, of seconds, or of an ISO 8601 or HTTP date; None for anything else.
 
-    To the microsecond, so that one moment gives one number whether a store gives it as a float or as a datetime.
+    None also for a time before 1677 or after 2262, whose number does not fit 64 bits. To the microsecond, so that one
+    moment gives one number whether a store gives it as a float or as a datetime.
     """
     if isinstance(when, str):
         when = _parsed(when)
     if isinstance(when, (int, float)) and abs(when) < 1e12:
-        return round(when * 1_000_000) * 1000
+        return _fitting(round(when * 1_000_000) * 1000)
     if not isinstance(when, datetime):
         return None
     moment = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return (moment - _EPOCH) // _MICROSECOND * 1000
+    return _fitting((moment - _EPOCH) // _MICROSECOND * 1000)
+
+
+def _fitting(ns: int) -> int | None:
+    return ns if -(2**63) <= ns < 2**63 else None
 
 
 @lru_cache(maxsize=1024)  # many files are stored in the same second

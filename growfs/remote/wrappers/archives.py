@@ -214,7 +214,7 @@ def _page(archive: RemoteFile, members: Iterable[Member], cursor: Any) -> Page:
     page = Page([], [], cursor)
     for member in members:
         file = _file(archive, member)
-        if reason := reason_to_skip(file.path) if file.path else "empty path component":
+        if reason := reason_to_skip(file.path, file.size) if file.path else "empty path component":
             page.skipped.append(Skipped(reason, file.path or f"{archive.path}: {member.name}"))
         else:
             page.files.append(file)

@@ -80,7 +80,7 @@ def files(metadata: Sequence[KeyMetadata]) -> tuple[list[RemoteFile], list[Skipp
     for path, size, etag, mtime_ns in metadata:
         if not size and (path.endswith("/") or not path):
             continue  # a marker that stands for a folder
-        if reason := reason_to_skip(path):
+        if reason := reason_to_skip(path, size):
             skipped.append(Skipped(reason, path))
         else:
             found.append(file_from_fields(path, size, etag, mtime_ns))
@@ -91,7 +91,7 @@ def seconds_ns(when: Any) -> int | None:
     """Nanoseconds of whole seconds: a listing has milliseconds where HEAD and GET have none (rclone, MinIO)."""
     if isinstance(when, str) and when.endswith("Z"):
         with suppress(ValueError):
-            return int(datetime.fromisoformat(when[:19] + "+00:00").timestamp()) * 10**9
+            when = datetime.fromisoformat(when[:19] + "+00:00").timestamp()
     ns = to_ns(when)
     return None if ns is None else ns // 10**9 * 10**9
 
