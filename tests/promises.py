@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
+from tests.promise_faults import FAULTS
+
 TESTS = Path(__file__).parent
 SEMANTICS = TESTS.parent / "SEMANTICS.md"
 TABLE = TESTS.parent / "docs" / "promises.md"
@@ -23,6 +25,15 @@ this file from the marks in the tests (`@pytest.mark.promise(6)`), and `tests/te
 differ, where a promise has no test, and where a mark names no promise.
 
 | promise | file | tests |
+|---|---|---|
+"""
+FAULTS_HEAD = """
+## The faults that threaten them
+
+For each promise the fault that threatens it most, and the test that injects it (`tests/promise_faults.py`).
+`tools/soak` injects many of them at once, for an hour.
+
+| promise | fault | injected by |
 |---|---|---|
 """
 WHOLE_MODULE = "(all)"
@@ -95,7 +106,12 @@ def table() -> str:
         for path, tests in files[number].items():
             rows.append(f"| {promise} | {path} | {', '.join(tests)} |\n")
             promise = ""
-    return HEAD + "".join(rows)
+    faults = [
+        f"| {number}. {title} | {FAULTS[number][0]} | {FAULTS[number][1]}: {FAULTS[number][2]} |\n"
+        for number, title in titles.items()
+        if number in FAULTS
+    ]
+    return HEAD + "".join(rows) + FAULTS_HEAD + "".join(faults)
 
 
 if __name__ == "__main__":

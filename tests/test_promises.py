@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.promise_faults import FAULTS
 from tests.promises import TABLE, marks, promises, table
 
 REAL_MOUNTS = ("tests/fuse/", "tests/crash/", "tests/s3/", "tests/cli/", "tests/folder/")
@@ -24,6 +25,12 @@ def test_no_test_has_a_mark_twice() -> None:
 def test_every_promise_has_a_test_with_a_real_mount() -> None:
     held = {mark.promise for mark in marks() if mark.path.startswith(REAL_MOUNTS)}
     assert set(promises()) - held == set()
+
+
+def test_a_test_of_each_promise_injects_a_fault_that_threatens_it() -> None:
+    assert FAULTS.keys() == promises().keys()
+    named = {(number, path, test) for number, (_, path, test) in FAULTS.items()}
+    assert named - {tuple(mark) for mark in marks()} == set()
 
 
 def test_the_table_is_up_to_date() -> None:
