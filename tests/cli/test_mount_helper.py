@@ -82,7 +82,7 @@ def test_nothing_is_mounted_if_mount_is_fake() -> None:
 
 @pytest.mark.parametrize(("error", "code"), [(GrowfsError("no"), 32), (UsageError("no"), 1)])
 def test_exit_codes_are_those_of_mount(error: GrowfsError, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(url: str, mountpoint: Path, options: Options, on_progress: object) -> None:
+    def start(url: str, mountpoint: Path, options: Options, *_: object) -> None:
         assert (url, mountpoint, options.seed) == ("/data", Path("/mnt"), 5)
         raise error
 

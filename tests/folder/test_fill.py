@@ -186,8 +186,8 @@ def test_commands_work_as_on_a_mount(growfs: Fill, tmp_path: Path, readers: Read
     shown = (reader.next_generation(at), reader.names())[1]
     growfs.run("pause", at)
     victim = max(shown)
-    growfs.run("evict", at, victim)
-    assert not (growfs.current / victim).exists()
+    printed = growfs.run("evict", at, victim).stdout
+    assert not (growfs.current / victim).exists(), printed
     growfs.run("fetch", at, victim)
     growfs.run("pin", at, victim)
     growfs.run("resume", at)
