@@ -446,7 +446,11 @@ class InProcess:
 
     def cache_figures(self) -> dict[str, int]:
         """As `cache` in status.json."""
-        return self.components.store.figures()
+
+        async def figures() -> dict[str, int]:
+            return self.components.store.figures()
+
+        return self._loop.run(figures)
 
     def generation(self) -> int:
         """The number of the current generation."""

@@ -31,9 +31,9 @@ PATHS = [
     *(f"a/c/{number}.x" for number in range(3)),
     "a/1.y", "b/1.u", "b/2.u", "top.x",
 ]  # fmt: skip
-LIMITS = (6, 9, 14, 40)
+LIMITS = (6, 9, 9, 14, 40)
 """Sizes of the cache, in blocks. The remote has some 20 to 30."""
-SIZES = (1, 1, 1, 2, 3, 12)
+SIZES = (1, 1, 1, 1, 1, 1, 2, 2, 3, 12)
 """Sizes of files, in blocks."""
 FILTERS: tuple[dict[str, list[str]], ...] = ({}, {"exclude": ["b/"]}, {"exclude": ["1.*"]}, {"include": ["a/"]})
 MEMORY = Path("/dev/shm")
@@ -80,19 +80,18 @@ class Machine(RuleBasedStateMachine):
     driver: Any
     new_driver: Callable[[Path], Any]
 
-    @initialize(
-        limit=st.sampled_from(LIMITS), files=st.lists(st.sampled_from(PATHS), min_size=4, unique=True), data=st.data()
-    )
-    def begin(self, limit: int, files: list[str], data: st.DataObject) -> None:
+    @initialize(limit=st.sampled_from(LIMITS), files=st.sets(st.sampled_from(PATHS), min_size=9), data=st.data())
+    def begin(self, limit: int, files: set[str], data: st.DataObject) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="model", dir=MEMORY if MEMORY.exists() else None))
         self.driver = type(self).new_driver(self.folder)
-        for path in files:
+        for path in sorted(files):
             self.driver.remote.put(path, data.draw(st.sampled_from(SIZES)))
         self.limit = limit * BLOCK
         self.filter: dict[str, list[str]] = {}
         self.readers: list[ReaderState] = []
         self.pinned: set[str] = set()
         self.evicted: set[str] = set()
+        self.excess = False
         self.paused = False
         self.catalog: dict[str, tuple[int, int]] = {}
         self.kinds: set[tuple[str, str]] = set()
@@ -316,7 +315,7 @@ class Machine(RuleBasedStateMachine):
         self.kinds |= kinds
         for path, identity in listed.items():
             self.first_shown.setdefault((path, identity), generation)
-        reader.holds[directory] = listed
+        reader.holds[directory] = dict(listed)
         reader.generations.add(generation)
 
     @rule(data=st.data(), path=st.sampled_from(PATHS), keep=st.sampled_from(["no", "open", "map"]))
@@ -388,8 +387,9 @@ class Machine(RuleBasedStateMachine):
         cached = self.cached()
         for reader in self.readers:
             for held in reader.holds.values():
-                for path in set(held) - set(cached):
-                    del held[path]
+                for path, identity in list(held.items()):
+                    if cached.get(path) != identity:
+                        del held[path]
 
     @precondition(lambda self: any(reader.files for reader in self.readers))
     @rule(data=st.data())
@@ -407,9 +407,11 @@ class Machine(RuleBasedStateMachine):
     # Patterns of training jobs.
 
     @precondition(lambda self: len(self.readers) < 4)
-    @rule(epochs=st.integers(2, 5), opens_first=st.booleans(), data=st.data())
-    def train(self, epochs: int, opens_first: bool, data: st.DataObject) -> None:
-        """A job lists everything and reads it, again and again."""
+    @rule(epochs=st.integers(2, 6), opens_first=st.booleans(), alone=st.booleans(), data=st.data())
+    def train(self, epochs: int, opens_first: bool, alone: bool, data: st.DataObject) -> None:
+        """A job lists everything and reads it, again and again, perhaps alone."""
+        if alone:
+            self._end_readers()
         reader = self._start()
         if opens_first and self.catalog:
             self._open(reader, data.draw(st.sampled_from(sorted(self.catalog))))
@@ -439,13 +441,13 @@ class Machine(RuleBasedStateMachine):
         now, cached = self._listed(), self.cached()
         if any(other.opened or other.holds for other in self.readers if other is not reader):
             return
-        if len(self.shown) < len(DIRECTORIES) or not reader.generations - {self.generation}:
+        if not reader.generations - {self.generation}:
             return
         counts = Counter(map(kind, now))
         delisted = [
             self.first_shown[path, identity]
             for path, identity in before.items()
-            if path not in now and cached.get(path) == identity
+            if path not in now and cached.get(path, identity) == identity
         ]
         for path, identity in now.items():
             key = path, identity
@@ -479,10 +481,21 @@ class Machine(RuleBasedStateMachine):
                 if not isinstance(result, BaseException):
                     self._check_listing(rank, directory, result)
 
-    @precondition(lambda self: self.readers and self.catalog)
-    @rule(data=st.data())
-    def list_while_opening(self, data: st.DataObject) -> None:
+    @precondition(lambda self: len(self.readers) < 4)
+    @rule(data=st.data(), files=st.integers(1, 3), blocks=st.sampled_from([1, 2, 3]))
+    def replace_what_is_held(self, data: st.DataObject, files: int, blocks: int) -> None:
+        """A process has seen everything, and the remote gets new versions."""
+        listed = self._walk(self._some_reader(data))
+        for path in listed[:files]:
+            self.driver.remote.put(path, blocks)
+        self.list_remote()
+
+    @precondition(lambda self: self.catalog)
+    @rule(data=st.data(), alone=st.booleans())
+    def list_while_opening(self, data: st.DataObject, alone: bool) -> None:
         """One process begins a listing while another one waits for a file."""
+        if alone:
+            self._end_readers()
         reader, other = self._some_reader(data), self._start()
         for path in list(self._walk(reader)):
             self._open(reader, path)
@@ -561,8 +574,20 @@ class Machine(RuleBasedStateMachine):
         before, pinned = self.cached(), self.pinned & set(self.cached())
         self._command("set", options={"cache_size": str(limit * BLOCK)})
         self.limit = limit * BLOCK
+        self.excess = True
         self._forgive_evictions()
         self._check_kept(before, pinned)
+        self.driver.settle()
+
+    @precondition(lambda self: len(self.readers) < 4)
+    @rule(limit=st.sampled_from(LIMITS))
+    def resize_while_open(self, limit: int) -> None:
+        """The cache gets another size while a process has all that it was shown open, which it then closes."""
+        reader = self._start()
+        for path in self._walk(reader):
+            self._open(reader, path, "open")
+        self.resize(limit)
+        self._end(reader)
         self.driver.settle()
 
     @rule()
@@ -628,6 +653,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def cached_files_are_whole(self) -> None:
+        if set(self.cached()) - set(self.catalog):
+            self.list_remote()  # what is replaced while it is deleted is found by the next listing
         for path in self.cached():
             assert path in self.catalog, f"{path} is cached, and not on the remote"
             content = (self.driver.cache / "files" / path).read_bytes()
@@ -635,11 +662,17 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_there(self) -> None:
+        """Unless the cache was made smaller: what exceeds that goes as soon as it can."""
+        if self.excess:
+            self._forgive_evictions()
+        self.excess = self._used() > self.limit
         cached = self.cached()
         for reader in self.readers:
             for held in reader.holds.values():
-                lost = set(held) - set(cached)
-                assert not lost, f"{sorted(lost)}: evicted, and held"
+                for path, identity in held.items():
+                    is_same = cached.get(path) == identity
+                    is_replaced = path in cached and len(self.driver.remote.versions[path]) > 1
+                    assert is_same or is_replaced, f"{path}: evicted, and held"
 
     @invariant()
     def open_files_do_not_change(self) -> None:
@@ -665,6 +698,7 @@ class Machine(RuleBasedStateMachine):
             if not missing or self._used() + sum(sizes) > self.limit:
                 return
             self.driver.settle(RETRIES_S)
+            self.list_remote()  # what changes while it is fetched is found by the next listing
         raise AssertionError(f"{sorted(missing)} do not come, and there is room")
 
     def _current(self) -> Iterable[str]:

@@ -1,0 +1,90 @@
+"""Faults that growfs once had, to be put back: each is the code of before its mend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from growfs.cache.catalog import Catalog, Changes, Node
+from growfs.rotation import reader_registry
+from growfs.rotation.evictor import Evictor
+from growfs.rotation.generations import Generations
+from growfs.scheduler.drawer import Drawer
+from growfs.scheduler.fetcher import Fetcher
+
+
+def guesses_are_final(patch: pytest.MonkeyPatch) -> None:
+    """A file of unknown size needs what is guessed, though less is free."""
+
+    async def find_space(self: Fetcher, node: Node, need: int, spares_held: bool) -> int | None:
+        return await self._evictor.reserve_by_eviction(need, spares_held)
+
+    def least(self: Drawer, nodes: Sequence[Node]) -> int:
+        return sum(self._needs(nodes))
+
+    patch.setattr(Fetcher, "_find_space", find_space)
+    patch.setattr(Drawer, "_least", least)
+
+
+def new_versions_evict_held_files(patch: pytest.MonkeyPatch) -> None:
+    """A new version makes room as a miss does."""
+    reserve = Evictor.reserve_by_eviction
+
+    async def reserve_by_eviction(self: Evictor, size: int, spares_held: bool = False) -> int | None:
+        return await reserve(self, size)
+
+    patch.setattr(Evictor, "reserve_by_eviction", reserve_by_eviction)
+
+
+def evictions_ignore_a_generation_that_begins(patch: pytest.MonkeyPatch) -> None:
+    """A miss that makes room between the decision on a generation and its commit goes by the rows of before."""
+
+    @asynccontextmanager
+    async def unchanged(self: Generations) -> AsyncIterator[bool]:
+        yield True
+
+    patch.setattr(Generations, "unchanged", unchanged)
+
+
+def excluded_files_stay_until_a_listing(patch: pytest.MonkeyPatch) -> None:
+    """The catalog of an earlier mount serves as it is, until the remote is listed."""
+    patch.setattr(Catalog, "forget_excluded", lambda *_: Changes())
+
+
+def a_cache_that_is_too_full_stays_so(patch: pytest.MonkeyPatch) -> None:
+    """What could not be evicted when the cache was made smaller is not tried again."""
+
+    async def run(_: Evictor) -> None:
+        await trio.sleep_forever()
+
+    patch.setattr(Evictor, "run", run)
+
+
+def every_epoch_has_a_generation(patch: pytest.MonkeyPatch) -> None:
+    """A process that looks at a batch and lists again begins a generation."""
+    patch.setattr(reader_registry, "begins_generation", lambda *_: True)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """number: that it has in the list of the faults that were found by hand. found: what the model says of it. seed: of
+    the examples that find it."""
+
+    number: int
+    put_back: Callable[[pytest.MonkeyPatch], None]
+    found: str
+    seed: int = 1000
+
+
+FAULTS = (
+    Fault(7, guesses_are_final, "there is room"),
+    Fault(8, new_versions_evict_held_files, "evicted, and held"),
+    Fault(9, evictions_ignore_a_generation_that_begins, "was listed, and has no file any more"),
+    Fault(11, excluded_files_stay_until_a_listing, "and is excluded"),
+    Fault(34, a_cache_that_is_too_full_stays_so, "bytes are used, and more could go"),
+    Fault(35, every_epoch_has_a_generation, "a look at a batch has begun a generation"),
+)
