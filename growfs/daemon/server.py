@@ -308,7 +308,7 @@ async def _keep_durable(store: Store) -> None:
         await trio.sleep(DURABLE_EVERY_S)
         try:
             await store.make_durable()
-        except (OSError, sqlite3.DatabaseError) as error:
+        except DISK_ERRORS as error:
             log.warning("the cached files could not be synced to the disk, trying again: %s", error)
 
 
