@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import figures
@@ -18,9 +19,10 @@ STEPS = 50
 def main() -> None:
     minutes = float(sys.argv[1])
     number = int(sys.argv[2]) if len(sys.argv) > 2 else int(time.time())
+    logging.disable(logging.CRITICAL)
     began = time.monotonic()
     checks = settings(
-        max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None,
+        max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     try:

@@ -61,16 +61,13 @@ class ReaderState:
     """What a process has seen and has open.
 
     holds: by directory, the files of its last listing there. files: descriptors, with path and content. maps: path,
-    inode number and mapping. parent: whose listings count for it. opened: it has opened a file.
+    inode number and mapping.
     """
 
     process: Any
     holds: dict[str, dict[str, Identity]] = field(default_factory=dict)
-    generations: set[int] = field(default_factory=set)
     files: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     maps: list[tuple[str, int, Any]] = field(default_factory=list)
-    parent: ReaderState | None = None
-    opened: bool = False
 
 
 class Machine(RuleBasedStateMachine):
@@ -97,8 +94,6 @@ class Machine(RuleBasedStateMachine):
         self.kinds: set[tuple[str, str]] = set()
         self.generation = 0
         self.shown: dict[str, dict[str, Identity]] = {}
-        self.first_shown: dict[tuple[str, Identity], int] = {}
-        self.opened_in: dict[tuple[str, Identity], int] = {}
         self._mount()
 
     # What the disk has.
@@ -165,9 +160,6 @@ class Machine(RuleBasedStateMachine):
         for _, _, mapping in reader.maps:
             mapping.close()
         self.readers.remove(reader)
-        for other in self.readers:
-            if other.parent is reader:
-                other.parent = None
         reader.process.end()
 
     @rule(filters=st.sampled_from(FILTERS), how=st.sampled_from(["clean", "crash", "power"]), hangs=st.booleans())
@@ -264,7 +256,7 @@ class Machine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         """A process has a child."""
         parent = self._some_reader(data)
-        child = ReaderState(parent.process.fork(), parent=parent)
+        child = ReaderState(parent.process.fork())
         self.readers.append(child)
 
     @precondition(lambda self: self.readers)
@@ -309,14 +301,13 @@ class Machine(RuleBasedStateMachine):
         for path, identity in shown.items():
             assert path in listed or cached.get(path) != identity, f"{path}: not in all listings of {generation}"
         assert listed.keys() <= shown.keys(), f"generation {generation} grew: {listed.keys() - shown.keys()}"
+        # A fetch may find at any time what the remote has changed or deleted.
+        self.kinds -= {kind(path) for path, file in self.catalog.items() if self.driver.remote.files.get(path) != file}
         kinds = {kind(path) for path in listed}
         for known in self.kinds:
             assert known[0] != directory or known in kinds, f"{known} was listed, and has no file any more"
         self.kinds |= kinds
-        for path, identity in listed.items():
-            self.first_shown.setdefault((path, identity), generation)
         reader.holds[directory] = dict(listed)
-        reader.generations.add(generation)
 
     @rule(data=st.data(), path=st.sampled_from(PATHS), keep=st.sampled_from(["no", "open", "map"]))
     def open(self, data: st.DataObject, path: str, keep: str) -> None:
@@ -346,14 +337,11 @@ class Machine(RuleBasedStateMachine):
         version = self.driver.remote.version_of(path, content)
         assert version, f"{path}: what was read is no version of it"
         reader.files[fd] = (path, content)
-        reader.opened = True
         if path not in before:
             figures["misses"] += 1
             self._note_found(path)
             self._forgive_evictions()
             assert version == self.driver.remote.files[path][0], f"{path} was fetched, and is of an old version"
-        elif identity := self.cached().get(path):
-            self.opened_in.setdefault((path, identity), self.generation)
 
     def _check_refusal(self, path: str, error: OSError, room: int) -> None:
         figures[f"{errno.errorcode[error.errno or 0]}"] += 1
@@ -417,46 +405,12 @@ class Machine(RuleBasedStateMachine):
             self._open(reader, data.draw(st.sampled_from(sorted(self.catalog))))
             self.driver.settle()
         for _ in range(epochs):
-            before = self._listed()
-            generation = self.generation
-            listed = self._walk(reader)
-            if self.generation == generation + 1 and generation:
-                self._check_order(reader, before)
-            for path in listed:
+            for path in self._walk(reader):
                 self._open(reader, path)
             self.driver.settle()
 
     def _walk(self, reader: ReaderState) -> list[str]:
         return [path for directory in DIRECTORIES for path in self._list(reader, directory)]
-
-    def _listed(self) -> dict[str, Identity]:
-        return {path: identity for files in self.shown.values() for path, identity in files.items()}
-
-    def _check_order(self, reader: ReaderState, before: dict[str, Identity]) -> None:
-        """What the last generation listed for longest is delisted first. before: what it listed.
-
-        Not so for pinned files, the last of a kind, files that nobody had opened when they were new, and what is held
-        by a process that may never list again.
-        """
-        now, cached = self._listed(), self.cached()
-        if any(other.opened or other.holds for other in self.readers if other is not reader):
-            return
-        if not reader.generations - {self.generation}:
-            return
-        counts = Counter(map(kind, now))
-        delisted = [
-            self.first_shown[path, identity]
-            for path, identity in before.items()
-            if path not in now and cached.get(path, identity) == identity
-        ]
-        for path, identity in now.items():
-            key = path, identity
-            first = self.first_shown[key]
-            if path in self.pinned or counts[kind(path)] < 2 or self.opened_in.get(key) != first:
-                continue
-            assert not delisted or first >= max(delisted), (
-                f"{path} is listed since generation {first}, and stays; one of generation {max(delisted)} goes"
-            )
 
     @precondition(lambda self: len(self.readers) < 4)
     @rule()
@@ -672,7 +626,8 @@ class Machine(RuleBasedStateMachine):
                 for path, identity in held.items():
                     is_same = cached.get(path) == identity
                     is_replaced = path in cached and len(self.driver.remote.versions[path]) > 1
-                    assert is_same or is_replaced, f"{path}: evicted, and held"
+                    is_deleted = path not in self.driver.remote.files
+                    assert is_same or is_replaced or is_deleted, f"{path}: evicted, and held"
 
     @invariant()
     def open_files_do_not_change(self) -> None:

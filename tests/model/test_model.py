@@ -11,7 +11,7 @@ from hypothesis import settings
 from tests.model.in_process import InProcess
 from tests.model.machine import Machine
 
-pytestmark = pytest.mark.promise(1, 2, 3, 5, 6, 7, 16, 17, 18, 19, 28, 29)
+pytestmark = pytest.mark.promise(1, 2, 3, 5, 6, 7, 16, 17, 19, 28, 29)
 
 
 class InProcessMachine(Machine):
