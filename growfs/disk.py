@@ -124,11 +124,15 @@ def syncfs(label: str, folder: int) -> None:
 
 
 def walk_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file below a folder, in no order."""
+    """Every file below a folder, in no order. One that goes meanwhile may be left out."""
     for root, _folders, names in os.walk(folder):
         for name in names:
             path = Path(root, name)
-            yield path, path.lstat()
+            try:
+                stat = path.lstat()
+            except FileNotFoundError:
+                continue
+            yield path, stat
 
 
 def allocated(stat: os.stat_result) -> int:

@@ -123,6 +123,7 @@ def test_options_that_make_no_sense_are_usage_errors(url: str, more: dict[str, A
 def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(_registry, store_of(url), raising=False)  # where another test has imported it
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.webdav", raising=False)
     with pytest.raises(UsageError, match=f"pip install {package}"):
         open_remote(RemoteSpec(url, {"base_url": "https://h/"} if package == "webdav4" else {}))
 
