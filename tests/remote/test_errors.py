@@ -121,7 +121,8 @@ def test_options_that_make_no_sense_are_usage_errors(url: str, more: dict[str, A
     [("gs://b", "gcsfs"), ("abfs://c", "adlfs"), ("hf://d", "huggingface_hub"), ("webdav://e", "webdav4")],
 )
 def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(_registry, store_of(url), raising=False)  # where another test has imported it
     monkeypatch.delitem(sys.modules, "fsspec.implementations.webdav", raising=False)
     with pytest.raises(UsageError, match=f"pip install {package}"):
