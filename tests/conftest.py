@@ -1,6 +1,7 @@
 """Fixtures and settings for all tests."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -32,3 +33,5 @@ settings.register_profile("long", deadline=None, max_examples=2_000)  # tools/te
 settings.load_profile("whole")
 
 os.environ[KEEP_PRIORITY_VARIABLE] = "1"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored

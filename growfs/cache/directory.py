@@ -25,6 +25,9 @@ FORMAT = 4
 """Of everything below a cache directory. A growfs that finds a higher number refuses it; lower ones are migrated."""
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
+DYING_S = 10.0
+"""How long a daemon that was killed may hold its lock: a thread that writes to the disk ends when that is done."""
+POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -96,11 +99,12 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
                 lock = os.open("lock", flags, 0o600, dir_fd=folder)
     except OSError as error:
         raise unusable(cache_dir, error) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise _in_use(path) from None
+    deadline = time.monotonic() + DYING_S
+    while not _try_lock(lock):
+        if not _is_dying(path) or time.monotonic() > deadline:
+            os.close(lock)
+            raise _in_use(path)
+        time.sleep(POLL_S)
     return CacheFolder(path, lock, fresh)
 
 
@@ -207,6 +211,26 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_dying(path: Path) -> bool:
+    """Whether the daemon that uses a cache was killed: its main thread has ended, and others have files open still."""
+    daemon = daemon_of(path)
+    if not daemon:
+        return False
+    try:
+        stat = Path(f"/proc/{daemon['pid']}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(") ")[2][0] in "ZX"  # proc_pid_stat(5)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """Lock a cache for the block, so that no daemon starts with it; gives False where one holds the lock.
@@ -218,12 +242,7 @@ def locked(path: Path) -> Iterator[bool]:
     except OSError as error:
         raise GrowfsError(f"{path}: {error.strerror}; run the command as the user who mounts it, or as root") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_free = True
-    except BlockingIOError:
-        is_free = False
-    try:
-        yield is_free
+        yield _try_lock(lock)
     finally:
         os.close(lock)
 

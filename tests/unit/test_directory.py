@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +42,41 @@ def test_a_cache_can_be_opened_again(cache_dir: Path, folder: Path) -> None:
     assert open_and_release(cache_dir).fresh
     (folder / "files").mkdir()
     assert not open_and_release(cache_dir).fresh
+
+
+DYING = """
+import ctypes, fcntl, json, os, sys, threading, time
+folder, exit_thread = sys.argv[1], int(sys.argv[2])
+fcntl.flock(os.open(f"{folder}/lock", os.O_RDWR), fcntl.LOCK_EX)
+with open(f"{folder}/daemon.json", "w") as file:
+    json.dump({"pid": os.getpid(), "mountpoint": "/mnt/train"}, file)
+def last_thread():
+    time.sleep(0.5)
+    os._exit(0)
+threading.Thread(target=last_thread).start()
+print("locked", flush=True)
+ctypes.CDLL(None).syscall(exit_thread, 0)
+"""
+"""A process whose main thread has ended, as that of a killed daemon, while another thread keeps the lock."""
+
+
+def test_a_lock_of_a_dying_daemon_is_waited_for(cache_dir: Path, folder: Path) -> None:
+    folder = open_and_release(cache_dir).path
+    exit_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+    command = [sys.executable, "-c", DYING, str(folder), str(exit_thread)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout
+        assert daemon.stdout.readline() == "locked\n"
+        open_and_release(cache_dir)
+        assert daemon.wait() == 0
+
+
+def test_a_lock_of_a_living_daemon_is_not_waited_for(cache_dir: Path) -> None:
+    cache = open_cache(cache_dir, SPEC, URL)
+    (cache.path / "daemon.json").write_text(json.dumps({"pid": os.getpid(), "mountpoint": "/mnt/train"}))
+    with pytest.raises(GrowfsError, match=f"in use by the growfs with pid {os.getpid()}, mounted on /mnt/train"):
+        open_cache(cache_dir, SPEC, URL)
+    cache.release()
 
 
 def test_a_folder_that_another_user_has_prepared_is_refused(cache_dir: Path, folder: Path) -> None:
