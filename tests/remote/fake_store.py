@@ -22,6 +22,7 @@ from tests.servers import serving
 PART = 1000
 DATA = random.Random(2).randbytes(10 * PART + 500)
 SMALL = random.Random(3).randbytes(PART)
+RESUMED_S = 20.0
 
 
 def part_starts(size: int, first: int = 0) -> range:
@@ -74,7 +75,8 @@ class FakeStore:
 
     ranges: 'partial' (206), 'rclone' (200 with a Content-Range), 'ignored' (200 with the whole file), 'first' (only a
         range from 0 is served)
-    body: 'plain', 'gzip', 'chunked', 'endless' (until the connection ends), 'cut' (half of it)
+    body: 'plain', 'gzip', 'chunked', 'endless' (until the connection ends), 'cut' (half of it), 'stalled' (a byte, and
+        the rest when `resumed` is set)
     """
 
     data: bytes
@@ -92,6 +94,7 @@ class FakeStore:
     status: Callable[[Request], int | None] = lambda _: None
     requests: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    resumed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def gets(self) -> list[Request]:
@@ -105,7 +108,7 @@ class FakeStore:
             if request.method == "GET":
                 self.on_get(request)
             status = self.status(request)
-            data, etag, modified = self.data, self.etag, self.modified
+            data, etag, modified, stalled = self.data, self.etag, self.modified, self.body == "stalled"
         headers = self.extra_headers | self.headers_for(request)
         if self.location and not request.target.endswith(self.location):
             headers["Location"] = self.location
@@ -126,9 +129,16 @@ class FakeStore:
             part = data[start : end + 1]
             headers["Content-Range"] = f"bytes {start}-{start + len(part) - 1}/{len(data)}"
             data, code = part, 200 if self.ranges == "rclone" else 206
-        return self.reply(handler, code, headers, data)
+        return self.reply(handler, code, headers, data, stalled)
 
-    def reply(self, handler: http.server.BaseHTTPRequestHandler, status: int, headers: Any, body: bytes) -> None:
+    def reply(
+        self,
+        handler: http.server.BaseHTTPRequestHandler,
+        status: int,
+        headers: Any,
+        body: bytes,
+        stalled: bool = False,
+    ) -> None:
         handler.send_response(status)
         if self.body == "gzip":
             body = gzip.compress(body)
@@ -146,6 +156,10 @@ class FakeStore:
             handler.send_header(name, value)
         handler.end_headers()
         if handler.command != "HEAD":
+            if stalled:
+                handler.wfile.write(body[:1])
+                self.resumed.wait(RESUMED_S)
+                body = body[1:]
             handler.wfile.write(body)
         handler.close_connection |= self.hangs_up
 

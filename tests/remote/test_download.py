@@ -198,6 +198,33 @@ def test_a_part_that_is_cut_short_is_retried(serve: Serve, tmp_path: Path, libra
         s3(serve(store)).fetch(FetchTask(FILE, tmp_path / "target"))
 
 
+def test_the_rest_of_a_slow_part_is_requested_on_another_connection(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growfs.remote.http.threads.SAMPLE_BYTES_MIN", 1)
+    store = FakeStore(DATA)
+    starts = list(part_starts(len(DATA)))
+    slow: list[int] = []
+
+    def on_get(request: Request) -> None:
+        helps = any(other.start == 0 and other.port != request.port for other in store.gets)
+        store.body = "stalled" if helps and not slow else "plain"
+        if store.body == "stalled":
+            slow.append(request.start or 0)
+        if request.start not in starts:
+            store.resumed.set()
+
+    store.on_get = on_get
+    task = FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target", digest=Digest())
+    assert s3(serve(store)).fetch(task).size == len(DATA)
+    assert task.target.read_bytes() == DATA
+    assert task.digest
+    assert task.digest.text() == digest.of(task.target)
+    (rest,) = (request.start or 0 for request in store.gets if request.start not in starts)
+    assert slow[0] < rest < slow[0] + PART
+    assert library_fetches == []
+
+
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize(
     ("status", "kind"), [(503, RemoteBusy), (429, RemoteBusy), (404, RemoteMissing), (403, RemoteDenied)]

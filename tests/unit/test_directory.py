@@ -15,6 +15,7 @@ from growfs.cache.directory import CacheFolder, folder_name, open_cache
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import RemoteSpec
 from tests.cli.support import NOBODY, needs_root
+from tests.harness import until
 
 URL = "s3://bucket/train"
 SPEC = RemoteSpec(url=URL)
@@ -51,7 +52,8 @@ fcntl.flock(os.open(f"{folder}/lock", os.O_RDWR), fcntl.LOCK_EX)
 with open(f"{folder}/daemon.json", "w") as file:
     json.dump({"pid": os.getpid(), "mountpoint": "/mnt/train"}, file)
 def last_thread():
-    time.sleep(0.5)
+    sys.stdin.read()
+    time.sleep(0.2)
     os._exit(0)
 threading.Thread(target=last_thread).start()
 print("locked", flush=True)
@@ -64,9 +66,12 @@ def test_a_lock_of_a_dying_daemon_is_waited_for(cache_dir: Path, folder: Path) -
     folder = open_and_release(cache_dir).path
     exit_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
     command = [sys.executable, "-c", DYING, str(folder), str(exit_thread)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdin
         assert daemon.stdout
         assert daemon.stdout.readline() == "locked\n"
+        until(lambda: ") Z " in Path(f"/proc/{daemon.pid}/stat").read_text())
+        daemon.stdin.close()
         open_and_release(cache_dir)
         assert daemon.wait() == 0
 

@@ -8,6 +8,7 @@ in Python. A request may hold secrets, so requests are never shown.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -127,9 +128,17 @@ class Connection:
         self._keeps = request.method == "HEAD" and received == end + 4 and response.keep_alive
         return response
 
-    def copy(self, response: HttpResponse, fd: int, at: int, on_piece: Callable[[memoryview], None]) -> None:
+    def copy(
+        self,
+        response: HttpResponse,
+        fd: int,
+        at: int,
+        on_piece: Callable[[memoryview], None],
+        until: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         """Write the body to fd from offset `at` on; on_piece gets each piece that arrives.
 
+        until: the offset where to stop, which may come down meanwhile, to the end of a block that is not begun.
         Raises ConnectionFailed, and OSError of the local disk.
         """
         assert self._socket is not None
@@ -139,7 +148,7 @@ class Connection:
         if start == end:
             start = end = 0
         counted = start
-        while left:
+        while left and at < until():
             size = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
             while counted < start + size:
                 least = min(start + size, counted + PIECE_BYTES)
@@ -161,7 +170,9 @@ class Connection:
             rest = self._buffer[counted:end]
             self._buffer[: len(rest)] = rest
             start, counted, end = 0, 0, len(rest)
-        self._keeps = whole and response.keep_alive
+        if left:
+            self.close()
+        self._keeps = whole and not left and response.keep_alive
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
         """Read the next bytes of the body, of which `left` bytes are left. Raises ConnectionFailed."""

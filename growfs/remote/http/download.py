@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -27,6 +28,7 @@ from urllib.request import getproxies, proxy_bypass
 from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import (
+    WRITE_BYTES,
     Connection,
     ConnectionFailed,
     FallBack,
@@ -41,6 +43,10 @@ from growfs.remote.protocol import FetchTask
 USELESS_HEADS_MAX = 8
 FALLBACKS_MAX = 3  # files in a row that were left to the library; after that all are, for a while
 FALLBACK_S = 60.0  # how long; a store that refused for some seconds is not slow for ever
+SLOW_S = 0.5
+"""A part that needs so much longer, at less than half the rate of the others, is shared with the thread that waits for
+it: its connection may be new, or lose packets, and the file is not shown before its last part is there."""
+CHECK_PARTS_S = 0.1
 GOOD_STATUSES = (200, 206)
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
@@ -149,6 +155,33 @@ class RangeDownloader:
             self._idle.append(connection)
 
 
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Bytes of a target that one stream brings. at: the next one to come. began: when they were requested."""
+
+    start: int
+    end: int
+    began: float = field(default_factory=time.monotonic)
+    at: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = self.start
+
+    def split(self, bytes_per_s: float) -> _Part | None:
+        """If this part is slow, give away what a stream of that rate brings until this one has brought the rest."""
+        took_s, left = time.monotonic() - self.began, self.end - self.at
+        rate = (self.at - self.start) / took_s
+        if took_s < SLOW_S or left < SLOW_S * rate or bytes_per_s < 2 * rate:
+            return None
+        block = self.at // WRITE_BYTES + 1  # the one being written ends here
+        middle = max(block, round((self.end - left * bytes_per_s / (bytes_per_s + rate)) / WRITE_BYTES)) * WRITE_BYTES
+        if middle >= self.end:
+            return None
+        given = _Part(middle, self.end)
+        self.end = middle
+        return given
+
+
 class _FileTransfer(Generic[T]):
     """The transfer of one file, or of a range of it.
 
@@ -170,6 +203,8 @@ class _FileTransfer(Generic[T]):
         self._owner, self._task, self._fd, self._sign, self._check = owner, task, fd, sign, check
         self._digest = task.digest or Digest()
         self._lock = threading.Lock()
+        self._part_ended = threading.Condition(self._lock)
+        self._parts: list[_Part] = []  # under way
         self._error: BaseException | None = None
         self._validators: dict[str, str | None] = {}
         self._starts: Iterator[int] = iter(())
@@ -192,7 +227,7 @@ class _FileTransfer(Generic[T]):
         with ExitStack() as stack:
             if at_once:
                 self.total = size or 0
-                self._starts = iter(range(self._first + self._part_bytes, self._end, self._part_bytes))
+                self._starts = iter(range(self._part_bytes, self.total, self._part_bytes))
                 stack.enter_context(owner.threads.helping(self._help))
             with self._registered(connection):
                 began = time.monotonic()
@@ -206,19 +241,15 @@ class _FileTransfer(Generic[T]):
                     owner.splits_at_once = owner.splits_at_once and not at_once
                     owner.threads.release_helpers()
                 elif not at_once:
-                    self._starts = iter(range(self._first + (response.length or 0), self._end, self._part_bytes))
+                    self._starts = iter(range(response.length or 0, self.total, self._part_bytes))
                     stack.enter_context(owner.threads.helping(self._help))
-                self._copy(connection, response, self._first, began)
-                while (start := self._next()) is not None:
-                    self._fetch_part(connection, start)
+                self._copy(connection, response, _Part(0, response.length or 0, began))
+                while more := self._next() or self._rest_of_a_slow_part():
+                    self._fetch_part(connection, more)
         if self._error:
             raise self._error
         if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
             raise ChecksumMismatch(mismatch)
-
-    @property
-    def _end(self) -> int:
-        return self._first + self.total
 
     def _begin(self, connection: Connection, size: int | None) -> HttpResponse:
         """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
@@ -265,10 +296,10 @@ class _FileTransfer(Generic[T]):
 
     def _help(self) -> bool:
         """Fetch one part; False if there is none left."""
-        if (start := self._next()) is None:
+        if (part := self._next()) is None:
             return False
         with self._owner.connection() as connection, self._registered(connection):
-            self._fetch_part(connection, start)
+            self._fetch_part(connection, part)
         return True
 
     @contextmanager
@@ -288,10 +319,9 @@ class _FileTransfer(Generic[T]):
             with self._lock:
                 self._connections.remove(connection)
 
-    def _copy(self, connection: Connection, response: HttpResponse, start: int, requested_at: float) -> None:
-        at = start - self._first
-        digest = self._digest.part(at)
-        expected = self._expected and self._expected.part(at)
+    def _copy(self, connection: Connection, response: HttpResponse, part: _Part) -> None:
+        digest = self._digest.part(part.start)
+        expected = self._expected and self._expected.part(part.start)
 
         def on_piece(piece: memoryview) -> None:
             if self._error:
@@ -301,28 +331,50 @@ class _FileTransfer(Generic[T]):
                 expected.update(piece)
             self._owner.threads.throttle(len(piece))
             with self._lock:
+                part.at += len(piece)
                 self.has_progress = True
                 self._task.progress(len(piece))
 
-        connection.copy(response, self._fd, at, on_piece)
-        self._owner.threads.record(response.length or 0, time.monotonic() - requested_at)
+        connection.copy(response, self._fd, part.start, on_piece, lambda: part.end)
+        self._owner.threads.record(part.end - part.start, time.monotonic() - part.began)
 
-    def _fetch_part(self, connection: Connection, start: int) -> None:
-        requested_at = time.monotonic()
-        if response := self._request_part(connection, start):
-            self._copy(connection, response, start, requested_at)
+    def _fetch_part(self, connection: Connection, part: _Part) -> None:
+        try:
+            part.began = time.monotonic()
+            if response := self._request_part(connection, part):
+                self._copy(connection, response, part)
+        finally:
+            with self._part_ended:
+                self._parts.remove(part)
+                self._part_ended.notify()
 
-    def _next(self) -> int | None:
+    def _next(self) -> _Part | None:
         with self._lock:
-            return next(self._starts, None)
+            start = next(self._starts, None)
+            if start is None:
+                return None
+            part = _Part(start, min(start + self._part_bytes, self.total))
+            self._parts.append(part)
+            return part
 
-    def _request_part(self, connection: Connection, start: int) -> HttpResponse | None:
+    def _rest_of_a_slow_part(self) -> _Part | None:
+        """Wait for the other threads' parts, or have one of them share its part; None if all have ended."""
+        while self._parts and not self._error:
+            with self._part_ended:
+                for part in self._parts:
+                    if rest := part.split(self._owner.threads.stream_bytes_per_s):
+                        self._parts.append(rest)
+                        return rest
+                self._part_ended.wait(CHECK_PARTS_S)
+        return None
+
+    def _request_part(self, connection: Connection, part: _Part) -> HttpResponse | None:
         """Request one part; None if the file turns out not to come in parts.
 
         The signature was good for the first part; if it is refused now, it has expired.
         """
         request, etag = self._request, self._validators.get("etag")
-        end = min(start + self._part_bytes, self._end) - 1
+        start, end = self._first + part.start, self._first + part.end - 1
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
         response = connection.send(request, headers)
         self._begun.wait()
