@@ -8,7 +8,7 @@ import sqlite3
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
@@ -60,6 +60,10 @@ class Evictor:
     def rotates(self) -> bool:
         """Whether delisted files give way to others."""
         return self._generations.rotates
+
+    def unchanged_generation(self) -> AbstractAsyncContextManager[bool]:
+        """As Generations.unchanged, for what gives a listed file another id."""
+        return self._generations.unchanged()
 
     async def run(self) -> None:
         """Evict what exceeds the quota, once that is possible: after it was lowered, files may still be in use."""

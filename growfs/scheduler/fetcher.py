@@ -351,8 +351,13 @@ class Fetcher:
                 continue
             errors: dict[int, OSError] = {}
             failure: Exception | None = None
+            # A new version has another id than the old one, which is what a generation that begins knows.
+            has_renewed = any(download.renews for download in batch)
+            unchanged = self._evictor.unchanged_generation() if has_renewed else contextlib.nullcontext()
             try:
-                admitted = await self._store.admit([download.staged for download in batch if download.staged], errors)
+                async with unchanged:
+                    staged = [download.staged for download in batch if download.staged]
+                    admitted = await self._store.admit(staged, errors)
             except (OSError, sqlite3.Error) as error:
                 failure = error
                 admitted = set()

@@ -190,12 +190,10 @@ class CatalogSync:
         for id, file in part.changed:
             node = self._catalog.node(id)
             fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
-            if id in self.updating:
-                continue  # the next listing compares it again
-            if node and node.seq is not None and fits:
-                self.updates[id] = file
-            else:
+            if not (node and node.seq is not None and fits):
                 immediate.append((id, file))
+            elif id not in self.updating:  # else the next listing compares it again
+                self.updates[id] = file
         changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
         self._store.count_dropped(changes)
         if changes.removed:
@@ -247,9 +245,12 @@ class VersionUpdater:
             await self._resumed.wait()
 
     async def _replace(self, successor: Node) -> None:
-        """Fetch a new version, once there is space for it: the next generation delists as much."""
+        """Fetch a new version, once there is space for it: the next generation delists as much.
+
+        Meanwhile the file may go: the remote deletes it, or a miss evicts it, and what opens it then finds the version.
+        """
         waiting = 0
-        while not await self._fetcher.update(successor):
+        while self._catalog.node(successor.id) and not await self._fetcher.update(successor):
             if not waiting:
                 waiting = disk.allocation(self._fetcher.need(successor))
                 self._store.renewal_bytes += waiting

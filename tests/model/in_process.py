@@ -501,15 +501,18 @@ class InProcess:
     async def _settle(self, seconds: float) -> None:
         await wait_all_tasks_blocked()
         if seconds:
-            self._loop.clock.jump(seconds)
-            await wait_all_tasks_blocked()
+            await self._jump(seconds)
         for _ in range(QUIET_STEPS):
-            self._loop.clock.jump(QUIET_STEP_S)
-            await wait_all_tasks_blocked()
+            await self._jump(QUIET_STEP_S)
+
+    async def _jump(self, seconds: float) -> None:
+        self._loop.clock.jump(seconds)
+        await wait_all_tasks_blocked()
 
     def list_remote(self) -> None:
-        """List the remote now, once."""
-        self.command("set", options={"refresh": "0.01s"})
+        """List the remote now."""
+        self.command("set", options={"refresh": f"{QUIET_STEP_S}s"})
+        self._loop.run(self._jump, QUIET_STEP_S)  # the last listing may have ended at this very moment
         self.command("set", options={"refresh": "0"})
 
     def _check(self) -> None:

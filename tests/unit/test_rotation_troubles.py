@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from growfs import disk
 from growfs.daemon.virtual_files import _listed
@@ -19,6 +20,7 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.groups import Groups
 from growfs.scheduler.in_flight import InFlightTable
 from growfs.scheduler.outage import Outage
+from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.local_cache import LocalCache, file, open_local_cache
@@ -109,6 +111,17 @@ async def answers(_: bool) -> None:
     """A probe of a remote that is not away."""
 
 
+async def ignore(*_: object) -> None:
+    """What nobody waits for."""
+
+
+def fetcher_of(cache: LocalCache) -> Fetcher:
+    """A fetcher into that cache, with a RefusingPool."""
+    downloads = InFlightTable(cache.catalog, Groups(cache.database, None), cache.folder / "partial", SizeEstimate())
+    dispatcher = Dispatcher(RefusingPool(), 1, 0)  # type: ignore[arg-type]
+    return Fetcher(downloads, cache.store, cache.evictor, dispatcher, ignore, Outage(answers), 5.0)
+
+
 @pytest.mark.promise(17)
 async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path) -> None:
     cache = open_local_cache(tmp_path, FILES * SIZE)
@@ -118,13 +131,7 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     shown = await cache.begin()
     assert shown
     cache.holds = Holds([{EVERYWHERE: Hold(shown.number, shown.last_seq)}])
-
-    async def ignore(*_: object) -> None:
-        pass
-
-    downloads = InFlightTable(cache.catalog, Groups(cache.database, None), tmp_path / "partial", SizeEstimate())
-    dispatcher = Dispatcher(RefusingPool(), 1, 0)  # type: ignore[arg-type]
-    fetcher = Fetcher(downloads, cache.store, cache.evictor, dispatcher, ignore, Outage(answers), 5.0)
+    fetcher = fetcher_of(cache)
     successor = replace(cache.node("d/5.bin"), version="v2")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
@@ -137,6 +144,44 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
         assert await fetcher.update(successor)
         nursery.cancel_scope.cancel()
     assert cache.node("d/5.bin").version == "v2"
+    cache.close()
+
+
+@pytest.mark.promise(6)
+async def test_a_new_version_arrives_before_a_generation_is_decided_or_after_it_is_written(tmp_path: Path) -> None:
+    """Else the generation would delist, or list again, an id that nobody has any more."""
+    cache = await full_cache(tmp_path)
+    fetcher = fetcher_of(cache)
+    before = cache.listed()
+    await cache.generations.begin(Holds(), frozenset())
+    expected = cache.listed()
+    cache.store.set_limit(2 * FILES * SIZE)
+    delisted = cache.node(min(before - expected))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        nursery.start_soon(fetcher.update, replace(delisted, version="v2"))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(cache.generations.run)
+        while cache.node("d/" + delisted.name).version != "v2":
+            await cache.store.admitted.wait()
+        nursery.cancel_scope.cancel()
+    assert cache.listed() == expected
+    cache.close()
+
+
+@pytest.mark.promise(3)
+async def test_an_evicted_file_is_not_kept_from_its_new_version(tmp_path: Path) -> None:
+    """A miss that made room evicted it, while its new version waited for some."""
+    cache = await full_cache(tmp_path)
+    node = cache.node("d/000.bin")
+    sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
+    sync.updating.add(node.id)
+    found = file("d/000.bin", SIZE, "v2")
+    await sync.update_file(node, found)
+    assert cache.node("d/000.bin").version == "v1"
+    await cache.store.evict([node.id])
+    await sync.update_file(cache.node("d/000.bin"), found)
+    assert cache.node("d/000.bin").version == "v2"
     cache.close()
 
 
@@ -156,9 +201,6 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
             workers.gate.set()
             await trio.sleep(0.2)
         return await reserve(size, spares_held)
-
-    async def ignore(*_: object) -> None:
-        pass
 
     monkeypatch.setattr(cache.evictor, "reserve_by_eviction", slow_reserve)
     groups = Groups(cache.database, "{stem}")
