@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 from unittest import mock
 
@@ -329,6 +330,7 @@ class InProcess:
             (reader_registry, "process", self.processes.get),
             (reader_registry, "thread_group", lambda tid: tid),
             (reader_registry, "_watched", self.processes.watch),
+            (reader_registry, "time", SimpleNamespace(monotonic=self._loop.clock.current_time)),
         ):
             self._stack.enter_context(mock.patch.object(target, name, value))
         self._error: BaseException | None = None

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -56,6 +56,13 @@ def kind(path: str) -> tuple[str, str]:
     return os.path.dirname(path), os.path.splitext(path)[1]
 
 
+class Seen(NamedTuple):
+    """A file as it was listed."""
+
+    identity: Identity
+    version: int
+
+
 @dataclass(eq=False)
 class ReaderState:
     """What a process has seen and has open.
@@ -65,14 +72,15 @@ class ReaderState:
     """
 
     process: Any
-    holds: dict[str, dict[str, Identity]] = field(default_factory=dict)
+    holds: dict[str, dict[str, Seen]] = field(default_factory=dict)
     files: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     maps: list[tuple[str, int, Any]] = field(default_factory=list)
 
 
 class Machine(RuleBasedStateMachine):
     """catalog: what the daemon knows of the remote: (version, blocks) by path. shown: of the current generation, by
-    directory, what it listed. kinds: the kinds that were listed. limit: of the cache, in bytes."""
+    directory, what it listed. kinds: the kinds that were listed, each with the files that were. limit: of the cache, in
+    bytes."""
 
     driver: Any
     new_driver: Callable[[Path], Any]
@@ -91,7 +99,7 @@ class Machine(RuleBasedStateMachine):
         self.excess = False
         self.paused = False
         self.catalog: dict[str, tuple[int, int]] = {}
-        self.kinds: set[tuple[str, str]] = set()
+        self.kinds: dict[tuple[str, str], set[str]] = {}
         self.generation = 0
         self.shown: dict[str, dict[str, Identity]] = {}
         self._mount()
@@ -105,6 +113,10 @@ class Machine(RuleBasedStateMachine):
         for path, stat in disk.walk_files(folder):
             found[str(path.relative_to(folder))] = (stat.st_ino, stat.st_ctime_ns)
         return found
+
+    def _cached_version(self, path: str) -> int:
+        """The version that a cached file is; 0 where it is none."""
+        return int(self.driver.remote.version_of(path, (self.driver.cache / "files" / path).read_bytes()) or 0)
 
     def allocated(self, path: str) -> int:
         """What a cached file takes on the disk."""
@@ -148,7 +160,8 @@ class Machine(RuleBasedStateMachine):
             self.catalog = {path: file for path, file in self.catalog.items() if self.matches(path)}
         self.shown, self.generation = {}, 0
         self.paused = False
-        self.kinds -= {kind(path) for path in before - set(self.catalog)}
+        for path in before - set(self.catalog):
+            self.kinds.pop(kind(path), None)
 
     def _end_readers(self) -> None:
         while self.readers:
@@ -176,7 +189,7 @@ class Machine(RuleBasedStateMachine):
             stray.write_bytes(b"no row")
         if how == "power":
             self.driver.lose_power()
-            self.kinds = set()
+            self.kinds = {}
         self.filter = filters
         if not any(self.matches(path) for path in self.driver.remote.files):
             self.driver.remote.put("a/0.x", 1)
@@ -204,26 +217,38 @@ class Machine(RuleBasedStateMachine):
         now = {path: file for path, file in self.driver.remote.files.items() if self.matches(path)}
         if not now:
             return  # an empty listing changes nothing
-        for path in self.catalog:
-            if path not in now or now[path] != self.catalog[path]:
-                self.kinds.discard(kind(path))
-                for reader in self.readers:
-                    for held in reader.holds.values():
-                        if path not in now or now[path][1] * BLOCK > self.limit:
-                            held.pop(path, None)
         self.pinned &= set(now)
         self.catalog = now
+
+    def _may_go(self, path: str) -> bool:
+        """Whether the daemon may drop a cached file at any time, as it may learn of what has happened to it."""
+        file = self.driver.remote.files.get(path)
+        return file is None or file[1] * BLOCK > self.limit
+
+    def _forgive_drops(self) -> None:
+        """Expect nothing of files that may go, nor of their kinds, until they are listed again."""
+        self.kinds = {known: paths for known, paths in self.kinds.items() if not any(map(self._may_go, paths))}
+        for reader in self.readers:
+            for held in reader.holds.values():
+                for path in list(filter(self._may_go, held)):
+                    del held[path]
 
     @rule(path=st.sampled_from(PATHS), blocks=st.sampled_from(SIZES))
     def put(self, path: str, blocks: int) -> None:
         """The remote gets a file, or a new version of it. It is noticed with the next listing, or by a fetch."""
+        self._put(path, blocks)
+
+    def _put(self, path: str, blocks: int) -> None:
+        self._forgive_drops()
         self.driver.remote.put(path, blocks)
+        self._forgive_drops()
 
     @precondition(lambda self: len(self.driver.remote.files) > 1)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         """A file is deleted from the remote."""
         self.driver.remote.delete(data.draw(st.sampled_from(sorted(self.driver.remote.files))))
+        self._forgive_drops()
 
     @rule()
     def list_remote(self) -> None:
@@ -293,21 +318,21 @@ class Machine(RuleBasedStateMachine):
             assert self.matches(path), f"{path} is listed, and excluded"
             assert path in cached, f"{path} is listed, and not cached"
             assert path in self.catalog, f"{path} is listed, and not on the remote"
-            content = (self.driver.cache / "files" / path).read_bytes()
-            assert len(content) == size, f"{path}: a listing says {size} bytes, the file has {len(content)}"
-            assert self.driver.remote.version_of(path, content), f"{path} is not whole"
+            length = (self.driver.cache / "files" / path).stat().st_size
+            assert length == size, f"{path}: a listing says {size} bytes, the file has {length}"
+            assert self._cached_version(path), f"{path} is not whole"
             listed[path] = cached[path]
         shown = self.shown.setdefault(directory, listed)
         for path, identity in shown.items():
             assert path in listed or cached.get(path) != identity, f"{path}: not in all listings of {generation}"
         assert listed.keys() <= shown.keys(), f"generation {generation} grew: {listed.keys() - shown.keys()}"
-        # A fetch may find at any time what the remote has changed or deleted.
-        self.kinds -= {kind(path) for path, file in self.catalog.items() if self.driver.remote.files.get(path) != file}
+        self._forgive_drops()
         kinds = {kind(path) for path in listed}
         for known in self.kinds:
             assert known[0] != directory or known in kinds, f"{known} was listed, and has no file any more"
-        self.kinds |= kinds
-        reader.holds[directory] = dict(listed)
+        for path in listed:
+            self.kinds.setdefault(kind(path), set()).add(path)
+        reader.holds[directory] = {path: Seen(listed[path], self._cached_version(path)) for path in listed}
 
     @rule(data=st.data(), path=st.sampled_from(PATHS), keep=st.sampled_from(["no", "open", "map"]))
     def open(self, data: st.DataObject, path: str, keep: str) -> None:
@@ -359,9 +384,16 @@ class Machine(RuleBasedStateMachine):
         if error.errno == errno.EFBIG:
             assert need > self.limit, f"{path} has {need} bytes, the cache {self.limit}: {error}"
         elif error.errno == errno.ENOSPC:
+            need = self._need(path)
             assert need > room, f"{path} has {need} bytes, and there is room for {room}: {error}"
         else:
             raise AssertionError(f"{path}: {error}")
+
+    def _need(self, path: str) -> int:
+        """The bytes that a file may need: of any of its versions, as the daemon may know an old one only."""
+        size = max(self.driver.remote.versions[path].values()) * BLOCK
+        # Where the size is not known, a quarter more than what was too little is tried.
+        return disk.allocation(size * 5 // 4) if path.endswith(".u") else size
 
     def _note_found(self, path: str) -> None:
         """A fetch has found what the remote has of a file."""
@@ -375,8 +407,8 @@ class Machine(RuleBasedStateMachine):
         cached = self.cached()
         for reader in self.readers:
             for held in reader.holds.values():
-                for path, identity in list(held.items()):
-                    if cached.get(path) != identity:
+                for path, seen in list(held.items()):
+                    if cached.get(path) != seen.identity:
                         del held[path]
 
     @precondition(lambda self: any(reader.files for reader in self.readers))
@@ -441,7 +473,7 @@ class Machine(RuleBasedStateMachine):
         """A process has seen everything, and the remote gets new versions."""
         listed = self._walk(self._some_reader(data))
         for path in listed[:files]:
-            self.driver.remote.put(path, blocks)
+            self._put(path, blocks)
         self.list_remote()
 
     @precondition(lambda self: self.catalog)
@@ -526,8 +558,10 @@ class Machine(RuleBasedStateMachine):
     def resize(self, limit: int) -> None:
         """The cache gets another size, even if not all that is too much can go."""
         before, pinned = self.cached(), self.pinned & set(self.cached())
+        self._forgive_drops()
         self._command("set", options={"cache_size": str(limit * BLOCK)})
         self.limit = limit * BLOCK
+        self._forgive_drops()
         self.excess = True
         self._forgive_evictions()
         self._check_kept(before, pinned)
@@ -611,8 +645,7 @@ class Machine(RuleBasedStateMachine):
             self.list_remote()  # what is replaced while it is deleted is found by the next listing
         for path in self.cached():
             assert path in self.catalog, f"{path} is cached, and not on the remote"
-            content = (self.driver.cache / "files" / path).read_bytes()
-            assert self.driver.remote.version_of(path, content), f"{path} is cached, and not whole"
+            assert self._cached_version(path), f"{path} is cached, and not whole"
 
     @invariant()
     def what_is_held_is_there(self) -> None:
@@ -620,14 +653,14 @@ class Machine(RuleBasedStateMachine):
         if self.excess:
             self._forgive_evictions()
         self.excess = self._used() > self.limit
+        self._forgive_drops()
         cached = self.cached()
         for reader in self.readers:
             for held in reader.holds.values():
-                for path, identity in held.items():
-                    is_same = cached.get(path) == identity
-                    is_replaced = path in cached and len(self.driver.remote.versions[path]) > 1
-                    is_deleted = path not in self.driver.remote.files
-                    assert is_same or is_replaced or is_deleted, f"{path}: evicted, and held"
+                for path, seen in held.items():
+                    now = cached.get(path)
+                    is_replaced = now and self._cached_version(path) > seen.version
+                    assert now == seen.identity or is_replaced, f"{path}: evicted, and held"
 
     @invariant()
     def open_files_do_not_change(self) -> None:
@@ -648,7 +681,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(6):
             missing = {path for path in self.catalog if not self._is_current(path)}
             # The daemon may wait for the room of a file that is smaller by now, or gone: nothing overtakes it.
-            sizes = [max(self.driver.remote.versions[path].values()) * BLOCK for path in missing]
+            sizes = [self._need(path) for path in missing]
             missing.intersection_update(self._current())
             if not missing or self._used() + sum(sizes) > self.limit:
                 return
@@ -661,6 +694,5 @@ class Machine(RuleBasedStateMachine):
         return [path for path, file in self.catalog.items() if remote.get(path) == file and path not in self.evicted]
 
     def _is_current(self, path: str) -> bool:
-        cached = self.driver.cache / "files" / path
         version, _ = self.driver.remote.files.get(path, (None, 0))
-        return cached.exists() and bool(self.driver.remote.version_of(path, cached.read_bytes()) == version)
+        return path in self.cached() and bool(self._cached_version(path) == version)
