@@ -39,9 +39,14 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="of the order of the faults")
     parser.add_argument("--engine", choices=("passthrough", "libfuse"), help="mount with this one only")
+    parser.add_argument(
+        "--pause", type=float, default=0.2, metavar="SECONDS", help="a reader waits so long after each epoch (0.2)"
+    )
     arguments = parser.parse_args()
     if arguments.minutes <= 0:
         parser.error("MINUTES is more than 0")
+    if arguments.pause < 0:
+        parser.error("SECONDS is not below 0")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -53,7 +58,7 @@ def main() -> int:
                 engines = ("libfuse",)
             console.print(f"tools/soak {arguments.minutes:g} --seed {arguments.seed}")
             quick = arguments.minutes < QUICK_MINUTES
-            soak = Soak(Plan(folder, arguments.minutes * 60, arguments.seed, quick, engines), console)
+            soak = Soak(Plan(folder, arguments.minutes * 60, arguments.seed, quick, engines, arguments.pause), console)
             interrupted = soak.run()
         failures = print_tables(console, soak)
     except BenchError as error:

@@ -273,6 +273,10 @@ class Dispatcher:
                     await self._process(slot, message)
         self._slots.remove(slot)
         await slot.channel.aclose()
+        if slot.downloads and not failed:
+            oldest, *others = slot.downloads.values()
+            which = f"{oldest.path} and {len(others)} more" if others else oldest.path
+            log.warning("a worker died or hung over %s; others take over", which)
         for download in reversed(slot.downloads.values()):
             if failed:
                 await self._handle_result(download, FetchFailed(failed.error))

@@ -331,7 +331,6 @@ class Fetcher:
                 RemoteBusy(f"{download.path}: {ATTEMPTS_MAX} worker processes died or hung over it; see the log"),
             )
             return
-        log.warning("%s: its worker died or hung; another takes over", download.path)
         download.move(DownloadState.QUEUED)
         self._dispatcher.enqueue(download, first=True)
 

@@ -93,9 +93,10 @@ class SoakMount:
             raise GrowfsError(f"{self.mountpoint}: growfs is not mounted there")
         return dict(call(mounted.cache, "status"))
 
-    def usage(self) -> Usage:
-        """What the daemon and its processes use."""
-        return processes.usage(self.pids())
+    def usage(self) -> list[Usage]:
+        """What the daemon uses, and each of its processes; empty if it does not run."""
+        used = [processes.usage(pid) for pid in self.pids()]
+        return [usage for usage in used if usage] if used and used[0] else []
 
     def disk_bytes(self) -> int:
         """What the cache directory takes on the disk."""

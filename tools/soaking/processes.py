@@ -21,11 +21,14 @@ PYTHON = sys.executable
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What processes use, in total. bytes: memory, with shared pages divided among those that share them."""
+    """What a process uses. bytes: memory, with shared pages divided among those that share them.
 
-    bytes: int = 0
-    descriptors: int = 0
-    threads: int = 0
+    descriptors: without those of cached files, of which a daemon keeps as many as there are.
+    """
+
+    bytes: int
+    descriptors: int
+    threads: int
 
 
 def start(
@@ -91,16 +94,26 @@ def started(pid: int) -> int | None:
     return None if state in "ZX" else int(fields[18])
 
 
-def usage(pids: Sequence[int]) -> Usage:
-    """What these processes use now, without those that have ended."""
-    total = [0, 0, 0]
-    for pid in pids:
-        with suppress(OSError):
-            memory = re.search(r"^Pss:\s*(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-            total[0] += int(memory[1]) * 1024 if memory else 0
-            total[1] += len(os.listdir(f"/proc/{pid}/fd"))
-            total[2] += len(os.listdir(f"/proc/{pid}/task"))
-    return Usage(*total)
+def usage(pid: int) -> Usage | None:
+    """What a process uses now; None if it has ended."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        memory = re.search(r"^Pss:\s*(\d+)", (folder / "smaps_rollup").read_text(), re.MULTILINE)
+        open_files = [_target(link) for link in (folder / "fd").iterdir()]
+        threads = len(list((folder / "task").iterdir()))
+    except OSError:
+        return None
+    if memory is None:
+        return None
+    descriptors = sum("/files/" not in path or path.endswith(" (deleted)") for path in open_files)
+    return Usage(int(memory[1]) * 1024, descriptors, threads)
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:
+        return ""  # it was closed meanwhile
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = END_S) -> bool:

@@ -1,4 +1,7 @@
-"""A reader: trains on the .tfrecord files of a folder by tf.data, epoch after epoch. Argument: the folder."""
+"""A reader: trains on the .tfrecord files of a folder by tf.data, epoch after epoch.
+
+Arguments: the folder, and how long to wait after each epoch.
+"""
 
 import os
 import sys

@@ -1,4 +1,7 @@
-"""A reader: trains on the class folders of a folder by DatasetFolder and a DataLoader. Argument: the folder."""
+"""A reader: trains on the class folders of a folder by DatasetFolder and a DataLoader.
+
+Arguments: the folder, and how long to wait after each epoch.
+"""
 
 import os
 import sys

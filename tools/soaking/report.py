@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 
 from tools.soaking.content import WrongBytes
 
-PAUSE_S = 0.2
-"""After each epoch, as a training that saves and validates."""
 ERRNO_TEXTS = {os.strerror(number): number for number in range(1, 134)}
 
 
@@ -34,7 +32,11 @@ class Epoch:
 
 
 def run_epochs(read: Callable[[], tuple[dict[str, int], int]]) -> None:
-    """Run epochs for ever, and report each on standard output. read: returns (versions, bytes)."""
+    """Run epochs for ever, and report each on standard output. read: returns (versions, bytes).
+
+    After each it waits as a training that saves and validates: the second argument of the program, in seconds.
+    """
+    pause_s = float(sys.argv[2])
     while True:
         began = time.monotonic()
         try:
@@ -50,7 +52,7 @@ def run_epochs(read: Callable[[], tuple[dict[str, int], int]]) -> None:
             )
         sys.stdout.write(json.dumps(asdict(epoch)) + "\n")
         sys.stdout.flush()
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)
 
 
 def errno_in(error: Exception) -> int:

@@ -33,6 +33,8 @@ ACTIONS = {
     "a new mount": 1,
 }
 """What is done to the mount, and how often in proportion. Each is done once first, in random order."""
+RESTARTS = "kill -9 of the daemon", "a new mount"
+"""Not done in the second half: there one daemon lives on, so that it can be seen whether it grows."""
 RECOVERY_S = 30.0
 """So long after all is well a new file of the remote opens, and all that is listed is its latest version."""
 END_S = 60.0
@@ -41,13 +43,17 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do. seconds: how long. quick: few files, and faults that follow each other fast."""
+    """What to do. seconds: how long. quick: few files, and faults that follow each other fast.
+
+    pause_s: how long a reader waits after each epoch.
+    """
 
     folder: Path
     seconds: float
     seed: int
     quick: bool
     engines: tuple[str, ...]
+    pause_s: float
 
     @property
     def files(self) -> int:
@@ -74,10 +80,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the mount uses at a time. log_bytes: written since the start."""
+    """What the mount uses at a time. used: by the daemon, then by its processes. log_bytes: written since the start."""
 
     at: float
-    usage: Usage
+    used: list[Usage]
     disk_bytes: int
     log_bytes: int
 
@@ -93,7 +99,7 @@ class Counts:
 
 
 class Soak:
-    """One run. findings, counts, samples: what came of it. kept: the logs, if there were problems."""
+    """One run. findings, counts: what came of it. samples: of the last daemon. kept: logs, if readers saw problems."""
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self.plan = plan
@@ -124,7 +130,7 @@ class Soak:
         try:
             self._mount.mount(self._remote.url, self._remote.endpoint)
             self._log = Tail(self._mount.log())
-            readers += [Reader(kind, self._mount.mountpoint, folder, judge) for kind in KINDS]
+            readers += [Reader(kind, self._mount.mountpoint, self.plan.pause_s, folder, judge) for kind in KINDS]
             processes.wait_for(lambda: self._all_have_read(readers), END_S)
             self._loop(readers)
             self._recover(readers)
@@ -147,6 +153,7 @@ class Soak:
 
     def _loop(self, readers: list[Reader]) -> None:
         end = time.monotonic() + self.plan.seconds
+        half = end - self.plan.seconds / 2
         first = list(ACTIONS)
         self._random.shuffle(first)
         next_action = next_change = next_sample = next_line = time.monotonic()
@@ -158,7 +165,8 @@ class Soak:
                 self._change()
                 next_change = now + self._random.uniform(0.2, 1.0)
             if now >= next_action:
-                action = first.pop() if first else self._random.choices(list(ACTIONS), [*ACTIONS.values()])[0]
+                actions = {name: share for name, share in ACTIONS.items() if now < half or name not in RESTARTS}
+                action = first.pop() if first else self._random.choices(list(actions), [*actions.values()])[0]
                 self._act(action, readers)
                 next_action = time.monotonic() + self._random.uniform(*self.plan.action_s)
             self._collect(readers)
@@ -233,6 +241,7 @@ class Soak:
         self._wait(lasts, readers)
         self._mount.mount(self._remote.url, self._remote.endpoint)
         self._outages.end()
+        self.samples.clear()
 
     def _wait(self, seconds: float, readers: list[Reader]) -> None:
         end = time.monotonic() + seconds
@@ -244,9 +253,8 @@ class Soak:
         for line in self._log.lines():
             if "Traceback" in line:
                 self.problems.append(f"a traceback in the log of the mount: {line}")
-        if (usage := self._mount.usage()).threads:
-            sample = Sample(time.monotonic(), usage, self._mount.disk_bytes(), self._log.bytes_total)
-            self.samples.append(sample)
+        if used := self._mount.usage():
+            self.samples.append(Sample(time.monotonic(), used, self._mount.disk_bytes(), self._log.bytes_total))
 
     # How it ends.
 

@@ -9,20 +9,30 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tools.soaking.processes import Usage
 from tools.soaking.soak import Sample, Soak
 
 JUDGED_S = 600.0
-"""In a shorter run the quarters are shown, and not compared: a cache still fills."""
+"""A daemon that has lived for less is shown, and not judged: it still fills its cache, and what it keeps of readers."""
 GROWTH_MAX = 1.25
-"""How much the mean of the last quarter may be above that of the first."""
+"""How much the mean of the last third of its life may be above that of the second; the first is to warm up."""
 FIGURES: dict[str, tuple[Callable[[Sample], float], float]] = {
-    "memory, MB": (lambda sample: sample.usage.bytes / 1e6, 20),
-    "descriptors": (lambda sample: sample.usage.descriptors, 20),
-    "threads": (lambda sample: sample.usage.threads, 10),
+    "memory of the daemon, MB": (lambda sample: sample.used[0].bytes / 1e6, 5),
+    "its descriptors, without those of cached files": (lambda sample: sample.used[0].descriptors, 10),
+    "its threads": (lambda sample: sample.used[0].threads, 3),
+    "its processes": (lambda sample: len(sample.used) - 1, 2),
+    "memory of the largest, MB": (lambda sample: largest(sample, lambda usage: usage.bytes / 1e6), 30),
+    "descriptors of the one that has most": (lambda sample: largest(sample, lambda usage: usage.descriptors), 20),
+    "threads of the one that has most": (lambda sample: largest(sample, lambda usage: usage.threads), 20),
     "disk, MB": (lambda sample: sample.disk_bytes / 1e6, 5),
 }
-"""What is sampled, and how much more is never counted as growth."""
+"""What is sampled, and how much more is never counted as growth. Workers are new after an outage, and start small."""
 LOG_KB_PER_MINUTE = 20.0
+
+
+def largest(sample: Sample, of: Callable[[Usage], float]) -> float:
+    """A figure of the daemon's process that has most of it."""
+    return max(map(of, sample.used[1:]), default=0.0)
 
 
 def print_tables(console: Console, soak: Soak) -> int:
@@ -47,7 +57,7 @@ def print_tables(console: Console, soak: Soak) -> int:
     errors = table("Errors that readers saw", "error", "times")
     for name, times in findings.due.most_common():
         errors.add_row(f"due: {name}", f"{times:,}")
-    usage = table("What the mount uses, mean", "", "first quarter", "last quarter", "verdict")
+    usage = table("What the last daemon used, mean", "", "second third", "last third", "verdict")
     grown = add_usage(usage, soak.samples)
     problems = findings.problems + [f"{name} has grown" for name in grown]
     errors.add_row("not due", f"{len(problems):,}")
@@ -56,7 +66,8 @@ def print_tables(console: Console, soak: Soak) -> int:
         console.print()
     for problem in problems:
         console.print(problem, style="red", markup=False)
-    console.print("nothing was lost" if not problems else f"{len(problems)} problems; the logs are in {soak.kept}")
+    kept = f"; the logs are in {soak.kept}" if soak.kept else ""
+    console.print(f"{len(problems)} problems{kept}" if problems else "nothing was lost")
     return len(problems)
 
 
@@ -64,8 +75,8 @@ def add_usage(table: Table, samples: list[Sample]) -> list[str]:
     """Add a row for each figure; returns what has grown."""
     if len(samples) < 8:
         return []
-    quarter = len(samples) // 4
-    first, last = samples[:quarter], samples[-quarter:]
+    third = len(samples) // 3
+    first, last = samples[third:-third], samples[-third:]
     is_judged = samples[-1].at - samples[0].at >= JUDGED_S
     rows = [(name, fmean(map(of, first)), fmean(map(of, last)), slack) for name, (of, slack) in FIGURES.items()]
     rows.append(("log, kB per minute", log_rate(first), log_rate(last), LOG_KB_PER_MINUTE))
