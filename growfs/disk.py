@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+from growfs.errors import DiskFull, NoRoom
 
 BLOCK = 4096
 """The unit in which a file system allocates, in bytes; the default of ext4 and XFS."""
@@ -22,8 +26,20 @@ SPARE_FILES_MAX, SPARE_FILES_SHARE = 1024, 4
 """The last files (inodes) of a file system, which are left free: so many, or one part in 4 of a small one. As many
 may be in flight, and not made yet."""
 
+DATABASE_FULL = "database or disk is full"
+"""The message of SQLITE_FULL; its code came with Python 3.11."""
+
+GET_FLAGS, SET_FLAGS, NOCOW = 0x80086601, 0x40086602, 0x00800000
+"""ioctl_iflags(2): FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_NOCOW_FL."""
+
 _fault_label, _, _fault_kind = os.environ.get("GROWFS_FAULT", "").partition(":")
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def cannot_write(error: Exception) -> NoRoom:
+    """The error for a cache directory that refuses a write: of a file (OSError) or of the catalog (sqlite3.Error)."""
+    is_full = str(error) == DATABASE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+    return (DiskFull if is_full else NoRoom)(f"the cache directory cannot be written ({error}); check its disk")
 
 
 def fault_point(label: str) -> None:
@@ -44,6 +60,21 @@ def rename(label: str, source: Path, target: Path) -> None:
     except FileNotFoundError:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(source, target)
+
+
+def make_overwritable(path: Path) -> None:
+    """Make an empty file whose blocks are written in place once it has them. Does nothing where it exists.
+
+    Else btrfs takes new blocks for each change, and where the disk has none, a process that changes a mapping of the
+    file gets SIGBUS.
+    """
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            flags = int.from_bytes(fcntl.ioctl(fd, GET_FLAGS, bytes(8)), sys.byteorder)
+            fcntl.ioctl(fd, SET_FLAGS, (flags | NOCOW).to_bytes(8, sys.byteorder))
+        finally:
+            os.close(fd)
 
 
 def link(label: str, path: Path, other: Path) -> bool:

@@ -39,6 +39,10 @@ class NoRoom(GrowfsError):
     errno = errno.ENOSPC
 
 
+class DiskFull(NoRoom):
+    """The disk of the cache has no space left, or no quota: there may be some soon."""
+
+
 class TooManyOpen(GrowfsError):
     """The daemon has as many open descriptors as it may have (RLIMIT_NOFILE)."""
 

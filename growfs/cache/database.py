@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from growfs import disk
 from growfs.cache.schema import PAGE_CACHE_KIB, Query, missing, read_only
 from growfs.cache.spare import Spare
 from growfs.errors import Unreadable
@@ -28,8 +29,6 @@ T = TypeVar("T")
 
 LOG_BYTES_MAX = 16 << 20
 """What the write-ahead log keeps on the disk after it was larger."""
-FULL = "database or disk is full"
-"""The message of SQLITE_FULL; its code came with Python 3.11."""
 RETRY_S = 5.0
 """Pause before a write is retried that the disk refused."""
 
@@ -45,6 +44,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spare = Spare(path.with_name("spare"))
+        disk.make_overwritable(path.with_name(f"{path.name}-shm"))  # SQLite and all readers map it
         self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.execute("PRAGMA synchronous = NORMAL")
@@ -120,7 +120,7 @@ class Database:
             with transaction(self._writer):
                 result = function(self._writer)
         except sqlite3.OperationalError as error:
-            if str(error) == FULL:
+            if str(error) == disk.DATABASE_FULL:
                 self.spare.give_up()
             raise
         self.spare.make()

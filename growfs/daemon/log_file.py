@@ -11,6 +11,7 @@ import fcntl
 import logging
 import logging.handlers
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -46,6 +47,11 @@ class LogFile(logging.handlers.RotatingFileHandler):
         """Return when all processes that write to the pipe have ended, and what they wrote is in the file."""
         os.close(self.output)
         self._copier.join(END_S)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - an override
+        """Called within the except clause where a record cannot be written. A full disk is no news to print there."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
     def _open(self) -> TextIOWrapper:
         """Called at the start, and after each rotation."""

@@ -21,7 +21,17 @@ from growfs.cache.catalog import Node
 from growfs.cache.events import Signal
 from growfs.cache.publish import StagedFile
 from growfs.cache.store import Store
-from growfs.errors import Failure, GrowfsError, NoRoom, RemoteBusy, RemoteError, RemoteMissing, TooLarge, Unreadable
+from growfs.errors import (
+    DiskFull,
+    Failure,
+    GrowfsError,
+    NoRoom,
+    RemoteBusy,
+    RemoteError,
+    RemoteMissing,
+    TooLarge,
+    Unreadable,
+)
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.protocol import Fetched, RemoteFile
 from growfs.rotation.evictor import Evictor
@@ -176,6 +186,8 @@ class Fetcher:
         with trio.move_on_after(self.miss_timeout_s):
             await download.finished.wait()
         if not download.finished.is_set():
+            if download.disk_full:
+                raise download.disk_full
             if download.no_space_since is not None:
                 raise no_room(path, download.need)
             why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
@@ -258,6 +270,23 @@ class Fetcher:
                 if download.state is DownloadState.QUEUED:
                     self._request_space(download)
 
+    def _retries_on_full_disk(self, download: Download, error: DiskFull) -> bool:
+        """Fetch a miss again that found the disk full: others filled it, or the catalog grew. More is evicted now.
+
+        Returns False where no reader waits, or none would wait any longer.
+        """
+        if download.disk_full is None:
+            download.disk_full_since = trio.current_time()
+        if not download.urgent or trio.current_time() - download.disk_full_since >= self.miss_timeout_s:
+            return False
+        download.disk_full = error
+        self._unreserve(download)
+        download.staged = None
+        download.move(DownloadState.QUEUED)
+        self._no_space.append(download)
+        self._no_space_added.notify()
+        return True
+
     def _unreserve(self, download: Download) -> None:
         if download.reserved is not None:
             self._store.unreserve(download.reserved)
@@ -292,12 +321,7 @@ class Fetcher:
             download.move(DownloadState.QUEUED)
             self._request_space(download)
             return
-        if isinstance(error, NoRoom) and download.urgent and download.tries_left:
-            download.tries_left -= 1  # others filled the disk, or the catalog grew: more is evicted for it now
-            self._unreserve(download)
-            download.move(DownloadState.QUEUED)
-            self._no_space.append(download)
-            self._no_space_added.notify()
+        if isinstance(error, DiskFull) and self._retries_on_full_disk(download, error):
             return
         if may_be_outage(error):
             download.move(DownloadState.QUEUED)
@@ -369,13 +393,16 @@ class Fetcher:
                     self._finish(download)
             for download in batch:
                 if download.state is DownloadState.FETCHED:  # else it failed with another of its group
-                    refused = failure or errors.get(download.node.id)
-                    if refused:
-                        self._fail(
-                            download, NoRoom(f"the cache directory cannot be written ({refused}); check its disk")
-                        )
-                    else:
-                        self._fail(download, RemoteError(f"{download.path}: the remote has another version by now"))
+                    self._handle_refusal(download, failure or errors.get(download.node.id))
+
+    def _handle_refusal(self, download: Download, refused: Exception | None) -> None:
+        """Handle a fetched file that was not admitted. refused: why the disk refused it, if it did."""
+        if refused is None:
+            self._fail(download, RemoteError(f"{download.path}: the remote has another version by now"))
+            return
+        error = disk.cannot_write(refused)
+        if not (isinstance(error, DiskFull) and self._retries_on_full_disk(download, error)):
+            self._fail(download, error)
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
         """Fail a download, and with it all of its group that no worker has."""

@@ -13,7 +13,7 @@ import trio
 
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import StagedFile
-from growfs.errors import Failure, GrowfsError
+from growfs.errors import DiskFull, Failure, GrowfsError
 from growfs.scheduler.groups import Groups
 from growfs.scheduler.size_estimate import SizeEstimate
 
@@ -41,7 +41,7 @@ class DownloadState(enum.Enum):
 MOVES = {
     DownloadState.QUEUED: {DownloadState.FETCHING, DownloadState.FAILED},
     DownloadState.FETCHING: {DownloadState.FETCHED, DownloadState.QUEUED, DownloadState.FAILED},
-    DownloadState.FETCHED: {DownloadState.ADMITTED, DownloadState.FAILED},
+    DownloadState.FETCHED: {DownloadState.ADMITTED, DownloadState.QUEUED, DownloadState.FAILED},
     DownloadState.ADMITTED: set(),
     DownloadState.FAILED: set(),
 }
@@ -82,8 +82,9 @@ class Download:
 
     target: where a worker writes it. need: bytes to reserve. reserved: bytes of the quota that it holds; None before.
     urgent: a reader waits for it. renews: the node is a newer version of the resident file with the same id.
-    no_space_since: since when it waits for space, in trio's time. staged: what the worker wrote, once it is fetched.
-    number: the order in which downloads were started. sent_at: when a worker got it.
+    no_space_since: since when it waits for space, in trio's time. disk_full, disk_full_since: the error that a full
+    disk gave, and since when. staged: what the worker wrote, once it is fetched. number: the order in which downloads
+    were started. sent_at: when a worker got it.
     """
 
     node: Node
@@ -95,6 +96,8 @@ class Download:
     urgent: bool = False
     renews: bool = False
     no_space_since: float | None = None
+    disk_full: DiskFull | None = None
+    disk_full_since: float = 0.0
     state: DownloadState = DownloadState.QUEUED
     number: int = field(default_factory=itertools.count().__next__)
     sent_at: float = 0.0

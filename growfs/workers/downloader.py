@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteChanged, RemoteMissing
+from growfs import disk
+from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import Job, TransferThreads
@@ -59,7 +60,7 @@ class Downloader:
             except GrowfsError as error:
                 result = self._failure(request, error)
         except OSError as error:
-            result = FetchFailed(NoRoom(f"the cache directory cannot be written ({error}); check its disk"))
+            result = FetchFailed(disk.cannot_write(error))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
             result = FetchFailed(RemoteBusy(f"{request.file.path}: unexpected {type(error).__name__}: {error}"))
         if isinstance(result, FetchFailed):

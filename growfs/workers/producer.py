@@ -22,7 +22,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from growfs.errors import GrowfsError, NoRoom, UsageError
+from growfs.errors import DiskFull, GrowfsError, UsageError
 from growfs.remote import open_remote
 from growfs.remote.file import SeekableStream, open_seekable
 from growfs.remote.http.threads import TransferThreads
@@ -140,7 +140,7 @@ def _failure(error: BaseException, source: SeekableStream | None) -> GrowfsError
         return error
     traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoom(f"the disk of the cache is full ({error.strerror}); see --min-free")
+        return DiskFull(f"the disk of the cache is full ({error.strerror}); see --min-free")
     return ProducerFailed(_last_line(error))
 
 

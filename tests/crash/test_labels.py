@@ -292,7 +292,7 @@ def test_a_mount_continues_after_a_disk_error(growfs: Growfs, label: str, kind: 
 
 def refusal_logged(growfs: Growfs) -> bool:
     """Whether the log has a message on an operation that the disk refused."""
-    texts = ("injected by GROWFS_FAULT", "another takes over", "the cache directory cannot be written")
+    texts = ("injected by GROWFS_FAULT", "others take over", "the cache directory cannot be written")
     return any(text in growfs.log() for text in texts)
 
 
@@ -329,7 +329,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_fetch_is_replaced(growfs: Growfs)
         remote.release()
         scene.complete()
         scene.check_whole()
-        assert "another takes over" in growfs.log()
+        assert "others take over" in growfs.log()
         assert remote.requests.count(order[0]) >= 2
 
 

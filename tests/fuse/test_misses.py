@@ -13,11 +13,38 @@ from pathlib import Path
 import pytest
 
 from growfs.scheduler.concurrency import STREAMS_FIRST
+from growfs.scheduler.in_flight import TRIES_MAX
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.fuse.manifest_server import ManifestServer
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 4096
+FULL_DISK = """
+import errno, os, sqlite3
+import growfs.scheduler.fetcher
+from growfs.cache.publish import Publisher
+from growfs.workers.downloader import Downloader
+
+growfs.scheduler.fetcher.SPACE_POLL_S = 0.01
+
+
+def refuse(name, of, path, error):
+    def refused(*arguments):
+        if not os.path.exists(path):
+            return function(*arguments)
+        with open(path, "a") as tries:
+            tries.write(".")
+        raise error
+
+    function = getattr(of, name)
+    setattr(of, name, refused)
+
+
+refuse("_download", Downloader, "{file}", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+refuse("publish", Publisher, "{catalog}", sqlite3.OperationalError("database or disk is full"))
+"""
+"""Refuses as a full disk does, as long as the files are there."""
 
 
 def mount_blocked(server: ManifestServer, names: int, growfs: Growfs, *flags: object) -> list[Path]:
@@ -177,6 +204,26 @@ def test_a_miss_gives_enospc_at_once_while_every_file_is_pinned(growfs: Growfs, 
     assert error_of(missing[0]) == errno.ENOSPC
     growfs.run("unpin", growfs.mountpoint, "*")
     assert missing[0].read_bytes()
+
+
+@pytest.mark.promise(3)
+def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path) -> None:
+    """A worker finds the disk full, or the catalog does when the file is admitted; each time one byte is added here."""
+    tries = {name: tmp_path / name for name in ("file", "catalog")}
+    growfs.env[SETUP_VARIABLE] = FULL_DISK.format(**tries)
+    _, missing = mount_full_cache(growfs, tmp_path, 3)
+    for path, tried in zip(missing, tries.values(), strict=False):
+        tried.touch()
+        with ThreadPoolExecutor() as threads:
+            content = threads.submit(path.read_bytes)
+            until(lambda tried=tried: tried.stat().st_size > TRIES_MAX + 1)  # type: ignore[misc]
+            assert not content.done()
+            tried.unlink()
+            assert len(content.result(30)) == SIZE
+    tries["catalog"].touch()
+    growfs.run("set", growfs.mountpoint, "miss-timeout=0.1")
+    assert error_of(missing[2]) == errno.ENOSPC
+    assert "the cache directory cannot be written (database or disk is full)" in growfs.log()
 
 
 @pytest.mark.promise(19)
