@@ -8,8 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -25,18 +23,6 @@ from tests.harness import Growfs, files_below, make_tree, until
 FULL_BYTES = 32 << 20
 FAILED = "the cached files could not be synced"
 FLAGS = ("--settle", 0, "--min-free", 0)
-CHANGES_CATALOG = """
-import sqlite3, sys
-from contextlib import suppress
-from pathlib import Path
-from growfs.cache.database import Database
-
-database = Database(Path(sys.argv[1]))
-print("ready", flush=True)
-sys.stdin.read()
-with suppress(sqlite3.OperationalError):
-    database.write_now(lambda writer: writer.execute("INSERT INTO meta VALUES ('blob', zeroblob(100000))"))
-"""
 
 
 def read_all(growfs: Growfs, tree: dict[str, bytes]) -> set[str]:
@@ -95,19 +81,6 @@ def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
     read_all(growfs, tree)
     growfs.umount()
     assert "Traceback" not in growfs.log()
-
-
-@pytest.mark.long
-def test_a_full_disk_ends_no_process_that_maps_what_sqlite_shares(make_file_system: MakeFileSystem) -> None:
-    """On btrfs, a mapping that is changed may need new blocks."""
-    system = make_file_system("btrfs")
-    program = [sys.executable, "-c", CHANGES_CATALOG, system.folder / "catalog.sqlite"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        process.stdout.readline()
-        fill(system.folder / "others")
-        process.communicate("go on")
-    assert process.returncode == 0
 
 
 @pytest.mark.promise(18, 28)
