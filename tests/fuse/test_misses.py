@@ -173,7 +173,7 @@ def test_a_remote_that_refuses_gives_eio_and_a_logged_reason(growfs: Growfs, ser
 def test_a_file_larger_than_the_cache_gives_efbig(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=1, files=2, size=SIZE)
     (tmp_path / "remote" / "large.bin").write_bytes(b"x" * 20 * SIZE)
-    growfs.mount(tmp_path / "remote", "--cache-size", 10 * SIZE)
+    growfs.mount(tmp_path / "remote", "--cache-size", 10 * SIZE, "--wait-files", 2)
     assert error_of(growfs.mountpoint / "large.bin") == errno.EFBIG
     assert growfs.names() == {"class0/0000.bin", "class0/0001.bin"}
     assert {"reason": "larger than the whole cache", "files": 1} in [
