@@ -113,9 +113,16 @@ def test_many_files_are_reported_in_one_message(
     assert min(counts[:-1]) >= REPORT_FILES, "the last ones are reported as soon as all are finished"
 
 
-def test_an_urgent_file_is_reported_at_once(
-    tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("urgent", "at_once_bytes"), [(True, 1 << 30), (False, 10)])
+def test_an_urgent_or_large_file_is_reported_at_once(
+    tmp_path: Path,
+    downloader: Downloader,
+    reports: queue.Queue[FetchProgress],
+    monkeypatch: pytest.MonkeyPatch,
+    urgent: bool,
+    at_once_bytes: int,
 ) -> None:
+    monkeypatch.setattr(module, "AT_ONCE_BYTES", at_once_bytes)
     monkeypatch.setattr(module, "REPORT_EVERY_S", 10 * WAIT_S)
     fetch, resume = downloader._remote.fetch, threading.Event()
 
@@ -124,9 +131,8 @@ def test_an_urgent_file_is_reported_at_once(
         return fetch(task)
 
     monkeypatch.setattr(downloader._remote, "fetch", fetch_held)
-    downloader.submit(
-        FetchFiles([fetch_request(tmp_path, 1, "large"), replace(fetch_request(tmp_path, 2, "small"), urgent=True)], [])
-    )
+    first = replace(fetch_request(tmp_path, 2, "small"), file=RemoteFile("small", 10, None, ""), urgent=urgent)
+    downloader.submit(FetchFiles([first, fetch_request(tmp_path, 1, "large")], []))
     assert results(reports, 1)[0].keys() == {2}
     resume.set()
     assert results(reports, 1)[0].keys() == {1}
