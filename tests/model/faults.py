@@ -13,8 +13,26 @@ from growfs.cache.catalog import Catalog, Changes, Node
 from growfs.rotation import reader_registry
 from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations
+from growfs.rotation.reader import DirectoryHolds, Reader
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
+
+
+def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
+    """A process that opens a file before it lists: what it held then counts as held by one that lists only once."""
+
+    def unrenewed_holds(self: Reader, lists_now: bool = False) -> DirectoryHolds:
+        if self.generations <= 1 and not lists_now:
+            return self.holds
+        earlier = DirectoryHolds(self.holds.everywhere)
+        earlier._directories = {
+            hold: directories
+            for hold, directories in self.holds._directories.items()
+            if hold.generation < self.generation
+        }
+        return earlier
+
+    patch.setattr(Reader, "unrenewed_holds", unrenewed_holds)
 
 
 def guesses_are_final(patch: pytest.MonkeyPatch) -> None:
@@ -81,6 +99,7 @@ class Fault:
 
 
 FAULTS = (
+    Fault(2, holds_of_everything_never_end, "is listed since generation", 3007),
     Fault(7, guesses_are_final, "there is room"),
     Fault(8, new_versions_evict_held_files, "evicted, and held"),
     Fault(9, evictions_ignore_a_generation_that_begins, "was listed, and has no file any more"),

@@ -44,6 +44,9 @@ MISS_TIMEOUT_S = 3.0
 RETRIES_S = 100.0
 """What the daemon may wait until it looks again: after a file that failed, say."""
 
+REQUEUED_MAX = 2
+"""A file that nobody opened before was put behind those that were cached then, which so many generations show first."""
+
 Identity = tuple[int, int]
 """Of a cached file: inode number and change time."""
 
@@ -79,7 +82,7 @@ class ReaderState:
 
 class Machine(RuleBasedStateMachine):
     """catalog: what the daemon knows of the remote: (version, blocks) by path. shown: of the current generation, by
-    directory, what it listed. kinds: the kinds that were listed, each with the files that were. limit: of the cache, in
+    directory, what it listed. kinds: the kinds that were listed, each with its cached files. limit: of the cache, in
     bytes."""
 
     driver: Any
@@ -227,7 +230,9 @@ class Machine(RuleBasedStateMachine):
 
     def _forgive_drops(self) -> None:
         """Expect nothing of files that may go, nor of their kinds, until they are listed again."""
-        self.kinds = {known: paths for known, paths in self.kinds.items() if not any(map(self._may_go, paths))}
+        doubtful = {kind(path) for path in self.cached() if self._may_go(path)}
+        doubtful |= {known for known, paths in self.kinds.items() if any(map(self._may_go, paths))}
+        self.kinds = {known: paths for known, paths in self.kinds.items() if known not in doubtful}
         for reader in self.readers:
             for held in reader.holds.values():
                 for path in list(filter(self._may_go, held)):
@@ -330,8 +335,9 @@ class Machine(RuleBasedStateMachine):
         kinds = {kind(path) for path in listed}
         for known in self.kinds:
             assert known[0] != directory or known in kinds, f"{known} was listed, and has no file any more"
-        for path in listed:
-            self.kinds.setdefault(kind(path), set()).add(path)
+        for path in cached:  # what is not listed yet may stand for its kind in the next generation
+            if kind(path) in kinds:
+                self.kinds.setdefault(kind(path), set()).add(path)
         reader.holds[directory] = {path: Seen(listed[path], self._cached_version(path)) for path in listed}
 
     @rule(data=st.data(), path=st.sampled_from(PATHS), keep=st.sampled_from(["no", "open", "map"]))
@@ -427,7 +433,7 @@ class Machine(RuleBasedStateMachine):
     # Patterns of training jobs.
 
     @precondition(lambda self: len(self.readers) < 4)
-    @rule(epochs=st.integers(2, 6), opens_first=st.booleans(), alone=st.booleans(), data=st.data())
+    @rule(epochs=st.integers(2, 9), opens_first=st.booleans(), alone=st.booleans(), data=st.data())
     def train(self, epochs: int, opens_first: bool, alone: bool, data: st.DataObject) -> None:
         """A job lists everything and reads it, again and again, perhaps alone."""
         if alone:
@@ -436,10 +442,39 @@ class Machine(RuleBasedStateMachine):
         if opens_first and self.catalog:
             self._open(reader, data.draw(st.sampled_from(sorted(self.catalog))))
             self.driver.settle()
+        first: dict[tuple[str, Identity], int] = {}
         for _ in range(epochs):
-            for path in self._walk(reader):
+            before = self._listed()
+            listed = self._walk(reader)
+            if alone:
+                self._check_order(first, before)
+            for path in listed:
                 self._open(reader, path)
             self.driver.settle()
+
+    def _listed(self) -> dict[str, Identity]:
+        return {path: identity for files in self.shown.values() for path, identity in files.items()}
+
+    def _check_order(self, first: dict[tuple[str, Identity], int], before: dict[str, Identity]) -> None:
+        """A job that is alone, and opens all it is shown: what was listed for longest is delisted first.
+
+        first: the generation of this job that first showed each file. before: what its last generation listed. Not so
+        for pinned files, and the last of a kind.
+        """
+        now = self._listed()
+        for path, identity in now.items():
+            first.setdefault((path, identity), self.generation)
+        kinds = Counter(map(kind, now))
+        same = {path for path, versions in self.driver.remote.versions.items() if len(versions) == 1}
+        same &= self.driver.remote.files.keys()
+        gone = [
+            first[path, before[path]] for path in same & before.keys() - now.keys() if (path, before[path]) in first
+        ]
+        for path in same & now.keys() - self.pinned:
+            since = first[path, now[path]]
+            assert kinds[kind(path)] == 1 or since >= max(gone, default=0) - REQUEUED_MAX, (
+                f"{path} is listed since generation {since}, and stays; one of generation {max(gone)} goes"
+            )
 
     def _walk(self, reader: ReaderState) -> list[str]:
         return [path for directory in DIRECTORIES for path in self._list(reader, directory)]
