@@ -51,6 +51,7 @@ from tools.benchmarks import (
 )
 from tools.benchmarks.measure import NOISE_MAX, BenchError, Figure, Setting, temporary_folder
 from tools.benchmarks.mounts import ENGINES, PEERS, working_engines
+from tools.peers import main as peers
 
 BENCHMARKS = {
     "reads": reads,
@@ -133,8 +134,14 @@ def stop(signum: int, frame: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run the named benchmarks, or all."""
-    parser = argparse.ArgumentParser(prog="tools/bench", description="Measure growfs on this machine.")
+    """Run the named benchmarks, or all; or what `peers` compares."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    if sys.argv[1:2] == ["peers"]:
+        return peers.main(sys.argv[2:], machine())
+    parser = argparse.ArgumentParser(
+        prog="tools/bench", description="Measure growfs on this machine; `tools/bench peers` compares it with others."
+    )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(BENCHMARKS)} (default: all)"
     )
@@ -158,8 +165,6 @@ def main() -> int:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; choose from {', '.join(BENCHMARKS)}")
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error("--rounds is at least 1")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
 
     about = machine()
     console.print(f"growfs {growfs.__version__}; " + ", ".join(f"{name} {value}" for name, value in about.items()))

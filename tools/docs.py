@@ -24,7 +24,7 @@ from pygments.lexers import find_lexer_class_for_filename
 ROOT = Path(__file__).parent.parent
 INDEX = "docs/README.md"
 FOLDERS = ("docs", "tools", "docker")
-ASSETS = {".css", ".gif", ".js", ".png", ".svg", ".txt"}
+ASSETS = {".css", ".gif", ".html", ".js", ".png", ".svg", ".txt"}
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)")
 CODE_IN_TABLE = re.compile(r"(?<= )`[^`\n]*\\\|[^`\n]*`(?= )")
 MERMAID = "docs/assets/mermaid.tiny.js"
@@ -62,7 +62,7 @@ def resolved(target: str, page: str) -> str:
 
 def is_source(path: str) -> bool:
     """Whether a file that a page links becomes a page that shows it."""
-    return posixpath.splitext(path)[1] not in {".md", ".html", *ASSETS}
+    return posixpath.splitext(path)[1] not in {".md", *ASSETS}
 
 
 def source_page(path: str) -> str:

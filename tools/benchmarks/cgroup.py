@@ -17,13 +17,14 @@ END_S_MAX = 30.0
 class Cgroup:
     """A child of this process's cgroup (version 2). The block's end waits until its processes have ended.
 
-    Where it cannot be created (that takes root or a delegated cgroup), commands run without it and nothing is counted.
+    part: tells it from others of this process. Where it cannot be created (that takes root or a delegated cgroup),
+    commands run without it and nothing is counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: str = "") -> None:
         mounted = re.search(r"^\S+ (\S+) cgroup2 ", Path("/proc/mounts").read_text(), re.MULTILINE)
         own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-        self._folder = Path(mounted[1], own[1], f"growfs-bench-{os.getpid()}") if mounted and own else None
+        self._folder = Path(mounted[1], own[1], f"growfs-bench-{os.getpid()}{part}") if mounted and own else None
 
     def __enter__(self) -> Cgroup:
         try:
@@ -46,6 +47,10 @@ class Cgroup:
     def command(self, command: Sequence[object]) -> list[object]:
         """The same command, wrapped to run in the cgroup."""
         return ["sh", "-c", JOIN, self._folder, *command] if self._folder else list(command)
+
+    def processes(self) -> list[int]:
+        """The processes in it now."""
+        return [int(pid) for pid in (self._folder / "cgroup.procs").read_text().split()] if self._folder else []
 
     def cpu_s(self) -> float | None:
         """User and system time so far, in seconds; None without a cgroup."""

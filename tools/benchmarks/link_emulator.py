@@ -1,29 +1,67 @@
 """Emulates a long link in front of a server on loopback, for machines whose kernel has no netem.
 
-`python -m tools.benchmarks.link_emulator ADDRESS RTT_S RATE` listens on loopback, prints its URL, and forwards
-connections to ADDRESS (host:port) until it is terminated. In each direction all connections share RATE (bytes/s) in
-one FIFO queue; a byte arrives half of RTT_S after it left the queue. Connecting takes one round trip. A sender's window
-starts at ten segments and grows by the bytes that are acknowledged, as in TCP's slow start, up to what Linux lets a
-sender buffer. No packet is lost, and an idle connection keeps its window.
+`python -m tools.benchmarks.link_emulator ADDRESS RTT_S RATE [COUNTS]` listens on loopback, prints its URL, and
+forwards connections to ADDRESS (host:port) until it is terminated. It keeps the file COUNTS up to date: the bytes that
+came from the server, and the requests that ask for a listing and for anything else, three numbers of 64 bits. In each
+direction all connections share RATE (bytes/s) in one FIFO queue; a byte arrives half of RTT_S after it left the queue.
+Connecting takes one round trip. A sender's window starts at ten segments and grows by the bytes that are acknowledged,
+as in TCP's slow start, up to what Linux lets a sender buffer. No packet is lost, and an idle connection keeps its
+window.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import socket
+import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 WINDOW_FIRST = 10 * 1448  # RFC 6928
 WINDOW_MAX = 4 << 20  # the default of net.ipv4.tcp_wmem
 PIECE = 128 << 10
 
 
+COUNTS = struct.Struct("=3Q")
+METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ")
+LISTS = (b"?list-type=", b"&list-type=", b"?delimiter=", b"&delimiter=", b"?prefix=", b"&prefix=", b"&max-keys=")
+
+
+class Counter:
+    """Counts what goes over the link. file: where the counts are kept, if anywhere."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._counts = [0, 0, 0]
+        self._memory: mmap.mmap | None = None
+        if file:
+            file.write_bytes(bytes(COUNTS.size))
+            with file.open("r+b") as opened:
+                self._memory = mmap.mmap(opened.fileno(), COUNTS.size)
+
+    def arrived(self, piece: bytes) -> None:
+        """Count a piece that came from the server."""
+        self._add(0, len(piece))
+
+    def sent(self, piece: bytes) -> None:
+        """Count a request. A client without pipelining sends it at the start of a piece."""
+        if piece.startswith(METHODS):
+            line = piece.partition(b"\r")[0]
+            self._add(1 if any(part in line for part in LISTS) else 2, 1)
+
+    def _add(self, which: int, count: int) -> None:
+        self._counts[which] += count
+        if self._memory:
+            COUNTS.pack_into(self._memory, 0, *self._counts)
+
+
 class Direction:
     """One direction of the link."""
 
-    def __init__(self, rate: float, delay_s: float) -> None:
-        self.delay_s = delay_s
+    def __init__(self, rate: float, delay_s: float, count: Callable[[bytes], None]) -> None:
+        self.delay_s, self.count = delay_s, count
         self._rate = rate
         self._free_at = 0.0
 
@@ -79,6 +117,7 @@ async def forward(source: socket.socket, target: socket.socket, direction: Direc
         while piece:
             piece = await loop.sock_recv(source, min(PIECE, await window.available()))
             window.send(len(piece))
+            direction.count(piece)
             in_flight.put_nowait((direction.arrival(len(piece), not_before), piece))
 
     await asyncio.gather(deliver(), send())
@@ -105,10 +144,10 @@ async def handle(client: socket.socket, address: tuple[str, int], rtt_s: float, 
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def serve(address: tuple[str, int], rtt_s: float, rate: float) -> None:
+async def serve(address: tuple[str, int], rtt_s: float, rate: float, counter: Counter) -> None:
     """Accept connections until cancelled."""
     loop = asyncio.get_running_loop()
-    up, down = Direction(rate, rtt_s / 2), Direction(rate, rtt_s / 2)
+    up, down = Direction(rate, rtt_s / 2, counter.sent), Direction(rate, rtt_s / 2, counter.arrived)
     connections = set()
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         listener.setblocking(False)
@@ -124,7 +163,8 @@ async def serve(address: tuple[str, int], rtt_s: float, rate: float) -> None:
 def main() -> None:
     """Serve until terminated."""
     host, _, port = sys.argv[1].rpartition(":")
-    asyncio.run(serve((host, int(port)), float(sys.argv[2]), float(sys.argv[3])))
+    counter = Counter(Path(sys.argv[4]) if sys.argv[4:] else None)
+    asyncio.run(serve((host, int(port)), float(sys.argv[2]), float(sys.argv[3]), counter))
 
 
 if __name__ == "__main__":

@@ -59,14 +59,20 @@ def running(command: Sequence[object], log: Path, pattern: str) -> Iterator[Serv
 
 @contextlib.contextmanager
 def rclone_server(
-    folder: Path, log: Path, certificate: Certificate | None = None, low_priority: bool = False, hashes: bool = True
+    folder: Path,
+    log: Path,
+    certificate: Certificate | None = None,
+    low_priority: bool = False,
+    hashes: bool = True,
+    etags: str = "",
 ) -> Iterator[Server]:
     """Run `rclone serve s3`; each folder in `folder` is a bucket.
 
     certificate: serve TLS with it. low_priority: use only CPU time that no other process wants. hashes: rclone's
-    default, which computes every hash it knows of each file that is read as a whole, at a third of the rate.
+    default, which computes every hash it knows of each file that is read as a whole, at a third of the rate. etags: the
+    hash that the ETags are made of; without one they are empty.
     """
-    options = ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
+    options = ["--etag-hash", etags, "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
     if not hashes:
         options.append("--no-checksum")
     if certificate:
@@ -78,9 +84,21 @@ def rclone_server(
 
 
 @contextlib.contextmanager
-def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path) -> Iterator[Server]:
-    """Put an emulated link of `rate` bytes/s in front of a server; the endpoint is the link's near end."""
-    command = [sys.executable, "-m", "tools.benchmarks.link_emulator", endpoint.partition("://")[2], rtt_s, rate]
+def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path, counts: Path | None = None) -> Iterator[Server]:
+    """Put an emulated link of `rate` bytes/s in front of a server; the endpoint is the link's near end.
+
+    counts: a file that it keeps up to date with what went over it (link_emulator.COUNTS).
+    """
+    address = endpoint.partition("://")[2]
+    command = [
+        sys.executable,
+        "-m",
+        "tools.benchmarks.link_emulator",
+        address,
+        rtt_s,
+        rate,
+        *([counts] if counts else []),
+    ]
     with running(command, log, r"(http://\S+)") as link:
         yield link
 

@@ -1,0 +1,57 @@
+"""tools/bench peers: its page is what its results say, and a quick run measures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.peers import page
+from tools.peers.results import FILE, Results
+from tools.peers.trainer import samples_of
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_pages_have_the_figures_of_the_results() -> None:
+    results = Results.load(FILE)
+    assert (FILE.parent / "benchmarks.md").read_text() == page.markdown(results)
+    readme = page.README.read_text()
+    assert page.readme_table(results) in readme
+    assert page.with_table(readme, results) == readme
+
+
+def test_the_html_page_has_the_figures_and_the_plot_of_the_results() -> None:
+    plot = (FILE.parent / page.PLOT).read_text()
+    pytest.importorskip("markdown")
+    assert (FILE.parent / "side-by-side.html").read_text() == page.html(page.markdown(Results.load(FILE)), plot)
+
+
+def test_a_shard_has_the_samples_that_were_written(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; sys.path.insert(0, 'tools/peers'); import data; from pathlib import Path;",
+    ]
+    words[-1] += f"data.write_tars(Path({str(tmp_path / 'shards')!r}), 30, 1024, 10)"
+    subprocess.run(words, cwd=ROOT, check=True)
+    shards = sorted((tmp_path / "shards").iterdir())
+    assert [samples_of(shard.read_bytes()[:-1024], 1024) for shard in shards] == [
+        list(range(start, start + 10)) for start in (0, 10, 20)
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tools.bench", "peers", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "benchmarks.json").read_text())["runs"]
+    assert {run["peer"] for run in runs} == {"growfs", "rclone mount"}
+    assert all(len(run["figures"]["epochs"]) == 2 for run in runs)
+    assert "--quick" in (tmp_path / "benchmarks.md").read_text()
+    assert "<svg" in (tmp_path / "side-by-side.html").read_text()

@@ -1,0 +1,66 @@
+"""The results of `tools/bench peers`: a file of JSON that is kept, and that the page is written from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FILE = Path(__file__).parents[2] / "docs" / "benchmarks.json"
+
+
+@dataclass(slots=True)
+class Results:
+    """All runs.
+
+    machine: what the figures depend on. note: what else the page says of it. peers: what ran, by name. left_out: why
+    others did not, by name.
+    cases: the sizes of each case that ran. runs: a dictionary each: case, peer, setting, figures.
+    """
+
+    machine: dict[str, Any] = field(default_factory=dict)
+    date: str = ""
+    quick: bool = False
+    note: str = ""
+    peers: dict[str, dict[str, str]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, file: Path) -> Results:
+        """Read a file."""
+        return cls(**json.loads(file.read_text()))
+
+    def save(self, file: Path) -> None:
+        """Write a file."""
+        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def add(self, case: str, peer: str, setting: str, figures: dict[str, Any]) -> None:
+        """Add a run that has just ended."""
+        self.date = datetime.now(timezone.utc).date().isoformat()
+        self.runs.append({"case": case, "peer": peer, "setting": setting, "figures": figures})
+
+    def of(self, case: str, peer: str, setting: str) -> list[dict[str, Any]]:
+        """The figures of the rounds of a peer."""
+        wanted = (case, peer, setting)
+        return [run["figures"] for run in self.runs if (run["case"], run["peer"], run["setting"]) == wanted]
+
+    def has(self, case: str) -> bool:
+        """Whether a case ran."""
+        return any(run["case"] == case for run in self.runs)
+
+    def named(self, case: str) -> list[str]:
+        """The peers that ran a case, in the order of the tables."""
+        ran = {run["peer"] for run in self.runs if run["case"] == case}
+        return [name for name in self.peers if name in ran]
+
+
+def spread(values: list[float], form: str = "{:.2f}") -> str:
+    """The median, with the range where there is one."""
+    middle = form.format(median(values))
+    least, most = form.format(min(values)), form.format(max(values))
+    return middle if least == most else f"{middle} ({least} to {most})"

@@ -1,0 +1,265 @@
+"""A training loop that measures how long its accelerator waits: `python trainer.py SOURCE`.
+
+It runs in the peers' own environment and imports nothing of growfs. The accelerator is a pause of fixed length for each
+batch. All peers have the same loop; they differ in the source, which gives the numbers of the samples that it read.
+
+When it has imported what it needs it prints "ready". Then it waits for a line of JSON, what to do, with the time (of
+the monotonic clock) at which the run began, and prints a line of JSON for the first batch and for each epoch. An
+epoch is as many samples as the data set has, whichever they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HEADER = 512
+"""A block of tar."""
+THREADS = 8
+PROCESSES = 2
+Spec = dict[str, Any]
+
+
+def number(sample: bytes) -> int:
+    """A sample begins with its number."""
+    return int.from_bytes(sample[:8], "big")
+
+
+def samples_of(shard: bytes, sample_bytes: int) -> list[int]:
+    """The samples of a tar file of equal members."""
+    each = HEADER + sample_bytes
+    return [number(shard[at + HEADER :]) for at in range(0, len(shard) // each * each, each)]
+
+
+def in_parallel(read: Callable[[Any], bytes], items: Iterator[Any]) -> Iterator[bytes]:
+    """Read the items by threads, as many ahead as there are threads, in order."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        ahead: deque[Future[bytes]] = deque()
+        for item in items:
+            ahead.append(pool.submit(read, item))
+            if len(ahead) > THREADS:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def read_file(path: str) -> bytes:
+    """A whole file. Its pages are dropped: a data set that is larger than the cache is larger than memory, too."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        content = bytearray()
+        while piece := os.read(fd, 1 << 20):
+            content += piece
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return bytes(content)
+    finally:
+        os.close(fd)
+
+
+# Sources. Each gives the numbers of the samples of one read, for ever.
+
+
+def files(spec: Spec) -> Iterator[list[int]]:
+    """Whole files of a folder, which is listed again for each pass."""
+
+    def passes() -> Iterator[str]:
+        while True:
+            paths = [str(path) for path in Path(spec["folder"]).rglob("*") if path.suffix == ".tar"]
+            random.shuffle(paths)
+            yield from paths
+
+    for content in in_parallel(read_file, passes()):
+        yield samples_of(content, spec["sample_bytes"])
+
+
+def keep(spec: Spec) -> Iterator[list[int]]:
+    """A cache that never evicts: what comes first stays, and the rest is fetched each time (MinIO in CoorDL,
+    https://arxiv.org/abs/2007.06775).
+    """
+    import boto3
+    from botocore.config import Config
+
+    config = Config(max_pool_connections=THREADS, s3={"addressing_style": "path"})
+    client = boto3.client("s3", endpoint_url=spec["endpoint"], region_name="us-east-1", config=config)
+    folder, lock, free = Path(spec["cache_dir"]), threading.Lock(), [spec["cache_bytes"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=spec["bucket"], Prefix="shards/")
+    keys = [row["Key"] for page in pages for row in page["Contents"]]
+
+    def get(key: str) -> bytes:
+        local = folder / key.replace("/", "_")
+        if local.exists():
+            return read_file(str(local))
+        content = bytes(client.get_object(Bucket=spec["bucket"], Key=key)["Body"].read())
+        with lock:
+            is_kept = free[0] >= len(content)
+            free[0] -= len(content) * is_kept
+        if is_kept:
+            local.with_suffix(".new").write_bytes(content)
+            local.with_suffix(".new").rename(local)
+        return content
+
+    def passes() -> Iterator[str]:
+        while True:
+            random.shuffle(keys)
+            yield from keys
+
+    for content in in_parallel(get, passes()):
+        yield samples_of(content, spec["sample_bytes"])
+
+
+def mosaicml(spec: Spec) -> Iterator[list[int]]:
+    """MosaicML Streaming: https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/."""
+    from streaming import StreamingDataLoader, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    os.environ["S3_ENDPOINT_URL"] = spec["endpoint"]
+    dataset = StreamingDataset(
+        remote=f"s3://{spec['bucket']}/mds",
+        local=spec["cache_dir"],
+        cache_limit=spec["cache_bytes"],
+        shuffle=True,
+        # By default it shuffles blocks of 262,144 samples, far more than this data set has: it would need all shards at
+        # once. https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html
+        shuffle_block_size=max(spec["batch"], spec["cache_bytes"] // spec["sample_bytes"] // 2),
+        num_canonical_nodes=1,
+        batch_size=spec["batch"],
+    )
+    loader = StreamingDataLoader(
+        dataset, batch_size=spec["batch"], num_workers=PROCESSES, persistent_workers=True, collate_fn=mds_numbers
+    )
+    while True:
+        for batch in loader:
+            yield batch["numbers"]
+
+
+def mds_numbers(samples: list[Any]) -> dict[str, list[int]]:
+    """The numbers of a batch. It runs in the loader's processes, so that batches are not copied."""
+    return {"numbers": [number(sample["data"]) for sample in samples]}
+
+
+def s3torch(spec: Spec) -> Iterator[list[int]]:
+    """The Amazon S3 Connector for PyTorch: https://github.com/awslabs/s3-connector-for-pytorch."""
+    from s3torchconnector import S3ClientConfig, S3MapDataset
+    from torch.utils.data import DataLoader
+
+    dataset = S3MapDataset.from_prefix(
+        f"s3://{spec['bucket']}/shards/",
+        region="us-east-1",
+        endpoint=spec["endpoint"],
+        transform=ReadShard(spec["sample_bytes"]),
+        s3client_config=S3ClientConfig(force_path_style=True),
+    )
+    loader = DataLoader(dataset, batch_size=None, shuffle=True, num_workers=THREADS, persistent_workers=True)
+    while True:
+        yield from loader
+
+
+class ReadShard:
+    """Reads an object of S3 as a shard. It can be pickled."""
+
+    def __init__(self, sample_bytes: int) -> None:
+        self._sample_bytes = sample_bytes
+
+    def __call__(self, reader: Any) -> list[int]:
+        return samples_of(reader.read(), self._sample_bytes)
+
+
+def webdataset(spec: Spec) -> Iterator[list[int]]:
+    """WebDataset over a pipe: https://github.com/webdataset/webdataset."""
+    import webdataset as wds
+    from torch.utils.data import DataLoader
+
+    urls = [f"pipe:{spec['cat']} s3://{spec['bucket']}/shards/{shard:05}.tar" for shard in range(spec["shards"])]
+    dataset = wds.WebDataset(urls, shardshuffle=len(urls)).map(webdataset_number)
+    loader = DataLoader(
+        dataset, batch_size=spec["batch"], num_workers=THREADS, persistent_workers=True, collate_fn=list
+    )
+    while True:
+        yield from loader
+
+
+def webdataset_number(sample: dict[str, Any]) -> int:
+    """The number of a sample."""
+    return number(sample["bin"])
+
+
+SOURCES: dict[str, Callable[[Spec], Iterator[list[int]]]] = {
+    "files": files,
+    "keep": keep,
+    "mosaicml": mosaicml,
+    "s3torch": s3torch,
+    "webdataset": webdataset,
+}
+IMPORTS = {
+    "keep": ("boto3",),
+    "mosaicml": ("streaming",),
+    "s3torch": ("s3torchconnector", "torch.utils.data"),
+    "webdataset": ("webdataset", "torch.utils.data"),
+}
+
+
+def batches(spec: Spec) -> Iterator[list[int]]:
+    """What a source gives, in batches."""
+    batch: list[int] = []
+    for some in SOURCES[spec["source"]](spec):
+        batch += some
+        while len(batch) >= spec["batch"]:
+            yield batch[: spec["batch"]]
+            batch = batch[spec["batch"] :]
+
+
+def train(spec: Spec) -> None:
+    """Run the epochs, and print what each was like."""
+    source, seen, steps, began = batches(spec), set[int](), spec["samples"] // spec["batch"], spec["began"]
+    for epoch in range(1, spec["epochs"] + 1):
+        seen_now: set[int] = set()
+        wrong = 0
+        for step in range(steps):
+            read = next(source)
+            seen_now.update(number for number in read if number < spec["samples"])
+            wrong += sum(number >= spec["samples"] for number in read)
+            if epoch == 1 and not step:
+                say(first_batch_s=time.monotonic() - began)
+            time.sleep(spec["step_s"])
+        seen |= seen_now
+        now = time.monotonic()
+        say(
+            epoch=epoch,
+            wall_s=now - began,
+            utilisation=steps * spec["step_s"] / (now - began),
+            samples_per_s=steps * spec["batch"] / (now - began),
+            different=len(seen_now) / spec["samples"],
+            coverage=len(seen) / spec["samples"],
+            wrong=wrong,
+        )
+        began = now
+
+
+def say(**values: object) -> None:
+    """Print a line of JSON."""
+    print(json.dumps(values), flush=True)
+
+
+def main() -> None:
+    """Import, wait for the start, train."""
+    source = sys.argv[1]
+    for module in IMPORTS.get(source, ()):
+        __import__(module)
+    print("ready", flush=True)
+    train({"source": source, **json.loads(sys.stdin.readline())})
+    os._exit(0)  # the threads and processes that read ahead have nothing to finish
+
+
+if __name__ == "__main__":
+    main()
