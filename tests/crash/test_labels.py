@@ -310,7 +310,7 @@ def test_a_mount_that_the_disk_refuses_prints_one_line_and_leaves_nothing(growfs
 @pytest.mark.promise(3, 28)
 def test_a_file_that_fails_on_a_full_disk_reserves_nothing(growfs: Growfs) -> None:
     with gated(growfs) as (scene, remote, order):
-        scene.mount("PUBLISH:ENOSPC", "--no-wait")
+        scene.mount("PUBLISH:ENOSPC", "--no-wait", "--miss-timeout", "1s")
         remote.release()
         until(lambda: scene.status()["fetch"]["failed"] >= len(order))
         with pytest.raises(OSError) as raised:  # noqa: PT011 - the errno is checked below
