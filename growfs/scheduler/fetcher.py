@@ -280,8 +280,7 @@ class Fetcher:
         if not download.urgent or trio.current_time() - download.disk_full_since >= self.miss_timeout_s:
             return False
         download.disk_full = error
-        self._unreserve(download)
-        download.staged = None
+        self._discard(download)
         download.move(DownloadState.QUEUED)
         self._no_space.append(download)
         self._no_space_added.notify()
@@ -291,6 +290,14 @@ class Fetcher:
         if download.reserved is not None:
             self._store.unreserve(download.reserved)
             download.reserved = None
+
+    def _discard(self, download: Download) -> None:
+        """Give back the space of a download, and delete what was fetched of it."""
+        self._unreserve(download)
+        if download.staged:
+            with contextlib.suppress(OSError):
+                disk.unlink("DRAFT_FAILED", download.staged.file)
+            download.staged = None
 
     # Results of the workers.
 
@@ -406,10 +413,7 @@ class Fetcher:
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
         """Fail a download, and with it all of its group that no worker has."""
-        self._unreserve(download)
-        if download.staged:
-            with contextlib.suppress(OSError):
-                disk.unlink("DRAFT_FAILED", download.staged.file)
+        self._discard(download)
         download.error = error
         download.move(DownloadState.FAILED)
         is_new = self.counters.add_failure(download.node.id, error)
