@@ -132,7 +132,7 @@ def test_no_file_is_lost_when_a_worker_dies(growfs: Growfs, server: S3Server) ->
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         until(lambda: sum(request.is_fetch for request in proxy.requests) > 50)
         os.kill(workers_of(growfs)[0], signal.SIGKILL)
-        until(lambda: "its worker died" in growfs.log())
+        until(lambda: "others take over" in growfs.log())
         proxy.release()
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
     status = growfs.status()
