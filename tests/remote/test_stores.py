@@ -16,7 +16,7 @@ from awscrt import checksums
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
-from growfs.errors import RemoteError, RemoteMissing, UsageError
+from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
@@ -143,6 +143,40 @@ def test_local_links_outside_the_root_and_devices_are_skipped(tmp_path: Path) ->
             remote.fetch(FetchTask(RemoteFile(path, None, None, ""), tmp_path / "target"))
     with pytest.raises(RemoteError, match="is a file; give the URL of its folder"):
         listed(RemoteSpec(str(root / "sub/file")))
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_no_file_is_deleted_where_the_whole_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_empty: bool
+) -> None:
+    root, away = tmp_path / "root", tmp_path / "away"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub/file").write_bytes(b"data")
+    remote = open_remote(RemoteSpec(f"file://{root}"), repeats=False)
+    file, scandir = remote.stat("sub/file"), os.scandir
+
+    def unmount_after_root(path: str) -> Any:
+        found = scandir(path)
+        if path == str(root) + "/":
+            root.rename(away)
+            if is_empty:
+                root.mkdir()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", unmount_after_root)
+        with pytest.raises(RemoteBusy, match="see whether it is mounted"):
+            list(remote.pages())
+    with pytest.raises(RemoteBusy, match="see whether it is mounted"):
+        remote.fetch(FetchTask(file, tmp_path / "target"))
+    if is_empty:
+        root.rmdir()
+    away.rename(root)
+    assert remote.fetch(FetchTask(file, tmp_path / "target")) == file
+    (root / "other").touch()
+    (root / "sub/file").unlink()
+    with pytest.raises(RemoteMissing):
+        remote.fetch(FetchTask(file, tmp_path / "target"))
 
 
 def test_keys_that_are_no_valid_paths_are_skipped(moto_s3: S3Server) -> None:

@@ -9,9 +9,11 @@ import io
 import os
 import stat
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
-from growfs.errors import RemoteError, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
@@ -84,6 +86,30 @@ class LocalRemote(FsspecRemote):
             stream.close()
             raise
         return FileStream(stream, now, start, stat_now, self._threads.throttle, partial(self.translating, path))
+
+    @contextmanager
+    def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
+        """A path that is missing because everything is, as when a network mount is gone, was not deleted."""
+        try:
+            with super().translating(path, raised):
+                yield
+        except RemoteMissing:
+            if path and (self._is_empty() or self._has_file(path)):
+                where = self.safe_url()
+                raise RemoteBusy(f"{where}: the folder is empty or is not there; see whether it is mounted") from None
+            raise
+
+    def _is_empty(self) -> bool:
+        try:
+            with os.scandir(self.base) as entries:
+                return next(entries, None) is None
+        except OSError:
+            return True
+
+    def _has_file(self, path: str) -> bool:
+        """Whether a file that was missing is there: then the folder was gone until now."""
+        real = os.path.realpath(os.path.join(self.base, path))
+        return self._is_below(real) and os.path.isfile(real)
 
     def _list_folder(self, folder: str) -> list[Entry]:
         here = os.path.join(self.base, folder)
