@@ -37,6 +37,7 @@ def tune_gc() -> None:
     So a forked process does not copy their memory pages either.
     """
     gc.freeze()
+    gc.enable()
     gc.set_threshold(GC_THRESHOLD)
 
 
