@@ -243,7 +243,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
             await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
             await _progress_until(components, launcher, components.start.is_possible)
             await components.engine.ready()
-            components.start.passed = True
+            components.start.open()
             await launcher.ready(await components.status.snapshot())
     except BaseExceptionGroup as group:
         raise _cause(group) from group

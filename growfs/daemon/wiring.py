@@ -271,6 +271,7 @@ def _build_scheduler(
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
     updater = VersionUpdater(catalog, store, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
     start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)
+    start.opened.connect(dispatcher.move_to_background)
     return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start)
 
 

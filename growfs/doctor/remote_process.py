@@ -228,13 +228,13 @@ def _download(probe: Probe, sample: list[RemoteFile], send: Send) -> None:
     progress = _Progress(send)
     downloader = Downloader(probe.spec, limits, progress.note)
     began = time.monotonic()
-    downloader.submit(FetchFiles(requests[:1], []))
+    downloader.submit(FetchFiles(requests[:1], [], False))
     progress.wait(1, probe.download_s + (PRODUCER_S if probe.spec.producer else 0))
     first_s = time.monotonic() - began if progress.finished else None
     alone = 0
     if first_s is not None and requests[1:]:
         alone, progress.received, began = progress.finished, 0, time.monotonic()
-        downloader.submit(FetchFiles(requests[1:], []))
+        downloader.submit(FetchFiles(requests[1:], [], False))
         progress.wait(len(requests), probe.download_s)
     if progress.failed and not progress.finished:
         raise progress.failed[0]

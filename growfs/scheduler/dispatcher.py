@@ -48,7 +48,8 @@ class WorkerSlot:
     """One worker process. bytes: the sizes of all its files; received: bytes of them that it has reported.
 
     prioritized: ids of its files for which a reader waits by now, to be sent to it. silence: cancelled to end the wait
-    for its next message. cpu_s: its CPU time until its last message. is_recalled: it has to end.
+    for its next message. cpu_s: its CPU time until its last message. in_background: it has the lowest priority.
+    is_recalled: it has to end.
     """
 
     channel: Channel
@@ -58,6 +59,7 @@ class WorkerSlot:
     prioritized: list[int] = field(default_factory=list)
     silence: trio.CancelScope = field(default_factory=trio.CancelScope)
     cpu_s: float = 0.0
+    in_background: bool = False
     is_recalled: bool = False
 
     @property
@@ -94,6 +96,7 @@ class Dispatcher:
         self._worker_count = WorkerCount(size)
         self._slots: list[WorkerSlot] = []
         self._is_held = False
+        self._in_background = False
         self._changed = Signal[[]]()
         self._period_bytes = self._period_files = self._period_refusals = 0
         self._reported_at: float | None = None  # when the last report was sent; None after a time without work
@@ -114,6 +117,11 @@ class Dispatcher:
     def bytes_per_s(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._share_limits()
+
+    def move_to_background(self) -> None:
+        """Give the workers the lowest priority from now on. Until training can start, it waits for them."""
+        self._in_background = True
+        self._changed.notify()
 
     def enqueue(self, download: Download, first: bool = False) -> None:
         """Queue a download that has its space; urgent ones go before all others. first: ahead of its own queue."""
@@ -196,14 +204,19 @@ class Dispatcher:
             slot.bytes += download.node.size or 0
             batches.setdefault(slot, []).append(download)
         self._share_limits()
-        receivers = [slot for slot in self._slots if slot in batches or slot.prioritized]
+        receivers = [
+            slot
+            for slot in self._slots
+            if slot in batches or slot.prioritized or slot.in_background < self._in_background
+        ]
         for slot in receivers:
-            if slot.silence.deadline == math.inf:
+            if slot.downloads and slot.silence.deadline == math.inf:
                 slot.silence.deadline = trio.current_time() + STALL_S
             prioritized, slot.prioritized = slot.prioritized, []
+            slot.in_background = self._in_background
             requests = [_request(download) for download in batches.get(slot, [])]
             try:
-                await slot.channel.send(FetchFiles(requests, prioritized))
+                await slot.channel.send(FetchFiles(requests, prioritized, slot.in_background))
             except WorkerLost:
                 slot.silence.cancel()
         return bool(receivers)

@@ -8,6 +8,7 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
+from growfs.cache.events import Signal
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteError
 from growfs.scheduler.fetcher import Fetcher
@@ -24,6 +25,8 @@ OUTAGE_S_MAX = 60.0
 
 class StartGate:
     """Decides from what is cached so far. Owns the time at which the wait began, and whether it is over.
+
+    opened: notified when it is.
 
     Until `mount` has returned, a first listing that fails ends the mount; after that it is tried again, as later ones
     are.
@@ -48,11 +51,22 @@ class StartGate:
         self._condition = prefetch.condition
         self._outage = outage
         self._began_at = trio.current_time()
-        self.passed = False
+        self._passed = False
+        self.opened = Signal[[]]()
 
     def figures(self) -> dict[str, bool]:
         """Figures for the status: whether `mount` has returned, or is about to."""
-        return {"ready": self.passed}
+        return {"ready": self._passed}
+
+    @property
+    def passed(self) -> bool:
+        """Whether `mount` has returned, or is about to."""
+        return self._passed
+
+    def open(self) -> None:
+        """Note that training can start."""
+        self._passed = True
+        self.opened.notify()
 
     async def is_anything_listed(self) -> bool:
         """Whether there is anything to mount. Raises the error of a first listing that failed."""

@@ -143,11 +143,13 @@ class FetchRequest(FastPickle):
 class FetchFiles:
     """Fetch these files, in addition to those requested before. The answers are FetchProgress messages.
 
-    prioritize: ids of files requested before that have become urgent.
+    prioritize: ids of files requested before that have become urgent. in_background: this worker is to have the lowest
+    priority from now on.
     """
 
     files: list[FetchRequest]
     prioritize: list[int]
+    in_background: bool
 
 
 @dataclass(frozen=True, slots=True)

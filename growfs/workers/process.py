@@ -46,13 +46,14 @@ def lower_priority() -> None:
 
     The process gets its own session: with the autogroup feature (sched(7)) the kernel shares cores between sessions,
     and niceness counts within one session only. So the session's niceness is set as well. What the kernel refuses is
-    left as it is. Threads that are already running keep their niceness.
+    left as it is.
     """
     if os.environ.get(KEEP_PRIORITY_VARIABLE):
         return
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICENESS_MAX)
-    lower_disk_priority()
+    for thread in [0, *map(int, os.listdir("/proc/self/task"))]:  # this one first, for those that it starts
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, NICENESS_MAX)
+        lower_disk_priority(thread)
     with contextlib.suppress(PermissionError):  # it leads a session already
         os.setsid()
     for _ in range(_AUTOGROUP_TRIES):
@@ -70,10 +71,10 @@ def lower_priority() -> None:
             threading.Thread(target=_leave_when_starved, args=(group,), daemon=True).start()
 
 
-def lower_disk_priority() -> None:
-    """Give this process the lowest priority for disks whose scheduler has priorities."""
+def lower_disk_priority(thread: int = 0) -> None:
+    """Give a thread, by default this one, the lowest priority for disks whose scheduler has priorities."""
     if number := _IOPRIO_SET.get(platform.machine()):
-        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, thread, _IOPRIO_CLASS_IDLE)
 
 
 def idle_group() -> Path | None:

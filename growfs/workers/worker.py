@@ -116,11 +116,15 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
             os._exit(0)
 
     downloader: Downloader | None = None
+    in_background = False
     while True:
         request = requests.get()
         try:
             if isinstance(request, FetchFiles):
-                downloader = downloader or _downloader(spec, limits, send)
+                if request.in_background and not in_background:
+                    in_background = True
+                    lower_priority()
+                downloader = downloader or Downloader(spec, limits, send)
                 downloader.submit(request)
             else:
                 send(Done(_handle(spec, request, send)))
@@ -130,11 +134,6 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
             send(Failed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}")))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
             send(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
-
-
-def _downloader(spec: RemoteSpec, limits: SharedLimits, send: Send) -> Downloader:
-    lower_priority()
-    return Downloader(spec, limits, send)
 
 
 def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> None:

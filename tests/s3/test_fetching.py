@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -51,10 +52,9 @@ def hold_after(proxy: Proxy, files: int) -> None:
     proxy.hold(is_late)
 
 
-def priority(pid: int) -> tuple[int, int]:
-    """(session, niceness) of a process: proc(5)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return int(fields[3]), int(fields[16])
+def nicenesses(pid: int) -> set[int]:
+    """Of the threads of a process."""
+    return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
 
 
 def is_idle(pid: int) -> bool:
@@ -106,23 +106,28 @@ def test_the_bandwidth_limit_can_be_removed(growfs: Growfs, server: S3Server) ->
     assert growfs.names() == set(tree)
 
 
-def test_workers_run_at_a_lower_priority_than_the_daemon(growfs: Growfs, server: S3Server) -> None:
+def test_workers_run_at_a_lower_priority_than_the_daemon_once_training_can_start(
+    growfs: Growfs, server: S3Server
+) -> None:
     del growfs.env[KEEP_PRIORITY_VARIABLE]
     url, _ = put(server, 2)
-    with proxy_to(server.endpoint_url) as proxy:
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    with proxy_to(server.endpoint_url) as proxy, ThreadPoolExecutor() as pool:
         proxy.hold(lambda request: request.is_fetch)
-        growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
+        mounting = pool.submit(growfs.mount, url, "--endpoint-url", proxy.url)
         until(lambda: any(request.is_fetch for request in proxy.requests))
         workers = until(lambda: workers_of(growfs))
-        assert until(lambda: all(priority(worker) == (worker, NICENESS_MAX) for worker in workers))
-        session, niceness = priority(growfs.pid)
-        assert session not in workers
-        assert niceness == os.getpriority(os.PRIO_PROCESS, 0)
-        if idle_group():
-            assert until(lambda: all(is_idle(worker) for worker in workers))
-            assert not is_idle(growfs.pid)
+        assert {nice for worker in workers for nice in nicenesses(worker)} == {niceness}
+        assert not any(map(is_idle, workers))
         proxy.release()
-        growfs.run("wait", growfs.mountpoint, "--all")
+        mounting.result()
+        until(lambda: {nice for worker in workers for nice in nicenesses(worker)} == {NICENESS_MAX})
+        assert all(os.getsid(worker) == worker for worker in workers)
+        assert os.getsid(growfs.pid) not in workers
+        assert nicenesses(growfs.pid) == {niceness}
+        if idle_group():
+            until(lambda: all(map(is_idle, workers)))
+            assert not is_idle(growfs.pid)
 
 
 def test_no_file_is_lost_when_a_worker_dies(growfs: Growfs, server: S3Server) -> None:

@@ -60,9 +60,10 @@ def test_each_file_has_one_result(tmp_path: Path, downloader: Downloader, report
                 fetch_request(tmp_path, 3, "small"),
             ],
             [],
+            in_background=False,
         )
     )
-    downloader.submit(FetchFiles([fetch_request(tmp_path, 4, "large", 99_999)], []))
+    downloader.submit(FetchFiles([fetch_request(tmp_path, 4, "large", 99_999)], [], False))
     by_id, bytes = results(reports, 4)
     small = by_id[1]
     assert isinstance(small, Fetched)
@@ -83,7 +84,7 @@ def test_files_are_reported_even_where_the_disk_refuses_to_delete(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "gone") for id in range(300)], []))
+    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "gone") for id in range(300)], [], False))
     by_id, _ = results(reports, 300)
     assert all(isinstance(failed, FetchFailed) and isinstance(failed.error, RemoteMissing) for failed in by_id.values())
 
@@ -92,7 +93,7 @@ def test_an_unexpected_exception_is_reported_as_an_error(
     tmp_path: Path, downloader: Downloader, reports: queue.Queue[FetchProgress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloader._remote, "fetch", lambda *_: 1 / 0)
-    downloader.submit(FetchFiles([fetch_request(tmp_path, 1, "small")], []))
+    downloader.submit(FetchFiles([fetch_request(tmp_path, 1, "small")], [], False))
     by_id, _ = results(reports, 1)
     failed = by_id[1]
     assert isinstance(failed, FetchFailed)
@@ -106,7 +107,7 @@ def test_many_files_are_reported_in_one_message(
     """A message and a transaction for each file would cost more than the files themselves."""
     monkeypatch.setattr(module, "REPORT_EVERY_S", 10 * WAIT_S)
     files = 5 * REPORT_FILES + 1
-    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "small") for id in range(files)], []))
+    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "small") for id in range(files)], [], False))
     counts: list[int] = []
     while sum(counts) < files:
         counts.append(len(reports.get(timeout=WAIT_S).files))
@@ -132,7 +133,7 @@ def test_an_urgent_or_large_file_is_reported_at_once(
 
     monkeypatch.setattr(downloader._remote, "fetch", fetch_held)
     first = replace(fetch_request(tmp_path, 2, "small"), file=RemoteFile("small", 10, None, ""), urgent=urgent)
-    downloader.submit(FetchFiles([first, fetch_request(tmp_path, 1, "large")], []))
+    downloader.submit(FetchFiles([first, fetch_request(tmp_path, 1, "large")], [], False))
     assert results(reports, 1)[0].keys() == {2}
     resume.set()
     assert results(reports, 1)[0].keys() == {1}
