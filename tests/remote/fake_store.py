@@ -108,16 +108,16 @@ class FakeStore:
             if request.method == "GET":
                 self.on_get(request)
             status = self.status(request)
-            data, etag, modified, stalled = self.data, self.etag, self.modified, self.body == "stalled"
+            data, etag, modified, how = self.data, self.etag, self.modified, self.body
         headers = self.extra_headers | self.headers_for(request)
         if self.location and not request.target.endswith(self.location):
             headers["Location"] = self.location
-            return self.reply(handler, 302, headers, b"moved")
+            return self.reply(handler, 302, headers, b"moved", how)
         wanted = request.headers["If-Match"]
         if status is None and self.honors_if_match and wanted and wanted != etag:
             status = 412
         if status is not None:
-            return self.reply(handler, status, headers, b"<Error><Code>Odd</Code></Error>")
+            return self.reply(handler, status, headers, b"<Error><Code>Odd</Code></Error>", how)
         headers |= {name: value for name, value in (("ETag", etag), ("Last-Modified", modified)) if value is not None}
         start, code = request.start, 200
         if self.ranges == "first" and start:
@@ -125,38 +125,34 @@ class FakeStore:
         if start is not None and self.ranges != "ignored":
             end = int(request.headers["Range"].partition("-")[2])
             if start >= len(data):
-                return self.reply(handler, 416, headers | {"Content-Range": f"bytes */{len(data)}"}, b"")
+                return self.reply(handler, 416, headers | {"Content-Range": f"bytes */{len(data)}"}, b"", how)
             part = data[start : end + 1]
             headers["Content-Range"] = f"bytes {start}-{start + len(part) - 1}/{len(data)}"
             data, code = part, 200 if self.ranges == "rclone" else 206
-        return self.reply(handler, code, headers, data, stalled)
+        return self.reply(handler, code, headers, data, how)
 
     def reply(
-        self,
-        handler: http.server.BaseHTTPRequestHandler,
-        status: int,
-        headers: Any,
-        body: bytes,
-        stalled: bool = False,
+        self, handler: http.server.BaseHTTPRequestHandler, status: int, headers: Any, body: bytes, how: str
     ) -> None:
+        """Send a response. how: `body` at the time of the request."""
         handler.send_response(status)
-        if self.body == "gzip":
+        if how == "gzip":
             body = gzip.compress(body)
             headers["Content-Encoding"] = "gzip"
-        if self.body == "chunked":
+        if how == "chunked":
             headers["Transfer-Encoding"] = "chunked"
             body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-        elif self.body != "endless":
+        elif how != "endless":
             headers["Content-Length"] = str(len(body))
-        if self.body == "cut":
+        if how == "cut":
             body = body[: len(body) // 2]
-        if not self.keeps_alive or self.body in ("cut", "endless"):
+        if not self.keeps_alive or how in ("cut", "endless"):
             headers["Connection"] = "close"
         for name, value in headers.items():
             handler.send_header(name, value)
         handler.end_headers()
         if handler.command != "HEAD":
-            if stalled:
+            if how == "stalled":
                 handler.wfile.write(body[:1])
                 self.resumed.wait(RESUMED_S)
                 body = body[1:]

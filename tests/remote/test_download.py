@@ -17,7 +17,7 @@ from awscrt import checksums
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
 from growfs.remote import digest
 from growfs.remote.digest import Digest
-from growfs.remote.http.download import FALLBACK_S, FALLBACKS_MAX, USELESS_HEADS_MAX
+from growfs.remote.http.download import CONTINUED_MAX, FALLBACK_S, FALLBACKS_MAX, USELESS_HEADS_MAX
 from growfs.remote.http.threads import THREADS_DEFAULT
 from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
@@ -184,18 +184,40 @@ def test_a_server_that_stops_sending_ranges_is_left_to_the_library(
     assert library_fetches == ["x"]
 
 
-def test_a_part_that_is_cut_short_is_retried(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:
+@pytest.mark.parametrize("cut", [1, 2, 7])
+def test_a_part_whose_connection_fails_is_continued(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 100)
     store = FakeStore(DATA)
+    starts = list(part_starts(len(DATA)))
 
     def on_get(_: Request) -> None:
-        store.body = "cut" if len(store.gets) == 5 else "plain"
+        store.body = "cut" if len(store.gets) == cut else "plain"
 
     store.on_get = on_get
-    assert fetched(RetryingRemote(s3(serve(store)), sleep=lambda _: None), tmp_path) == DATA
+    task = FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target", digest=Digest())
+    assert s3(serve(store)).fetch(task).size == len(DATA)
+    assert task.target.read_bytes() == DATA
+    assert task.digest
+    assert task.digest.text() == digest.of(task.target)
+    (rest,) = (request.start or 0 for request in store.gets if request.start not in starts)
+    assert 0 < rest - (store.gets[cut - 1].start or 0) < PART
+    assert len(store.gets) == len(starts) + 1
     assert library_fetches == []
-    store.on_get = lambda _: setattr(store, "body", "cut")
+
+
+def test_a_part_whose_connection_always_fails_is_given_up(serve: Serve, tmp_path: Path) -> None:
+    store = FakeStore(DATA)
+    _, _, start, end, *_ = part_starts(len(DATA))
+
+    def is_cut(request: Request) -> bool:
+        return start <= (request.start or 0) < end
+
+    store.on_get = lambda request: setattr(store, "body", "cut" if is_cut(request) else "plain")
     with pytest.raises(RemoteBusy, match="cut short"):
-        s3(serve(store)).fetch(FetchTask(FILE, tmp_path / "target"))
+        s3(serve(store)).fetch(FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target"))
+    assert sum(map(is_cut, store.gets)) == 1 + CONTINUED_MAX
 
 
 def test_the_rest_of_a_slow_part_is_requested_on_another_connection(

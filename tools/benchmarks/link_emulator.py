@@ -23,7 +23,8 @@ from pathlib import Path
 WINDOW_FIRST = 10 * 1448  # RFC 6928
 WINDOW_MAX = 4 << 20  # the default of net.ipv4.tcp_wmem
 PIECE = 128 << 10
-
+CONNECT_TRIES = 5
+"""Linux 6.18 refuses some connections on loopback, with ENOENT, where many were closed shortly before."""
 
 COUNTS = struct.Struct("=3Q")
 METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ")
@@ -127,9 +128,15 @@ async def handle(client: socket.socket, address: tuple[str, int], rtt_s: float, 
     """Forward one connection in both directions."""
     loop = asyncio.get_running_loop()
     not_before = loop.time() + rtt_s
-    with client, socket.socket() as server, suppress(OSError):
+    with client, suppress(OSError), socket.socket() as server:
         server.setblocking(False)
-        await loop.sock_connect(server, address)
+        for left in reversed(range(CONNECT_TRIES)):
+            try:
+                await loop.sock_connect(server, address)
+                break
+            except OSError:
+                if not left:
+                    raise
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tasks = [

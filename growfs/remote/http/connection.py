@@ -71,6 +71,10 @@ class ConnectionFailed(Exception):
     """The server cannot be reached, fell silent, or ended its response early."""
 
 
+class ConnectionTimedOut(ConnectionFailed):
+    """The server cannot be reached, or fell silent, and that was noticed late."""
+
+
 class FallBack(Exception):
     """The response is left to the store's library. counts: the next response is likely to be the same."""
 
@@ -91,6 +95,7 @@ class Connection:
         self._origin = ("", "")
         self._socket: socket.socket | None = None
         self._keeps = False  # the last response was read to its end, and another may follow
+        self._interrupted = False
         self._bytes = bytearray(BUFFER_BYTES)
         self._buffer = memoryview(self._bytes)
         self._body = (0, 0)  # the slice of the buffer that holds the beginning of the body
@@ -108,6 +113,8 @@ class Connection:
             if self._socket is not None:
                 with suppress(ConnectionError, ssl.SSLError, _ServerClosed):
                     return self._send(self._socket, request, head)
+                if self._interrupted:
+                    raise ConnectionFailed("interrupted")
                 self.close()
             self._socket, self._origin = _connect(request, self._tls), request.origin
             return self._send(self._socket, request, head)
@@ -139,7 +146,7 @@ class Connection:
         """Write the body to fd from offset `at` on; on_piece gets each piece that arrives.
 
         until: the offset where to stop, which may come down meanwhile, to the end of a block that is not begun.
-        Raises ConnectionFailed, and OSError of the local disk.
+        Raises ConnectionFailed, and OSError of the local disk. What on_piece got is written in any case.
         """
         assert self._socket is not None
         left = response.length or 0
@@ -150,22 +157,24 @@ class Connection:
         counted = start
         while left and at < until():
             size = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
-            while counted < start + size:
-                least = min(start + size, counted + PIECE_BYTES)
-                with _translating_errors():
-                    while end < least:
-                        count = self._socket.recv_into(self._buffer[end : start + size])
-                        if not count:
-                            missing = left - (end - start)
-                            raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
-                        end += count
-                piece = self._buffer[counted : min(end, start + size)]
-                counted += len(piece)
-                on_piece(piece)
-            block = self._buffer[start:counted]
-            while block:
-                written = os.pwrite(fd, block, at)
-                at, block = at + written, block[written:]
+            try:
+                while counted < start + size:
+                    least = min(start + size, counted + PIECE_BYTES)
+                    with _translating_errors():
+                        while end < least:
+                            count = self._socket.recv_into(self._buffer[end : start + size])
+                            if not count:
+                                missing = left - (end - start)
+                                raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
+                            end += count
+                    piece = self._buffer[counted : min(end, start + size)]
+                    counted += len(piece)
+                    on_piece(piece)
+            finally:
+                block = self._buffer[start:counted]
+                while block:
+                    written = os.pwrite(fd, block, at)
+                    at, block = at + written, block[written:]
             left -= size
             rest = self._buffer[counted:end]
             self._buffer[: len(rest)] = rest
@@ -240,6 +249,7 @@ class Connection:
 
     def interrupt(self) -> None:
         """End a read by another thread."""
+        self._interrupted = True
         if line := self._socket:
             with suppress(OSError):
                 socket.socket.shutdown(
@@ -248,6 +258,7 @@ class Connection:
 
     def close(self) -> None:
         """Close it. The next request opens it again."""
+        self._interrupted = False
         if line := self._socket:
             self._socket = None
             line.close()
@@ -351,6 +362,8 @@ def _translating_errors() -> Iterator[None]:
     try:
         yield
     except BlockingIOError:
-        raise ConnectionFailed("it fell silent") from None
+        raise ConnectionTimedOut("it fell silent") from None
+    except TimeoutError as error:
+        raise ConnectionTimedOut(str(error)) from None
     except (OSError, _ServerClosed) as error:
         raise ConnectionFailed(str(error) or type(error).__name__) from None

@@ -31,6 +31,7 @@ from growfs.remote.http.connection import (
     WRITE_BYTES,
     Connection,
     ConnectionFailed,
+    ConnectionTimedOut,
     FallBack,
     Headers,
     HttpRequest,
@@ -47,6 +48,8 @@ SLOW_S = 0.5
 """A part that needs so much longer, at less than half the rate of the others, is shared with the thread that waits for
 it: its connection may be new, or lose packets, and the file is not shown before its last part is there."""
 CHECK_PARTS_S = 0.1
+CONTINUED_MAX = 4
+"""How often a part is continued whose connection failed. Its file would begin anew, with all that its parts brought."""
 GOOD_STATUSES = (200, 206)
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
@@ -243,7 +246,10 @@ class _FileTransfer(Generic[T]):
                 elif not at_once:
                     self._starts = iter(range(response.length or 0, self.total, self._part_bytes))
                     stack.enter_context(owner.threads.helping(self._help))
-                self._copy(connection, response, _Part(0, response.length or 0, began))
+                first = _Part(0, response.length or 0, began)
+                with self._lock:
+                    self._parts.append(first)
+                self._fetch_part(connection, first, response)
                 while more := self._next() or self._rest_of_a_slow_part():
                     self._fetch_part(connection, more)
         if self._error:
@@ -338,11 +344,28 @@ class _FileTransfer(Generic[T]):
         connection.copy(response, self._fd, part.start, on_piece, lambda: part.end)
         self._owner.threads.record(part.end - part.start, time.monotonic() - part.began)
 
-    def _fetch_part(self, connection: Connection, part: _Part) -> None:
+    def _fetch_part(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
+        """Fetch a part; where its connection fails, the rest of it. response: the head of its response, if it came."""
         try:
-            part.began = time.monotonic()
-            if response := self._request_part(connection, part):
-                self._copy(connection, response, part)
+            for left in reversed(range(CONTINUED_MAX + 1)):
+                try:
+                    if response is None:
+                        part.began = time.monotonic()
+                        response = self._request_part(connection, part)
+                    if response:
+                        self._copy(connection, response, part)
+                    return
+                except ConnectionTimedOut:
+                    raise
+                except ConnectionFailed:
+                    connection.close()
+                    self._begun.wait()
+                    if self._error or not left or not self._is_split:
+                        raise
+                    with self._lock:
+                        part.start, response = part.at, None
+                        if part.start == part.end:
+                            return
         finally:
             with self._part_ended:
                 self._parts.remove(part)
@@ -373,6 +396,8 @@ class _FileTransfer(Generic[T]):
 
         The signature was good for the first part; if it is refused now, it has expired.
         """
+        if self._error:
+            raise ConnectionFailed("another part has failed")
         request, etag = self._request, self._validators.get("etag")
         start, end = self._first + part.start, self._first + part.end - 1
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
