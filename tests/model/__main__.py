@@ -7,6 +7,7 @@ import sys
 import time
 
 from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import figures
@@ -30,12 +31,15 @@ def main() -> None:
             print(
                 f"\rseed {number}: {', '.join(f'{count:,} {name}' for name, count in sorted(figures.items()))}", end=""
             )
-            run_state_machine_as_test(seed(number)(InProcessMachine), settings=checks)
+            try:
+                run_state_machine_as_test(seed(number)(InProcessMachine), settings=checks)
+            except FlakyStrategyDefinition:  # the timing of threads decides what a step finds; it is no fault
+                figures["examples that do not repeat"] += 1
             number += 1
     finally:
         print(f"\nseed {number}, {time.monotonic() - began:.0f} s")
         for name, count in sorted(figures.items()):
-            print(f"{name:>20} {count:>10,}")
+            print(f"{name:>28} {count:>10,}")
 
 
 if __name__ == "__main__":
