@@ -24,7 +24,7 @@ def main() -> None:
     began = time.monotonic()
     checks = settings(
         max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
     )  # fmt: skip
     try:
         while time.monotonic() < began + 60 * minutes:
