@@ -21,6 +21,9 @@ STEP_SHARE = 4
 """A step changes the number of streams by one part in so many."""
 REST_PERIODS = 10
 """Periods between two experiments with another number of streams."""
+REPEAT_PERIODS = 1
+"""Periods before fewer are tried once more, where they lowered the rate: it may have been lower for another reason, as
+where one file ends and the next one begins."""
 FIRST_REST_PERIODS = 4
 """Periods before the first one: connections that are new become faster by themselves. It tries fewer streams: more are
 newer connections still, and where the link has a queue, the parts that they get take seconds."""
@@ -37,6 +40,7 @@ class ConcurrencyController:
         self.streams = STREAMS_FIRST
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = FIRST_REST_PERIODS
+        self._declined = False  # fewer lowered the rate the last time
         self._up = False
 
     def update(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
@@ -73,8 +77,12 @@ class ConcurrencyController:
             self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
         else:
             decline = (1 - rate / before) / -change if change < 0 else 0.0
-            self.streams, self._rest = streams, 0 if decline >= LIMITED_SHARE else REST_PERIODS
-            self._up = decline >= GAIN_MIN  # else more can bring no more than fewer cost, and would be new connections
+            declined = decline >= GAIN_MIN
+            self._up = declined and self._declined  # else more can bring no more than fewer cost
+            repeats = declined and not self._declined
+            self.streams = streams
+            self._rest = REPEAT_PERIODS if repeats else 0 if decline >= LIMITED_SHARE else REST_PERIODS
+            self._declined = declined
 
 
 class WorkerCount:
