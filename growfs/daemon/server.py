@@ -53,7 +53,7 @@ if sys.version_info < (3, 11):
 log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.1
-CHECK_S_MIN, CHECK_SHARE = 0.01, 0.05
+CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
 """Whether the mount is ready is checked after this time, and then after this share of the time that passed so far."""
 DURABLE_EVERY_S = 30.0
 DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
