@@ -139,5 +139,10 @@ FAULTS = {
     43: ("an error of the disk while files are linked", FILL, "test_after_a_fault_the_next_start_puts_right"),
     44: ("a reader that is killed", FILL, "test_a_held_generation_stays_whole_until_its_reader_is_killed"),
     45: ("a kernel without inotify", FILL, "test_without_inotify_what_is_shown_counts_as_read"),
+    46: (
+        "a node that is killed while it serves",
+        "tests/fuse/test_nodes.py",
+        "test_a_node_that_is_killed_while_it_serves_harms_no_reader",
+    ),
 }
 """By the number of the promise: the fault, the file, and the test (or all of the file's)."""

@@ -296,6 +296,11 @@ class Store:
             id, f"{self._files}/{self._catalog.path_of(parent, name)}", size, mtime_ns, tuple(admitted)
         )
 
+    def located(self, id: int) -> tuple[Path, str] | None:
+        """(where a resident file is, its digest); None where it is not resident."""
+        row = self._db.row("SELECT n.parent, n.name, r.digest FROM resident r JOIN node n USING (id) WHERE id = ?", id)
+        return row and (self._files / self._catalog.path_of(row[0], row[1]), row[2])
+
     def open_ahead(self, id: int) -> bool:
         """Open a resident file before a reader does; False where that is of no use."""
         return self._open.should_preopen(id) and self.open(id) is not None

@@ -49,6 +49,8 @@ class Fetch(TypedDict):
 
     files_total: int
     bytes_total: int
+    peer_files_total: int
+    peer_bytes_total: int
     bytes_per_s: float
     failed: int
     streams: int
@@ -95,6 +97,17 @@ class Opens(TypedDict):
     per_fetch: float
 
 
+class Peers(TypedDict):
+    """The other nodes (`--peers`)."""
+
+    nodes: int
+    address: str
+    serving: bool
+    answering: int
+    waiting: bool
+    sent_bytes_total: int
+
+
 class Reader(TypedDict):
     """A process that reads."""
 
@@ -133,6 +146,7 @@ class MountStatus(TypedDict):
     outage: Outage | None
     seed: int
     partition: str | None
+    peers: Peers | None
     rotation: Literal["auto", "never", "always"]
     generation: int
     remote: Remote

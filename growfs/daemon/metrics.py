@@ -65,7 +65,7 @@ class _Families:
             if field.metric and field.kind:
                 value: Any = self._status
                 for name in field.path.split("."):
-                    value = value[name]
+                    value = value and value[name]
                 if value is not None:
                     yield families[field.kind](field.metric, field.text, float(value))
         for metric in LABELLED:
@@ -85,7 +85,7 @@ class MetricsServer:
 
     def __init__(self, address: tuple[str, int], snapshot: Snapshot) -> None:
         """address: (host, port); port 0 is any free one. Raises GrowfsError if it cannot be listened on."""
-        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(_listening(*address)))
+        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening("--metrics-addr", *address)))
         self._snapshot = snapshot
         self._connections = trio.Semaphore(CONNECTIONS_MAX)
         self._status: dict[str, Any] = {}
@@ -148,7 +148,8 @@ class MetricsServer:
             return self._status
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(flag: str, host: str, port: int) -> socket.socket:
+    """A socket that listens at the address of an option. Raises GrowfsError if it cannot be listened on."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(
@@ -157,7 +158,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]
         raise GrowfsError(
-            f"--metrics-addr: cannot listen on {host} port {port}: {reason}; choose another address or port"
+            f"{flag}: cannot listen on {host} port {port}: {reason}; choose another address or port"
         ) from None
 
 

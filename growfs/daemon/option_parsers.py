@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any
 
 from growfs.errors import UsageError
-from growfs.remote.names import redact, template_fields
+from growfs.remote.names import join_address, redact, template_fields
 from growfs.remote.user_functions import Function
 from growfs.rotation.draw_order import GROUP_FIELDS
 from growfs.units import size
@@ -142,6 +142,31 @@ def metrics_addr(text: str) -> tuple[str, int]:
     if not match or int(match[2]) > PORT_MAX:
         raise UsageError(f"{text!r} is no address; write it as HOST:PORT, such as 127.0.0.1:9401 or [::1]:9401")
     return (match[1] or LOOPBACK).strip("[]"), int(match[2])
+
+
+def peer_addr(text: str) -> tuple[str, int]:
+    """(host, port) from HOST:PORT."""
+    host, port = metrics_addr(text)
+    if not text.rpartition(":")[0] or not port:
+        raise UsageError(f"{text!r}: write it as HOST:PORT, as the other nodes reach this one, such as 10.0.0.7:7070")
+    return host, port
+
+
+def peers(text: str) -> tuple[str, ...]:
+    """The addresses of the nodes, HOST:PORT each, from a list of them."""
+    return tuple(dict.fromkeys(join_address(*peer_addr(address.strip())) for address in text.split(",")))
+
+
+def read_token(path: Path) -> str:
+    """The text that peers send to one another, from a file. Raises UsageError where it cannot be read, or is empty."""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"--peer-token-file {path}: {why}; write the same secret line to it on all nodes") from None
+    if not token.isascii() or not token.isprintable() or not token:
+        raise UsageError(f"--peer-token-file {path}: write one line of ASCII text to it, the same on all nodes")
+    return token
 
 
 def storage_option(text: str) -> tuple[str, Any]:

@@ -30,6 +30,9 @@ from growfs.daemon.option_parsers import (
     metrics_addr,
     on_miss,
     partition,
+    peer_addr,
+    peers,
+    read_token,
     rename,
     rotation,
     storage_option,
@@ -91,6 +94,20 @@ class Options:
         "I/N",
         "Prefetch only shard I of N (one per node). auto reads torchrun's or Slurm's environment.",
     )
+    peers: tuple[str, ...] | None = option(
+        None,
+        peers,
+        "HOST:PORT,...",
+        "The nodes that feed one another: each gets files from another one's cache where it can.",
+        live=True,
+    )
+    peer_addr: tuple[str, int] | None = option(
+        None, peer_addr, "HOST:PORT", "Where this node serves the others. Not encrypted."
+    )
+    peer_token_file: Path | None = option(
+        None, folder, "FILE", "File with the secret that the nodes show one another: one line, the same on all."
+    )
+    peer_bandwidth: int = option("0", rate, "RATE", "Maximum rate at which the other nodes are served; 0: no limit.")
     freeze: tuple[str, ...] = repeatable(
         str, "GLOB", "Fetch matching files first, wait for all of them, and never evict them (a validation set)."
     )
@@ -229,6 +246,16 @@ class Options:
             raise UsageError("--no-wait contradicts --wait-files and --wait-bytes; use one or the other")
         return options
 
+    def _check_peers(self) -> None:
+        for wrong, message in (
+            (bool(self.peers) != bool(self.peer_addr), "--peers and --peer-addr go together"),
+            (bool(self.peers) != bool(self.peer_token_file), "--peers and --peer-token-file go together"),
+            (self.peers and self.partition, "with --peers every node draws all files; leave out --partition"),
+            (self.peers and self.producer, "--peers cannot be used with --producer: nodes may make different files"),
+        ):
+            if wrong:
+                raise UsageError(f"{message}; see docs/many-nodes.md")
+
     def changed(self) -> dict[str, str]:
         """The options that differ from their defaults, by flag, as text for people, without secrets."""
         default = Options.parse({})
@@ -243,6 +270,7 @@ class Options:
 
         Raises UsageError if the options contradict the URL.
         """
+        self._check_peers()
         return RemoteSpec(
             url=url,
             storage_options=nested(self.storage_option),
@@ -253,6 +281,7 @@ class Options:
             exclude=self.exclude,
             members=self.members,
             producer=self._producer(url, folder),
+            peer_token=read_token(self.peer_token_file) if self.peer_token_file else None,
         )
 
     def _producer(self, url: str, folder: Path) -> Producer | None:
@@ -270,6 +299,7 @@ class Options:
             (no_remote and (self.include or self.exclude), "--include and --exclude cannot be used with py:"),
             (no_remote and store, "--endpoint-url, --anon and --storage-option cannot be used with py:"),
             (no_remote and names - {"index"}, "--rename with py: can use {index} only, as in 'shard-{index:06d}'"),
+            (no_remote and self.peers, "--peers cannot be used with py:, which creates files on each node"),
             (no_remote and self.group, "--group cannot be used with py:, which creates each file by itself"),
             (no_remote and self.rename and not by_index, "--rename with py: needs {index}, as in 'shard-{index:06d}'"),
             (not no_remote and by_index, "--rename can use {index} with py: only; remote files have {stem} and others"),

@@ -50,6 +50,9 @@ def lines(status: dict[str, Any]) -> list[tuple[str, str]]:
             f"{opens['mean']:.2f} per file ({opens['min']} to {opens['max']}), {opens['per_fetch']:.2f} per fetch",
         ),
     ]
+    if peers := status.get("peers"):
+        traffic = f"{_size(fetch['peer_bytes_total'])} from them, {_size(peers['sent_bytes_total'])} to them"
+        shown.append(("nodes", f"{peers['answering'] + 1} of {peers['nodes']} answer, {traffic}"))
     if budget["limit_bytes"] is not None:
         resumes_s = budget["resumes_s"]
         spent = "" if resumes_s is None else f"; resumes in {_duration(resumes_s, units=2)}"

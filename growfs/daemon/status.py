@@ -106,6 +106,7 @@ class Status:
             "outage": figures["outage"] or None,
             "seed": prefetch["seed"],
             "partition": prefetch["partition"],
+            "peers": figures["peers"] or None,
             "rotation": self._readers.rotation,
             "generation": self._generations.number,
             "remote": figures["remote"],

@@ -21,11 +21,12 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter, limit_bytes, set_cache_size
 from growfs.daemon.control import Command, Control
-from growfs.daemon.metrics import MetricsServer
+from growfs.daemon.metrics import MetricsServer, listening
 from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
+from growfs.errors import GrowfsError
 from growfs.folder.engine import FolderEngine
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
@@ -40,6 +41,7 @@ from growfs.scheduler.groups import Groups
 from growfs.scheduler.in_flight import InFlightTable
 from growfs.scheduler.order import PassOrder, plan_in_worker
 from growfs.scheduler.outage import Outage, probe_in_worker
+from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.prefetch import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
@@ -97,6 +99,7 @@ class _Scheduler:
     prefetcher: Prefetcher
     updater: VersionUpdater
     start: StartGate
+    peers: Peers | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         "opens": front.opens.figures,
         "budget": cache.budget.figures,
         "requests": front.engine.requests.copy,
+        "peers": scheduler.peers.figures if scheduler.peers else dict,
     }
     status = Status(mount, cache.database, rotation.generations, rotation.readers, cache.usage, figures)
     history = History(cache.database, partial(_sample, cache, rotation, scheduler, front.misses))
@@ -178,6 +182,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             history,
             control,
             *([metrics] if metrics else []),
+            *([scheduler.peers] if scheduler.peers else []),
         ),
     )
 
@@ -251,7 +256,12 @@ def _build_scheduler(
     if has_producer and (size := store.largest_resident()) is not None:
         sizes.learn(size)
     downloads = InFlightTable(catalog, Groups(cache.database, options.group), folder.partial, sizes)
-    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, has_producer)
+    first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
+    order = PassOrder(workers, catalog, folder.partial, first)
+    peers = _build_peers(request, workers, cache, order)
+    dispatcher = Dispatcher(
+        workers, request.processes, options.bandwidth, has_producer, peers.holders if peers else None
+    )
     dispatcher.received.connect(cache.budget.spend)
     dispatcher.received.connect(outage.note_received)
     dispatcher.refused.connect(outage.suspect)
@@ -266,13 +276,23 @@ def _build_scheduler(
     prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files, outage)
     store.returned_to_pass.connect(prefetch.draw_evicted)
     drawer = Drawer(catalog, store, fetcher, rotation.evictor, cache.budget, prefetch)
-    first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-    order = PassOrder(workers, catalog, folder.partial, first)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
     updater = VersionUpdater(catalog, store, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
     start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
-    return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start)
+    if peers:
+        drawer.drawn.connect(peers.note_drawn)
+        rotation.evictor.awaited = peers.awaits
+    return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start, peers)
+
+
+def _build_peers(request: MountRequest, workers: WorkerPool, cache: _Cache, order: PassOrder) -> Peers | None:
+    options, token = request.options, request.remote.peer_token
+    if not (options.peers and options.peer_addr and token):
+        return None
+    listening("--peer-addr", *options.peer_addr).close()  # a worker will
+    settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
+    return Peers(settings, workers, cache.database, cache.catalog, cache.store, order)
 
 
 def _sample(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: Misses) -> Sample:
@@ -328,7 +348,13 @@ def _setters(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[
         cache.budget.limit = limit
         cache.store.space_freed.notify()
 
+    async def set_peers(addresses: tuple[str, ...]) -> None:
+        if scheduler.peers is None:
+            raise GrowfsError("mounted without --peers; mount again with it")
+        scheduler.peers.set_addresses(addresses)
+
     return {
+        "peers": set_peers,
         "cache_size": cache_size,
         "min_free": _assign(cache.store, "min_free"),
         "rotation": set_rotation,

@@ -66,3 +66,8 @@ def template_fields(path: str) -> dict[str, str]:
     suffix = extension(path)
     bare = name.removesuffix(f".{suffix}") if suffix else name
     return {"stem": f"{parent}/{bare}" if parent else bare, "name": bare, "parent": parent, "suffix": suffix}
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT; an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

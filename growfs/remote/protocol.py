@@ -42,7 +42,7 @@ class RemoteSpec:
     """All that is needed to open a remote, in any process. It may hold secrets: never log or print one.
 
     members: the function that finds the members of an archive, if members are to be the files. cache: the cache
-    folder, which keeps the indexes of archives.
+    folder, which keeps the indexes of archives. peer_token: what other nodes demand, where files come from them too.
     """
 
     url: str
@@ -55,6 +55,7 @@ class RemoteSpec:
     members: Function | None = None
     cache: Path | None = None
     producer: Producer | None = None
+    peer_token: str | None = field(default=None, repr=False)
 
     @property
     def is_endless(self) -> bool:
@@ -122,11 +123,15 @@ class FetchTask:
 
 @dataclass(frozen=True, slots=True)
 class Fetched(FastPickle):
-    """A file that was written to the local disk. size: in bytes. digest: as growfs.remote.digest makes it."""
+    """A file that was written to the local disk. size: in bytes. digest: as growfs.remote.digest makes it.
+
+    from_peer: another node sent it, and the remote was not asked.
+    """
 
     file: RemoteFile
     size: int
     digest: str
+    from_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

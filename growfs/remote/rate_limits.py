@@ -10,6 +10,7 @@ import os
 import struct
 import threading
 import time
+from typing import Protocol
 
 from growfs.syscalls import memfd_create
 
@@ -52,6 +53,15 @@ class SharedLimits:
         return streams, workers or 1, bytes_per_s
 
 
+class RateLimit(Protocol):
+    """How fast bytes may pass, which may change at any time."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0: no limit."""
+        ...
+
+
 class TokenBucket:
     """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker.
 
@@ -59,7 +69,7 @@ class TokenBucket:
     waited for the sum, many threads with a low rate would be silent so long that the worker would seem to hang.
     """
 
-    def __init__(self, limits: SharedLimits) -> None:
+    def __init__(self, limits: RateLimit) -> None:
         self._limits = limits
         self._lock = threading.Lock()
         self._spent = self._earned = 0.0  # bytes

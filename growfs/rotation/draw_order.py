@@ -52,7 +52,8 @@ class Pass:
 
     share: (number, of how many) of this node; None: it has all files. group: a template, with the fields of `group_of`;
     files for which it gives the same text are drawn as a group. size_max: bytes; larger files cannot be drawn. freeze:
-    the globs of the frozen files.
+    the globs of the frozen files. start: where nodes feed one another (growfs.rotation.circle), the place at which all
+    passes of this node begin; they have the order of the first pass.
     """
 
     seed: int
@@ -61,10 +62,21 @@ class Pass:
     group: str | None = None
     size_max: int | None = None
     freeze: tuple[str, ...] = ()
+    start: float | None = None
 
     def has(self, path: str) -> bool:
         """Whether a file is in this node's share. Frozen files and seeds are drawn even where they are not."""
         return is_in_share(self.seed, self.share, group_of(self.group, path))
+
+    def key(self, group: str) -> int:
+        """The place of a group in this pass, as an unsigned 64-bit integer."""
+        if self.start is None:
+            return draw_key(self.seed, self.number, group)
+        return (draw_key(self.seed, 1, group) - int(self.start * DEFERRED)) % DEFERRED
+
+    def place(self, path: str) -> float:
+        """The place of a file on the circle of all files, the same on all nodes: a fraction of it."""
+        return draw_key(self.seed, 1, group_of(self.group, path)) / DEFERRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +210,8 @@ class _Drawing:
     def add(self, file: Candidate) -> None:
         pass_ = self._pass
         group = group_of(pass_.group, file.path)
-        key = draw_key(pass_.seed, pass_.number, group)
-        first_key = key if pass_.number == 1 else draw_key(pass_.seed, 1, group)
+        key = pass_.key(group)
+        first_key = key if pass_.number == 1 or pass_.start is not None else draw_key(pass_.seed, 1, group)
         mine = file.frozen or is_in_share(pass_.seed, pass_.share, group)
         if mine:
             self._count(file.size)

@@ -46,7 +46,8 @@ class Candidates(Protocol):
 class Evictor:
     """Makes room in the store. Owns the lock under which that happens, so that no two calls count on the same bytes.
 
-    holds: returns what readers hold at that moment.
+    holds: returns what readers hold at that moment. awaited: whether a draw is not to evict these files yet, because
+    another node is about to draw some of them from this one.
     """
 
     def __init__(self, database: Database, store: Store, generations: Generations, holds: Callable[[], Holds]) -> None:
@@ -55,6 +56,7 @@ class Evictor:
         self._generations = generations
         self._holds = holds
         self._making_room = trio.Lock()
+        self.awaited: Callable[[Sequence[int]], bool] = lambda ids: False
 
     @property
     def rotates(self) -> bool:
@@ -76,9 +78,9 @@ class Evictor:
     async def reserve_by_rotation(self, size: int) -> int | None:
         """As Store.reserve, evicting delisted files that nobody holds where that is needed.
 
-        None also where nothing rotates. Where a generation begins meanwhile, this waits until its changes are written.
-        Given up, it would be tried again with the next generation, and so without end for a reader whose epochs are as
-        short as the pauses.
+        None also where nothing rotates, and while the files are awaited. Where a generation begins meanwhile, this
+        waits until its changes are written. Given up, it would be tried again with the next generation, and so without
+        end for a reader whose epochs are as short as the pauses.
         """
         if not self._generations.rotates:
             return None
@@ -88,7 +90,10 @@ class Evictor:
             short = self._store.bytes_short(disk.allocation(size))
             if short > 0:
                 candidates = partial(_for_a_draw, self._holds(), self._store.shown_seq)
-                await self._evict(await self._pick(candidates, short, self._store.limit_bytes // BATCH_PARTS))
+                chosen = await self._pick(candidates, short, self._store.limit_bytes // BATCH_PARTS)
+                if chosen and self.awaited(chosen):
+                    return None
+                await self._evict(chosen)
             return self._store.reserve(size)  # no other task runs in between
 
     async def reserve_by_eviction(self, size: int, spares_held: bool = False) -> int | None:

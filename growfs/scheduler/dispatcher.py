@@ -76,15 +76,25 @@ class WorkerSlot:
 class Dispatcher:
     """Owns the workers that fetch (at most `size` processes), their files, and the queues of files without a worker.
 
-    has_producer: workers make files one at a time, so the number of requests is fixed. received: notified of bytes that
-    were received, of complete files or not. refused: notified where nothing is received, and requests are repeated.
+    has_producer: workers make files one at a time, so the number of requests is fixed. peers_of: returns the nodes that
+    may have a file, by its path. received: notified of bytes that were received from the remote, of complete files or
+    not; received_from_peers: the same of other nodes. refused: notified where nothing is received, and requests are
+    repeated.
     """
 
     _handle_result: Callable[[Download, Fetched | FetchFailed], Awaitable[None]]
     _handle_worker_death: Callable[[Download], None]
 
-    def __init__(self, workers: WorkerPool, size: int, bytes_per_s: int, has_producer: bool = False) -> None:
+    def __init__(
+        self,
+        workers: WorkerPool,
+        size: int,
+        bytes_per_s: int,
+        has_producer: bool = False,
+        peers_of: Callable[[str], tuple[str, ...]] | None = None,
+    ) -> None:
         self.received = Signal[[int]]()
+        self.received_from_peers = Signal[[int]]()
         self.refused = Signal[[GrowfsError]]()
         self._urgent: deque[Download] = deque()
         self._queue: deque[Download] = deque()
@@ -92,6 +102,7 @@ class Dispatcher:
         self._size = size
         self._bytes_per_s = bytes_per_s
         self._has_producer = has_producer
+        self._peers_of = peers_of or (lambda path: ())
         self._concurrency = ConcurrencyController()
         self._worker_count = WorkerCount(size)
         self._slots: list[WorkerSlot] = []
@@ -214,7 +225,7 @@ class Dispatcher:
                 slot.silence.deadline = trio.current_time() + STALL_S
             prioritized, slot.prioritized = slot.prioritized, []
             slot.in_background = self._in_background
-            requests = [_request(download) for download in batches.get(slot, [])]
+            requests = [_request(download, self._peers_of(download.path)) for download in batches.get(slot, [])]
             try:
                 await slot.channel.send(FetchFiles(requests, prioritized, slot.in_background))
             except WorkerLost:
@@ -298,14 +309,16 @@ class Dispatcher:
         self._changed.notify()
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
-        slot.received += message.bytes
+        bytes = message.bytes + message.peer_bytes
+        slot.received += bytes
         slot.cpu_s = message.cpu_s
         self._reported_at = max(self._reported_at or 0.0, message.sent_at)
-        self._period_bytes += message.bytes
+        self._period_bytes += bytes
         self._period_files += len(message.files)
         self._period_refusals += message.refusals
         self.received.notify(message.bytes)
-        if message.refusal and not message.bytes:
+        self.received_from_peers.notify(message.peer_bytes)
+        if message.refusal and not bytes:
             self.refused.notify(message.refusal)
         for id, result in message.files:
             if (download := slot.downloads.pop(id, None)) is None:
@@ -357,7 +370,7 @@ def _is_suspect(download: Download) -> bool:
     return download.attempts_left < ATTEMPTS_MAX
 
 
-def _request(download: Download) -> FetchRequest:
+def _request(download: Download, peers: tuple[str, ...]) -> FetchRequest:
     node = download.node
     file = RemoteFile(download.path, node.size, node.mtime_ns, node.version)
-    return FetchRequest(node.id, file, download.target, download.need, download.urgent)
+    return FetchRequest(node.id, file, download.target, download.need, download.urgent, peers)

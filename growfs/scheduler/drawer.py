@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 from growfs import disk
 from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
+from growfs.cache.events import Signal
 from growfs.cache.store import Store
 from growfs.errors import Failure, NoRoom, NotMade
 from growfs.rotation.evictor import Evictor
@@ -38,7 +39,8 @@ class Drawer:
 
     oversized, not_made: files of this pass that are too large, or that the producer failed on. failed: those of this
     pass that could not be fetched, with all of their groups, as ids of an Order. defers: cached files are deferred;
-    else they were deferred once before. has_deferred: some were. counters: what was downloaded, drawn or not.
+    else they were deferred once before. has_deferred: some were. drawn: notified of files that were drawn in order, and
+    are cached. counters: what was downloaded, drawn or not.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Drawer:
         self._failed = BitMap64()
         self.defers = True
         self.has_deferred = False
+        self.drawn = Signal[[Download]]()
         self.counters = fetcher.counters
         self._catalog = catalog
         self._store = store
@@ -235,6 +238,8 @@ class Drawer:
         elif error:
             self._note_failed(download.group.ids or (id,))
             self._state.seeds.fail(id, error)
+        elif self.defers:
+            self.drawn.notify(download)
         if isinstance(error, NoRoom):
             self._blocked_until = trio.current_time() + SPACE_POLL_S
         self._state.finish(id)

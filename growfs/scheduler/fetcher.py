@@ -86,6 +86,7 @@ class Fetcher:
         self._no_space: list[Download] = []
         self._no_space_added = Signal[[]]()
         dispatcher.received.connect(self.counters.add_bytes)
+        dispatcher.received_from_peers.connect(self.counters.add_peer_bytes)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -115,6 +116,8 @@ class Fetcher:
         return {
             "files_total": self.counters.files,
             "bytes_total": self.counters.bytes,
+            "peer_files_total": self.counters.peer_files,
+            "peer_bytes_total": self.counters.peer_bytes,
             "bytes_per_s": self.counters.bytes_per_s(),
             "failed": self.counters.failed,
             "streams": self._dispatcher.streams,
@@ -305,7 +308,10 @@ class Fetcher:
         if isinstance(result, FetchFailed):
             await self._handle_failure(download, result)
             return
-        self._outage.answered(download.sent_at)
+        if result.from_peer:
+            self.counters.peer_files += 1
+        else:
+            self._outage.answered(download.sent_at)
         assert download.reserved is not None
         self._downloads.sizes.learn(result.size)
         download.reserved = self._store.adjust_reservation(download.reserved, result.size)

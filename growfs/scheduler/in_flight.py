@@ -175,12 +175,14 @@ class InFlightTable:
 class Counters:
     """Downloads since the daemon started.
 
-    failures: the latest of them, by node id, of files that are not cached. recent: (since when, bytes received) for
-    each step of the last seconds.
+    bytes: from the remote; peer_files, peer_bytes: what other nodes sent instead. failures: the latest of them, by node
+    id, of files that are not cached. recent: (since when, bytes received) for each step of the last seconds.
     """
 
     files: int = 0
     bytes: int = 0
+    peer_files: int = 0
+    peer_bytes: int = 0
     failed: int = 0
     failures: dict[int, Failure] = field(default_factory=dict)
     recent: deque[tuple[float, int]] = field(default_factory=deque)
@@ -195,8 +197,16 @@ class Counters:
         return before is None or str(before.error) != str(error)
 
     def add_bytes(self, count: int) -> None:
-        """Count bytes that have just been received."""
+        """Count bytes that the remote has just sent."""
         self.bytes += count
+        self._note_recent(count)
+
+    def add_peer_bytes(self, count: int) -> None:
+        """Count bytes that another node has just sent."""
+        self.peer_bytes += count
+        self._note_recent(count)
+
+    def _note_recent(self, count: int) -> None:
         now = trio.current_time()
         if self.recent and now - self.recent[-1][0] < RATE_STEP_S:
             since, before = self.recent.pop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import mmap
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +17,9 @@ import trio
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import unreadable
+from growfs.cache.events import Signal
 from growfs.errors import GrowfsError
-from growfs.rotation.draw_order import Order, Pass, draw_key
+from growfs.rotation.draw_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
@@ -33,17 +34,21 @@ RETRY_S = 30.0
 class PassOrder:
     """Computes the order of each pass. first: the first pass; later ones differ in the number.
 
-    staging: the folder in which a worker writes the order.
+    staging: the folder in which a worker writes the order. computed: notified of each order. locate: returns when it is
+    decided where the passes begin.
     """
 
     def __init__(self, workers: WorkerPool, catalog: Catalog, staging: Path, first: Pass) -> None:
         self.first = first
+        self.computed = Signal[[Order]]()
+        self.locate: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self._workers = workers
         self._catalog = catalog
         self._target = staging / "order"
 
     async def remaining(self, size_max: int) -> Order:
         """What the current pass has still to draw, in order. size_max: bytes; larger files cannot be drawn."""
+        await self.locate()
         current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
         ready = await self._compute(MakeOrder(self._catalog.file, current, self._target))
         with self._target.open("rb") as file:
@@ -51,7 +56,7 @@ class PassOrder:
             ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
         disk.unlink("ORDER_MAPPED", self._target)
         frozen, seeds = len(ready.frozen), len(ready.frozen) + len(ready.seeds)
-        return Order(
+        order = Order(
             ids[:frozen],
             ids[frozen:seeds],
             ids[seeds:],
@@ -63,11 +68,13 @@ class PassOrder:
             ready.unmatched,
             ready.has_groups,
         )
+        self.computed.notify(order)
+        return order
 
     def sort(self, nodes: Iterable[Node]) -> list[Node]:
         """Those files that are of this node's share, in the order of the first pass; for a catalog without groups."""
         shared = [node for node in nodes if self.first.has(self._catalog.path(node))]
-        return sorted(shared, key=lambda node: draw_key(self.first.seed, 1, self._catalog.path(node)))
+        return sorted(shared, key=lambda node: self.first.key(self._catalog.path(node)))
 
     async def _compute(self, request: MakeOrder) -> OrderReady:
         while True:

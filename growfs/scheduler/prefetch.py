@@ -129,6 +129,7 @@ class Prefetcher:
             with trio.move_on_after(LISTING_GRACE_S):
                 while not sync.complete:
                     await sync.progressed.wait()
+        await self._order.locate()
         files, bytes = condition.files or 0, condition.bytes or 0
         if not condition.explicit:
             bytes = self._store.limit_bytes // 10

@@ -14,6 +14,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import Job, TransferThreads
+from growfs.remote.peers import PeerClient
 from growfs.remote.protocol import Fetched, FetchTask
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
@@ -33,12 +34,13 @@ class Downloader:
         one_at_a_time = spec.producer is not None  # each worker has one producer process
         self._threads = TransferThreads(lambda: 1 if one_at_a_time else limits.streams, TokenBucket(limits).consume)
         self._remote = open_remote(spec, self._threads, self._count_refusal, limits)
+        self._peers = PeerClient(self._threads, spec.peer_token) if spec.peer_token else None
         self._send = send
         self._lock = threading.Lock()
         self._report_due = threading.Condition(self._lock)
         self._jobs: dict[int, Job] = {}
         self._finished: list[tuple[int, Fetched | FetchFailed]] = []
-        self._bytes = self._refusals = self._unfinished = 0
+        self._bytes = self._peer_bytes = self._refusals = self._unfinished = 0
         self._refusal: GrowfsError | None = None
         self._is_report_due = self._progressed = False
         threading.Thread(target=self._report, daemon=True).start()
@@ -78,7 +80,7 @@ class Downloader:
 
     def _download(self, request: FetchRequest) -> Fetched:
         file, target = request.file, request.target
-        total = 0
+        total, from_peer = 0, bool(self._peers and request.peers)
 
         def progress(count: int) -> None:
             nonlocal total
@@ -86,18 +88,24 @@ class Downloader:
             if total > request.size_max:
                 raise SizeExceeded(f"{file.path}: larger than {request.size_max} bytes")
             with self._lock:
-                self._bytes += count
+                self._peer_bytes += count * from_peer
+                self._bytes += count * (not from_peer)
                 self._progressed = True
 
         streamed = Digest()
-        found = self._remote.fetch(FetchTask(file, target, progress, streamed))
+        task = FetchTask(file, target, progress, streamed)
+        found = self._peers.fetch(task, request.peers) if self._peers else None
+        if found is None:
+            total, from_peer = 0, False
+            streamed.reset()
+            found = self._remote.fetch(task)
         mtime_ns = found.mtime_ns or file.mtime_ns
         if mtime_ns is not None:
             os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
         if streamed.bytes == found.size:  # else some bytes did not pass through this process
-            return Fetched(found, found.size, streamed.text())
-        return Fetched(found, target.stat().st_size, digest.of(target))
+            return Fetched(found, found.size, streamed.text(), from_peer)
+        return Fetched(found, target.stat().st_size, digest.of(target), from_peer)
 
     def _failure(self, request: FetchRequest, error: GrowfsError) -> FetchFailed:
         """The failure to report. If the remote no longer has this version, it is asked what it has instead."""
@@ -123,12 +131,15 @@ class Downloader:
             with self._report_due:
                 self._report_due.wait_for(lambda: self._unfinished or self._finished)
                 self._report_due.wait_for(self._should_report, REPORT_EVERY_S)
-                report = FetchProgress(self._bytes, self._refusals, self._finished, time.process_time(), self._refusal)
-                self._bytes = self._refusals = 0
+                report = FetchProgress(
+                    self._bytes, self._refusals, self._finished, time.process_time(), self._refusal, time.monotonic(),
+                    self._peer_bytes,
+                )  # fmt: skip
+                self._bytes = self._peer_bytes = self._refusals = 0
                 self._refusal = None
                 self._finished, self._is_report_due = [], False
                 heartbeat = self._progressed and time.monotonic() > reported_at + HEARTBEAT_S
                 self._progressed = self._progressed and not heartbeat
-            if report.bytes or report.refusals or report.files or heartbeat:
+            if report.bytes or report.peer_bytes or report.refusals or report.files or heartbeat:
                 reported_at = time.monotonic()
                 self._send(report)

@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import FastPickle, Fetched, RemoteFile
+from growfs.rotation.circle import Position
 from growfs.rotation.draw_order import Pass
 from growfs.rotation.rules import TurnoverInput
 
@@ -129,7 +130,8 @@ class Probe:
 class FetchRequest(FastPickle):
     """Write a file to target, checked, complete, and with the remote's mtime.
 
-    size_max: in bytes; a larger file fails with SizeExceeded. urgent: a reader waits for it.
+    size_max: in bytes; a larger file fails with SizeExceeded. urgent: a reader waits for it. peers: HOST:PORT of the
+    nodes that may have it, which are asked before the remote.
     """
 
     id: int
@@ -137,6 +139,7 @@ class FetchRequest(FastPickle):
     target: Path
     size_max: int
     urgent: bool
+    peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +167,10 @@ class FetchFailed:
 class FetchProgress:
     """What a fetching worker did since its last report. files: the files that are finished, by id.
 
-    bytes: written, for finished and unfinished files. refusals: how often a request failed and is repeated.
-    cpu_s: the CPU time of the worker since it started. refusal: why the last of these requests failed. sent_at: by
-    time.monotonic, which is the same in all processes; the daemon may read the report later.
+    bytes: written, for finished and unfinished files; peer_bytes: the same of files that come from peers. refusals: how
+    often a request failed and is repeated. cpu_s: the CPU time of the worker since it started. refusal: why the last of
+    these requests failed. sent_at: by time.monotonic, which is the same in all processes; the daemon may read the
+    report later.
     """
 
     bytes: int
@@ -175,6 +179,77 @@ class FetchProgress:
     cpu_s: float
     refusal: GrowfsError | None = None
     sent_at: float = field(default_factory=time.monotonic)
+    peer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServePeers:
+    """Serve cached files to other nodes at an address, until the channel is closed. node: the name of this node.
+
+    token: what peers have to send. bytes_per_s: the most that they get together; 0: no limit. Failed where it cannot.
+    """
+
+    address: tuple[str, int]
+    token: str = field(repr=False)
+    bytes_per_s: float
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """To the worker that serves peers: where this node is (None before it has begun), and the other nodes' addresses.
+
+    The answer is PeersSeen.
+    """
+
+    position: Position | None
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """Where the other nodes are, by address; None for one that has not begun. failed: why others do not answer.
+
+    own: the address that is this node's.
+    """
+
+    own: str | None
+    positions: dict[str, Position | None]
+    failed: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCached:
+    """From the worker that serves peers: hold the file at this path open. The answer is CachedOpened."""
+
+    request: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseCached:
+    """From the worker that serves peers: it has sent the file, or a part of it. bytes: how much."""
+
+    id: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A cached file, which is held open. local: where it is. digest: as growfs.remote.digest makes it."""
+
+    id: int
+    local: Path
+    file: RemoteFile
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedOpened:
+    """The answer to OpenCached. cached: None where it is not cached."""
+
+    request: int
+    cached: CachedFile | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from growfs.workers.messages import (
     OrderReady,
     PlanTurnover,
     Probe,
+    ServePeers,
     StillWorking,
 )
 from growfs.workers.process import lower_priority
@@ -126,6 +127,8 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
                     lower_priority()
                 downloader = downloader or Downloader(spec, limits, send)
                 downloader.submit(request)
+            elif isinstance(request, ServePeers):
+                _serve_peers(request, send, requests.get)
             else:
                 send(Done(_handle(spec, request, send)))
         except GrowfsError as error:
@@ -134,6 +137,13 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
             send(Failed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}")))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
             send(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
+
+
+def _serve_peers(request: ServePeers, send: Send, receive: Callable[[], Any]) -> None:
+    from growfs.workers.peer_server import PeerServer  # few mounts have peers
+
+    lower_priority()
+    PeerServer(request, send).run(receive)
 
 
 def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> None:

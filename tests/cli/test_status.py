@@ -33,8 +33,8 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
 
 
 def test_status_has_the_documented_fields(mounted: Growfs) -> None:
-    """All that are there on a mount without an outage and without skipped files."""
-    documented = {field.path for field in FIELDS if not field.path.startswith(("outage.", "skipped."))}
+    """All that are there on a mount without an outage, skipped files and other nodes."""
+    documented = {field.path for field in FIELDS if not field.path.startswith(("outage.", "skipped.", "peers."))}
     assert set(paths_of({"": status_file(mounted)})) == documented
 
 

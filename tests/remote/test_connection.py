@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from growfs.remote.http import connection as module
-from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, HttpRequest, HttpResponse
+from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, HttpRequest, HttpResponse, Timeouts
 
 BODY = bytes(range(256)) * 40
 SECRET = "the-signature"
@@ -289,7 +289,7 @@ def test_an_incomplete_response_fails_without_a_retry(
     ends: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "READ_TIMEOUT_S", 1 if ends == "silence" else 30)
+    monkeypatch.setattr(module, "TIMEOUTS", Timeouts(5, 1 if ends == "silence" else 30))
 
     def answer(client: socket.socket, _: int) -> bool:
         client.sendall(sent)
@@ -329,7 +329,7 @@ def test_a_kept_connection_that_the_server_closed_is_reopened_once(
 def test_a_kept_connection_that_falls_silent_is_not_retried(
     server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "READ_TIMEOUT_S", 1)
+    monkeypatch.setattr(module, "TIMEOUTS", Timeouts(5, 1))
     assert get(connection, server.url, target) == BODY
     server.answer = lambda *_: server.gate.wait()
     with pytest.raises(ConnectionFailed, match="silent"):

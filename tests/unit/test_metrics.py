@@ -34,7 +34,13 @@ def test_metrics_equal_the_figures_of_the_status() -> None:
     for field in FIELDS:
         if field.metric and "." in field.path:
             section, name = field.path.split(".")
-            assert figures.get(field.metric) == STATUS[section][name], field.path
+            assert figures.get(field.metric) == (STATUS[section] or {}).get(name), field.path
+
+
+def test_the_figures_of_the_other_nodes_are_metrics_where_there_are_any() -> None:
+    peers = {"nodes": 4, "serving": True, "answering": 2, "waiting": False, "sent_bytes_total": 10}
+    figures = samples(openmetrics({**STATUS, "peers": peers}).decode())
+    assert {name: figures[f"growfs_peers_{name}"] for name in peers} == peers
 
 
 def test_the_names_follow_the_conventions() -> None:

@@ -24,6 +24,7 @@ STATUS: dict[str, Any] = {
     "outage": None,
     "seed": 0,
     "partition": None,
+    "peers": None,
     "rotation": "auto",
     "generation": 3,
     "remote": {"files": 1000, "bytes": 10**10, "directories": 4, "listed": True, "listing": False},
@@ -40,6 +41,8 @@ STATUS: dict[str, Any] = {
     "fetch": {
         "files_total": 250,
         "bytes_total": 2 * 10**9,
+        "peer_files_total": 0,
+        "peer_bytes_total": 0,
         "bytes_per_s": 1e8,
         "eta_s": 90.0,
         "failed": 0,
@@ -126,6 +129,12 @@ def test_the_page_shows_the_shard() -> None:
     page = lines(partition="3/8", coverage__files=125, coverage__files_seen=50, cache__left_out_bytes=10**9)
     assert page["coverage"] == "50 of 125 files (shard 3/8) cached so far, pass 1"
     assert page["listed"].endswith("1 GB delisted")
+
+
+def test_the_page_shows_the_other_nodes() -> None:
+    peers = {"nodes": 4, "answering": 2, "sent_bytes_total": 10**9}
+    page = lines(peers=peers, fetch__peer_bytes_total=2 * 10**9)
+    assert page["nodes"] == "3 of 4 answer, 2 GB from them, 1 GB to them"
 
 
 def test_the_page_shows_the_budget() -> None:

@@ -30,14 +30,23 @@ HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = HEAD_BYTES_MAX + WRITE_BYTES
 """Of each connection; only as much takes memory as was used of it."""
 TEXT_BYTES_MAX = 64 << 20
-CONNECT_TIMEOUT_S = 5
-READ_TIMEOUT_S = 30
 
 Headers = dict[str, str]
 """Header values by name in lower case. The values of a repeated header are joined by commas."""
 
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Whole seconds, for connecting, and for each read and write."""
+
+    connect_s: int
+    read_s: int
+
+
+TIMEOUTS = Timeouts(connect_s=5, read_s=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +99,11 @@ class _ServerClosed(Exception):
 class Connection:
     """Opened at the first request and kept from file to file; opened again for a request to another server."""
 
-    def __init__(self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
+    def __init__(
+        self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context, timeouts: Timeouts | None = None
+    ) -> None:
         self._tls = tls
+        self._timeouts = timeouts or TIMEOUTS
         self._origin = ("", "")
         self._socket: socket.socket | None = None
         self._keeps = False  # the last response was read to its end, and another may follow
@@ -116,7 +128,7 @@ class Connection:
                 if self._interrupted:
                     raise ConnectionFailed("interrupted")
                 self.close()
-            self._socket, self._origin = _connect(request, self._tls), request.origin
+            self._socket, self._origin = _connect(request, self._tls, self._timeouts), request.origin
             return self._send(self._socket, request, head)
 
     def _send(self, line: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
@@ -310,7 +322,7 @@ def _parse(head: str) -> HttpResponse:
     return HttpResponse(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keep_alive)
 
 
-def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
+def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts) -> socket.socket:
     """A socket to the server. Its addresses are tried in random order: stores give many, to spread the load."""
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
@@ -323,10 +335,10 @@ def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socket.
     for family, kind, protocol, _, address in sorted(found, key=lambda entry: entry[0] != preferred):
         line = socket.socket(family, kind, protocol)
         try:
-            line.settimeout(CONNECT_TIMEOUT_S)
+            line.settimeout(timeouts.connect_s)
             line.connect(address)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _wrap_tls(line, parts.hostname, tls) if is_tls else _with_kernel_timeout(line)
+            return _wrap_tls(line, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(line, timeouts)
         except FallBack:
             line.close()
             raise
@@ -336,7 +348,7 @@ def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext]) -> socket.
     raise error
 
 
-def _wrap_tls(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext]) -> socket.socket:
+def _wrap_tls(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts) -> socket.socket:
     try:
         context = tls()
     except OSError as error:
@@ -345,15 +357,15 @@ def _wrap_tls(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext])
         secured = context.wrap_socket(line, server_hostname=host)
     except ssl.SSLError as error:
         raise FallBack(f"TLS: {error.reason}") from None
-    secured.settimeout(READ_TIMEOUT_S)
+    secured.settimeout(timeouts.read_s)
     return secured
 
 
-def _with_kernel_timeout(line: socket.socket) -> socket.socket:
+def _with_kernel_timeout(line: socket.socket, timeouts: Timeouts) -> socket.socket:
     """Have the kernel time out reads and writes: Python's own timeout costs a poll(2) for each read."""
     line.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", READ_TIMEOUT_S, 0))
+        line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", timeouts.read_s, 0))
     return line
 
 

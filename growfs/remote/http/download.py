@@ -36,6 +36,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
     HttpResponse,
+    Timeouts,
     close_all,
 )
 from growfs.remote.http.threads import TransferThreads
@@ -78,12 +79,20 @@ class ChecksumMismatch(Exception):
 class RangeDownloader:
     """Fetches files, in any thread."""
 
-    def __init__(self, threads: TransferThreads, tls: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(
+        self,
+        threads: TransferThreads,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        timeouts: Timeouts | None = None,
+    ) -> None:
         self.threads = threads
         self._tls = tls
+        self._timeouts = timeouts
         self.splits_at_once = True  # until a server sends a whole file where a part was requested
         self.heads_useful = True  # HEADs bring checksums that the GET of a part does not
-        self.is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
+        self.is_proxied: Callable[[str, str], bool] = cache(
+            _is_proxied
+        )  # reading the environment is slow for a small file
         self._fallbacks = self._useless_heads = 0
         self._unusable_until = -math.inf
         self._connections: list[Connection] = []
@@ -147,7 +156,7 @@ class RangeDownloader:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = Connection(self._tls)
+            connection = Connection(self._tls, self._timeouts)
             self._connections.append(connection)
         try:
             yield connection

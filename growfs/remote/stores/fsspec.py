@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
 from growfs.remote.http.connection import (
-    CONNECT_TIMEOUT_S,
-    READ_TIMEOUT_S,
+    TIMEOUTS,
     Connection,
     ConnectionFailed,
     FallBack,
@@ -316,7 +315,7 @@ class FsspecRemote:
         if self.spec.anon and self.store not in ("s3", "gs", "az", "hf"):
             raise UsageError(f"--anon makes no sense for {self.store}://; it is for s3, gs, az and hf")
         if self.store == "s3":
-            config = {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
+            config = {"connect_timeout": TIMEOUTS.connect_s, "read_timeout": TIMEOUTS.read_s}
             signed = {"signature_version": "s3v4"}  # botocore's default for a signed URL is v2
             once = {"retries": {"total_max_attempts": 1}}  # botocore's own
             options["config_kwargs"] = {**config, **signed, **once, **options.get("config_kwargs", {})}

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from growfs.errors import RemoteError
-from growfs.remote.http.connection import READ_TIMEOUT_S, FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import TIMEOUTS, FallBack, Headers, HttpRequest
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.names import reason_to_skip
 from growfs.remote.protocol import Page, RemoteFile, RemoteSpec, Skipped
@@ -89,7 +89,7 @@ class HubRemote(FsspecRemote):
         from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
         with self.translating():
-            response = get_session().get(url, headers=self._headers, timeout=READ_TIMEOUT_S)
+            response = get_session().get(url, headers=self._headers, timeout=TIMEOUTS.read_s)
             hf_raise_for_status(response)
             return response.json(), response.links.get("next", {}).get("url", "")
 

@@ -1,0 +1,108 @@
+"""Fetches files from other nodes, which serve what they have cached (growfs.workers.peer_server).
+
+A node serves complete files only, of the version that is requested, with the digest that they had when they came from
+the remote. It is a help and no source: whatever goes wrong, the remote is read instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import quote
+
+from growfs.remote.digest import ALGORITHM
+from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers, HttpRequest, Timeouts
+from growfs.remote.http.download import MISSING_STATUSES, ChecksumMismatch, HttpError, RangeDownloader
+from growfs.remote.http.threads import TransferThreads
+from growfs.remote.protocol import FetchTask, RemoteFile
+
+TIMEOUTS = Timeouts(connect_s=1, read_s=5)
+"""Peers are near, and a file has other sources."""
+PAUSE_S = 10.0
+"""How long nothing is requested of a peer that failed."""
+FILES, POSITION = "/files/", "/position"
+VERSION_HEADER, MTIME_HEADER, CHECKSUM_HEADER = "x-growfs-version", "x-growfs-mtime-ns", "x-amz-checksum-crc64nvme"
+
+log = logging.getLogger(__name__)
+
+
+def authorization(token: str) -> str:
+    """The value of the header Authorization that peers expect."""
+    return f"Bearer {token}"
+
+
+def checksum_header(digest: str) -> str | None:
+    """The value of CHECKSUM_HEADER for a digest; None for one that an older version made."""
+    if not digest.startswith(ALGORITHM):
+        return None
+    return b64encode(bytes.fromhex(digest.removeprefix(ALGORITHM))).decode()
+
+
+class PeerClient:
+    """Owns the connections of a process to the peers. token: what they demand."""
+
+    def __init__(self, threads: TransferThreads, token: str) -> None:
+        self._threads = threads
+        self._token = token
+        self._lock = threading.Lock()
+        self._downloaders: dict[str, RangeDownloader] = {}
+        self._paused_until: dict[str, float] = {}
+
+    def fetch(self, task: FetchTask, peers: Sequence[str]) -> RemoteFile | None:
+        """Write the file to task.target from the first of these peers (HOST:PORT) that has it; None if none has.
+
+        Then task.progress may have been called, and task.digest has bytes that do not count. Raises OSError of the
+        local disk, and what task.progress raises.
+        """
+        if not task.file.version or task.file.size is None:
+            return None  # it could be another version
+        for peer in peers:
+            if time.monotonic() < self._paused_until.get(peer, 0.0):
+                continue
+            if task.digest:
+                task.digest.reset()
+            with suppress(FallBack, _OtherFile):
+                try:
+                    return self._fetch(task, peer)
+                except (ConnectionFailed, HttpError, ChecksumMismatch) as error:
+                    if isinstance(error, HttpError) and error.status in MISSING_STATUSES:
+                        continue  # it was evicted between two parts
+                    self._paused_until[peer] = time.monotonic() + PAUSE_S
+                    log.warning("%s: not fetched from the node %s: %s", task.file.path, peer, error)
+        return None
+
+    def _fetch(self, task: FetchTask, peer: str) -> RemoteFile:
+        file = task.file
+
+        def sign(method: str = "GET") -> HttpRequest:
+            url = f"http://{peer}{FILES}{quote(file.path)}"
+            return HttpRequest(url, {"Authorization": authorization(self._token), VERSION_HEADER: version}, method)
+
+        def check(size: int, headers: Headers) -> RemoteFile:
+            if size != file.size or headers.get(VERSION_HEADER) != version:
+                raise _OtherFile
+            mtime_ns = None
+            with suppress(KeyError, ValueError):
+                mtime_ns = int(headers[MTIME_HEADER])
+            return RemoteFile(file.path, size, mtime_ns, file.version)
+
+        version = quote(file.version)
+        found = self._downloader(peer).fetch(task, sign, check)
+        if found is None:
+            raise FallBack("it does not have the file")
+        return found[1]
+
+    def _downloader(self, peer: str) -> RangeDownloader:
+        with self._lock:
+            if (downloader := self._downloaders.get(peer)) is None:
+                downloader = self._downloaders[peer] = RangeDownloader(self._threads, timeouts=TIMEOUTS)
+                downloader.is_proxied = lambda scheme, host: False
+            return downloader
+
+
+class _OtherFile(Exception):
+    """The peer has another version."""

@@ -1,0 +1,299 @@
+"""The other nodes (`--peers`): who they are, which of them may have a file, and what they get of this node's cache.
+
+Who the nodes are may change at any time; what is listed, held and cached stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+from pyroaring import BitMap64
+
+from growfs.cache.catalog import Catalog, Node
+from growfs.cache.database import Database
+from growfs.cache.schema import ROOT, set_meta
+from growfs.cache.store import Store
+from growfs.errors import GrowfsError
+from growfs.remote.names import join_address
+from growfs.remote.protocol import RemoteFile
+from growfs.rotation.circle import Position, awaits, distance, first_place, follower, holders
+from growfs.rotation.draw_order import Order
+from growfs.scheduler.in_flight import Download
+from growfs.scheduler.order import PassOrder
+from growfs.workers.messages import (
+    Announce,
+    CachedFile,
+    CachedOpened,
+    CloseCached,
+    Failed,
+    OpenCached,
+    PeersSeen,
+    ServePeers,
+)
+from growfs.workers.pool import Channel, WorkerLost, WorkerPool
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""How often the other nodes are asked where they are."""
+RESTART_S = 1.0
+"""Pause before the worker that serves peers is started again."""
+FIRST_LOOK_S = 5.0
+"""How long the first draw waits to know where the others are."""
+PATIENCE_S = 30.0
+"""How long a draw waits with evicting files that the next node may still draw; then no draw waits for as long."""
+STANDSTILL_S = 300.0
+"""How long no draw waits after the next node drew nothing meanwhile."""
+HOLDERS_MAX = 2
+"""Nodes of which a file is requested before the remote is read."""
+START = "peer_start"
+"""The key in the table `meta` of the place where the passes of this node begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """addresses: of the nodes, HOST:PORT each. address: (host, port) at which this one serves. token: what it demands.
+
+    bytes_per_s: the most that they get together; 0: no limit.
+    """
+
+    addresses: tuple[str, ...]
+    address: tuple[str, int]
+    token: str = field(repr=False)
+    bytes_per_s: float = 0.0
+
+
+class Peers:
+    """Owns what is known of the other nodes, where this one is, and the worker that serves them."""
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        workers: WorkerPool,
+        database: Database,
+        catalog: Catalog,
+        store: Store,
+        order: PassOrder,
+    ) -> None:
+        self.addresses = settings.addresses
+        self._settings = settings
+        self._workers = workers
+        self._database = database
+        self._catalog = catalog
+        self._store = store
+        self._order = order
+        self._node = uuid.uuid4().hex
+        self._head: float | None = None
+        self._out_of_order = BitMap64()
+        self._channel: Channel | None = None
+        self._sending = trio.Lock()
+        self._seen = PeersSeen(None, {}, {})
+        self._others: dict[str, Position] = {}
+        self._follower: Position | None = None
+        self._has_looked = trio.Event()
+        self._due = trio.Event()
+        self._waits: tuple[float, float] | None = None  # since when a draw waits, and where the next node was then
+        self._evicts_until = -math.inf
+        self._is_serving = False
+        self._sent_bytes = 0
+        start = database.meta(START)
+        if start is not None:
+            order.first = replace(order.first, start=float(start))
+        order.computed.connect(self._note_order)
+        order.locate = self.locate
+
+    def figures(self) -> dict[str, Any]:
+        """As `peers` in status.json has it."""
+        return {
+            "nodes": len(self._names()),
+            "address": join_address(*self._settings.address),
+            "serving": self._is_serving,
+            "answering": len(self._seen.positions),
+            "waiting": self._waits is not None,
+            "sent_bytes_total": self._sent_bytes,
+        }
+
+    def set_addresses(self, addresses: tuple[str, ...]) -> None:
+        """Have other nodes from now on."""
+        self.addresses = addresses
+        self._due.set()
+
+    async def run(self) -> None:
+        """Serve, and follow where the others are, until cancelled."""
+        failure = ""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._announce)
+            while True:
+                try:
+                    await self._run_worker()
+                except (GrowfsError, WorkerLost) as error:
+                    if str(error) != failure:
+                        log.warning("the other nodes are not served: %s; it is tried again", error)
+                    failure = str(error)
+                await trio.sleep(RESTART_S)
+
+    async def locate(self) -> None:
+        """Return when it is decided where this node begins."""
+        if self._order.first.start is not None:
+            return
+        with trio.move_on_after(FIRST_LOOK_S):
+            await self._has_looked.wait()
+        names, own = sorted(self._names()), self._own_name()
+        start = first_place(names.index(own), len(names), self._final_span(), list(self._others.values()))
+        await self._database.write_with_retry(lambda writer: set_meta(writer, START, str(start)))
+        self._order.first = replace(self._order.first, start=start)
+        self._due.set()
+
+    # Which files the others have, and are about to draw.
+
+    def holders(self, path: str) -> tuple[str, ...]:
+        """The nodes that may have a file, the likeliest first."""
+        own = self._position()
+        if own is None or not self._others:
+            return ()
+        return tuple(holders(self._order.first.place(path), own.head, self._others, HOLDERS_MAX))
+
+    def awaits(self, ids: Iterable[int]) -> bool:
+        """Whether a draw has to wait before it evicts these files, because the next node may still draw one of them.
+
+        It waits for PATIENCE_S at most, and then no draw does for a while.
+        """
+        now, own, behind = trio.current_time(), self._position(), self._follower
+        if (
+            own is None
+            or behind is None
+            or now < self._evicts_until
+            or not any(
+                awaits(behind, self._order.first.place(self._catalog.path(node)), own)
+                for id in ids
+                if (node := self._catalog.node(id))
+            )
+        ):
+            self._waits = None
+            return False
+        since, head = self._waits = self._waits or (now, behind.head)
+        if now - since < PATIENCE_S:
+            return True
+        self._evicts_until = now + (PATIENCE_S if behind.head != head else STANDSTILL_S)
+        self._waits = None
+        return False
+
+    def note_drawn(self, download: Download) -> None:
+        """Note that a drawn file is cached."""
+        place = self._order.first.place(download.path)
+        comes_next = self._head is None or distance(self._head, place) < 0.5  # else it failed before, and was late
+        if comes_next and download.node.id not in self._out_of_order:
+            self._head = place
+
+    def _note_order(self, order: Order) -> None:
+        self._out_of_order = order.frozen_ids | order.seed_ids
+        if self._head is None and order.rest and (node := self._catalog.node(abs(order.rest[0]))):
+            self._head = self._order.first.place(self._catalog.path(node))
+
+    def _position(self) -> Position | None:
+        """Where this node is."""
+        start, head = self._order.first.start, self._head
+        if start is None:
+            return None
+        span = min(1.0, self._store.resident_files / max(1, self._catalog.files))
+        return Position(start, start if head is None else head, span)
+
+    def _own_name(self) -> str:
+        """The address by which the others know this node."""
+        return self._seen.own or join_address(*self._settings.address)
+
+    def _names(self) -> set[str]:
+        """The addresses of all nodes, with this one."""
+        return {*self.addresses, self._own_name()}
+
+    def _final_span(self) -> float:
+        """The share of the files that this node will have in its cache."""
+        return min(1.0, self._store.limit_bytes / max(1, self._catalog.bytes))
+
+    # The worker.
+
+    async def _run_worker(self) -> None:
+        settings, opened = self._settings, dict[int, int]()
+        channel = self._workers.spawn()
+        try:
+            await channel.send(ServePeers(settings.address, settings.token, settings.bytes_per_s, self._node))
+            self._channel = channel
+            self._due.set()
+            while True:
+                await self._handle(await channel.receive(), opened)
+        finally:
+            self._channel, self._is_serving = None, False
+            self._seen, self._others, self._follower = PeersSeen(None, {}, {}), {}, None
+            for id, count in opened.items():
+                for _ in range(count):
+                    self._store.close_file(id)
+            with trio.CancelScope(shield=True):
+                await channel.aclose()
+
+    async def _announce(self) -> None:
+        while True:
+            self._due = trio.Event()
+            with suppress(WorkerLost):  # which is noticed where messages are received
+                await self._send(Announce(self._position(), self.addresses))
+            with trio.move_on_after(POLL_S):
+                await self._due.wait()
+
+    async def _handle(self, message: Any, opened: dict[int, int]) -> None:
+        if isinstance(message, Failed):
+            raise message.error
+        if isinstance(message, PeersSeen):
+            self._note_seen(message)
+        elif isinstance(message, CloseCached):
+            opened[message.id] -= 1
+            self._sent_bytes += message.bytes
+            self._store.close_file(message.id)
+        else:
+            assert isinstance(message, OpenCached)
+            cached = self._open(message.path)
+            if cached:
+                opened[cached.id] = opened.get(cached.id, 0) + 1
+            await self._send(CachedOpened(message.request, cached))
+
+    async def _send(self, message: Any) -> None:
+        async with self._sending:
+            if self._channel:
+                await self._channel.send(message)
+
+    def _note_seen(self, seen: PeersSeen) -> None:
+        for peer, reason in seen.failed.items():
+            if peer not in self._seen.failed:
+                log.warning("the node %s does not answer: %s", peer, reason)
+        for peer in seen.positions:
+            if peer in self._seen.failed:
+                log.info("the node %s answers again", peer)
+        self._seen, self._is_serving = seen, True
+        self._others = {peer: position for peer, position in seen.positions.items() if position}
+        own = self._position()
+        self._follower = own and follower(own, list(self._others.values()))
+        self._has_looked.set()
+        if self._waits:
+            self._store.space_freed.notify()  # what a draw waits for may have been sent
+
+    def _open(self, path: str) -> CachedFile | None:
+        """Hold a cached file open."""
+        node: Node | None = None
+        parent = ROOT
+        for name in path.split("/"):
+            node = self._catalog.find(parent, name)
+            if node is None:
+                return None
+            parent = node.id
+        if node is None or node.is_dir or self._store.open(node.id) is None:
+            return None
+        located = self._store.located(node.id)
+        if located is None:
+            self._store.close_file(node.id)
+            return None
+        return CachedFile(node.id, located[0], RemoteFile(path, node.size, node.mtime_ns, node.version), located[1])

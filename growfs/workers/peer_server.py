@@ -1,0 +1,207 @@
+"""Serves the cached files of this node to others over HTTP (growfs.remote.peers is the client), and says where it is.
+
+It runs in a worker process, so that the thread that answers the kernel sends no bytes. The daemon holds each file as an
+open one while it is sent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.server
+import itertools
+import json
+import os
+import re
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from io import FileIO
+from queue import SimpleQueue
+from typing import Any
+from urllib.parse import quote, unquote
+
+from growfs.errors import GrowfsError
+from growfs.remote.peers import (
+    CHECKSUM_HEADER,
+    FILES,
+    MTIME_HEADER,
+    POSITION,
+    VERSION_HEADER,
+    authorization,
+    checksum_header,
+)
+from growfs.remote.rate_limits import TokenBucket
+from growfs.rotation.circle import Position
+from growfs.workers.messages import Announce, CachedFile, CachedOpened, CloseCached, OpenCached, ServePeers
+from growfs.workers.peer_poll import PeerPoll
+
+IDLE_S = 60.0
+"""How long a connection may send and receive nothing."""
+CONNECTIONS_MAX = 512
+"""More are closed at once; who wanted one reads the remote."""
+PIECE_BYTES = 1 << 20
+"""Bytes that are sent before the limit is looked at again."""
+
+
+class PeerServer:
+    """Owns the listening socket, and a thread for each connection. send: sends a message to the daemon.
+
+    Raises GrowfsError where it cannot listen.
+    """
+
+    def __init__(self, request: ServePeers, send: Callable[[Any], None]) -> None:
+        self.authorization = authorization(request.token).encode()
+        self.bucket = TokenBucket(_Limit(request.bytes_per_s))
+        self.node = request.node
+        self.position: Position | None = None
+        self._poll = PeerPoll(request.node, request.token)
+        self._send = send
+        self._numbers = itertools.count()
+        self._answers: dict[int, SimpleQueue[CachedOpened]] = {}
+        self._announced: SimpleQueue[Announce] = SimpleQueue()
+        try:
+            self._server = _Server(request.address, self)
+        except OSError as error:
+            raise GrowfsError(f"the other nodes cannot be served: {error.strerror}") from None
+
+    def run(self, receive: Callable[[], Any]) -> None:
+        """Serve for ever. receive: returns the daemon's next message."""
+        for task in (self._server.serve_forever, self._look_around):
+            threading.Thread(target=task, daemon=True).start()
+        while True:
+            message = receive()
+            if isinstance(message, Announce):
+                self.position = message.position
+                self._announced.put(message)
+            else:
+                self._answers[message.request].put(message)
+
+    def open(self, path: str) -> CachedFile | None:
+        """Have the daemon hold a file open."""
+        number = next(self._numbers)
+        answers = self._answers[number] = SimpleQueue()
+        self._send(OpenCached(number, path))
+        try:
+            return answers.get().cached
+        finally:
+            del self._answers[number]
+
+    def close(self, cached: CachedFile, sent: int) -> None:
+        """Have the daemon close a file. sent: bytes of it that a peer got."""
+        self._send(CloseCached(cached.id, sent))
+
+    def _look_around(self) -> None:
+        while True:
+            announced = self._announced.get()
+            self._send(self._poll.look(announced.peers, announced.position))
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    bytes_per_s: float
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], owner: PeerServer) -> None:
+        self.owner = owner
+        self.free = threading.Semaphore(CONNECTIONS_MAX)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that hangs up is no error of this node."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = IDLE_S
+    server: _Server
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        owner = self.server.owner
+        if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), owner.authorization):
+            self._begin(HTTPStatus.FORBIDDEN)
+        elif self.path == POSITION:
+            position = owner.position
+            body = json.dumps({"node": owner.node, "position": asdict(position) if position else None}).encode()
+            self._begin(HTTPStatus.OK, len(body))
+            self.wfile.write(body)
+        elif self.path.startswith(FILES) and (cached := owner.open(unquote(self.path.removeprefix(FILES)))):
+            self._sent = 0
+            try:
+                self._answer(cached)
+            finally:
+                owner.close(cached, self._sent)
+        else:
+            self._begin(HTTPStatus.NOT_FOUND)
+
+    def _answer(self, cached: CachedFile) -> None:
+        checksum = checksum_header(cached.digest)
+        if not checksum or quote(cached.file.version) != self.headers.get(VERSION_HEADER):
+            self._begin(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            file = cached.local.open("rb", buffering=0)
+        except OSError:  # it was evicted meanwhile
+            self._begin(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            start, end = (int(part[1]), min(int(part[2]) + 1, size)) if part else (0, size)
+            if size != cached.file.size or (part and start >= end):
+                self._begin(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+                return
+            headers = {
+                "ETag": f'"{cached.digest}"',
+                VERSION_HEADER: quote(cached.file.version),
+                MTIME_HEADER: str(cached.file.mtime_ns or ""),
+            }
+            if part:
+                headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+            if end - start == size:
+                headers[CHECKSUM_HEADER] = checksum
+            self._begin(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK, end - start, headers)
+            if self.command == "GET":
+                self._send_file(file, start, end)
+
+    def _send_file(self, file: FileIO, start: int, end: int) -> None:
+        while start < end:
+            sent = self.connection.sendfile(file, start, min(PIECE_BYTES, end - start))
+            if not sent:
+                raise ConnectionError("the file is shorter than it was")
+            start += sent
+            self._sent += sent
+            self.server.owner.bucket.consume(sent)
+
+    def _begin(self, status: HTTPStatus, length: int = 0, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(length), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The daemon counts what is served; a line for each request would fill its log."""

@@ -1,0 +1,225 @@
+"""Several nodes on one machine (`--peers`): each has a mount, a cache and a port of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from growfs.daemon.status_fields import FIELDS
+from growfs.fuse.mounting import mounted_at, unmount
+from tests.fuse.conftest import only
+from tests.harness import Growfs, make_tree, until
+
+SIZE = 10_000
+pytestmark = only("libfuse")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+class Nodes:
+    """Nodes that mount the same remote. addresses: of all of them, whether they run or not."""
+
+    def __init__(self, folder: Path, engine: str, count: int) -> None:
+        self.remote = folder / "remote"
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+        self.running: list[Growfs] = []
+        self._folder, self._engine = folder, engine
+        self.token = folder / "token"
+        self.token.write_text("a secret\n")
+
+    def start(self, number: int, *flags: object, peers: str = "", token: Path | None = None) -> Growfs:
+        folder = self._folder / f"node{number}"
+        folder.mkdir()
+        node = Growfs(folder)
+        self.running.append(node)
+        node.env["GROWFS_ENGINE"] = self._engine
+        address = self.addresses[number]
+        peers = peers or ",".join(self.addresses)
+        known = "--peers", peers, "--peer-addr", address, "--peer-token-file", token or self.token
+        node.mount(self.remote, *known, *flags)
+        return node
+
+    def start_with_all(self, number: int, *flags: object) -> Growfs:
+        """Start a node, and return when it has everything, and tells others so."""
+        node = self.start(number, *flags)
+        until(lambda: (json.loads(self.get(number, "/position")[1])["position"] or {"span": 0})["span"] == 1.0)
+        return node
+
+    def stop(self) -> None:
+        for node in self.running:
+            if mounted_at(node.mountpoint):
+                node.umount()
+            assert "Traceback" not in node.log()
+
+    def get(self, number: int, path: str, token: str = "a secret", **headers: str) -> tuple[int, bytes]:
+        """(the status, the body) of a request to a node, past the client."""
+        connection = http.client.HTTPConnection(self.addresses[number], timeout=10)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}", **headers})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, engine: str) -> Iterator[Nodes]:
+    started = Nodes(tmp_path, engine, 3)
+    yield started
+    started.stop()
+
+
+def is_complete(node: Growfs) -> bool:
+    return bool(node.status()["state"] == "complete")
+
+
+@pytest.mark.promise(46)
+def test_a_new_node_gets_everything_from_another_one(nodes: Nodes) -> None:
+    tree = make_tree(nodes.remote, directories=2, files=20, size=SIZE)
+    tree["large.bin"] = bytes(range(256)) * 8192
+    (nodes.remote / "large.bin").write_bytes(tree["large.bin"])
+    first = nodes.start_with_all(0)
+    second = nodes.start(1)
+    until(lambda: is_complete(second))
+    fetch = second.status()["fetch"]
+    total = sum(map(len, tree.values()))
+    assert (fetch["bytes_total"], fetch["peer_bytes_total"]) == (0, total)
+    assert fetch["peer_files_total"] == len(tree)
+    until(lambda: first.status()["peers"]["sent_bytes_total"] == total)
+    assert {name: (second.mountpoint / name).read_bytes() for name in second.names()} == tree
+    for name in tree:
+        assert (second.mountpoint / name).stat().st_mtime_ns == (nodes.remote / name).stat().st_mtime_ns
+    assert "2 of 3 answer" in second.run("status", second.mountpoint).stdout
+    fields = {field.path for field in FIELDS if field.path.startswith("peers.")}
+    assert {f"peers.{name}" for name in second.status()["peers"]} == fields
+
+
+@pytest.mark.long
+@pytest.mark.promise(46)
+def test_every_node_sees_every_file_though_each_caches_few(nodes: Nodes) -> None:
+    tree = make_tree(nodes.remote, directories=2, files=20, size=4096)
+    started: dict[int, Growfs] = {}
+
+    def start(number: int) -> None:
+        peers = ",".join(nodes.addresses[:2])
+        started[number] = nodes.start(
+            number, "--cache-size", 26 * 4096, "--turnover", "50%", "--bandwidth", "40KB/s", peers=peers
+        )
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen: dict[int, set[str]] = {0: set(), 1: set()}
+
+    def all_is_seen() -> bool:
+        time.sleep(0.1)  # as if it trained
+        for number, node in started.items():
+            for name in node.names():
+                assert (node.mountpoint / name).read_bytes() == tree[name]
+                seen[number].add(name)
+        return all(names == set(tree) for names in seen.values())
+
+    until(all_is_seen)
+    fetches = [node.status()["fetch"] for node in started.values()]
+    total = sum(map(len, tree.values()))
+    assert sum(fetch["peer_bytes_total"] for fetch in fetches) > total / 4
+    assert sum(fetch["bytes_total"] for fetch in fetches) < 1.75 * total, "without the others it would be twice"
+
+
+@pytest.mark.promise(46)
+def test_a_node_that_is_killed_while_it_serves_harms_no_reader(nodes: Nodes) -> None:
+    nodes.remote.mkdir()
+    content = bytes(range(256)) * (8 << 12)
+    (nodes.remote / "large.bin").write_bytes(content)
+    first = nodes.start_with_all(0, "--peer-bandwidth", "1MB/s")
+    second = nodes.start(1, "--no-wait")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((second.mountpoint / "large.bin").read_bytes()))
+    until(lambda: second.status()["fetch"]["peer_bytes_total"] > 0)
+    reader.start()
+    first.kill()
+    reader.join(60)
+    assert read == [content]
+    assert second.status()["fetch"]["bytes_total"] >= len(content)
+    unmount(first.mountpoint, lazy=True)
+
+
+@pytest.mark.promise(46)
+def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
+    tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
+    first = nodes.start_with_all(0)
+    alone = nodes.start(1, "--cache-size", 3 * 12288, "--wait-files", "1", peers=nodes.addresses[1])
+    until(lambda: alone.status()["cache"]["files"] == 3)
+    assert alone.status()["fetch"]["peer_bytes_total"] == 0
+    alone.run("set", alone.mountpoint, f"peers={nodes.addresses[0]},{nodes.addresses[1]}")
+    until(lambda: alone.status()["peers"]["answering"] == 1)
+    missing = next(name for name in tree if name not in alone.names())
+    assert (alone.mountpoint / missing).read_bytes() == tree[missing]
+    assert alone.status()["fetch"]["peer_bytes_total"] == SIZE, "a miss is fetched from another node too"
+    first.umount()
+    until(lambda: alone.status()["peers"]["answering"] == 0)
+    missing = next(name for name in tree if name not in alone.names())
+    assert (alone.mountpoint / missing).read_bytes() == tree[missing]
+    assert f"the node {nodes.addresses[0]} does not answer" in alone.log()
+
+
+def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp_path: Path) -> None:
+    tree = make_tree(nodes.remote, directories=1, files=3, size=SIZE)
+    first = nodes.start_with_all(0)
+    other = tmp_path / "other"
+    other.write_text("another\n")
+    stranger = nodes.start(1, token=other)
+    until(lambda: is_complete(stranger))
+    fetch = stranger.status()["fetch"]
+    assert (fetch["bytes_total"], fetch["peer_bytes_total"]) == (3 * SIZE, 0)
+    assert "its --peer-token-file has another token" in stranger.log()
+    name = next(iter(tree))
+    assert nodes.get(0, "/position", token="wrong")[0] == 403
+    assert nodes.get(0, f"/files/{name}", token="wrong") == (403, b"")
+    assert first.status()["peers"]["sent_bytes_total"] == 0
+
+
+def test_only_cached_files_of_the_version_that_is_requested_are_served(nodes: Nodes) -> None:
+    tree = make_tree(nodes.remote, directories=1, files=1, size=SIZE)
+    (name, content), *_ = tree.items()
+    nodes.start_with_all(0)
+    for path in (f"/files/{name}", "/files/../token", f"/files/{name}/", "/files/class0", "/files/", "/", "/files/no"):
+        assert nodes.get(0, path, **{"x-growfs-version": "another"}) == (404, b""), path
+    stat = (nodes.remote / name).stat()
+    version = f"{stat.st_mtime_ns}-{stat.st_size}"
+    headers = {"x-growfs-version": version}
+    status, body = nodes.get(0, f"/files/{name}", **headers)
+    assert (status, body) == (200, content), "the version of a local file is its time and its size"
+    assert nodes.get(0, f"/files/{name}", Range="bytes=10-19", **headers) == (206, content[10:20])
+    assert nodes.get(0, f"/files/{name}", Range="bytes=20000-30000", **headers)[0] == 416
+
+
+def test_an_address_that_is_in_use_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    make_tree(nodes.remote, directories=1, files=1)
+    (tmp_path / "node").mkdir()
+    node = Growfs(tmp_path / "node")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        flags = ("--peers", address, "--peer-addr", address, "--peer-token-file", nodes.token)
+        done = node.mount(nodes.remote, *flags, check=False)
+    assert done.returncode == 1
+    assert "--peer-addr: cannot listen on 127.0.0.1 port" in done.stderr
+
+
+def test_a_mount_without_peers_gets_none_later(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    growfs.mount(tmp_path / "remote")
+    done = growfs.run("set", growfs.mountpoint, "peers=127.0.0.1:7070", check=False)
+    assert (done.returncode, "mounted without --peers" in done.stderr) == (1, True)

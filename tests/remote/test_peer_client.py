@@ -1,0 +1,132 @@
+"""Fetches from other nodes that misbehave: the file is right, or the next node, or the remote, has to give it."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from growfs.remote import peers
+from growfs.remote.digest import Digest
+from growfs.remote.http.connection import Timeouts
+from growfs.remote.http.threads import Job, TransferThreads
+from growfs.remote.peers import FILES, PeerClient, checksum_header
+from growfs.remote.protocol import FetchTask, RemoteFile
+from tests.servers import serving
+
+DATA = bytes(range(256)) * 400
+FILE = RemoteFile("a folder/ü.bin", len(DATA), 5, "v 1")
+TOKEN = "the-secret"
+
+
+class Node:
+    """A node with one file. how: what is wrong with it."""
+
+    def __init__(self, how: str = "") -> None:
+        self.how = how
+        self.requests = 0
+        self.ended = threading.Event()
+
+    def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        self.requests += 1
+        how = self.how
+        headers = dict(handler.headers)
+        is_asked = handler.path == f"{FILES}a%20folder/%C3%BC.bin" and headers["x-growfs-version"] == "v%201"
+        if how == "hangs":
+            self.ended.wait(10)
+        if how in ("has it not", "hangs") or not is_asked or headers["Authorization"] != f"Bearer {TOKEN}":
+            handler.send_response(404 if is_asked else 403)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        body = DATA[:-1] + b"!" if how == "lies" else DATA[:-1] if how == "has another size" else DATA
+        digest = Digest()
+        digest.part(0).update(memoryview(DATA))
+        handler.send_response(500 if how == "fails" else 200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.send_header("x-growfs-version", "v2" if how == "has another version" else "v%201")
+        handler.send_header("x-amz-checksum-crc64nvme", checksum_header(digest.text()) or "")
+        handler.end_headers()
+        handler.wfile.write(body[:1000] if how == "hangs up" else body)
+        if how == "hangs up":
+            handler.close_connection = True
+            handler.connection.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[object]:
+    nodes: list[Node] = []
+    with ExitStack() as stack:
+
+        def start(node: Node) -> str:
+            class Handler(http.server.BaseHTTPRequestHandler):
+                protocol_version = "HTTP/1.1"
+
+                def do_GET(self) -> None:
+                    node.answer(self)
+
+                def log_message(self, format: str, *args: object) -> None:
+                    pass
+
+            nodes.append(node)
+            return stack.enter_context(serving(Handler)).removeprefix("http://").rstrip("/")
+
+        yield start
+        for node in nodes:
+            node.ended.set()
+
+
+@pytest.fixture(autouse=True)
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "TIMEOUTS", Timeouts(1, 1))
+
+
+def fetch(client: PeerClient, threads: TransferThreads, target: Path, *addresses: str) -> RemoteFile | None:
+    """What the client returns, called as a job of the threads."""
+    found: list[RemoteFile | None] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            found.append(client.fetch(FetchTask(FILE, target, lambda count: None, Digest()), addresses))
+        finally:
+            done.set()
+
+    threads.submit(Job(run, FILE.size))
+    assert done.wait(20)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "how", ["lies", "hangs", "hangs up", "fails", "has another size", "has another version", "has it not"]
+)
+def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: object, tmp_path: Path, how: str) -> None:
+    assert callable(serve)
+    bad, good = Node(how), Node()
+    addresses = serve(bad), serve(good)
+    threads = TransferThreads()
+    client = PeerClient(threads, TOKEN)
+    for _ in range(2):
+        assert fetch(client, threads, tmp_path / "x", *addresses) is not None
+        assert (tmp_path / "x").read_bytes() == DATA
+    is_left_alone = how in ("lies", "hangs", "hangs up", "fails")
+    assert (bad.requests < 4 if is_left_alone else bad.requests >= 2, good.requests) == (True, 2)
+    assert fetch(client, threads, tmp_path / "x", addresses[0]) is None, "the remote has to be read"
+
+
+def test_a_node_with_another_token_gives_nothing(serve: object, tmp_path: Path) -> None:
+    assert callable(serve)
+    threads = TransferThreads()
+    assert fetch(PeerClient(threads, "another"), threads, tmp_path / "x", serve(Node())) is None
+
+
+def test_a_file_without_a_version_is_never_fetched_from_a_node(serve: object, tmp_path: Path) -> None:
+    assert callable(serve)
+    node = Node()
+    task = FetchTask(RemoteFile(FILE.path, len(DATA), None, ""), tmp_path / "x", lambda count: None, Digest())
+    assert PeerClient(TransferThreads(), TOKEN).fetch(task, [serve(node)]) is None
+    assert node.requests == 0
