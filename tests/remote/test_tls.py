@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp  # noqa: F401 - it reads SSL_CERT_FILE when it is imported: before a test sets that
 import pytest
 
 from growfs.errors import RemoteError
