@@ -98,8 +98,8 @@ class Publisher:
     """Moves files into a folder and removes them. Each method is one step on the writing thread.
 
     last_seq: the last number given. Admissions and queue positions take theirs from one counter, and none twice.
-    left_behind: a file without a row could not be removed. mirrors: folders with hard links to files, under the same
-    paths. What is removed is removed there, and what is replaced is replaced there, so that its bytes are freed.
+    left_behind: a file without a row could not be removed. mirrors: folders with links to files, under the same paths.
+    What is removed is removed there, and what is replaced is replaced there, so that its bytes are freed.
     """
 
     def __init__(self, files: Path, paths: dict[int, str], last_seq: int) -> None:
@@ -243,7 +243,7 @@ class Publisher:
     def _replace_links(self, path: Path) -> None:
         for mirror in self.mirrors:
             link = mirror / path.relative_to(self._files)
-            if link.exists():
+            if link.exists() and not link.is_symlink():
                 new = link.with_name(f".{link.name}.new")
                 disk.link("DISCARD", path, new)
                 disk.rename("DISCARD", new, link)

@@ -26,7 +26,7 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.errors import GrowfsError
 from growfs.folder import trees
-from growfs.folder.layout import number_of
+from growfs.folder.layout import LINK, number_of
 from growfs.folder.opens import OpenCounter
 from growfs.folder.trees import Tree
 from growfs.rotation.generations import Generations
@@ -57,7 +57,6 @@ class FolderEngine:
     """
 
     name = "folder"
-    reason = "plain files, hard links to the cached ones"
 
     def __init__(
         self,
@@ -75,8 +74,13 @@ class FolderEngine:
         self._generations = generations
         self._settle_s = settle_s
         self._released = released
-        self._counter = OpenCounter(self._count_open)
-        self._files = self._store.folder / "files"
+        has_hard_links = trees.has_hard_links(self.folder, self._store.folder)
+        self._files, self._link = self._store.folder / "files", disk.link
+        self.reason = "plain files, hard links to the cached ones"
+        if not has_hard_links:
+            self._files, self._link = self.folder / LINK / "files", trees.link_by_path
+            self.reason = "symbolic links to the cached files, as hard links cannot be made here; opens are not counted"
+        self._counter = OpenCounter(self._count_open, has_hard_links)
         self._spare: Path | None = None
         self._is_wanted = self._is_ready = False
         self._last_error = ""
@@ -260,7 +264,7 @@ class FolderEngine:
         disk.remove_tree("GENERATION", path)
 
     def _fill(self, tree: Tree, ask: Query) -> None:
-        folders = trees.make_alike(tree.path, self._files, trees.shown_files(tree.hold, ask))
+        folders = trees.make_alike(tree.path, self._files, trees.shown_files(tree.hold, ask), self._link)
         self._counter.watch(tree.number, folders)
 
     # The end of a generation.

@@ -23,11 +23,14 @@ class OpenCounter:
     opened: called with the number of the generation, the id of the directory, and the name of each file that is opened.
     """
 
-    def __init__(self, opened: Callable[[int, int, str], None]) -> None:
+    def __init__(self, opened: Callable[[int, int, str], None], sees_opens: bool = True) -> None:
+        """sees_opens: not where the trees have symbolic links, as inotify(7) reports opens where a file really is."""
         self._opened = opened
         self._watched: dict[int, tuple[int, int]] = {}
         self._inotify: Any = None
-        self.is_counting = True
+        self.is_counting = sees_opens
+        if not sees_opens:
+            return
         try:
             from inotify_simple import INotify
 

@@ -1,4 +1,7 @@
-"""The generations of a folder on the disk: trees of hard links, made alike to what a generation shows.
+"""The generations of a folder on the disk: trees of links to cached files, made alike to what a generation shows.
+
+They are hard links. Where there can be none, because the file system has none or is not that of the cache, they are
+symbolic.
 
 Nothing here decides which generation begins or ends; `engine` does. Functions that walk a tree run on threads: a link
 costs some 20 us, its removal 10.
@@ -6,11 +9,10 @@ costs some 20 us, its removal 10.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -51,7 +53,7 @@ def check_folder(folder: Path, cache_dir: Path) -> None:
         disk.make_folder("FOLDER", folder)
         names = [name for name in os.listdir(folder) if not name.startswith(".")]
         disk.make_folder("FOLDER", cache_dir)
-        _try_link(folder, cache_dir)
+        has_hard_links(folder, cache_dir)
     except OSError as error:
         raise GrowfsError(
             f"{error.filename or folder}: {error.strerror}; name a folder that you can write to"
@@ -60,22 +62,31 @@ def check_folder(folder: Path, cache_dir: Path) -> None:
         raise GrowfsError(f"{folder}: is not empty, and growfs did not fill it; name an empty folder")
 
 
-def _try_link(folder: Path, cache_dir: Path) -> None:
-    """Raise GrowfsError where a file of the cache can have no second name in the folder."""
-    source, target = cache_dir / f".link-{os.getpid()}", folder / f".link-{os.getpid()}"
+def has_hard_links(folder: Path, cache: Path) -> bool:
+    """Whether a file of a cache can have a second name in the folder. Raises OSError where not even symbolic links can
+    be made there."""
+    source, target = cache / f".link-{os.getpid()}", folder / f".link-{os.getpid()}"
     disk.write_text("FOLDER", source, "")
     try:
         disk.link("FOLDER", source, target)
-    except OSError as error:
-        if error.errno == errno.EXDEV:
-            raise GrowfsError(
-                f"{folder}: is not on the file system of the cache, {cache_dir}; leave out --cache-dir, or name one on"
-                " the same file system"
-            ) from None
-        raise GrowfsError(f"{folder}: this file system has no hard links ({error.strerror}); name another") from None
+    except OSError:
+        disk.symlink("FOLDER", str(source), target)
+        return False
     finally:
         disk.unlink("FOLDER", source)
         disk.unlink("FOLDER", target)
+    return True
+
+
+def link_by_path(label: str, path: Path, other: Path) -> bool:
+    """Make a symbolic link to a file; False if there is no such file. Else as `disk.link`.
+
+    It is relative: many file systems keep a short one in its inode, and a longer one takes a block.
+    """
+    if not path.exists():
+        return False
+    disk.symlink(label, os.path.relpath(path, other.parent), other)
+    return True
 
 
 def prepare(folder: Path, cache: Path) -> None:
@@ -135,10 +146,15 @@ def shown_files(hold: Hold, ask: Query) -> Iterator[tuple[int, str, list[str]]]:
         yield parent, directory_path(row_of, parent, known), [name for _, name in group]
 
 
-def make_alike(tree: Path, files: Path, wanted: Iterable[tuple[int, str, list[str]]]) -> dict[int, Path]:
+def make_alike(
+    tree: Path,
+    files: Path,
+    wanted: Iterable[tuple[int, str, list[str]]],
+    link: Callable[[str, Path, Path], bool] = disk.link,
+) -> dict[int, Path]:
     """Link what is wanted, as `shown_files` gives it, and unlink all else; returns the directories by id.
 
-    What was evicted meanwhile is left out.
+    What was evicted meanwhile is left out. link: makes the links.
     """
     disk.make_folder("GENERATION", tree)
     was_empty = not os.listdir(tree)
@@ -153,7 +169,7 @@ def make_alike(tree: Path, files: Path, wanted: Iterable[tuple[int, str, list[st
             disk.unlink("GENERATION", folder / name)
         for name in names:
             if name not in there:
-                disk.link("GENERATION", source / name, folder / name)
+                link("GENERATION", source / name, folder / name)
     if not was_empty:
         _keep_only(tree, {*folders.values()})
     return folders
@@ -174,9 +190,19 @@ def keep_inodes(tree: Path, inodes: BitMap64) -> None:
     for root, _, _ in os.walk(tree, topdown=False):
         with os.scandir(root) as entries:
             for entry in entries:
-                if not entry.is_dir(follow_symlinks=False) and entry.inode() not in inodes:
+                if not entry.is_dir(follow_symlinks=False) and _inode_of(entry) not in inodes:
                     disk.unlink("GENERATION", Path(entry.path))
         disk.prune_folders("GENERATION", Path(root), tree)
+
+
+def _inode_of(entry: os.DirEntry[str]) -> int:
+    """The inode of a linked file; 0 where a symbolic link leads nowhere."""
+    if not entry.is_symlink():
+        return entry.inode()
+    try:
+        return entry.stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 # Who uses a tree.

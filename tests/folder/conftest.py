@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISLNK
 
 import pytest
 
@@ -44,7 +46,8 @@ class Fill(Growfs):
             for name in names:
                 with suppress(FileNotFoundError):  # evicted, or its generation has ended
                     stat = os.lstat(os.path.join(root, name))
-                    used[stat.st_ino] = stat.st_blocks * 512
+                    if not S_ISLNK(stat.st_mode):  # on another disk
+                        used[stat.st_ino] = stat.st_blocks * 512
         return sum(used.values())
 
 
@@ -57,6 +60,20 @@ def growfs(tmp_path: Path) -> Iterator[Fill]:
         stop(command.mountpoint)
     if not command.tolerate_log:
         assert "Traceback" not in command.log()
+
+
+@pytest.fixture(params=["hard", "symbolic"])
+def links(request: pytest.FixtureRequest, growfs: Fill) -> Iterator[str]:
+    """How cached files are linked: "symbolic" where the cache is on another file system than the folder."""
+    if request.param == "hard":
+        yield "hard"
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        growfs.cache_dir = Path(elsewhere)
+        yield "symbolic"
+        with suppress(GrowfsError):
+            stop(growfs.mountpoint)
+        assert "Traceback" not in growfs.log()
 
 
 @pytest.fixture(scope="module")
