@@ -243,7 +243,7 @@ def test_no_fuse_device(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     script = "mount -t tmpfs tmpfs {0}; cp -a /dev/null /dev/zero /dev/random /dev/urandom {0}; mount --bind {0} /dev"
     done = run_in(growfs, script.format(tmp_path / "dev"), *mount_arguments(growfs, remote))
-    assert_refused(done, "/dev/fuse is missing", "modprobe fuse", "--device /dev/fuse")
+    assert_refused(done, "/dev/fuse is missing", "modprobe fuse", "--device /dev/fuse", "growfs fill")
     assert leftovers(growfs) == []
 
 

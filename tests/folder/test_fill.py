@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from growfs import verify
 from growfs.client import generation
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
@@ -176,6 +177,26 @@ def test_what_the_remote_changes_and_deletes_changes_in_all_generations(
     (tmp_path / "remote/class0/0001.bin").unlink()
     until(lambda: (tree / "class0/0000.bin").read_bytes() == b"new")
     until(lambda: not (tree / "class0/0001.bin").exists())
+    reader.end()
+
+
+@pytest.mark.promise(29)
+@pytest.mark.usefixtures("links")
+def test_a_damaged_file_is_evicted_from_all_generations_and_fetched_again(
+    growfs: Fill, tmp_path: Path, readers: Readers
+) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.fill(tmp_path / "remote")
+    damaged = growfs.cache / "files/class0/0000.bin"
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"?")
+    found = verify(growfs.mountpoint)
+    assert (found.damaged, found.fetched) == (["class0/0000.bin"], 1)
+    assert files_below(growfs.current) == tree.keys() - {"class0/0000.bin"}
+    reader = readers.new()
+    reader.next_generation(growfs.mountpoint)
+    newest = reader.next_generation(growfs.mountpoint)
+    assert {name: (newest / name).read_bytes() for name in files_below(newest)} == tree
     reader.end()
 
 

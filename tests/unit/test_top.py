@@ -104,6 +104,11 @@ def test_each_page_has_a_key_and_shows_what_it_is_for() -> None:
         assert expected in text(page, known)
 
 
+def test_that_readers_of_plain_files_are_not_seen_is_said() -> None:
+    assert "nobody reads" in text(Page.READERS, watch(readers=[]))
+    assert "who reads plain files is not seen" in text(Page.READERS, watch(readers=[], engine="folder"))
+
+
 def test_directories_show_their_balance() -> None:
     (cat,) = [line for line in lines(Shown(Page.DIRECTORIES), watch()) if "cat" in line]
     assert cat.split()[1:4] == ["cat", "600", "200"]

@@ -262,7 +262,8 @@ def _now(samples: Sequence[Sample], counter: str) -> float:
 def _readers(status: dict[str, Any], width: int, rows: int, first: int, wraps: bool = False) -> RenderableType:
     readers = status["readers"]
     if not readers:
-        return Text("nobody reads", "bright_black")
+        is_plain = status["engine"] == "folder"
+        return Text("not known: who reads plain files is not seen" if is_plain else "nobody reads", "bright_black")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="bright_black")
     table.add_column("process", no_wrap=True, overflow="ellipsis", max_width=max(8, min(32, width - 58)))
     table.add_column("listed", no_wrap=True)
