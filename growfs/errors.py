@@ -60,11 +60,15 @@ class RemoteError(GrowfsError):
 
 
 class RemoteMissing(RemoteError):
-    """There is no such bucket, prefix or object (S3 NoSuchBucket, NoSuchKey; HTTP 404)."""
+    """There is no such prefix or object (S3 NoSuchKey; HTTP 404)."""
 
 
 class RemoteDenied(RemoteError):
     """The credentials are missing, wrong or not sufficient (HTTP 401 and 403)."""
+
+
+class BucketMissing(RemoteDenied):
+    """There is no such bucket (S3 NoSuchBucket), perhaps for a moment: that says nothing of its files."""
 
 
 class RemoteChanged(RemoteError):

@@ -11,7 +11,16 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing, UsageError
+from growfs.errors import (
+    BucketMissing,
+    GrowfsError,
+    RemoteBusy,
+    RemoteChanged,
+    RemoteDenied,
+    RemoteError,
+    RemoteMissing,
+    UsageError,
+)
 from growfs.remote.names import redact
 
 DETAIL_CHARS_MAX = 200
@@ -83,7 +92,7 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
     detail = clean(next(filter(None, texts), type(error).__name__), secrets)
     login = LOGIN.get(store, "see --storage-option")
     if "NoSuchBucket" in codes:
-        return RemoteMissing(f"{where}: no such bucket; check the name and --endpoint-url")
+        return BucketMissing(f"{where}: no such bucket; check the name and --endpoint-url")
     if names & _NO_CREDENTIALS:
         why = "" if "NoCredentialsError" in names else f" ({detail})"
         return RemoteDenied(f"{where}: no credentials found{why}; {login}")

@@ -140,9 +140,9 @@ class Outage:
         self.began.notify()
         for suspicion in suspicions:
             suspicion.decided(True)
+        whys = {type(first.error): first.error}  # a failed download says more than a failed probe of the same kind
         while error is not None:
-            if type(error) is not type(self.why):  # else a failed download says more than a failed probe
-                self.why = error
+            self.why = whys.setdefault(type(error), error)
             self._next_probe = trio.current_time() + pause_s(self.lasted_s)
             await trio.sleep_until(self._next_probe)
             self._next_probe = None

@@ -313,8 +313,6 @@ class Reader:
 class InProcess:
     """A mount of a Remote. folder: the cache directory."""
 
-    is_mounted = False
-
     def __init__(self, folder: Path) -> None:
         self.remote = Remote()
         self._folder = folder

@@ -15,6 +15,7 @@ import pytest
 from fsspec.registry import _registry
 
 from growfs.errors import (
+    BucketMissing,
     GrowfsError,
     RemoteBusy,
     RemoteChanged,
@@ -59,7 +60,7 @@ def test_a_missing_bucket_is_reported(kind: str, request: pytest.FixtureRequest)
     server: S3Server = request.getfixturevalue(f"{kind}_s3")
     spec = RemoteSpec("s3://no-such-bucket/x", server.storage_options, server.endpoint_url)
     error = error_of(spec)
-    assert isinstance(error, RemoteMissing)
+    assert isinstance(error, BucketMissing)
     assert "no such bucket; check the name and --endpoint-url" in str(error)
 
 
@@ -189,7 +190,7 @@ def xml(code: str) -> bytes:
         (400, "RequestTimeout", RemoteBusy),
         (400, "ExpiredToken", RemoteDenied),
         (403, "AccessDenied", RemoteDenied),
-        (404, "NoSuchBucket", RemoteMissing),
+        (404, "NoSuchBucket", BucketMissing),
         (501, "NotImplemented", RemoteError),
         (400, "Odd", RemoteError),
     ],

@@ -263,6 +263,7 @@ FAULTS: dict[str, Fault] = {
     "expired": s3_error(403, "ExpiredToken"),
     "denied": s3_error(403, "AccessDenied"),
     "missing": s3_error(404, "NoSuchKey"),
+    "no_bucket": s3_error(404, "NoSuchBucket"),
     "shuffle_page": shuffle_page,
 }
 """By name: those that need no state. damage shows only where the store sends a checksum (moto does, rclone does not);

@@ -204,6 +204,24 @@ def test_a_remote_that_has_no_object_any_more_and_then_has_them_again(growfs: Gr
     fill(growfs, bucket)
 
 
+@pytest.mark.promise(3, 16)
+def test_a_bucket_that_is_gone_for_a_moment_loses_no_file(growfs: Growfs, bucket: Bucket) -> None:
+    """Neither a fetch nor a listing takes NoSuchBucket for the end of a file."""
+    bucket.put("d/cached")
+    growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0", "--miss-timeout", "1s")
+    until(lambda: growfs.names() == {"d/cached"})
+    growfs.run("pause", growfs.mountpoint)
+    bucket.put("d/missing")
+    until(lambda: growfs.status()["remote"]["files"] == 2)
+    bucket.proxy.fault = lambda _: FAULTS["no_bucket"]
+    assert outcome(growfs.mountpoint / "d/missing") == "ETIMEDOUT"
+    assert "no such bucket; check the name" in until(lambda: growfs.status()["outage"])["why"]
+    assert growfs.status()["remote"]["files"] == 2
+    bucket.proxy.fault = none
+    growfs.run("resume", growfs.mountpoint)
+    fill(growfs, bucket)
+
+
 @pytest.mark.promise(1, 2, 16)
 def test_an_object_that_changes_between_its_parts_is_no_mix(growfs: Growfs, bucket: Bucket) -> None:
     bucket.put("d/changes", 1 << 20)

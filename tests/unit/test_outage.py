@@ -116,6 +116,18 @@ async def test_where_nothing_is_answered_there_is_an_outage_until_a_probe_is(
         assert (remote.outage.is_on, remote.outage.figures(), len(ended)) == (False, {}, 1)
 
 
+async def test_what_a_download_said_of_an_outage_returns_with_its_kind(clock: trio.testing.MockClock) -> None:
+    """A probe cannot say that credentials have expired where it has no response but a status."""
+    async with start_remote() as remote:
+        remote.fail(DENIED)
+        reasons = []
+        for error in (RemoteDenied("access denied (403)"), BUSY, RemoteDenied("access denied (403)")):
+            remote.error = error
+            await trio.sleep(5)
+            reasons.append(remote.outage.why)
+        assert reasons == [DENIED, BUSY, DENIED]
+
+
 async def test_slow_bytes_show_that_a_busy_remote_is_not_away(clock: trio.testing.MockClock) -> None:
     async with start_remote() as remote:
         remote.error = BUSY

@@ -21,7 +21,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
 
-from growfs.errors import RemoteBusy, RemoteDenied, RemoteMissing, UsageError
+from growfs.errors import BucketMissing, RemoteBusy, RemoteDenied, RemoteError, RemoteMissing, UsageError
 from growfs.remote.errors import translate
 from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
@@ -165,8 +165,21 @@ class S3Remote(FsspecRemote):
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         bucket, prefix = self._bucket_and_prefix
-        reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
+        try:
+            reply = self._call(path, "head_object", Bucket=bucket, Key=prefix + path)
+        except RemoteMissing:
+            self._require_bucket()
+            raise
         return _file(path, reply["ContentLength"], reply)
+
+    def _require_bucket(self) -> None:
+        """Raise BucketMissing if there is no bucket, which a response to HEAD has no body to say."""
+        bucket, prefix = self._bucket_and_prefix
+        try:
+            self._call("", "list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
+        except RemoteError as error:
+            if isinstance(error, (BucketMissing, RemoteBusy)):
+                raise
 
     def _request(self, path: str, method: str = "GET") -> HttpRequest:
         bucket, prefix = self._bucket_and_prefix
