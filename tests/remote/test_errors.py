@@ -21,7 +21,6 @@ from growfs.errors import (
     RemoteChanged,
     RemoteDenied,
     RemoteError,
-    RemoteMissing,
     UsageError,
 )
 from growfs.remote import open_remote
