@@ -48,8 +48,8 @@ class WorkerSlot:
     """One worker process. bytes: the sizes of all its files; received: bytes of them that it has reported.
 
     prioritized: ids of its files for which a reader waits by now, to be sent to it. silence: cancelled to end the wait
-    for its next message. cpu_s: its CPU time until its last message. in_background: it has the lowest priority.
-    is_recalled: it has to end.
+    for its next message. cpu_s: its CPU time until its last message. is_for_readers: it has only small files that
+    readers wait for. in_background: it has the lowest priority. is_recalled: it has to end.
     """
 
     channel: Channel
@@ -59,6 +59,7 @@ class WorkerSlot:
     prioritized: list[int] = field(default_factory=list)
     silence: trio.CancelScope = field(default_factory=trio.CancelScope)
     cpu_s: float = 0.0
+    is_for_readers: bool = False
     in_background: bool = False
     is_recalled: bool = False
 
@@ -74,7 +75,9 @@ class WorkerSlot:
 
 
 class Dispatcher:
-    """Owns the workers that fetch (at most `size` processes), their files, and the queues of files without a worker.
+    """Owns the workers that fetch, their files, and the queues of files without a worker.
+
+    There are at most `size` workers, and one for readers that wait.
 
     has_producer: workers make files one at a time, so the number of requests is fixed. peers_of: returns the nodes that
     may have a file, by its path. received: notified of bytes that were received from the remote, of complete files or
@@ -218,13 +221,13 @@ class Dispatcher:
         receivers = [
             slot
             for slot in self._slots
-            if slot in batches or slot.prioritized or slot.in_background < self._in_background
+            if slot in batches or slot.prioritized or slot.in_background < self._belongs_in_background(slot)
         ]
         for slot in receivers:
             if slot.downloads and slot.silence.deadline == math.inf:
                 slot.silence.deadline = trio.current_time() + STALL_S
             prioritized, slot.prioritized = slot.prioritized, []
-            slot.in_background = self._in_background
+            slot.in_background = self._belongs_in_background(slot)
             requests = [_request(download, self._peers_of(download.path)) for download in batches.get(slot, [])]
             try:
                 await slot.channel.send(FetchFiles(requests, prioritized, slot.in_background))
@@ -241,21 +244,49 @@ class Dispatcher:
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
         """The least busy worker that can have one more file; a new worker rather than a busy one."""
+        if self._is_for_readers_worker(download) and (readers := self._worker_for_readers(nursery)):
+            return readers
+        slots = [slot for slot in self._slots if not slot.is_for_readers]
         most = self._size if self._is_for_any_worker(download) else min(self._worker_count.count, self._size)
-        free = [slot for slot in self._slots[:most] if self._can_add(slot, download)]
+        free = [slot for slot in slots[:most] if self._can_add(slot, download)]
         best = min(free, key=lambda slot: slot.load, default=None)
-        if (best is None or best.downloads) and len(self._slots) < most:
+        if (best is None or best.downloads) and len(slots) < most:
             try:
-                best = WorkerSlot(self._workers.spawn())
+                best = self._start_worker(nursery)
             except GrowfsError as error:
-                if not self._slots:
+                if not slots:
                     raise
-                log.warning("%s; continuing with %d", error, len(self._slots))
-                self._size = len(self._slots)
-            else:
-                self._slots.append(best)
-                nursery.start_soon(self._receive, best)
+                log.warning("%s; continuing with %d", error, len(slots))
+                self._size = len(slots)
         return best
+
+    def _worker_for_readers(self, nursery: trio.Nursery) -> WorkerSlot | None:
+        for slot in self._slots:
+            if slot.is_for_readers:
+                return None if slot.is_recalled else slot
+        with suppress(GrowfsError):
+            return self._start_worker(nursery, is_for_readers=True)
+        return None
+
+    def _start_worker(self, nursery: trio.Nursery, is_for_readers: bool = False) -> WorkerSlot:
+        slot = WorkerSlot(self._workers.spawn(), is_for_readers=is_for_readers)
+        self._slots.append(slot)
+        nursery.start_soon(self._receive, slot)
+        return slot
+
+    def _belongs_in_background(self, slot: WorkerSlot) -> bool:
+        return self._in_background and not slot.is_for_readers
+
+    def _is_for_readers_worker(self, download: Download) -> bool:
+        """Whether the file is small and a reader waits for it, while the other workers have the lowest priority.
+
+        On a machine whose cores are all busy, those get no CPU for seconds. A large file is not given to another worker
+        than those before it, which would not make way.
+        """
+        is_small = download.node.size is not None and download.node.size < SMALL_BYTES
+        return (
+            self._in_background and download.urgent and is_small and not (self._has_producer or _is_suspect(download))
+        )
 
     def _is_for_any_worker(self, download: Download) -> bool:
         """Whether all workers may get it.
@@ -344,7 +375,7 @@ class Dispatcher:
                 await self._changed.wait()
             self._period_bytes = self._period_files = self._period_refusals = 0
             began, reported_at = trio.current_time(), self._reported_at
-            cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads}
+            cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads and not slot.is_for_readers}
             await trio.sleep(PERIOD_S)
             took_s = trio.current_time() - began
             if reported_at and self._reported_at:  # results may have kept the daemon from reading reports in between

@@ -130,6 +130,22 @@ def test_workers_run_at_a_lower_priority_than_the_daemon_once_training_can_start
             assert not is_idle(growfs.pid)
 
 
+def test_a_worker_that_keeps_its_priority_fetches_small_files_that_readers_wait_for(
+    growfs: Growfs, server: S3Server
+) -> None:
+    del growfs.env[KEEP_PRIORITY_VARIABLE]
+    url, tree = put(server, 8)
+    growfs.mount(url, "--cache-size", f"{4 * 4096}B", "--rotation", "never", "--min-free", "0MB")
+    until(lambda: all(nicenesses(worker) == {NICENESS_MAX} for worker in workers_of(growfs)))
+    before = set(workers_of(growfs))
+    missing = sorted(tree.keys() - growfs.names())
+    for path in missing:
+        assert (growfs.mountpoint / path).read_bytes() == tree[path]
+    (worker,) = set(workers_of(growfs)) - before
+    assert nicenesses(worker) == {os.getpriority(os.PRIO_PROCESS, 0)}
+    assert not is_idle(worker)
+
+
 def test_no_file_is_lost_when_a_worker_dies(growfs: Growfs, server: S3Server) -> None:
     url, tree = put(server, 150)
     with proxy_to(server.endpoint_url) as proxy:
