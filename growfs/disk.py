@@ -87,6 +87,17 @@ def link(label: str, path: Path, other: Path) -> bool:
     return True
 
 
+def link_by_path(label: str, path: Path, other: Path) -> bool:
+    """As `link`, by a symbolic link.
+
+    It is relative: many file systems keep a short one in its inode, and a longer one takes a block.
+    """
+    if not path.exists():
+        return False
+    symlink(label, os.path.relpath(path, other.parent), other)
+    return True
+
+
 def unlink(label: str, path: Path) -> None:
     """Remove a file, if it exists."""
     fault_point(label)

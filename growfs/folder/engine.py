@@ -78,7 +78,7 @@ class FolderEngine:
         self._files, self._link = self._store.folder / "files", disk.link
         self.reason = "plain files, hard links to the cached ones"
         if not has_hard_links:
-            self._files, self._link = self.folder / LINK / "files", trees.link_by_path
+            self._files, self._link = self.folder / LINK / "files", disk.link_by_path
             self.reason = "symbolic links to the cached files, as hard links cannot be made here; opens are not counted"
         self._counter = OpenCounter(self._count_open, has_hard_links)
         self._spare: Path | None = None

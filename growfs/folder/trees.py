@@ -78,17 +78,6 @@ def has_hard_links(folder: Path, cache: Path) -> bool:
     return True
 
 
-def link_by_path(label: str, path: Path, other: Path) -> bool:
-    """Make a symbolic link to a file; False if there is no such file. Else as `disk.link`.
-
-    It is relative: many file systems keep a short one in its inode, and a longer one takes a block.
-    """
-    if not path.exists():
-        return False
-    disk.symlink(label, os.path.relpath(path, other.parent), other)
-    return True
-
-
 def prepare(folder: Path, cache: Path) -> None:
     """Make what is below a folder before its first generation. Raises GrowfsError if another cache fills it."""
     known = cache_of(folder)

@@ -13,6 +13,7 @@ import pytest
 
 from growfs.scheduler.fetcher import WINDOW_FILES
 from tests.cli.support import assert_refused, closed, listing_server, namespace, needs_root, start_growfs
+from tests.crash.scene import alive
 from tests.harness import Growfs, files_below, make_tree, until
 
 COMMANDS = [
@@ -199,7 +200,7 @@ def test_a_mount_in_another_mount_namespace_is_in_use(mounted: Growfs, tree: dic
         assert "unmounted, but still in use: 6 of 6 files cached" in line
         refused = mounted.run("umount", mounted.mountpoint, check=False)
         assert_refused(refused, "unmounted already", "the mount namespace of sh (", f"kill {pid}")
-    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+    until(lambda: not alive(pid))
     mounted.mount(tmp_path / "remote")
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from rich.box import ROUNDED
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.layout import Layout
@@ -24,6 +25,8 @@ from growfs.daemon.render import files, state_text
 
 SUMMARY_ROWS = 7
 """With its border, and without notes."""
+TITLE_WIDTH = 20
+"""Columns of the name and the clock beside the mounts."""
 LABEL = 11
 """Columns of the labels of the summary."""
 HISTOGRAM = 5
@@ -68,19 +71,25 @@ class Shown:
 
 def frame(watches: Sequence[Watch], shown: Shown, width: int, height: int) -> RenderableType:
     """The whole screen. width, height: in characters; below 80 by 24 it is cut."""
-    watch = watches[shown.number % len(watches)]
+    number = shown.number % len(watches)
+    watch = watches[number]
     layout = Layout()
     state, state_rows = _state(watch, width)
     body = _body(watch, shown, width, max(1, height - 2 - state_rows))
     keys = Layout(_keys(shown.page, len(watches)), size=1)
-    layout.split_column(Layout(_tabs(watches, watch), size=1), Layout(state, size=state_rows), *body, keys)
+    layout.split_column(Layout(_tabs(watches, number, width), size=1), Layout(state, size=state_rows), *body, keys)
     return layout
 
 
-def _tabs(watches: Sequence[Watch], current: Watch) -> RenderableType:
+def _tabs(watches: Sequence[Watch], current: int, width: int) -> RenderableType:
+    """The mounts, from the first one with which the current one still has room."""
+    names = [f"  {printable(watch.mountpoint)}" for watch in watches]
+    first = 0
+    while first < current and sum(map(cell_len, names[first : current + 1])) > width - TITLE_WIDTH:
+        first += 1
     text = Text(no_wrap=True, overflow="ellipsis").append(" growfs ", "bold white on blue")
-    for watch in watches:
-        text.append(f"  {printable(watch.mountpoint)}", "bold" if watch is current else "bright_black")
+    for number, name in enumerate(names[first:], first):
+        text.append(name, "bold" if number == current else "bright_black")
     return _both(text, Text(f"{_clock(time.time())} ", "bright_black"))
 
 
