@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from growfs.errors import DiskFull, NoRoom
+from growfs.errors import DiskFailed, DiskFull
 
 BLOCK = 4096
 """The unit in which a file system allocates, in bytes; the default of ext4 and XFS."""
@@ -36,10 +36,10 @@ _fault_label, _, _fault_kind = os.environ.get("GROWFS_FAULT", "").partition(":")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def cannot_write(error: Exception) -> NoRoom:
+def cannot_write(error: Exception) -> DiskFull | DiskFailed:
     """The error for a cache directory that refuses a write: of a file (OSError) or of the catalog (sqlite3.Error)."""
     is_full = str(error) == DATABASE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-    return (DiskFull if is_full else NoRoom)(f"the cache directory cannot be written ({error}); check its disk")
+    return (DiskFull if is_full else DiskFailed)(f"the cache directory cannot be written ({error}); check its disk")
 
 
 def fault_point(label: str) -> None:

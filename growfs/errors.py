@@ -43,6 +43,12 @@ class DiskFull(NoRoom):
     """The disk of the cache has no space left, or no quota: there may be some soon."""
 
 
+class DiskFailed(GrowfsError):
+    """The disk of the cache cannot be written, for another reason than that it is full."""
+
+    errno = errno.EIO
+
+
 class TooManyOpen(GrowfsError):
     """The daemon has as many open descriptors as it may have (RLIMIT_NOFILE)."""
 

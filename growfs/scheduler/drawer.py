@@ -17,7 +17,7 @@ from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.events import Signal
 from growfs.cache.store import Store
-from growfs.errors import Failure, NoRoom, NotMade
+from growfs.errors import DiskFailed, Failure, NoRoom, NotMade
 from growfs.rotation.evictor import Evictor
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download
@@ -240,7 +240,7 @@ class Drawer:
             self._state.seeds.fail(id, error)
         elif self.defers:
             self.drawn.notify(download)
-        if isinstance(error, NoRoom):
+        if isinstance(error, (NoRoom, DiskFailed)):
             self._blocked_until = trio.current_time() + SPACE_POLL_S
         self._state.finish(id)
 

@@ -28,10 +28,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from growfs import disk
 from growfs.cache.catalog import UNKNOWN_SIZE, ListingDiff
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
-from growfs.errors import GrowfsError, NoRoom, RemoteBusy, RemoteDenied, RemoteError
+from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote import open_remote, preload, preload_transfer
 from growfs.remote.protocol import ByteRange, FetchTask, Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
@@ -134,7 +135,7 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
         except GrowfsError as error:
             send(Failed(error))
         except OSError as error:
-            send(Failed(NoRoom(f"{error.strerror or error}: {error.filename or 'the cache directory'}")))
+            send(Failed(disk.cannot_write(error)))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
             send(Failed(RemoteBusy(f"unexpected {type(error).__name__}: {error}")))
 

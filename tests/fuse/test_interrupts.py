@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.support import needs_root
 from tests.fuse.conftest import only
 from tests.fuse.manifest_server import ManifestServer
 from tests.fuse.test_misses import mount_blocked
@@ -44,6 +45,13 @@ def waiting(growfs: Growfs, path: Path, *command: str) -> Iterator[subprocess.Po
             process.kill()
 
 
+def descendants(pid: int) -> Iterator[int]:
+    """The processes below one, as this namespace numbers them."""
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        yield child
+        yield from descendants(child)
+
+
 @pytest.mark.promise(3, 10)
 @only("passthrough")
 @pytest.mark.parametrize(
@@ -58,6 +66,36 @@ def test_a_fatal_signal_ends_the_wait(
     with waiting(growfs, path, *command) as process:
         process.send_signal(number)
         assert process.wait(30) == -number
+    assert "0000.bin" in server.blocked
+    growfs.umount()  # no process uses it any more
+
+
+PID_NAMESPACE = ("--pid", "--fork", "--kill-child")
+NAMESPACES = {
+    "pid": PID_NAMESPACE,
+    "mount": ("--mount",),
+    "user": ("--user", "--map-root-user"),
+    "all": ("--user", "--map-root-user", "--mount", *PID_NAMESPACE),
+}
+"""Those of a reader, as containers have them: what unshare(1) is given."""
+
+
+@pytest.mark.promise(3, 21)
+@only("passthrough")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
+    growfs: Growfs, server: ManifestServer, namespace: str, number: signal.Signals
+) -> None:
+    """The signal is sent from outside, as `docker kill` does, to a process that is not the first of its namespace."""
+    needs_root()
+    (path,) = mount_blocked(server, 1, growfs)
+    program = 'cat "$0"; echo "ended by $(($? - 128))"'
+    with waiting(growfs, path, "unshare", *NAMESPACES[namespace], "sh", "-c", program) as outer:
+        assert outer.stdout
+        (reader,) = (pid for pid in descendants(outer.pid) if Path(f"/proc/{pid}/comm").read_text() == "cat\n")
+        os.kill(reader, number)
+        assert outer.stdout.readline() == f"ended by {number.value}\n"
     assert "0000.bin" in server.blocked
     growfs.umount()  # no process uses it any more
 

@@ -20,7 +20,7 @@ from tests.fuse.manifest_server import ManifestServer
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 4096
-FULL_DISK = """
+REFUSING_DISK = """
 import errno, os, sqlite3
 import growfs.scheduler.fetcher
 from growfs.cache.publish import Publisher
@@ -42,9 +42,10 @@ def refuse(name, of, path, error):
 
 
 refuse("_download", Downloader, "{file}", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+refuse("_download", Downloader, "{failing}", OSError(errno.EIO, os.strerror(errno.EIO)))
 refuse("publish", Publisher, "{catalog}", sqlite3.OperationalError("database or disk is full"))
 """
-"""Refuses as a full disk does, as long as the files are there."""
+"""Refuses as a full disk does, or as one that fails, as long as the files are there."""
 
 
 def mount_blocked(server: ManifestServer, names: int, growfs: Growfs, *flags: object) -> list[Path]:
@@ -210,8 +211,8 @@ def test_a_miss_gives_enospc_at_once_while_every_file_is_pinned(growfs: Growfs, 
 def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path) -> None:
     """A worker finds the disk full, or the catalog does when the file is admitted; each time one byte is added here."""
     tries = {name: tmp_path / name for name in ("file", "catalog")}
-    growfs.env[SETUP_VARIABLE] = FULL_DISK.format(**tries)
-    _, missing = mount_full_cache(growfs, tmp_path, 3)
+    growfs.env[SETUP_VARIABLE] = REFUSING_DISK.format(**tries, failing=tmp_path / "failing")
+    _, missing = mount_full_cache(growfs, tmp_path, 4)
     for path, tried in zip(missing, tries.values(), strict=False):
         tried.touch()
         with ThreadPoolExecutor() as threads:
@@ -224,6 +225,12 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
     growfs.run("set", growfs.mountpoint, "miss-timeout=0.1")
     assert error_of(missing[2]) == errno.ENOSPC
     assert "the cache directory cannot be written (database or disk is full)" in growfs.log()
+    tries["catalog"].unlink()
+    (tmp_path / "failing").touch()
+    assert error_of(missing[3]) == errno.EIO, "a disk that fails is not a full one"
+    assert "the cache directory cannot be written ([Errno 5] Input/output error)" in growfs.log()
+    (tmp_path / "failing").unlink()
+    assert missing[3].read_bytes()
 
 
 @pytest.mark.promise(19)

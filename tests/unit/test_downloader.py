@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from growfs.errors import NoRoom, RemoteBusy, RemoteMissing
+from growfs.errors import DiskFailed, RemoteBusy, RemoteMissing
 from growfs.remote import digest
 from growfs.remote.protocol import Fetched, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
@@ -70,7 +70,7 @@ def test_each_file_has_one_result(tmp_path: Path, downloader: Downloader, report
     assert (small.size, small.digest) == (10, digest.of(tmp_path / "1"))
     assert [type(failed.error) for _, failed in sorted(by_id.items()) if isinstance(failed, FetchFailed)] == [
         RemoteMissing,
-        NoRoom,
+        DiskFailed,
         SizeExceeded,
     ]
     assert bytes <= 10 + 100_000
