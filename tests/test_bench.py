@@ -55,6 +55,7 @@ EXPECTED = {
         "readers x directories, all",
         "commands, fetch",
     ],
+    "nodes": ["that feed one another", "that do not"],
     "while-filling": [
         "libfuse, p99, filling, of idle",
         "local file, libfuse, p99, filling",

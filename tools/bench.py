@@ -36,6 +36,7 @@ from tools.benchmarks import (
     frameworks,
     gil,
     idle,
+    nodes,
     page_cache,
     producers,
     reads,
@@ -74,6 +75,7 @@ BENCHMARKS = {
     "far": far,
     "while-filling": while_filling,
     "stalls": stalls,
+    "nodes": nodes,
 }
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)

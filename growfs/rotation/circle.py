@@ -48,10 +48,10 @@ def first_place(rank: int, count: int, span: float, others: Sequence[Position]) 
     """Where a node begins that is new. rank: its number among `count` nodes. span: the share of the files that its
     cache can hold.
 
-    Nodes that begin together begin at equal distances. One that joins others later begins behind one of them, in the
-    widest gap.
+    Nodes that begin together begin at equal distances: all around the circle if their caches reach around it, else one
+    close behind the other. One that joins others later begins behind one of them, in the widest gap.
     """
-    spacing = min(1 / count, CLOSE * span)
+    spacing = 1 / count if count * span > 1 else CLOSE * span
     if all(other.has_all_since_start for other in others):
         return rank * spacing
     heads = sorted(other.head for other in others)

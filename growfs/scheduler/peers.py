@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
+from growfs.cache.events import Signal
 from growfs.cache.schema import ROOT, set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
@@ -47,6 +48,9 @@ RESTART_S = 1.0
 """Pause before the worker that serves peers is started again."""
 FIRST_LOOK_S = 5.0
 """How long the first draw waits to know where the others are."""
+OTHERS_BEGIN_S = 1.0
+"""How long it waits then for others that have not begun either."""
+LOOK_AGAIN_S = 0.1
 PATIENCE_S = 30.0
 """How long a draw waits with evicting files that the next node may still draw; then no draw waits for as long."""
 STANDSTILL_S = 300.0
@@ -97,7 +101,7 @@ class Peers:
         self._seen = PeersSeen(None, {}, {})
         self._others: dict[str, Position] = {}
         self._follower: Position | None = None
-        self._has_looked = trio.Event()
+        self._looked = Signal[[]]()
         self._due = trio.Event()
         self._waits: tuple[float, float] | None = None  # since when a draw waits, and where the next node was then
         self._evicts_until = -math.inf
@@ -144,12 +148,16 @@ class Peers:
         if self._order.first.start is not None:
             return
         with trio.move_on_after(FIRST_LOOK_S):
-            await self._has_looked.wait()
+            while not self._is_serving:
+                await self._looked.wait()
         names, own = sorted(self._names()), self._own_name()
         start = first_place(names.index(own), len(names), self._final_span(), list(self._others.values()))
         await self._database.write_with_retry(lambda writer: set_meta(writer, START, str(start)))
         self._order.first = replace(self._order.first, start=start)
-        self._due.set()
+        with trio.move_on_after(OTHERS_BEGIN_S):
+            while None in self._seen.positions.values():  # they begin too, and then it is known where
+                self._due.set()
+                await trio.sleep(LOOK_AGAIN_S)
 
     # Which files the others have, and are about to draw.
 
@@ -277,7 +285,7 @@ class Peers:
         self._others = {peer: position for peer, position in seen.positions.items() if position}
         own = self._position()
         self._follower = own and follower(own, list(self._others.values()))
-        self._has_looked.set()
+        self._looked.notify()
         if self._waits:
             self._store.space_freed.notify()  # what a draw waits for may have been sent
 

@@ -143,8 +143,7 @@ def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> 
 def _serve_peers(request: ServePeers, send: Send, receive: Callable[[], Any]) -> None:
     from growfs.workers.peer_server import PeerServer  # few mounts have peers
 
-    lower_priority()
-    PeerServer(request, send).run(receive)
+    PeerServer(request, send).run(receive)  # with the usual priority: other nodes wait for it
 
 
 def _receive(connection: socket.socket, requests: queue.SimpleQueue[Any]) -> None:
