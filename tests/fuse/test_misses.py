@@ -212,7 +212,7 @@ def test_a_miss_waits_until_a_full_disk_has_room(growfs: Growfs, tmp_path: Path)
     """A worker finds the disk full, or the catalog does when the file is admitted; each time one byte is added here."""
     tries = {name: tmp_path / name for name in ("file", "catalog")}
     growfs.env[SETUP_VARIABLE] = REFUSING_DISK.format(**tries, failing=tmp_path / "failing")
-    _, missing = mount_full_cache(growfs, tmp_path, 4)
+    _, missing = mount_full_cache(growfs, tmp_path, 2)
     for path, tried in zip(missing, tries.values(), strict=False):
         tried.touch()
         with ThreadPoolExecutor() as threads:
