@@ -305,7 +305,8 @@ class Machine(RuleBasedStateMachine):
         try:
             listing = reader.process.list(directory)
         except OSError as error:
-            if error.errno != errno.ENOENT or any(path.startswith(f"{directory}/") for path in self.catalog):
+            below = [path for path in self.catalog if path.startswith(f"{directory}/")]
+            if error.errno != errno.ENOENT or not all(map(self._may_go, below)):
                 raise
             return {}
         self._check_listing(reader, directory, listing)
