@@ -1,4 +1,7 @@
-"""Runs the model for a given time, with other examples each time: python -m tests.model MINUTES [SEED]."""
+"""Runs the model for a given time, with other examples each time: python -m tests.model MINUTES [SEED [MACHINE]].
+
+MACHINE: InProcess, Passthrough or Libfuse.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.model import test_model
 from tests.model.machine import figures
-from tests.model.test_model import InProcessMachine
 
 EXAMPLES = 20
 STEPS = 50
@@ -20,6 +23,7 @@ STEPS = 50
 def main() -> None:
     minutes = float(sys.argv[1])
     number = int(sys.argv[2]) if len(sys.argv) > 2 else int(time.time())
+    machine = vars(test_model)[f"{sys.argv[3] if len(sys.argv) > 3 else 'InProcess'}Machine"]
     logging.disable(logging.CRITICAL)
     began = time.monotonic()
     checks = settings(
@@ -32,7 +36,7 @@ def main() -> None:
                 f"\rseed {number}: {', '.join(f'{count:,} {name}' for name, count in sorted(figures.items()))}", end=""
             )
             try:
-                run_state_machine_as_test(seed(number)(InProcessMachine), settings=checks)
+                run_state_machine_as_test(seed(number)(machine), settings=checks)
             except FlakyStrategyDefinition:  # the timing of threads decides what a step finds; it is no fault
                 figures["examples that do not repeat"] += 1
             number += 1
