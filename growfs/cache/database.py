@@ -44,6 +44,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spare = Spare(path.with_name("spare"))
+        self.refusal: sqlite3.DatabaseError | None = None
         disk.make_overwritable(path.with_name(f"{path.name}-shm"))  # SQLite and all readers map it
         self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
         self._writer.execute("PRAGMA journal_mode = WAL")
@@ -119,10 +120,12 @@ class Database:
         try:
             with transaction(self._writer):
                 result = function(self._writer)
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
+            self.refusal = error
             if str(error) == disk.DATABASE_FULL:
                 self.spare.give_up()
             raise
+        self.refusal = None
         self.spare.make()
         return result
 

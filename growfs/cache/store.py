@@ -233,6 +233,11 @@ class Store:
         self.evicted_bytes += freed
         return freed
 
+    @property
+    def refusal(self) -> Exception | None:
+        """Why the disk refused the last write to the catalog; None if it did not."""
+        return self._db.refusal
+
     def drop_files(self, changes: Changes) -> None:
         """Remove the cached files that left the catalog. Called on the writing thread, after the commit."""
         self._publisher.drop(changes)

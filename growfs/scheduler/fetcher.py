@@ -192,7 +192,7 @@ class Fetcher:
             if download.disk_full:
                 raise download.disk_full
             if download.no_space_since is not None:
-                raise no_room(path, download.need)
+                raise self._no_room(download)
             why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
             raise TimedOut(f"{path}: not fetched within {self.miss_timeout_s:g} s{why}")
         if download.error:
@@ -240,7 +240,7 @@ class Fetcher:
             self._no_space.append(download)
             self._no_space_added.notify()
         else:
-            self._fail(download, no_room(download.path, download.need))
+            self._fail(download, self._no_room(download))
         return False
 
     async def _may_wait_for_space(self, download: Download) -> bool:
@@ -288,6 +288,15 @@ class Fetcher:
         self._no_space.append(download)
         self._no_space_added.notify()
         return True
+
+    def _no_room(self, download: Download) -> GrowfsError:
+        """The error for a file for which nothing may be evicted, or for which the disk refuses to."""
+        if refusal := self._store.refusal:
+            return disk.cannot_write(refusal)
+        return NoRoom(
+            f"{download.path}: no room for {download.need} bytes; all that is cached is open, pinned or its"
+            " directory's last file; raise --cache-size"
+        )
 
     def _unreserve(self, download: Download) -> None:
         if download.reserved is not None:
@@ -438,14 +447,6 @@ class Fetcher:
 def too_large(path: str) -> TooLarge:
     """The error for a file that would not fit even into an empty cache."""
     return TooLarge(f"{path}: larger than the whole cache; raise --cache-size")
-
-
-def no_room(path: str, size: int) -> NoRoom:
-    """The error for a file for which nothing may be evicted."""
-    return NoRoom(
-        f"{path}: no room for {size} bytes; all that is cached is open, pinned or its directory's last file;"
-        " raise --cache-size"
-    )
 
 
 class TimedOut(GrowfsError):

@@ -95,6 +95,8 @@ class Prefetcher:
         free, files = disk.room(store.folder)
         if not files:
             return [f"{store.folder}: its disk has no more files (inodes), so the cache cannot grow; see mkfs -i"]
+        if free > store.min_free + store.wanted_bytes:
+            return []
         return [
             f"{store.folder}: its disk has {format_size(free)} free, of which --min-free keeps"
             f" {format_size(store.min_free)}, so the cache cannot grow to its size of {format_size(store.limit_bytes)};"

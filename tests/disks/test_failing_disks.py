@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -229,3 +230,44 @@ def test_what_a_disk_could_not_write_is_dropped_before_it_is_read_back(
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         read_all(growfs, tree)
         growfs.umount()
+
+
+@pytest.fixture(scope="session")
+def failing_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library whose calls on files fail as a file says: of programs that preload it."""
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("there is no C compiler")
+    library = tmp_path_factory.mktemp("failing_disk") / "failing_disk.so"
+    run(compiler, "-shared", "-fPIC", "-o", library, Path(__file__).with_name("failing_disk.c"), "-ldl")
+    return library
+
+
+@pytest.mark.promise(3, 28, 29)
+def test_a_disk_that_fails_below_python_fails_misses_at_most(
+    growfs: Growfs, failing_disk: Path, tmp_path: Path
+) -> None:
+    """Here it is SQLite and the C library that meet the errors, in the daemon, its workers and commands."""
+    control = tmp_path / "control"
+    growfs.env |= {"LD_PRELOAD": str(failing_disk), "FAILING_DISK": str(control)}
+    growfs.starts_python = True
+    tree = make_tree(tmp_path / "remote", directories=1, files=12)
+    growfs.mount(tmp_path / "remote", "--cache-size", "60kB", "--rotation", "never", "--miss-timeout", "0.3s")
+    until(lambda: growfs.status()["state"] == "held")
+    for calls, part, why in (
+        ("write", "catalog.sqlite", "cannot be written (disk I/O error); check its disk"),
+        ("write", "partial", "cannot be written ([Errno 5] Input/output error); check its disk"),
+        ("read", "catalog.sqlite", "catalog.sqlite: disk I/O error; look at the cache's disk (dmesg)"),
+    ):
+        missing = sorted(set(tree) - files_below(growfs.cache / "files"))
+        control.write_text(f"{calls} {part}\n")
+        assert error_of((growfs.mountpoint / missing[0]).read_bytes) == errno.EIO
+        assert why in growfs.log()
+        if calls == "write":
+            for path in files_below(growfs.cache / "files"):
+                assert (growfs.mountpoint / path).read_bytes() == tree[path], "what is cached can be read"
+        control.unlink()
+        until(lambda missing=missing: error_of((growfs.mountpoint / missing[0]).read_bytes) is None)  # type: ignore[misc]
+        for path in tree:
+            assert (growfs.mountpoint / path).read_bytes() == tree[path], "it goes on when the disk is well"
+    growfs.run("verify", growfs.mountpoint)
