@@ -237,6 +237,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
             nursery.start_soon(_keep_durable, components.store)
             for service in components.running:
                 nursery.start_soon(_keep_running, service, components.start)
+            await trio.lowlevel.checkpoint()  # all of them run before the first request comes
             await _progress_until(components, launcher, components.start.is_anything_listed)
             components.engine.mount(mount)
             nursery.start_soon(_serve, components.engine, nursery.cancel_scope)

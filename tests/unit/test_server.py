@@ -1,0 +1,58 @@
+"""The order in which the parts of a daemon begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from growfs.daemon.server import _run
+from growfs.fuse.mounting import MountSpec
+
+SERVICES = 5
+STARTS = 20
+"""trio runs in a random order what may run at the same time."""
+
+
+class Daemon:
+    """The components of a daemon whose remote is known from before, so that nothing waits for a listing."""
+
+    def __init__(self) -> None:
+        self.running = [self] * SERVICES
+        self.engine = self.start = self.status = self.usage = self.history = self.store = self.database = self
+        self.began = 0
+        self.began_before_serving: int | None = None
+        self.passed = True
+
+    async def run(self) -> None:
+        self.began += 1
+        await trio.sleep_forever()
+
+    async def serve(self) -> None:
+        self.began_before_serving = self.began
+
+    async def is_anything_listed(self) -> bool:
+        return True
+
+    is_possible = is_anything_listed
+
+    async def ready(self, *_: object) -> None:
+        await trio.sleep_forever()
+
+    def mount(self, _: object) -> None:
+        pass
+
+    unmount = save_now = stop = close = lambda self: None
+
+
+@pytest.mark.promise(3)
+def test_all_services_run_before_the_first_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.daemon.server.raise_read_ahead", lambda _: None)
+    for _ in range(STARTS):
+        daemon = Daemon()
+        mount = MountSpec(Path("/mnt"), Path("/cache"), allow_other=False)
+        trio.run(_run, lambda daemon=daemon: cast(Any, daemon), mount, cast(Any, SimpleNamespace()))
+        assert daemon.began_before_serving == SERVICES
