@@ -23,6 +23,7 @@ class Remote(TypedDict):
     directories: int
     listed: bool
     listing: bool
+    listing_silent_s: float | None
 
 
 class Cache(TypedDict):

@@ -57,9 +57,10 @@ class Enough:
         return int(status["ready"]), 1
 
     def is_there(self, status: dict[str, Any]) -> bool:
-        """Whether that is cached. A share is of all files, which are known once the listing is complete."""
+        """Whether that is cached. A share is of all files, which are known where no listing is under way."""
         done, wanted = self.progress(status)
-        return done >= wanted and (self.share is None or status["remote"]["listed"])
+        remote = status["remote"]
+        return done >= wanted and (self.share is None or (remote["listed"] and not remote["listing"]))
 
 
 def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> dict[str, Any]:
@@ -71,7 +72,8 @@ def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> dict[s
             bar.show(moving(now), *enough.progress(now))
             if enough.is_there(now):
                 return now
-            if now["state"] in ("held", "complete") and not enough.is_start:
+            is_over = now["state"] in ("held", "complete") and not now["remote"]["listing"]
+            if is_over and not enough.is_start:
                 raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:
                 raise GrowfsError(f"{mountpoint}: timed out after {timeout}: {brief(now)}; {state_text(now)}")

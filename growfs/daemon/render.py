@@ -21,7 +21,7 @@ def lines(status: dict[str, Any]) -> list[tuple[str, str]]:
     share = cache["files"] / remote["files"] if remote["files"] else 0.0
     known = "" if remote["listed"] else " so far"
     shown = [
-        ("remote", f"{status['url']}: {files(remote['files'])}, {_size(remote['bytes'])}{known}"),
+        ("remote", f"{status['url']}: {files(remote['files'])}, {_size(remote['bytes'])}{known}{silence(remote)}"),
         ("mounted", f"{status['mountpoint']} by pid {status['pid']}, {engine(status)}"),
         ("state", state_text(status)),
         (
@@ -106,9 +106,15 @@ def state_text(status: dict[str, Any]) -> str:
 
 
 def moving(status: dict[str, Any]) -> str:
-    """As `brief`, with the download rate, or what is waited for."""
+    """As `brief`, with the download rate, and what is waited for."""
     now = state_text(status) if status["state"] == "waiting" else f"{_size(status['fetch']['bytes_per_s'])}/s"
-    return f"{brief(status)}, {now}"
+    return f"{brief(status)}, {now}{silence(status['remote'])}"
+
+
+def silence(remote: dict[str, Any]) -> str:
+    """That a listing is slow, for the end of a line; empty if it is not."""
+    silent_s = remote["listing_silent_s"]
+    return "" if silent_s is None else f"; the listing is slow: no page of it has come for {_duration(silent_s)}"
 
 
 def brief(status: dict[str, Any]) -> str:

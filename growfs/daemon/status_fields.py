@@ -76,6 +76,11 @@ FIELDS = (
     StatusField("remote.directories", "directories of the remote", "gauge"),
     StatusField("remote.listed", "whether the listing of the remote is complete", "gauge"),
     StatusField("remote.listing", "whether the remote is being listed now", "gauge"),
+    StatusField(
+        "remote.listing_silent_s",
+        "time since the server sent a page of a listing that is slow; null: it is not slow",
+        "gauge",
+    ),
     StatusField("cache.files", "cached files", "gauge"),
     StatusField("cache.bytes", "disk space of the cached files", "gauge"),
     StatusField("cache.content_bytes", "sum of the sizes of the cached files", "gauge"),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import trio
+from humanfriendly import format_timespan
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
@@ -21,7 +22,7 @@ from growfs.errors import Failure, GrowfsError, RemoteBusy, RemoteMissing, Unrea
 from growfs.remote.protocol import RemoteFile
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage, may_be_outage
-from growfs.workers.messages import ListRemote
+from growfs.workers.messages import ListRemote, ServerSilent
 from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ SPACE_PAUSE_S = 0.2
 class CatalogSync:
     """Owns the state of the listing.
 
-    complete: a listing was finished, in this run or an earlier one. failure: that of the last listing. progressed:
+    complete: a listing was finished, in this run or an earlier one. listing_now: one is under way, or begins in a
+    moment. failure: that of the last listing. progressed:
     notified after each page. changed: notified when a listing has altered what a pass must draw; file_changed: when a
     fetch has found a file changed. removed: notified of files and versions that are gone. updates: new versions of
     resident files, by the id of the old one, for VersionUpdater to fetch; updating: the ids of those that it is
@@ -58,7 +60,8 @@ class CatalogSync:
     ) -> None:
         self.is_endless = is_endless
         self.complete = catalog.listing > 0
-        self.listing_now = False
+        self.listing_now = True
+        self._silent_s: float | None = None
         self.failure: Failure | None = None
         self.progressed = Signal[[]]()
         self.changed = Signal[[]]()
@@ -79,14 +82,16 @@ class CatalogSync:
     async def run(self) -> None:
         """List now, and again at every interval (0: never again), or soon after a listing that failed."""
         while True:
+            self.listing_now = True
             try:
                 await self._list()
             except (GrowfsError, sqlite3.DatabaseError) as failure:
                 error = failure if isinstance(failure, GrowfsError) else GrowfsError(f"the catalog: {failure}")
                 self._fail(error)
+            self.listing_now = False
             await self._pause()
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, float | None]:
         """What the listing found, as `remote` in status.json has it."""
         return {
             "files": self._catalog.files,
@@ -94,6 +99,7 @@ class CatalogSync:
             "directories": self._catalog.directories,
             "listed": self.complete,
             "listing": self.listing_now,
+            "listing_silent_s": self._silent_s,
         }
 
     def set_interval(self, every_s: float) -> None:
@@ -140,31 +146,46 @@ class CatalogSync:
             return
         self.file_changed.notify()
 
+    def _note_silence(self, silent_s: float) -> None:
+        if self._silent_s is None:
+            log.warning(
+                "the listing of %s is slow: its server has sent no page of it for %s;"
+                " it is waited for, and requested again; a manifest needs no listing",
+                self._workers.url,
+                format_timespan(round(silent_s)),
+            )
+        self._silent_s = silent_s
+
     async def _list(self) -> None:
         listing = self._catalog.listing + 1
         altered = 0
         why = ""
 
-        async def apply(part: ListingDiff) -> None:
+        async def apply(part: ListingDiff | ServerSilent) -> None:
             nonlocal altered, why
+            if isinstance(part, ServerSilent):
+                self._note_silence(part.silent_s)
+                return
+            self._silent_s = None
             altered += len(part.new) + len(part.changed) + len(part.gone)
             for skip in part.skipped:
                 why = f"; {skip.path} was skipped: {skip.reason}"
             await self._apply(part)
 
         channel = self._workers.spawn()
-        self.listing_now, self._retry_due = True, False
+        self._retry_due = False
         try:
             files = await channel.call(ListRemote(self._catalog.file, listing, self._extent()), apply)
         except WorkerSilent:
+            silent_s = max(STALL_S, self._silent_s or 0)
             raise RemoteBusy(
-                f"{self._workers.url}: its server has not answered the listing for {STALL_S:g} s;"
+                f"{self._workers.url}: its server has not answered the listing for {silent_s:.0f} s;"
                 " check the network and --endpoint-url"
             ) from None
         except WorkerLost:
             raise GrowfsError("the process that lists the remote died; see the log") from None
         finally:
-            self.listing_now = False
+            self._silent_s = None
             await channel.aclose()
         if files == 0 and self._catalog.files == 0:
             raise RemoteMissing(f"{self._workers.url}: there are no files; check the URL, --include and --exclude{why}")

@@ -64,7 +64,9 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ListRemote:
-    """List the remote and compare it with the catalog. The answers are ListingDiff ..., then Done(number of files).
+    """List the remote and compare it with the catalog.
+
+    The answers are ListingDiff or ServerSilent ..., then Done(number of files).
 
     extent: how many files to list, if the remote has no end.
     """
@@ -89,6 +91,13 @@ class MakeOrder:
 @dataclass(frozen=True, slots=True)
 class StillWorking:
     """A heartbeat during a long request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSilent:
+    """From a worker that lists: it has waited for the next page of the listing for so long."""
+
+    silent_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from growfs.rotation.draw_order import Candidate, Pass, draw_order
 from growfs.rotation.turnover import plan_generation
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
+from growfs.workers.heartbeat import ListingHeartbeat
 from growfs.workers.messages import (
     Done,
     Failed,
@@ -57,11 +58,6 @@ from growfs.workers.process import lower_priority
 GONE_PER_MESSAGE = 1000
 HEARTBEAT_FILES = 100_000
 """While a worker computes an order, it sends a heartbeat after this many files: every few seconds on a busy machine."""
-HEARTBEAT_S = 20.0
-"""How often a worker that lists sends a heartbeat, if it has computed for COMPUTED_S_MIN seconds since the last one."""
-COMPUTED_S_MIN = 0.005
-"""Reading a page of names takes more, waiting for a server less."""
-
 Send = Callable[[Any], None]
 
 
@@ -169,11 +165,12 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
 
 
 def _list(remote: Remote, request: ListRemote, send: Send) -> int:
-    threading.Thread(target=_send_heartbeats, args=(send,), daemon=True).start()
+    heartbeat = ListingHeartbeat(send)
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
     for page in remote.pages():
+        heartbeat.heard_at = time.monotonic()
         new, changed = comparison.compare(page.files)
         files += len(page.files)
         send(ListingDiff(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.duplicates))
@@ -243,16 +240,6 @@ def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidat
         bytes = unknown if size is None else size
         frozen, done, late = bool(pinned & FROZEN), drawn >= pass_.number, drawn == -pass_.number
         yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
-
-
-def _send_heartbeats(send: Send) -> None:
-    """Send a heartbeat while this process computes: the library may read a million names before it returns a page."""
-    computed_s = time.process_time()
-    while True:
-        time.sleep(HEARTBEAT_S)
-        if time.process_time() - computed_s > COMPUTED_S_MIN:
-            send(StillWorking())
-        computed_s = time.process_time()
 
 
 def _with_heartbeats(files: Iterable[Candidate], send: Send) -> Iterator[Candidate]:

@@ -287,9 +287,8 @@ def test_an_incomplete_response_fails_without_a_retry(
     target: int,
     sent: bytes,
     ends: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "TIMEOUTS", Timeouts(5, 1 if ends == "silence" else 30))
+    connection.timeouts = Timeouts(5, 0.2 if ends == "silence" else 30)
 
     def answer(client: socket.socket, _: int) -> bool:
         client.sendall(sent)
@@ -327,9 +326,9 @@ def test_a_kept_connection_that_the_server_closed_is_reopened_once(
 
 
 def test_a_kept_connection_that_falls_silent_is_not_retried(
-    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
+    server: Server, connection: Connection, target: int
 ) -> None:
-    monkeypatch.setattr(module, "TIMEOUTS", Timeouts(5, 1))
+    connection.timeouts = Timeouts(5, 0.2)
     assert get(connection, server.url, target) == BODY
     server.answer = lambda *_: server.gate.wait()
     with pytest.raises(ConnectionFailed, match="silent"):

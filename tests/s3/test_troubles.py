@@ -13,10 +13,12 @@ from uuid import uuid4
 
 import pytest
 
+from growfs.daemon.render import render
 from growfs.fuse.mounting import mounted_at
 from growfs.remote.wrappers.retry import TRIES_MAX
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
-from tests.s3.proxy import Fault, Request, proxy_to, s3_error, truncate
+from tests.s3.proxy import Fault, Request, proxy_to, s3_error, stall, truncate
 from tests.servers import S3Server
 
 
@@ -174,6 +176,58 @@ def test_files_are_served_from_the_first_page_of_a_listing_on(growfs: Growfs, rc
         assert growfs.status()["remote"]["files"] == 2500
         assert (growfs.mountpoint / "02499").read_bytes() == b"02499", "a file of the last page is served"
         assert len([request for request in proxy.requests if request.is_listing]) == 3
+
+
+SHORT_PAGES = """
+from growfs.remote.stores.s3 import store
+store.PAGE_FILES_MAX = 2
+"""
+SLOW_PAGES = f"""
+{SHORT_PAGES}
+from growfs.workers import heartbeat
+store.TIMEOUTS = store.TIMEOUTS.__class__(5, 0.2)
+heartbeat.EVERY_S = 0.1
+"""
+
+
+@pytest.mark.promise(16)
+def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
+    growfs: Growfs, moto: S3Server, prefix: str
+) -> None:
+    """As minutes for a page, in small: a request that is repeated starts the server's work anew."""
+    url = put(moto, prefix, "a", "b", "c", "d")
+    growfs.env[SETUP_VARIABLE] = SLOW_PAGES
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = lambda request: stall(0.35, before_head=True) if request.is_later_page else None
+        growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
+        slow = until(lambda: (status := growfs.status())["remote"]["listing_silent_s"] and status)
+        assert "2 files, 2 bytes so far; the listing is slow: no page of it has come for " in render(slow)
+        growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
+        status = growfs.status()
+        assert (status["cache"]["files"], status["remote"]["files"]) == (4, 4)
+        assert len([request for request in proxy.requests if request.is_later_page]) <= 4
+    assert (status["remote"]["listing_silent_s"], status["last_error"]) == (None, None)
+    assert growfs.log().count(f"the listing of {url} is slow: its server has sent no page of it for ") == 1
+
+
+@pytest.mark.promise(16)
+def test_waiting_for_all_files_includes_those_of_a_listing_under_way(
+    growfs: Growfs, moto: S3Server, prefix: str
+) -> None:
+    """Of the first listing, and of that of a mount whose catalog is from an earlier one."""
+    url = put(moto, prefix, "a", "b", "c")
+    growfs.env[SETUP_VARIABLE] = SHORT_PAGES
+    with proxy_to(moto.endpoint_url) as proxy:
+        for name in ("d", "e"):
+            moto.put(f"{prefix}/{name}", b"new")
+            proxy.hold(lambda request: request.is_later_page)
+            growfs.mount(url, "--endpoint-url", proxy.url, "--wait-files", "2")
+            done = growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "0.3s", check=False)
+            assert "timed out after 0.3s" in done.stderr
+            proxy.release()
+            growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
+            assert growfs.status()["cache"]["files"] == (4 if name == "d" else 5)
+            growfs.umount()
 
 
 @pytest.mark.promise(7, 15)

@@ -27,7 +27,14 @@ STATUS: dict[str, Any] = {
     "peers": None,
     "rotation": "auto",
     "generation": 3,
-    "remote": {"files": 1000, "bytes": 10**10, "directories": 4, "listed": True, "listing": False},
+    "remote": {
+        "files": 1000,
+        "bytes": 10**10,
+        "directories": 4,
+        "listed": True,
+        "listing": False,
+        "listing_silent_s": None,
+    },
     "cache": {
         "files": 250,
         "bytes": 3 * 10**9,

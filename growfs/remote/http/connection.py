@@ -18,7 +18,7 @@ import ssl
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 WRITE_BYTES = 1 << 20
@@ -40,10 +40,14 @@ _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Whole seconds, for connecting, and for each read and write."""
+    """Seconds for connecting, and for each read and write."""
 
-    connect_s: int
-    read_s: int
+    connect_s: float
+    read_s: float
+
+    def doubled(self) -> Timeouts:
+        """With twice as long for each read."""
+        return replace(self, read_s=2 * self.read_s)
 
 
 TIMEOUTS = Timeouts(connect_s=5, read_s=30)
@@ -97,13 +101,16 @@ class _ServerClosed(Exception):
 
 
 class Connection:
-    """Opened at the first request and kept from file to file; opened again for a request to another server."""
+    """Opened at the first request and kept from file to file; opened again for a request to another server.
+
+    timeouts: from the next time on that it is opened.
+    """
 
     def __init__(
         self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context, timeouts: Timeouts | None = None
     ) -> None:
         self._tls = tls
-        self._timeouts = timeouts or TIMEOUTS
+        self.timeouts = timeouts or TIMEOUTS
         self._origin = ("", "")
         self._socket: socket.socket | None = None
         self._keeps = False  # the last response was read to its end, and another may follow
@@ -128,7 +135,7 @@ class Connection:
                 if self._interrupted:
                     raise ConnectionFailed("interrupted")
                 self.close()
-            self._socket, self._origin = _connect(request, self._tls, self._timeouts), request.origin
+            self._socket, self._origin = _connect(request, self._tls, self.timeouts), request.origin
             return self._send(self._socket, request, head)
 
     def _send(self, line: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
@@ -365,8 +372,13 @@ def _with_kernel_timeout(line: socket.socket, timeouts: Timeouts) -> socket.sock
     """Have the kernel time out reads and writes: Python's own timeout costs a poll(2) for each read."""
     line.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", timeouts.read_s, 0))
+        line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *_timeval(timeouts.read_s)))
     return line
+
+
+def _timeval(seconds: float) -> tuple[int, int]:
+    whole = int(seconds)
+    return whole, int((seconds - whole) * 1e6)
 
 
 @contextmanager

@@ -43,6 +43,8 @@ from growfs.remote.stores.walk import Entry
 
 FOLDERS_PARALLEL_MAX = 16
 LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
+PAGE_READ_S = 300
+"""How long a library that lists waits for a page: a server may need minutes. Those of gs and http do so too."""
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 
 AZURE_ACCOUNT = ("account_name", "connection_string")
@@ -332,6 +334,12 @@ class FsspecRemote:
             raise UsageError(
                 f"{clean(self.spec.url, self._secrets)}: needs its server: --storage-option base_url=https://host/dav/"
             )
+        if self.store == "webdav":
+            options.setdefault(
+                "timeout", (TIMEOUTS.connect_s, PAGE_READ_S, PAGE_READ_S, TIMEOUTS.connect_s)
+            )  # of httpx
+        if self.store == "az":
+            options.setdefault("read_timeout", PAGE_READ_S)
         if self.store == "webdav" and isinstance(options.get("auth"), list):
             options["auth"] = tuple(options["auth"])  # as JSON, it is a list
         if self.spec.anon:

@@ -24,7 +24,15 @@ from typing import Any
 from growfs.errors import BucketMissing, RemoteBusy, RemoteDenied, RemoteError, RemoteMissing, UsageError
 from growfs.remote.errors import translate
 from growfs.remote.http.checksum import expected_checksum
-from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import (
+    TIMEOUTS,
+    Connection,
+    ConnectionFailed,
+    ConnectionTimedOut,
+    FallBack,
+    Headers,
+    HttpRequest,
+)
 from growfs.remote.http.download import FALLBACKS_MAX, ChecksumMismatch, HttpError
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
@@ -71,6 +79,7 @@ class S3Remote(FsspecRemote):
         self._signer: Signer | None = None
         self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
         self._listing_fallbacks = 0
+        self._page_timeouts = TIMEOUTS  # longer after each that was too short: a server may need minutes for a page
         self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
         self._has_served = False
         self._renewed_at = -math.inf
@@ -152,9 +161,13 @@ class S3Remote(FsspecRemote):
         elif key_range.after:
             parameters["StartAfter"] = prefix + key_range.after
         if self._listing_fallbacks < FALLBACKS_MAX:
+            connection.timeouts = self._page_timeouts
             try:
                 return listing.get(connection, self._page_request(parameters), prefix)
             except (HttpError, ConnectionFailed) as error:
+                if isinstance(error, ConnectionTimedOut):
+                    longer = connection.timeouts.doubled()
+                    self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
                 raise translate(error, self._url(), self.store, self._secrets) from None
             except FallBack:
                 self._listing_fallbacks += 1
