@@ -190,15 +190,16 @@ def _probe(remote: Remote, request: Probe, makes_files: bool) -> None:
     try:
         for file in request.files:
             try:
-                if makes_files or not file.size:
+                if makes_files or file.size is None:
                     remote.stat(file.path, file.version)
-                else:
-                    remote.fetch(FetchTask(file, request.target, byte_range=ByteRange(0, 1)))
+                else:  # by GET: a response to HEAD has no body, which says why access is denied
+                    byte_range = ByteRange(0, 1) if file.size else None
+                    remote.fetch(FetchTask(file, request.target, byte_range=byte_range))
                 return
             except RemoteBusy:
                 raise
             except RemoteDenied as error:
-                denied = error
+                denied = denied or error
             except RemoteError:  # that is an answer, too
                 return
     finally:

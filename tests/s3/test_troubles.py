@@ -140,6 +140,28 @@ def test_an_outage_in_the_middle_of_filling_is_waited_out(
     assert "the remote answers again" in (growfs.mountpoint / ".growfs/log").read_text()
 
 
+@pytest.mark.long
+@pytest.mark.promise(14)
+def test_a_probe_says_that_credentials_have_expired(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+    """Also where the outage began for another reason, and the files are empty: a response to HEAD has no reason."""
+    url = put(moto, prefix, "a")
+    moto.put(f"{prefix}/empty", b"")
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import outage; outage.PAUSE_S_MIN = 0.1"
+    with proxy_to(moto.endpoint_url) as proxy:
+        growfs.mount(url, "--endpoint-url", proxy.url, "--include", "empty", "--refresh", "0.2s")
+        proxy.is_away = True
+        assert "cannot reach the server" in until(lambda: growfs.status()["outage"])["why"]
+        proxy.fault = lambda _: s3_error(403, "ExpiredToken")
+        proxy.is_away = False
+        until(lambda: "cannot reach the server" not in (growfs.status()["outage"] or {"why": ""})["why"])
+        for _ in range(2):
+            tries = proxy.received
+            until(lambda: proxy.received > tries + 1)
+            assert "the credentials are wrong or have expired" in growfs.status()["outage"]["why"]
+        proxy.fault = lambda _: None
+        until(lambda: growfs.status()["outage"] is None)
+
+
 @pytest.mark.promise(16)
 def test_the_mount_stays_where_its_first_listing_fails_later(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
     growfs.env.update(rclone_s3.env)
