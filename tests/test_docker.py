@@ -86,7 +86,7 @@ PODS = [
     pytest.param(pod, manifests, id=name)
     for name, manifests in (OVERLAYS | EXAMPLES).items()
     for manifest in manifests
-    if (pod := pod_of(manifest)) and name != "monitored"  # has that of node
+    if (pod := pod_of(manifest)) and name not in ("monitored", "peers")  # they have that of node
 ]
 
 
@@ -196,6 +196,28 @@ def test_alerts_and_dashboard_name_metrics_of_growfs(expression: str) -> None:
         assert selector.name in METRICS | {"up"}
         states = re.findall(r'\bstate=~?"([\w|]+)"', str(selector))
         assert {word for words in states for word in words.split("|")} <= {state.value for state in MountState}
+
+
+def test_the_nodes_find_one_another_by_a_headless_service() -> None:
+    (service,) = documents(KUBERNETES / "peers/service.yaml")
+    (daemonset,) = (manifest for manifest in OVERLAYS["peers"] if manifest["kind"] == "DaemonSet")
+    (patch,) = documents(KUBERNETES / "peers/daemonset.yaml")
+    assert patch["metadata"]["name"] == daemonset["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= daemonset["spec"]["template"]["metadata"]["labels"].items()
+    pod = patch["spec"]["template"]["spec"]
+    (container,), (changed,) = pod_of(daemonset)["containers"], pod["containers"]  # type: ignore[index]
+    assert changed["name"] == container["name"]
+    environment = {variable["name"]: variable.get("value", "") for variable in changed["env"]}
+    given = {name for name in environment if name.startswith("GROWFS_")}
+    assert given <= VARIABLES
+    (port,), (listening,) = service["spec"]["ports"], changed["ports"]
+    assert (port["targetPort"], port["port"]) == (listening["name"], listening["containerPort"])
+    name = service["metadata"]["name"]
+    assert Options.parse({"peers": environment["GROWFS_PEERS"]}).peers == (f"dns://{name}:{port['port']}",)
+    assert environment["GROWFS_PEER_ADDR"] == f"$(POD_IP):{port['port']}"
+    (mount,), (volume,) = changed["volumeMounts"], pod["volumes"]
+    assert environment["GROWFS_PEER_TOKEN_FILE"] == f"{mount['mountPath']}/token"
+    assert mount["name"] == volume["name"]
 
 
 def test_every_alert_has_a_test() -> None:

@@ -11,7 +11,7 @@ from string import Formatter
 from typing import Any
 
 from growfs.errors import UsageError
-from growfs.remote.names import join_address, redact, template_fields
+from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
 from growfs.rotation.draw_order import GROUP_FIELDS
 from growfs.units import size
@@ -153,8 +153,17 @@ def peer_addr(text: str) -> tuple[str, int]:
 
 
 def peers(text: str) -> tuple[str, ...]:
-    """The addresses of the nodes, HOST:PORT each, from a list of them."""
-    return tuple(dict.fromkeys(join_address(*peer_addr(address.strip())) for address in text.split(",")))
+    """The nodes, from a list: HOST:PORT each, or dns://NAME and dns://NAME:PORT for all addresses of a name."""
+    return tuple(dict.fromkeys(_peer(word.strip()) for word in text.split(",")))
+
+
+def _peer(text: str) -> str:
+    if not text.startswith(DNS_SCHEME):
+        return join_address(*peer_addr(text))
+    match = re.fullmatch(r"[\w.-]+(?::(\d{1,5}))?", text.removeprefix(DNS_SCHEME), re.ASCII)
+    if not match or not 0 < int(match[1] or 1) <= PORT_MAX:
+        raise UsageError(f"{text!r}: write it as dns://NAME or dns://NAME:PORT, such as dns://growfs.default.svc:7070")
+    return text
 
 
 def read_token(path: Path) -> str:

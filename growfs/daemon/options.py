@@ -98,7 +98,8 @@ class Options:
         None,
         peers,
         "HOST:PORT,...",
-        "The nodes that feed one another: each gets files from another one's cache where it can.",
+        "The nodes that feed one another: each gets files from another one's cache where it can. dns://NAME:PORT for"
+        " all addresses of a name.",
         live=True,
     )
     peer_addr: tuple[str, int] | None = option(

@@ -348,10 +348,10 @@ def _setters(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[
         cache.budget.limit = limit
         cache.store.space_freed.notify()
 
-    async def set_peers(addresses: tuple[str, ...]) -> None:
+    async def set_peers(sources: tuple[str, ...]) -> None:
         if scheduler.peers is None:
             raise GrowfsError("mounted without --peers; mount again with it")
-        scheduler.peers.set_addresses(addresses)
+        scheduler.peers.set_sources(sources)
 
     return {
         "peers": set_peers,

@@ -68,6 +68,10 @@ def template_fields(path: str) -> dict[str, str]:
     return {"stem": f"{parent}/{bare}" if parent else bare, "name": bare, "parent": parent, "suffix": suffix}
 
 
+DNS_SCHEME = "dns://"
+"""Before the name of nodes of which DNS has the addresses."""
+
+
 def join_address(host: str, port: int) -> str:
     """HOST:PORT; an IPv6 address has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -63,12 +63,11 @@ START = "peer_start"
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """addresses: of the nodes, HOST:PORT each. address: (host, port) at which this one serves. token: what it demands.
-
-    bytes_per_s: the most that they get together; 0: no limit.
+    """sources: who the nodes are: HOST:PORT, dns://NAME or dns://NAME:PORT, each. address: (host, port) at which this
+    one serves. token: what it demands. bytes_per_s: the most that they get together; 0: no limit.
     """
 
-    addresses: tuple[str, ...]
+    sources: tuple[str, ...]
     address: tuple[str, int]
     token: str = field(repr=False)
     bytes_per_s: float = 0.0
@@ -86,7 +85,7 @@ class Peers:
         store: Store,
         order: PassOrder,
     ) -> None:
-        self.addresses = settings.addresses
+        self.sources = settings.sources
         self._settings = settings
         self._workers = workers
         self._database = database
@@ -98,7 +97,7 @@ class Peers:
         self._out_of_order = BitMap64()
         self._channel: Channel | None = None
         self._sending = trio.Lock()
-        self._seen = PeersSeen(None, {}, {})
+        self._seen = PeersSeen(None, {}, {}, settings.sources)
         self._others: dict[str, Position] = {}
         self._follower: Position | None = None
         self._looked = Signal[[]]()
@@ -124,9 +123,9 @@ class Peers:
             "sent_bytes_total": self._sent_bytes,
         }
 
-    def set_addresses(self, addresses: tuple[str, ...]) -> None:
+    def set_sources(self, sources: tuple[str, ...]) -> None:
         """Have other nodes from now on."""
-        self.addresses = addresses
+        self.sources = sources
         self._due.set()
 
     async def run(self) -> None:
@@ -219,7 +218,7 @@ class Peers:
 
     def _names(self) -> set[str]:
         """The addresses of all nodes, with this one."""
-        return {*self.addresses, self._own_name()}
+        return {*self._seen.peers, self._own_name()}
 
     def _final_span(self) -> float:
         """The share of the files that this node will have in its cache."""
@@ -238,7 +237,8 @@ class Peers:
                 await self._handle(await channel.receive(), opened)
         finally:
             self._channel, self._is_serving = None, False
-            self._seen, self._others, self._follower = PeersSeen(None, {}, {}), {}, None
+            self._seen = PeersSeen(None, {}, {}, self._seen.peers)
+            self._others, self._follower = {}, None
             for id, count in opened.items():
                 for _ in range(count):
                     self._store.close_file(id)
@@ -249,7 +249,7 @@ class Peers:
         while True:
             self._due = trio.Event()
             with suppress(WorkerLost):  # which is noticed where messages are received
-                await self._send(Announce(self._position(), self.addresses))
+                await self._send(Announce(self._position(), self.sources))
             with trio.move_on_after(POLL_S):
                 await self._due.wait()
 

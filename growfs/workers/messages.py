@@ -206,9 +206,9 @@ class ServePeers:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """To the worker that serves peers: where this node is (None before it has begun), and the other nodes' addresses.
+    """To the worker that serves peers: where this node is (None before it has begun), and who the nodes are.
 
-    The answer is PeersSeen.
+    peers: HOST:PORT, or dns://NAME or dns://NAME:PORT, each. The answer is PeersSeen.
     """
 
     position: Position | None
@@ -219,12 +219,13 @@ class Announce:
 class PeersSeen:
     """Where the other nodes are, by address; None for one that has not begun. failed: why others do not answer.
 
-    own: the address that is this node's.
+    own: the address that is this node's. peers: the addresses of all nodes.
     """
 
     own: str | None
     positions: dict[str, Position | None]
     failed: dict[str, str]
+    peers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class PeerPoll:
         self._node = node
         self._headers = {"Authorization": authorization(token)}
         self._pool = ThreadPoolExecutor(THREADS)
-        self._seen = PeersSeen(None, {}, {})
+        self._seen = PeersSeen(None, {}, {}, ())
         self._next = 0
 
     def look(self, peers: Sequence[str], position: Position | None) -> PeersSeen:
@@ -47,6 +47,7 @@ class PeerPoll:
             own,
             {peer: seen[peer] for peer in peers if peer in seen},
             {peer: failed[peer] for peer in peers if peer in failed},
+            tuple(peers),
         )
         return self._seen
 

@@ -35,6 +35,7 @@ from growfs.remote.peers import (
 )
 from growfs.remote.rate_limits import TokenBucket
 from growfs.rotation.circle import Position
+from growfs.workers.membership import Members
 from growfs.workers.messages import Announce, CachedFile, CachedOpened, CloseCached, OpenCached, ServePeers
 from growfs.workers.peer_poll import PeerPoll
 
@@ -57,6 +58,7 @@ class PeerServer:
         self.bucket = TokenBucket(_Limit(request.bytes_per_s))
         self.node = request.node
         self.position: Position | None = None
+        self._members = Members(request.address[1])
         self._poll = PeerPoll(request.node, request.token)
         self._send = send
         self._numbers = itertools.count()
@@ -96,7 +98,7 @@ class PeerServer:
     def _look_around(self) -> None:
         while True:
             announced = self._announced.get()
-            self._send(self._poll.look(announced.peers, announced.position))
+            self._send(self._poll.look(self._members.addresses(announced.peers), announced.position))
 
 
 @dataclass(frozen=True, slots=True)

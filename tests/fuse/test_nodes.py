@@ -14,6 +14,7 @@ import pytest
 
 from growfs.daemon.status_fields import FIELDS
 from growfs.fuse.mounting import mounted_at, unmount
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
 
@@ -37,12 +38,14 @@ class Nodes:
         self.token = folder / "token"
         self.token.write_text("a secret\n")
 
-    def start(self, number: int, *flags: object, peers: str = "", token: Path | None = None) -> Growfs:
+    def start(
+        self, number: int, *flags: object, peers: str = "", token: Path | None = None, env: dict[str, str] | None = None
+    ) -> Growfs:
         folder = self._folder / f"node{number}"
         folder.mkdir()
         node = Growfs(folder)
         self.running.append(node)
-        node.env["GROWFS_ENGINE"] = self._engine
+        node.env |= {"GROWFS_ENGINE": self._engine, **(env or {})}
         address = self.addresses[number]
         peers = peers or ",".join(self.addresses)
         known = "--peers", peers, "--peer-addr", address, "--peer-token-file", token or self.token
@@ -173,6 +176,46 @@ def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
     missing = next(name for name in tree if name not in alone.names())
     assert (alone.mountpoint / missing).read_bytes() == tree[missing]
     assert f"the node {nodes.addresses[0]} does not answer" in alone.log()
+
+
+RESOLVER = """
+import pathlib, socket
+from growfs.workers import membership
+membership.LOOK_UP_S = 0.05
+def look_up(host, port):
+    assert host == "growfs.test"
+    if not (records := pathlib.Path({records!r}).read_text().split()):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return records
+membership.ip_addresses = look_up
+"""
+
+
+@pytest.mark.promise(46)
+def test_the_nodes_are_those_that_dns_knows(nodes: Nodes, tmp_path: Path) -> None:
+    tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
+    records, port = tmp_path / "records", nodes.addresses[0].rpartition(":")[2]
+    nodes.addresses = [f"127.0.0.{number}:{port}" for number in (1, 2, 3)]
+    first = nodes.start_with_all(0)
+    records.write_text("127.0.0.2")
+    alone = nodes.start(
+        1,
+        *("--cache-size", 3 * 12288, "--wait-files", "1"),
+        peers=f"dns://growfs.test:{port}",
+        env={SETUP_VARIABLE: RESOLVER.format(records=str(records))},
+    )
+    until(lambda: alone.status()["cache"]["files"] == 3)
+    assert (alone.status()["peers"]["nodes"], alone.status()["fetch"]["peer_bytes_total"]) == (1, 0)
+    records.write_text("127.0.0.1 127.0.0.2")
+    until(lambda: alone.status()["peers"]["answering"] == 1)
+    records.write_text("")
+    until(lambda: "growfs.test cannot be looked up: Name or service not known" in alone.log())
+    assert alone.status()["peers"]["nodes"] == 2, "the last list stays"
+    missing = next(name for name in tree if name not in alone.names())
+    assert (alone.mountpoint / missing).read_bytes() == tree[missing]
+    assert alone.status()["fetch"]["peer_bytes_total"] == SIZE
+    until(lambda: first.status()["peers"]["sent_bytes_total"] == SIZE)
+    assert alone.log().count("cannot be looked up") == 1
 
 
 def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp_path: Path) -> None:
