@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from growfs.daemon import job
 from growfs.errors import UsageError
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
@@ -18,9 +19,6 @@ from growfs.units import size
 
 PYTHON_SCHEME = "py:"
 """The prefix of a URL that is a Python function, which creates the files."""
-LAUNCHERS = (("GROUP_RANK", "GROUP_WORLD_SIZE"), ("SLURM_NODEID", "SLURM_NNODES"))
-"""Variables with the number of this node and the number of nodes, from torchrun (torch elastic) and Slurm's srun."""
-
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65535
 
@@ -55,13 +53,7 @@ def rotation(text: str) -> str:
 def partition(text: str) -> tuple[int, int]:
     """(number of this node, from 0; number of nodes), from I/N or the environment of the job."""
     if text == "auto":
-        shares = [f"{os.environ[i]}/{os.environ[n]}" for i, n in LAUNCHERS if i in os.environ and n in os.environ]
-        if not shares:
-            names = ", or ".join(" and ".join(pair) for pair in LAUNCHERS)
-            raise UsageError(
-                f"'auto' needs {names} in the environment (RANK counts GPUs, not nodes); or write it as 0/8"
-            )
-        text = shares[0]
+        text = job.share()
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise UsageError(f"{text!r} is not a shard; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
@@ -153,7 +145,12 @@ def peer_addr(text: str) -> tuple[str, int]:
 
 
 def peers(text: str) -> tuple[str, ...]:
-    """The nodes, from a list: HOST:PORT each, or dns://NAME and dns://NAME:PORT for all addresses of a name."""
+    """The nodes, from a list: HOST:PORT each, or dns://NAME and dns://NAME:PORT for all addresses of a name.
+
+    From `auto`: the names of the job's nodes, without a port.
+    """
+    if text == "auto":
+        return job.hosts()
     return tuple(dict.fromkeys(_peer(word.strip()) for word in text.split(",")))
 
 

@@ -92,14 +92,14 @@ class Options:
         None,
         partition,
         "I/N",
-        "Prefetch only shard I of N (one per node). auto reads torchrun's or Slurm's environment.",
+        "Prefetch only shard I of N (one per node). auto reads the environment of torchrun, Slurm or Open MPI.",
     )
     peers: tuple[str, ...] | None = option(
         None,
         peers,
         "HOST:PORT,...",
         "The nodes that feed one another: each gets files from another one's cache where it can. dns://NAME:PORT for"
-        " all addresses of a name.",
+        " all addresses of a name; auto: the nodes of the Slurm job.",
         live=True,
     )
     peer_addr: tuple[str, int] | None = option(

@@ -41,7 +41,7 @@ class Members:
         self._sources: dict[str, Source] = {}
 
     def addresses(self, sources: Sequence[str]) -> tuple[str, ...]:
-        """The addresses of all nodes, HOST:PORT each. sources: HOST:PORT, or the URL of a name, each."""
+        """The addresses of all nodes, HOST:PORT each. sources: HOST, HOST:PORT, or the URL of a name, each."""
         for url in set(self._sources) - set(sources):
             self._sources.pop(url).close()
         for source in sources:
@@ -50,7 +50,9 @@ class Members:
         return tuple(dict.fromkeys(address for source in sources for address in self._sources[source].addresses()))
 
     def _source(self, text: str) -> Source:
-        return DnsName(text, self._port, self._look_up) if text.startswith(DNS_SCHEME) else OneAddress(text)
+        if text.startswith(DNS_SCHEME):
+            return DnsName(text, self._port, self._look_up)
+        return OneAddress(text if ":" in text else join_address(text, self._port))
 
 
 class OneAddress:

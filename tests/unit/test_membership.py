@@ -42,6 +42,7 @@ def test_a_name_stands_for_all_its_addresses_as_they_change() -> None:
     until(lambda: members.addresses(both) == ("10.0.0.9:7072", "10.0.0.3:7070"))
     assert Members(7071, server.look_up).addresses(["dns://growfs.test"]) == ("10.0.0.3:7071",)
     assert members.addresses(["10.0.0.9:7072"]) == ("10.0.0.9:7072",), "a name that is no source any more"
+    assert members.addresses(["node1", "node2"]) == ("node1:7071", "node2:7071")
 
 
 def test_the_last_list_stays_while_look_ups_fail(caplog: pytest.LogCaptureFixture) -> None:

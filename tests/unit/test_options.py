@@ -12,14 +12,15 @@ from click.testing import CliRunner
 
 from growfs import cli
 from growfs.daemon import launch
+from growfs.daemon.job import OPEN_MPI, OPEN_MPI_LOCAL, SLURM, SLURM_NODES, TORCHRUN
 from growfs.daemon.option_parsers import (
-    LAUNCHERS,
     CacheSize,
     absolute,
     cache_size,
     group,
     metrics_addr,
     partition,
+    peers,
     rotation,
     storage_option,
 )
@@ -159,7 +160,8 @@ def test_metrics_are_served_on_loopback_unless_another_address_is_written(text: 
     assert metrics_addr(text) == address
 
 
-LAUNCHED = [name for pair in LAUNCHERS for name in pair]
+LAUNCHED = [*TORCHRUN, *SLURM, *OPEN_MPI, OPEN_MPI_LOCAL, SLURM_NODES]
+MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "6"}
 
 
 @pytest.mark.promise(26)
@@ -170,6 +172,8 @@ LAUNCHED = [name for pair in LAUNCHERS for name in pair]
         ({"SLURM_NODEID": "0", "SLURM_NNODES": "1"}, (0, 1)),
         ({"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (2, 4)),
         ({"GROUP_RANK": "2", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (5, 8)),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (1, 6)),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_NODEID": "5", "SLURM_NNODES": "8"}, (5, 8)),
     ],
 )
 def test_partition_auto_reads_the_environment_of_the_job(
@@ -195,6 +199,41 @@ def test_partition_auto_without_that_environment_is_refused(
     message = "'8/8' is not a shard" if len(environment) == 2 else "needs GROUP_RANK and GROUP_WORLD_SIZE"
     assert message in str(raised.value)
     assert "0/8" in str(raised.value)
+
+
+SCONTROL = """#!/bin/sh
+[ "$1 $2 $3" = "show hostnames node[1-2,7]" ] && printf 'node1\\nnode2\\nnode7\\n' && exit
+echo "Invalid hostlist: $3" >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "script", "expected"),
+    [
+        ("node[1-2,7]", SCONTROL, ("node1", "node2", "node7")),
+        ("node[", SCONTROL, "SLURM_JOB_NODELIST=node[: Invalid hostlist: node[; write the nodes"),
+        ("node[1-2,7]", "#!/bin/sh\n", "scontrol showed no name"),
+        ("node[1-2,7]", "#!/bin/sh\nexit 3\n", "scontrol ended with 3"),
+        ("node[1-2,7]", "", "there is no scontrol in PATH"),
+        ("", SCONTROL, "needs SLURM_JOB_NODELIST of Slurm"),
+    ],
+)
+def test_peers_auto_are_the_nodes_of_the_slurm_job(
+    nodes: str, script: str, expected: tuple[str, ...] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
+    monkeypatch.setenv("GROUP_RANK", "0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script:
+        (tmp_path / "scontrol").write_text(script)
+        (tmp_path / "scontrol").chmod(0o755)
+    if isinstance(expected, tuple):
+        assert peers("auto") == expected
+        return
+    with pytest.raises(UsageError) as raised:
+        peers("auto")
+    assert expected in str(raised.value)
 
 
 def test_no_wait_contradicts_wait_files() -> None:
