@@ -399,6 +399,7 @@ def release(mountpoint: Path) -> None:
 @click.option("--read-rate", metavar="RATE", required=True, help="Rate at which the training loop reads.")
 @click.option("--turnover", metavar="F", default="20%", help="Fraction of the cache that each epoch replaces. [20%]")
 @click.option("--epochs", metavar="N", default="50", help="Number of epochs; each reads all listed files once. [50]")
+@click.option("--nodes", metavar="N", default="1", help="Number of nodes that feed one another (--peers). [1]")
 @click.option("--draw", metavar="FILE", type=click.Path(path_type=Path), help="Plot the result to a PNG or SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
@@ -414,10 +415,15 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
     found = planning.simulate_policies(workload)
     if draw:
         draw_it(found, draw)
+    nodes = planning.of_nodes(workload, found[0]) if workload.nodes > 1 else None
     if as_json:
-        click.echo(json.dumps([asdict(row) for row in found], indent=1))
+        rows = [asdict(row) for row in found]
+        click.echo(json.dumps({"policies": rows, "nodes": asdict(nodes)} if nodes else rows, indent=1))
         return
-    Console(width=None if sys.stdout.isatty() else 120).print(planning.table(workload, found))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(planning.table(workload, found))
+    if nodes:
+        console.print(planning.nodes_table(nodes))
     for line in planning.advice(workload, found[0]):
         click.echo(line)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from growfs.errors import UsageError
 from growfs.simulation.cache import POLICIES, File, MountSettings
+from growfs.simulation.nodes import NodesResult, simulate_nodes
 from growfs.simulation.simulator import Simulation
 from growfs.units import count, fraction_of, positive, rate, size
 
@@ -37,7 +38,7 @@ TITLES = {"growfs": "growfs", "lru": "LRU", "fifo": "FIFO", "random": "random", 
 class Workload:
     """The data set, cache, link and training run to simulate. bandwidth, read_rate: bytes per second.
 
-    turnover: a share of the cache.
+    turnover: a share of the cache. nodes: how many train so, and feed one another.
     """
 
     data_bytes: int
@@ -47,6 +48,7 @@ class Workload:
     read_rate: float
     turnover: float = 0.2
     epochs: int = 50
+    nodes: int = 1
 
     @classmethod
     def parse(cls, given: dict[str, str | None]) -> Workload:
@@ -69,6 +71,7 @@ class Workload:
             read_rate=_parsed(given, "--read-rate", rate),
             turnover=_parsed(given, "--turnover", fraction_of),
             epochs=_parsed(given, "--epochs", positive),
+            nodes=_parsed(given, "--nodes", positive),
         )
 
 
@@ -180,6 +183,31 @@ def _all_seen_days(points: list[Point], half: Point) -> float | None:
 def simulate_policies(workload: Workload) -> list[PolicyResult]:
     """The results of all policies."""
     return [simulate_policy(workload, policy) for policy in POLICIES]
+
+
+def of_nodes(workload: Workload, found: PolicyResult) -> NodesResult:
+    """What all nodes read. found: the result of one of them, to which it is the same where its files come from."""
+    return simulate_nodes(workload.nodes, workload.data_bytes, workload.cache_bytes, found.all_seen_days)
+
+
+def nodes_table(found: NodesResult) -> Table:
+    """The printed table: what comes from the remote and from other nodes."""
+    days = found.all_seen_days
+    columns = Table(
+        "all nodes together",
+        "from the remote",
+        "from other nodes",
+        title=f"{found.nodes:,} nodes, each with this cache and link",
+        caption=f"each has seen {SEEN:.0%} after: {'never' if days is None else timespan(days)}",
+    )
+    for name, remote, peers in (
+        ("first pass, with --peers", found.first_remote_bytes, found.first_peer_bytes),
+        ("each later pass", found.later_remote_bytes, found.later_peer_bytes),
+        ("first pass, without --peers", found.first_alone_bytes, 0),
+        ("each later pass", found.later_alone_bytes, 0),
+    ):
+        columns.add_row(name, str(format_size(remote)), str(format_size(peers)))
+    return columns
 
 
 def table(workload: Workload, found: list[PolicyResult]) -> Table:

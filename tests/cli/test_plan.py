@@ -93,6 +93,31 @@ def test_policies_that_evict_files_in_use_make_readers_wait(growfs: Growfs) -> N
     assert rows["growfs"]["seen"] == 1
 
 
+@pytest.mark.parametrize(
+    ("nodes", "cache", "first", "later"), [(8, "200GB", 1, 0), (1000, "2GB", 1, 0), (4, "40GB", 1, 1), (4, "2TB", 1, 0)]
+)
+def test_nodes_that_feed_one_another_read_the_bucket_about_once(
+    growfs: Growfs, nodes: int, cache: str, first: float, later: float
+) -> None:
+    arguments = (*SMALL[:3], "5000", "--epochs", "2", "--cache-size", cache, *SMALL[8:], *READ, "--nodes", str(nodes))
+    answer = json.loads(growfs.run("plan", *arguments, "--json").stdout)
+    found = answer["nodes"]
+    assert found["first_remote_bytes"] == pytest.approx(first * 1e12, rel=0.3, abs=5e10)
+    assert found["later_remote_bytes"] == pytest.approx(later * 1e12, rel=0.3, abs=5e10)
+    assert found["first_remote_bytes"] + found["first_peer_bytes"] == found["first_alone_bytes"] == nodes * 10**12
+    assert found["all_seen_days"] == answer["policies"][0]["all_seen_days"]
+
+
+def test_the_plan_of_nodes_is_printed(growfs: Growfs) -> None:
+    output = growfs.run("plan", *TINY, "--nodes", "8").stdout
+    assert "8 nodes, each with this cache and link" in output
+    assert "each has seen 99% after: " in output
+    (line,) = (line for line in output.splitlines() if "first pass, without" in line)
+    assert "8 TB" in line
+    assert "nodes" not in growfs.run("plan", *TINY).stdout
+    assert_refused(growfs.run("plan", *TINY, "--nodes", "0", check=False), "plan: --nodes", exit_code=2)
+
+
 def test_data_that_fits_the_cache_is_all_seen(growfs: Growfs) -> None:
     sizes = ("--data-size", "1TB", "--file-size", "1GB", "--cache-size", "2TB")
     arguments = (*sizes, "--bandwidth", "1GB/s", *READ, "--epochs", "20")

@@ -2,68 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-
 import pytest
 
-from growfs.rotation.circle import Position, awaits, first_place, follower, holders
+from growfs.rotation.circle import Position, first_place
 from growfs.rotation.draw_order import Pass, draw_key
-
-FILES = 400
-PATIENCE = 200
-"""Steps that a node waits at most."""
-
-
-@dataclass
-class Node:
-    """A node that draws FILES files around the circle, one each step, and keeps `room` of them."""
-
-    start: float
-    room: int
-    drawn: int = 0
-    kept: deque[int] = field(default_factory=deque)
-    fetched: int = 0
-    waits: int = 0
-    waited: int = 0
-
-    @property
-    def position(self) -> Position:
-        head = (round(self.start * FILES) + self.drawn - 1) % FILES / FILES if self.drawn else self.start
-        return Position(self.start, head, len(self.kept) / FILES)
-
-    def step(self, others: list[Node]) -> None:
-        """Draw the next file from another node, or the remote, unless what has to go for it is awaited."""
-        positions = {str(number): other.position for number, other in enumerate(others)}
-        own = self.position
-        if len(self.kept) >= self.room:
-            behind = follower(own, list(positions.values()))
-            is_awaited = behind is not None and awaits(behind, self.kept[0] / FILES, own)
-            self.waits = self.waits + 1 if is_awaited else 0
-            if 0 < self.waits <= PATIENCE:
-                self.waited += 1
-                return
-            self.kept.popleft()
-        file = (round(self.start * FILES) + self.drawn) % FILES
-        having = holders(file / FILES, own.head, positions, 2)
-        self.fetched += not any(file in others[int(name)].kept for name in having)
-        self.kept.append(file)
-        self.drawn += 1
-
-
-def walk(nodes: list[Node], files: int, speeds: list[int] | None = None) -> float:
-    """Go on until each node drew so many files, by `speeds` each round; how often the remote was read meanwhile."""
-    before = sum(node.fetched for node in nodes)
-    ends = [node.drawn + files for node in nodes]
-    while any(node.drawn < end for node, end in zip(nodes, ends, strict=True)):
-        for node, speed in zip(nodes, speeds or [1] * len(nodes), strict=True):
-            for _ in range(speed):
-                node.step([other for other in nodes if other is not node])
-    return (sum(node.fetched for node in nodes) - before) / FILES
-
-
-def cluster(count: int, share: float) -> list[Node]:
-    return [Node(first_place(rank, count, share, []), round(share * FILES)) for rank in range(count)]
+from growfs.simulation.nodes import FILES, PATIENCE, Node, cluster, walk
 
 
 @pytest.mark.parametrize(("count", "share"), [(4, 0.3), (3, 0.5), (2, 1.0), (16, 0.1)])
