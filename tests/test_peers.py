@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.peers import page
+from tools.peers.cases import CASES, LARGER
 from tools.peers.results import FILE, Results
 from tools.peers.trainer import samples_of
 
@@ -50,8 +50,10 @@ def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tools.bench", "peers", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "benchmarks.json").read_text())["runs"]
-    assert {run["peer"] for run in runs} == {"growfs", "rclone mount"}
-    assert all(len(run["figures"]["epochs"]) == 2 for run in runs)
+    results = Results.load(tmp_path / "benchmarks.json")
+    assert not results.left_out
+    for case in CASES:
+        assert {"growfs", "rclone mount"} <= set(results.named(case))
+    assert all(len(run["figures"]["epochs"]) == 2 for run in results.runs if run["case"] == LARGER)
     assert "--quick" in (tmp_path / "benchmarks.md").read_text()
     assert "<svg" in (tmp_path / "side-by-side.html").read_text()

@@ -43,7 +43,7 @@ from growfs.scheduler.prefetch import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import visible_entries
-from growfs.workers import worker
+from growfs.workers import heartbeat, worker
 from growfs.workers.messages import ListRemote, MakeOrder, StillWorking
 from tests.remote.fake_remote import FakeRemote
 from tests.unit.local_cache import LocalCache, file, open_local_cache
@@ -557,7 +557,7 @@ async def test_a_worker_sends_heartbeats_while_a_listing_computes(
 ) -> None:
     """A library may read a million names before it returns the first page."""
     cache = open_local_cache(tmp_path)
-    monkeypatch.setattr(worker, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.05)
     sent: list[object] = []
 
     class Computing(FakeRemote):

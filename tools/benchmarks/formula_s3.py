@@ -2,8 +2,8 @@
 
 `python -m tools.benchmarks.formula_s3 KEYS SIZE DELAY_S PER_DIRECTORY` serves the bucket 'formula' on loopback, prints
 its URL, and runs until it is terminated. Each listing page is delayed by DELAY_S. With 1000 keys per directory, key
-number n is d{n // 1000}/f{n % 1000}.bin; keys sort as their numbers do. It supports ListObjectsV2, HEAD and GET, and
-ignores credentials.
+number n is d{n // 1000}/f{n % 1000}.bin; keys sort as their numbers do. It supports ListObjectsV2 (with the delimiter
+/), HEAD and GET, and ignores credentials.
 """
 
 from __future__ import annotations
@@ -53,16 +53,20 @@ class Formula(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if url.path.strip("/").count("/"):
             self._object(body=True)
-        else:
-            self._list({name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()})
-
-    def _list(self, query: dict[str, str]) -> None:
+            return
+        query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
         prefix = query.get("prefix", "")
         after = query.get("continuation-token") or query.get("start-after", "")
+        if query.get("delimiter") == "/" and "/" not in prefix:
+            self._list_directories(prefix, after)
+        else:
+            self._list_keys(prefix, after, min(PAGE_KEYS_MAX, int(query.get("max-keys") or PAGE_KEYS_MAX)))
+
+    def _list_keys(self, prefix: str, after: str, count_max: int) -> None:
         numbers, key = range(self.keys), self._key
         start = bisect.bisect_left(numbers, prefix, key=key)
         start = max(start, bisect.bisect_right(numbers, after, key=key) if after else 0)
-        end = min(self.keys, start + min(PAGE_KEYS_MAX, int(query.get("max-keys") or PAGE_KEYS_MAX)))
+        end = min(self.keys, start + count_max)
         while end > start and not key(end - 1).startswith(prefix):
             end -= 1
         more = end < self.keys and end > start and key(end).startswith(prefix)
@@ -72,15 +76,28 @@ class Formula(BaseHTTPRequestHandler):
             f"<ETag>{etag(number)}</ETag><Size>{self.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for number in range(start, end)
         )
-        token = f"<NextContinuationToken>{key(end - 1)}</NextContinuationToken>" if more else ""
+        self._answer_page(prefix, end - start, key(end - 1) if more else "", contents)
+
+    def _list_directories(self, prefix: str, after: str) -> None:
+        count = -(-self.keys // self.per_directory)
+        names = (self._key(number * self.per_directory).partition("/")[0] + "/" for number in range(count))
+        left = [name for name in names if name.startswith(prefix) and name > after]
+        page = left[:PAGE_KEYS_MAX]
+        time.sleep(self.delay_s)
+        contents = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in page)
+        self._answer_page(prefix, len(page), page[-1] if len(left) > len(page) else "", contents)
+
+    def _answer_page(self, prefix: str, count: int, next: str, contents: str) -> None:
+        """next: the last name of the page where there are more; else empty."""
+        token = f"<NextContinuationToken>{next}</NextContinuationToken>" if next else ""
         self._answer(
             200,
             (
                 '<?xml version="1.0" encoding="UTF-8"?>'
                 '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-                f"<Name>formula</Name><Prefix>{prefix}</Prefix><KeyCount>{end - start}</KeyCount>"
-                f"<MaxKeys>{PAGE_KEYS_MAX}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{token}{contents}"
-                "</ListBucketResult>"
+                f"<Name>formula</Name><Prefix>{prefix}</Prefix><KeyCount>{count}</KeyCount>"
+                f"<MaxKeys>{PAGE_KEYS_MAX}</MaxKeys><IsTruncated>{str(bool(next)).lower()}</IsTruncated>{token}"
+                f"{contents}</ListBucketResult>"
             ).encode(),
         )
 

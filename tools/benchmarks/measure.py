@@ -124,11 +124,16 @@ def need_modules(*modules: str) -> None:
 
 
 def make_file(path: Path, mib: int) -> None:
-    """Write random bytes: no holes, and nothing to compress."""
+    """Write random bytes: no holes, and nothing to compress. The file seems to be a minute old.
+
+    Where a server sends no ETags, what has just changed has no version that lasts (RFC 9110, 8.8.2.2), and growfs
+    fetches it as a whole.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for _ in range(mib):
             file.write(os.urandom(1 << 20))
+    os.utime(path, (time.time() - 60,) * 2)
 
 
 def run(command: Sequence[object], **variables: object) -> str:

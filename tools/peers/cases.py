@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tools.benchmarks.measure import BenchError, run, temporary_folder
-from tools.benchmarks.servers import rclone_server
+from tools.benchmarks.formula_s3 import PER_DIRECTORY
+from tools.benchmarks.measure import BenchError, make_file, run, temporary_folder
+from tools.benchmarks.recipe_data import images
+from tools.benchmarks.servers import formula_server, rclone_server
 from tools.peers.environment import Environment
 from tools.peers.peer import BUCKET, Peer
 from tools.peers.results import Results
-from tools.peers.training import Link, Training, train
+from tools.peers.training import Link, Reading, Training, beside, look_up, read, train
 
 CACHES = (0.1, 0.35, 0.65)
 """Sizes of the cache, as shares of the data set."""
@@ -47,8 +49,8 @@ def attempt(setting: Setting, case: str, peer: Peer, name: str, measured: Callab
 
 @contextmanager
 def bucket(folder: Path, sizes: Sequence[int]) -> Iterator[tuple[str, Path]]:
-    """A server with the data set of data.py: (its endpoint, the bucket as a folder)."""
-    if not (folder / "remote").exists():
+    """A server with the data set of data.py, if it has a size: (its endpoint, the bucket as a folder)."""
+    if sizes:
         data = Path(__file__).with_name("data.py")
         run([Environment.python(), data, folder / "remote" / BUCKET, *sizes], **Environment.variables())
     with rclone_server(folder / "remote", folder / "server.log", hashes=False, etags=ETAGS) as server:
@@ -90,7 +92,129 @@ def larger_than_cache(setting: Setting) -> None:
                             setting, LARGER, peer, name,
                             lambda folder: train(peer, endpoint, plain, link, training, folder),  # noqa: B023
                         )  # fmt: skip
-    shutil.rmtree(setting.folder / "remote")
 
 
-CASES: dict[str, Callable[[Setting], None]] = {LARGER: larger_than_cache}
+# 2. Cold start.
+
+COLD = "cold-start"
+LINKS = (Link(0.05, 5_000_000), Link(0.02, 20_000_000), Link(0.005, 100_000_000))
+
+
+def cold_start(setting: Setting) -> None:
+    """The first batch, from an empty cache, at three links."""
+    sizes = {"samples": 400, "sample_bytes": 102_400, "per_shard": 10, "batch": 20, "epochs": 0}
+    setting.results.cases[COLD] = sizes
+    cache_bytes = sizes["samples"] * sizes["sample_bytes"] * 35 // 100
+    with bucket(setting.folder, [400, 102_400, 10]) as (endpoint, plain):
+        for _ in range(setting.rounds):
+            for link in LINKS[1:2] if setting.quick else LINKS:
+                for peer in setting.peers:
+                    training = Training(**sizes, ingest=INGEST_FACTOR * link.rate, cache_bytes=cache_bytes)
+                    attempt(
+                        setting, COLD, peer, str(link),
+                        lambda folder: train(peer, endpoint, plain, link, training, folder),  # noqa: B023
+                    )  # fmt: skip
+
+
+# 3. and 4. Small files, and reads of what is cached.
+
+IMAGES, WARM = "small-files", "warm-reads"
+NEAR = Link(0.01, 50_000_000)
+FAST = Link(0.0, 2_000_000_000)
+PASSES = 3
+
+
+def small_files(setting: Setting) -> None:
+    """Directories of JPEGs of 110 kB, decoded by 2 and by 8 processes, until all were seen and once more."""
+    classes, each = (2, 20) if setting.quick else (10, 130)
+    setting.results.cases[IMAGES] = {"classes": classes, "each": each, **asdict(NEAR)}
+    images(setting.folder / "remote" / BUCKET / "images", classes, each)
+    work = Reading(classes * each, classes * each * 250_000, decodes=True, passes=1)
+    with bucket(setting.folder, ()) as (endpoint, plain):
+        for _ in range(setting.rounds):
+            for processes in (2,) if setting.quick else (2, 8):
+                for peer in (peer for peer in setting.peers if peer.source == "files"):
+                    attempt(
+                        setting, IMAGES, peer, f"{processes} processes",
+                        lambda folder: read(
+                            peer, endpoint, plain, NEAR, replace(work, processes=processes), folder, "images"  # noqa: B023
+                        ),
+                    )  # fmt: skip
+
+
+def warm_reads(setting: Setting) -> None:
+    """Files that are cached, read by one thread: shards and small files, through the peer and from its cache."""
+    counts = {"shards": 4, "images": 40} if setting.quick else {"shards": 16, "images": 1300}
+    setting.results.cases[WARM] = {**counts, "shard_bytes": SHARD_BYTES}
+    images(setting.folder / "remote" / BUCKET / "images", 10, counts["images"] // 10)
+    for number in range(counts["shards"]):
+        make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", SHARD_BYTES >> 20)
+    with bucket(setting.folder, ()) as (endpoint, plain):
+        for _ in range(setting.rounds):
+            for prefix, files in counts.items():
+                size = SHARD_BYTES if prefix == "shards" else 250_000
+                work = Reading(files, 2 * files * size, passes=PASSES)
+                for peer in (peer for peer in setting.peers if peer.source == "files"):
+                    for at in ("folder", "cached") if peer.name == "growfs" else ("folder",):
+                        attempt(
+                            setting, WARM, peer, f"{prefix}, {at}",
+                            lambda folder: read(peer, endpoint, plain, FAST, work, folder, prefix, at),  # noqa: B023
+                        )  # fmt: skip
+
+
+SHARD_BYTES = 64 << 20
+
+
+# 5. What a job loses while a peer fills.
+
+BESIDE = "beside-filling"
+FILLED = Link(0.01, 100_000_000)
+
+
+def beside_filling(setting: Setting) -> None:
+    """A job that needs all cores, alone and while caches fill at the link's rate."""
+    shards, cores = 4 if setting.quick else 20, os.cpu_count() or 1
+    setting.results.cases[BESIDE] = {"processes": cores, **asdict(FILLED)}
+    for number in range(shards):
+        make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", SHARD_BYTES >> 20)
+    work = Reading(shards, 2 * shards * SHARD_BYTES, processes=cores)
+    with bucket(setting.folder, ()) as (endpoint, plain):
+        for _ in range(setting.rounds):
+            for peer in (peer for peer in setting.peers if peer.source == "files" and peer.name != "local disk"):
+                attempt(
+                    setting, BESIDE, peer, "shards",
+                    lambda folder: beside(peer, endpoint, plain, FILLED, work, folder, "shards"),  # noqa: B023
+                )  # fmt: skip
+
+
+# 6. The catalog.
+
+CATALOG = "catalog"
+KEYS = (10_000, 100_000, 1_000_000)
+KEY_BYTES = 1000
+
+
+def catalog(setting: Setting) -> None:
+    """Buckets of many keys in directories of a thousand: time to a name, and memory."""
+    setting.results.cases[CATALOG] = {"per_directory": PER_DIRECTORY}
+    for keys in KEYS[:1] if setting.quick else KEYS:
+        with formula_server(keys, KEY_BYTES, setting.folder / "formula.log") as endpoint:
+            for _ in range(setting.rounds):
+                for peer in (peer for peer in setting.peers if peer.source == "files" and peer.has_cache):
+                    attempt(
+                        setting, CATALOG, peer, f"{keys:,} keys",
+                        lambda folder: look_up(peer, endpoint, keys, folder, CATALOG_CACHE),  # noqa: B023
+                    )  # fmt: skip
+
+
+CATALOG_CACHE = 64 << 20
+
+
+CASES: dict[str, Callable[[Setting], None]] = {
+    LARGER: larger_than_cache,
+    COLD: cold_start,
+    IMAGES: small_files,
+    WARM: warm_reads,
+    BESIDE: beside_filling,
+    CATALOG: catalog,
+}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tools.benchmarks.servers import s5cmd_binary
 from tools.peers.environment import PACKAGES, Environment
-from tools.peers.peer import BUCKET, Peer, Remote, Room
+from tools.peers.peer import Peer, Remote, Room
 
 
 class Library(Peer):
@@ -34,7 +34,7 @@ class Library(Peer):
         """Nothing has to be started."""
         yield {
             "endpoint": remote.endpoint,
-            "bucket": BUCKET,
+            "bucket": remote.bucket,
             "shards": remote.shards,
             "cache_dir": str(room.folder / "cache"),
             "cache_bytes": room.cache_bytes,

@@ -14,7 +14,7 @@ from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError, run, wa
 from tools.benchmarks.mounts import RCLONE_TUNED, mounted
 from tools.benchmarks.servers import rclone_binary, running, s5cmd_binary
 from tools.peers.environment import Environment
-from tools.peers.peer import BUCKET, Peer, Remote, Room
+from tools.peers.peer import Peer, Remote, Room
 
 
 class Growfs(Peer):
@@ -23,6 +23,7 @@ class Growfs(Peer):
     name = "growfs"
     about = "lists what is local, and rotates it"
     documents = "README.md"
+    fills_by_itself = True
     note = "trains on each fetched file several times, so it sees fewer different samples in an epoch"
 
     def version(self) -> str:
@@ -41,7 +42,7 @@ class Growfs(Peer):
     def running(self, remote: Remote, room: Room, prefix: str = "shards") -> Iterator[dict[str, Any]]:
         """A mount that returns when training can start."""
         flags = ["--endpoint-url", remote.endpoint, "--cache-size", room.cache_bytes, "--refresh", 0]
-        url = f"s3://{BUCKET}/{prefix}"
+        url = f"s3://{remote.bucket}/{prefix}"
         with mounted(url, room.folder, *flags, start=lambda words: run(room.group.command(words))) as mount:
             yield {"folder": str(mount.mountpoint), "cached": str(mount.files)}
 
@@ -105,7 +106,7 @@ class Rclone(Peer):
         """rclone in the foreground."""
         mountpoint = room.folder / "mnt"
         mountpoint.mkdir()
-        source = f":s3,provider=Other,env_auth,endpoint='{remote.endpoint}':{BUCKET}/{prefix}"
+        source = f":s3,provider=Other,env_auth,endpoint='{remote.endpoint}':{remote.bucket}/{prefix}"
         cache = room.folder / "cache"
         command = [rclone_binary(), "mount", source, mountpoint, "--config", os.devnull, "--cache-dir", cache]
         command += [f"--{name}={value}" for name, value in self._flags(f"{room.cache_bytes}B").items()]
@@ -154,7 +155,7 @@ class S3fs(Peer):
         size = room.cache_bytes + (self.FREE_MB << 20)
         run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", cache])
         try:
-            command = ["s3fs", f"{BUCKET}:/{prefix}", mountpoint, "-f", "-o", flags]
+            command = ["s3fs", f"{remote.bucket}:/{prefix}", mountpoint, "-f", "-o", flags]
             with foreground(command, mountpoint, room):
                 yield {"folder": str(mountpoint), "cached": str(cache)}
         finally:
@@ -192,7 +193,7 @@ class Fsspec(Peer):
         """A Python that serves the mount."""
         mountpoint = room.folder / "mnt"
         mountpoint.mkdir()
-        command = [Environment.python(), "-c", self.SCRIPT, remote.endpoint, f"{BUCKET}/{prefix}/", mountpoint]
+        command = [Environment.python(), "-c", self.SCRIPT, remote.endpoint, f"{remote.bucket}/{prefix}/", mountpoint]
         with foreground(command, mountpoint, room):
             yield {"folder": str(mountpoint)}
 
@@ -203,6 +204,7 @@ class DownloadFirst(Peer):
     name = "s5cmd, then train"
     about = "copies everything first"
     documents = "https://github.com/peak/s5cmd"
+    fills_by_itself = True
     has_cache = False
     note = "needs room for all the data, and trains on nothing until it is there"
 
@@ -223,7 +225,7 @@ class DownloadFirst(Peer):
         """Return when everything is copied."""
         target = room.folder / "copy"
         command = [s5cmd_binary(), "--log", "error", "--endpoint-url", remote.endpoint]
-        run(room.group.command([*command, "cp", f"s3://{BUCKET}/{prefix}/*", f"{target}/"]))
+        run(room.group.command([*command, "cp", f"s3://{remote.bucket}/{prefix}/*", f"{target}/"]))
         yield {"folder": str(target)}
 
 

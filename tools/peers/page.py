@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tools.peers.cases import CACHES, LARGER
+from tools.peers.cases import BESIDE, CACHES, CATALOG, COLD, IMAGES, LARGER, WARM
 from tools.peers.results import Results, spread
 
 README = Path(__file__).parents[2] / "README.md"
@@ -163,6 +164,123 @@ def ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], figure: Call
     return median(map(figure, ours)) / median(map(figure, theirs))
 
 
+# 2. to 6.
+
+Column = tuple[str, Callable[[dict[str, Any]], float], str]
+"""Of a table: its head, what it shows of a run, and how."""
+
+
+def plain_table(results: Results, case: str, setting: str, columns: list[Column]) -> str:
+    """A table with a row for each peer and setting. setting: what the settings are."""
+    rows = [
+        [peer, name, *(spread([show(one) for one in found], form) for _, show, form in columns)]
+        for name in results.settings(case)
+        for peer in results.named(case)
+        if (found := results.of(case, peer, name))
+    ]
+    return table(["", setting, *(head for head, _, _ in columns)], rows) + "\n"
+
+
+def cold(results: Results) -> Iterator[str]:
+    """The section of case 2."""
+    sizes = results.cases[COLD]
+    yield "## Cold start\n\n"
+    yield (
+        f"Seconds until the first batch of {sizes['batch']} samples, from an empty cache; the data set has"
+        f" {sizes['samples'] * sizes['sample_bytes'] / 1e6:.0f} MB in shards of"
+        f" {sizes['per_shard'] * sizes['sample_bytes'] / 1e6:.1f} MB. The imports of the training program are over when"
+        " the clock starts. growfs's mount command returns when training can start, which is after a shard of each"
+        " directory is whole; the others mount first and fetch when the program asks.\n\n"
+    )
+    links = results.settings(COLD)
+    rows = [
+        [
+            peer,
+            *(spread([one["first_batch_s"] for one in results.of(COLD, peer, link)] or [math.nan]) for link in links),
+        ]
+        for peer in results.named(COLD)
+    ]
+    yield table(["", *links], rows) + "\n"
+
+
+def small(results: Results) -> Iterator[str]:
+    """The section of case 3."""
+    sizes = results.cases[IMAGES]
+    yield "## Small files\n\n"
+    yield (
+        f"{sizes['classes'] * sizes['each']:,} JPEGs of 110 kB in {sizes['classes']} directories, as ImageNet has them,"
+        f" behind a link of {sizes['rate'] / 1e6:.0f} MB/s with a round trip of {sizes['rtt_s'] * 1000:.0f} ms. The"
+        " loader's processes decode them, which takes most of the time once they are local. The cache has room for all."
+        " Seconds from the start until every image was trained on once, and images a second after that.\n\n"
+    )
+    columns: list[Column] = [
+        ("all seen after, s", lambda one: one["all_seen_s"], "{:.1f}"),
+        ("then images/s", lambda one: one["passes"][-1]["files_per_s"], "{:,.0f}"),
+        ("daemon, MB", lambda one: one["daemon_mb"], "{:.0f}"),
+    ]
+    yield plain_table(results, IMAGES, "loader", columns)
+
+
+def warm(results: Results) -> Iterator[str]:
+    """The section of case 4."""
+    sizes = results.cases[WARM]
+    yield "## Warm reads\n\n"
+    yield (
+        f"Files that are cached, and in memory, read whole by one thread of Python: {sizes['shards']} shards of"
+        f" {sizes['shard_bytes'] / 1e6:.0f} MB, and {sizes['images']:,} files of 110 kB. The second row of growfs reads"
+        " the files of its cache directly, without the mount, so that what their layout costs is told apart from what"
+        " the mount costs.\n\n"
+    )
+
+    def best(name: str) -> Callable[[dict[str, Any]], float]:
+        return lambda one: max(float(each[name]) for each in one["passes"])
+
+    columns: list[Column] = [
+        ("GB/s", lambda one: best("bytes_per_s")(one) / 1e9, "{:.2f}"),
+        ("files/s", best("files_per_s"), "{:,.0f}"),
+    ]
+    text = plain_table(results, WARM, "what", columns)
+    yield text.replace(", folder |", " |").replace(", cached |", ", its cache |")
+
+
+def beside(results: Results) -> Iterator[str]:
+    """The section of case 5."""
+    sizes = results.cases[BESIDE]
+    yield "## What a job loses while a cache fills\n\n"
+    yield (
+        f"A job of {sizes['processes']} processes that decodes images from memory and needs all cores, alone and while"
+        f" the cache fills over a link of {sizes['rate'] / 1e6:.0f} MB/s. The store and the link run on the same cores,"
+        " and take a share of what is lost; it is the same for all.\n\n"
+    )
+    columns: list[Column] = [
+        ("alone, images/s", lambda one: one["alone_per_s"], "{:,.0f}"),
+        ("beside, of that", lambda one: one["beside_per_s"] / one["alone_per_s"], "{:.0%}"),
+        ("filled, MB/s", lambda one: one["bytes_per_s"] / 1e6, "{:.0f}"),
+    ]
+    yield plain_table(results, BESIDE, "what", columns)
+
+
+def keys(results: Results) -> Iterator[str]:
+    """The section of case 6."""
+    yield "## The catalog\n\n"
+    yield (
+        f"A bucket of so many keys, in directories of {results.cases[CATALOG]['per_directory']:,}: seconds until a name"
+        " can be opened after the start, milliseconds until another one is found, and the memory of the daemon. growfs"
+        " lists the whole bucket first; the others list a directory when a name in it is asked for.\n\n"
+    )
+    columns: list[Column] = [
+        ("first name, s", lambda one: one["ready_s"], "{:.2f}"),
+        ("another one, ms", lambda one: one["other_ms"], "{:.2f}"),
+        ("daemon, MB", lambda one: one["daemon_mb"], "{:.0f}"),
+    ]
+    yield plain_table(results, CATALOG, "bucket", columns)
+
+
+SECTIONS: dict[str, Callable[[Results], Iterator[str]]] = {
+    COLD: cold, IMAGES: small, WARM: warm, BESIDE: beside, CATALOG: keys,
+}  # fmt: skip
+
+
 # Cost.
 
 LIST_PRICES = {"gets": 0.0004 / 1000, "lists": 0.005 / 1000, "bytes": 0.02 / 1e9}
@@ -231,7 +349,12 @@ def markdown(results: Results) -> str:
     if results.quick:
         parts.append("**This was `--quick`: it shows only that everything runs.**\n\n")
     if results.has(LARGER):
-        parts += [*larger(results), *cost(results)]
+        parts += larger(results)
+    for case, section in SECTIONS.items():
+        if results.has(case):
+            parts += section(results)
+    if results.has(LARGER):
+        parts += cost(results)
     parts += about(results)
     return "".join(parts)
 

@@ -16,11 +16,12 @@ BUCKET = "bucket"
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A bucket behind a link. plain: the same files as a folder of the local disk."""
+    """A bucket behind a link. plain: the same files as a folder of the local disk. bucket: its name."""
 
     endpoint: str
     plain: Path
-    shards: int
+    shards: int = 0
+    bucket: str = BUCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Peer(ABC):
 
     name: in the tables. about: what it is, in a few words. documents: where its flags for reads come from.
     has_cache: whether it has a cache whose size can be limited; without one, the size of the cache does not matter.
-    source: the one of trainer.py that reads with it.
+    fills_by_itself: whether it downloads without being read. source: the one of trainer.py that reads with it.
     """
 
     name: ClassVar[str]
@@ -45,6 +46,7 @@ class Peer(ABC):
     documents: ClassVar[str]
     source: ClassVar[str] = "files"
     has_cache: ClassVar[bool] = True
+    fills_by_itself: ClassVar[bool] = False
     note: ClassVar[str] = ""
 
     @abstractmethod

@@ -53,6 +53,10 @@ class Results:
         """Whether a case ran."""
         return any(run["case"] == case for run in self.runs)
 
+    def settings(self, case: str) -> list[str]:
+        """The settings that a case ran with, in the order of the runs."""
+        return list(dict.fromkeys(run["setting"] for run in self.runs if run["case"] == case))
+
     def named(self, case: str) -> list[str]:
         """The peers that ran a case, in the order of the tables."""
         ran = {run["peer"] for run in self.runs if run["case"] == case}

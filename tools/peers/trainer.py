@@ -10,6 +10,7 @@ epoch is as many samples as the data set has, whichever they are.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -222,15 +223,16 @@ def batches(spec: Spec) -> Iterator[list[int]]:
 def train(spec: Spec) -> None:
     """Run the epochs, and print what each was like."""
     source, seen, steps, began = batches(spec), set[int](), spec["samples"] // spec["batch"], spec["began"]
+    first = next(source)
+    say(first_batch_s=time.monotonic() - began)
+    source = itertools.chain([first], source)
     for epoch in range(1, spec["epochs"] + 1):
         seen_now: set[int] = set()
         wrong = 0
-        for step in range(steps):
+        for _ in range(steps):
             read = next(source)
             seen_now.update(number for number in read if number < spec["samples"])
             wrong += sum(number >= spec["samples"] for number in read)
-            if epoch == 1 and not step:
-                say(first_batch_s=time.monotonic() - began)
             time.sleep(spec["step_s"])
         seen |= seen_now
         now = time.monotonic()

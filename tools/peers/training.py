@@ -12,16 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 from tools.benchmarks.cgroup import Cgroup
+from tools.benchmarks.formula_s3 import key
 from tools.benchmarks.link_emulator import COUNTS
-from tools.benchmarks.measure import BenchError, environment
+from tools.benchmarks.measure import BenchError, environment, run, wait_until
 from tools.benchmarks.servers import behind_link
 from tools.peers.environment import Environment
 from tools.peers.peer import Peer, Remote, Room
 
-TRAINER = Path(__file__).with_name("trainer.py")
+TRAINER, EPOCHS, BURN = (Path(__file__).with_name(name) for name in ("trainer.py", "epochs.py", "burn.py"))
+BURN_S = 6
+LOOKUPS = 50
+LOOK_EVERY_S = 0.01
 RUN_S_MAX = 240.0
 """A peer that takes longer is stopped; the epochs that it finished count."""
 
@@ -32,6 +38,20 @@ class Link:
 
     rtt_s: float
     rate: int
+
+    def __str__(self) -> str:
+        return f"{self.rate / 1e6:.0f} MB/s, {self.rtt_s * 1000:.0f} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read. files: how many there are. decodes: whether as images. passes: after all were read."""
+
+    files: int
+    cache_bytes: int
+    decodes: bool = False
+    processes: int = 0
+    passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +88,7 @@ def train(peer: Peer, server: str, plain: Path, link: Link, training: Training, 
         behind_link(server, link.rtt_s, link.rate, folder / "link.log", counts) as near,
         Cgroup("-daemons") as daemons,
         Cgroup("-program") as programs,
-        program(peer, programs, folder / "trainer.log") as process,
+        program(peer.name, [TRAINER, peer.source], programs, folder / "trainer.log") as process,
     ):
         remote = Remote(near.endpoint, plain, training.samples // training.per_shard)
         room = Room(folder / "peer", training.cache_bytes, daemons)
@@ -89,10 +109,86 @@ def train(peer: Peer, server: str, plain: Path, link: Link, training: Training, 
             return {"first_batch_s": first_s, "epochs": epochs, "daemon_mb": memory_mb(daemons)}
 
 
+def read(
+    peer: Peer, server: str, plain: Path, link: Link, work: Reading, folder: Path, prefix: str, at: str = "folder"
+) -> dict[str, Any]:
+    """Read all files of a folder of the bucket, from an empty cache that holds them, and then again and again.
+
+    at: what of the peer is read: its mount, or what it cached. Returns what epochs.py prints.
+    """
+    (folder / "peer").mkdir()
+    with (
+        behind_link(server, link.rtt_s, link.rate, folder / "link.log") as near,
+        Cgroup("-daemons") as daemons,
+        Cgroup("-program") as programs,
+        program(peer.name, [EPOCHS, "decode" if work.decodes else "read"], programs, folder / "reader.log") as process,
+    ):
+        began = time.monotonic()
+        with peer.running(
+            Remote(near.endpoint, plain), Room(folder / "peer", work.cache_bytes, daemons), prefix
+        ) as more:
+            words = {"folder": more[at], "files": work.files, "processes": work.processes, "passes": work.passes}
+            found = list(answers(process, words | {"began": began}, RUN_S_MAX))
+            if not found:
+                raise BenchError(f"{peer.name}: {log_of(folder / 'reader.log')}")
+            return {**found[0], "passes": found[1:], "daemon_mb": memory_mb(daemons)}
+
+
+def beside(
+    peer: Peer, server: str, plain: Path, link: Link, work: Reading, folder: Path, prefix: str
+) -> dict[str, Any]:
+    """What a job that needs both cores makes alone, and while a peer fills its cache at the link's rate."""
+    (folder / "peer").mkdir()
+    counts = folder / "counts"
+    command = [Environment.python(), BURN, BURN_S, work.processes]
+
+    def fill() -> None:
+        with peer.running(remote, Room(folder / "peer", work.cache_bytes, daemons), prefix) as more:
+            if not peer.fills_by_itself:
+                for path in Path(more["folder"]).rglob("*.*"):
+                    if ended.is_set():
+                        break
+                    path.read_bytes()
+            ended.wait()
+
+    with behind_link(server, link.rtt_s, link.rate, folder / "link.log", counts) as near, Cgroup("-daemons") as daemons:
+        alone = float(run(command, **Environment.variables()))
+        remote, ended = Remote(near.endpoint, plain), threading.Event()
+        filling = threading.Thread(target=fill)
+        filling.start()
+        try:
+            wait_until(lambda: COUNTS.unpack(counts.read_bytes())[0] > link.rate / 10, "filling", every_s=0.05)
+            before = COUNTS.unpack(counts.read_bytes())[0]
+            busy = float(run(command, **Environment.variables()))
+            rate = (COUNTS.unpack(counts.read_bytes())[0] - before) / BURN_S
+        finally:
+            ended.set()
+            filling.join()
+        return {"alone_per_s": alone, "beside_per_s": busy, "bytes_per_s": rate}
+
+
+def look_up(peer: Peer, endpoint: str, keys: int, folder: Path, cache_bytes: int) -> dict[str, Any]:
+    """The time until a name of a large bucket is found, that of other names, and the daemon's memory."""
+    generator = Random(7)
+    names = [key(generator.randrange(keys)) for _ in range(LOOKUPS)]
+    with Cgroup("-daemons") as daemons:
+        began = time.monotonic()
+        (folder / "peer").mkdir()
+        remote = Remote(endpoint, folder, bucket="formula")
+        with peer.running(remote, Room(folder / "peer", cache_bytes, daemons), "") as more:
+            waits = []
+            for name in names:
+                found = os.path.join(more["folder"], name)
+                wait_until(lambda: os.path.exists(found), name, LOOK_EVERY_S, RUN_S_MAX)  # noqa: B023 - it may not be listed yet
+                waits.append(time.monotonic() - began)
+                began = time.monotonic()
+            return {"ready_s": waits[0], "other_ms": 1000 * median(waits[1:]), "daemon_mb": memory_mb(daemons)}
+
+
 @contextmanager
-def program(peer: Peer, group: Cgroup, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """trainer.py for a peer, which has imported what it needs."""
-    command = group.command([Environment.python(), TRAINER, peer.source])
+def program(name: str, words: list[object], group: Cgroup, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program of the peers' environment, which has imported what it needs. name: of the peer."""
+    command = group.command([Environment.python(), *words])
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -106,7 +202,7 @@ def program(peer: Peer, group: Cgroup, log: Path) -> Iterator[subprocess.Popen[s
     assert process.stdout
     try:
         if process.stdout.readline().strip() != "ready":
-            raise BenchError(f"{peer.name}: {log_of(log)}")
+            raise BenchError(f"{name}: {log_of(log)}")
         yield process
     finally:
         with suppress(ProcessLookupError):

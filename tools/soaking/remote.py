@@ -8,6 +8,7 @@ import random
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from socket import create_connection, socket
 
@@ -59,7 +60,7 @@ class Remote:
         self._new = 0
         for _ in range(files):
             self.add()
-        self._port = _free_port()
+        self._port = _free_port(generator)
         self._server = self._start_server()
         command = [processes.PYTHON, "-m", "tests.s3.proxy", f"http://127.0.0.1:{self._port}"]
         self._proxy = processes.start(
@@ -133,10 +134,13 @@ class Remote:
         return answer
 
 
-def _free_port() -> int:
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_port(generator: random.Random) -> int:
+    """One that the kernel gives to nobody else while the server is away (ip_local_port_range begins at 32768)."""
+    while True:
+        port = generator.randrange(20_000, 32_000)
+        with socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _listens(port: int) -> bool:
