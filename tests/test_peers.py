@@ -44,16 +44,15 @@ def test_a_shard_has_the_samples_that_were_written(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
 def test_a_quick_run_writes_the_page(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tools.bench", "peers", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = Results.load(tmp_path / "benchmarks.json")
-    assert not results.left_out
     for case in CASES:
         assert {"growfs", "rclone mount"} <= set(results.named(case))
+        assert not [failed for failed in results.left_out if case in failed]
     assert all(len(run["figures"]["epochs"]) == 2 for run in results.runs if run["case"] == LARGER)
     assert "--quick" in (tmp_path / "benchmarks.md").read_text()
     assert "<svg" in (tmp_path / "side-by-side.html").read_text()

@@ -66,7 +66,7 @@ INGEST_FACTOR = 5
 
 def larger_than_cache(setting: Setting) -> None:
     """Three epochs, from an empty cache, with caches that hold a part of the data set."""
-    samples = 400 if setting.quick else 2000
+    samples = 200 if setting.quick else 2000
     link = Link(0.02, 20_000_000)
     sizes = {
         "samples": samples,
@@ -173,7 +173,7 @@ FILLED = Link(0.01, 100_000_000)
 
 def beside_filling(setting: Setting) -> None:
     """A job that needs all cores, alone and while caches fill at the link's rate."""
-    shards, cores = 4 if setting.quick else 20, os.cpu_count() or 1
+    shards, cores, seconds = 4 if setting.quick else 20, os.cpu_count() or 1, 1 if setting.quick else 6
     setting.results.cases[BESIDE] = {"processes": cores, **asdict(FILLED)}
     for number in range(shards):
         make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", SHARD_BYTES >> 20)
@@ -183,7 +183,7 @@ def beside_filling(setting: Setting) -> None:
             for peer in (peer for peer in setting.peers if peer.source == "files" and peer.name != "local disk"):
                 attempt(
                     setting, BESIDE, peer, "shards",
-                    lambda folder: beside(peer, endpoint, plain, FILLED, work, folder, "shards"),  # noqa: B023
+                    lambda folder: beside(peer, endpoint, plain, FILLED, work, folder, "shards", seconds),  # noqa: B023
                 )  # fmt: skip
 
 
@@ -207,7 +207,8 @@ def catalog(setting: Setting) -> None:
                     )  # fmt: skip
 
 
-CATALOG_CACHE = 64 << 20
+CATALOG_CACHE = 8 << 20
+"""Small, as a mount waits until a tenth is filled, and what is measured is the catalog."""
 
 
 CASES: dict[str, Callable[[Setting], None]] = {

@@ -66,12 +66,16 @@ class Environment:
         return None if shutil.which(program) else f"{program} is not installed"
 
 
-def install() -> list[str]:
-    """Install what can be installed, once, and return what could not be, a line each."""
+def create() -> None:
+    """Create the environment, where it is missing. It is enough for growfs, rclone and the local disk."""
     if not Environment.python().exists():
-        run([sys.executable, "-m", "venv", FOLDER])
+        run([sys.executable, "-m", "venv", "--without-pip", FOLDER])
         (site,) = FOLDER.glob("lib/python*/site-packages")
         (site / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+
+def install() -> list[str]:
+    """Install the packages that can be installed, once, and return what could not be, a line each."""
     left_out = []
     for package in PACKAGES:
         done = FOLDER / f"installed-{package}"
@@ -79,8 +83,13 @@ def install() -> list[str]:
             continue
         print(f"installing {package} (pip)", file=sys.stderr, flush=True)
         try:
-            command = [str(Environment.python()), "-m", "pip", "install", "--quiet", "--no-input", package]
-            subprocess.run(command, timeout=INSTALL_S_MAX, capture_output=True, check=True)
+            pip = [sys.executable, "-m", "pip", "--python", str(Environment.python())]
+            subprocess.run(
+                [*pip, "install", "--quiet", "--no-input", package],
+                timeout=INSTALL_S_MAX,
+                capture_output=True,
+                check=True,
+            )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             left_out.append(f"{package}: {type(error).__name__}")
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.benchmarks.measure import temporary_folder
 from tools.peers import page
 from tools.peers.cases import CASES, Setting
-from tools.peers.environment import install
+from tools.peers.environment import create, install
 from tools.peers.libraries import Mosaicml, NeverEvict, S3Torch, WebDataset
 from tools.peers.mounting import Disk, DownloadFirst, Fsspec, Growfs, Rclone, S3fs
 from tools.peers.peer import Peer
@@ -63,7 +63,8 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
     """Run the cases that are wanted with the peers that work here."""
     results.machine, results.quick = machine, arguments.quick
-    for line in install():
+    create()
+    for line in () if arguments.quick else install():
         print(f"not installed: {line}", file=sys.stderr)
     wanted = arguments.peer or [peer.name for peer in (QUICK if arguments.quick else PEERS)]
     found = []

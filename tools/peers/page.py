@@ -33,8 +33,11 @@ def write(results: Results, folder: Path) -> None:
     """Write benchmarks.md, side-by-side.html and the plot into a folder, and where it is docs/, README's table."""
     text = markdown(results)
     (folder / "benchmarks.md").write_text(text)
-    draw(results, folder / PLOT)
-    (folder / "side-by-side.html").write_text(html(text, (folder / PLOT).read_text()))
+    plot = ""
+    if results.has(LARGER):
+        draw(results, folder / PLOT)
+        plot = (folder / PLOT).read_text()
+    (folder / "side-by-side.html").write_text(html(text, plot))
     if folder.resolve() == README.parent / "docs":
         README.write_text(with_table(README.read_text(), results))
 
@@ -394,7 +397,7 @@ def html(text: str, plot: str) -> str:
     """The page as one file, with the plot in it."""
     from markdown import markdown as as_html
 
-    drawn = plot[plot.index("<svg") :]
+    drawn = plot[plot.find("<svg") :]
     body = re.sub(r"<p><img [^>]*></p>", lambda _: drawn, as_html(text, extensions=["tables", "sane_lists"]))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Side by side</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'

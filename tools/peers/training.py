@@ -25,7 +25,6 @@ from tools.peers.environment import Environment
 from tools.peers.peer import Peer, Remote, Room
 
 TRAINER, EPOCHS, BURN = (Path(__file__).with_name(name) for name in ("trainer.py", "epochs.py", "burn.py"))
-BURN_S = 6
 LOOKUPS = 50
 LOOK_EVERY_S = 0.01
 RUN_S_MAX = 240.0
@@ -135,12 +134,12 @@ def read(
 
 
 def beside(
-    peer: Peer, server: str, plain: Path, link: Link, work: Reading, folder: Path, prefix: str
+    peer: Peer, server: str, plain: Path, link: Link, work: Reading, folder: Path, prefix: str, seconds: int
 ) -> dict[str, Any]:
-    """What a job that needs both cores makes alone, and while a peer fills its cache at the link's rate."""
+    """What a job that needs all cores makes in so many seconds alone, and while a peer fills its cache."""
     (folder / "peer").mkdir()
     counts = folder / "counts"
-    command = [Environment.python(), BURN, BURN_S, work.processes]
+    command = [Environment.python(), BURN, seconds, work.processes]
 
     def fill() -> None:
         with peer.running(remote, Room(folder / "peer", work.cache_bytes, daemons), prefix) as more:
@@ -160,7 +159,7 @@ def beside(
             wait_until(lambda: COUNTS.unpack(counts.read_bytes())[0] > link.rate / 10, "filling", every_s=0.05)
             before = COUNTS.unpack(counts.read_bytes())[0]
             busy = float(run(command, **Environment.variables()))
-            rate = (COUNTS.unpack(counts.read_bytes())[0] - before) / BURN_S
+            rate = (COUNTS.unpack(counts.read_bytes())[0] - before) / seconds
         finally:
             ended.set()
             filling.join()
