@@ -11,6 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ OPEN_EVERY_S = 2.0
 """How often processes are searched for open files of a generation that would end otherwise."""
 PROGRESS_S = 1.0
 """How often a client that waits for a tree hears that it is being made."""
+RETRY_S = 5.0
+"""Pause after a tree that could not be made. Who asks for a generation need not wait for it."""
 READ_SHARE = 0.5
 """A generation of which so much was opened counts as read, as half an epoch does in a mount (rotation/rules.py)."""
 COUNTED_FILES_MAX = 1000
@@ -84,6 +87,8 @@ class FolderEngine:
         self._spare: Path | None = None
         self._is_wanted = self._is_ready = False
         self._last_error = ""
+        self._retry_at = 0.0
+        self._inode = 0
         self._rounds = 0
         self._woken, self._finished = trio.Event(), trio.Event()
         self._trees = list(self._take_over())
@@ -108,6 +113,7 @@ class FolderEngine:
     def mount(self, _: object) -> None:
         """Make what is below the folder. Raises GrowfsError."""
         trees.prepare(self.folder, self._store.folder)
+        self._inode = self.folder.stat().st_ino
 
     async def ready(self) -> None:
         """Begin the first generation of this daemon: training can start. Raises GrowfsError if it cannot be made."""
@@ -120,13 +126,20 @@ class FolderEngine:
             raise GrowfsError(f"{self.folder}: its first generation cannot be made; see {self._store.folder}/log")
 
     async def serve(self) -> None:
-        """Begin and end generations until cancelled."""
+        """Begin and end generations until cancelled, or until the folder is somewhere else."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._counter.run)
-            while True:
+            while self._is_in_place():
                 with trio.move_on_after(POLL_S):
                     await self._woken.wait()
                 await self._step()
+            nursery.cancel_scope.cancel()
+        log.warning("%s: the folder was moved or removed, so this ends; `growfs fill` it at its new place", self.folder)
+
+    def _is_in_place(self) -> bool:
+        with suppress(OSError):
+            return self.folder.stat().st_ino == self._inode
+        return False
 
     def unmount(self) -> None:
         """Leave the folder as it is."""
@@ -169,7 +182,15 @@ class FolderEngine:
         is_young = trio.current_time() - tree.began_at < self._settle_s()
         if tree.number > after and (after or is_young):  # another rank has begun it, or another new process
             return False
-        return self._generations.has_news()
+        return self._has_news()
+
+    def _has_news(self) -> bool:
+        """Whether the next tree would show other files."""
+        return self._lacks_tree() or self._generations.has_news()
+
+    def _lacks_tree(self) -> bool:
+        """Whether the tree of the current generation could not be made: the disk was full."""
+        return self._generations.number > 0 and self._trees[-1].hold.generation != self._generations.number
 
     # Generations.
 
@@ -205,6 +226,7 @@ class FolderEngine:
             if str(error) != self._last_error:  # it is tried again and again
                 log.warning("a generation cannot be made or ended, so the last one stays: %s", error)
             self._last_error = str(error)
+            self._retry_at = trio.current_time() + RETRY_S
 
     def _grows_by_itself(self) -> bool:
         """Whether a generation is to begin although nobody has asked for it: for programs that never do.
@@ -213,11 +235,11 @@ class FolderEngine:
         """
         if not self._trees or self._generations.current is None:
             return False
-        tree = self._trees[-1]
-        if trio.current_time() - tree.began_at < self._settle_s() or trees.is_locked(tree.path):
+        tree, now = self._trees[-1], trio.current_time()
+        if now < max(tree.began_at + self._settle_s(), self._retry_at) or trees.is_locked(tree.path):
             return False
         is_filling = self._store.bytes_short(self._store.wanted_bytes) <= 0
-        return (is_filling or self._was_read()) and self._generations.has_news()
+        return (is_filling or self._was_read()) and self._has_news()
 
     def _was_read(self) -> bool:
         generation = self._generations.current
@@ -226,14 +248,17 @@ class FolderEngine:
 
     async def _begin(self) -> None:
         """Begin a generation and show its tree."""
-        before = self._generations.number
-        if not self._counter.is_counting and before:
-            await self._count_all(self._trees[-1].hold)
-        kept = [{EVERYWHERE: tree.hold} for tree in self._trees[:-1] if trees.is_locked(tree.path)]
-        await self._generations.begin(Holds(kept), self._usage.recently_opened())
+        if not (self._trees and self._lacks_tree()):
+            before = self._generations.number
+            if not self._counter.is_counting and before:
+                await self._count_all(self._trees[-1].hold)
+            kept = [{EVERYWHERE: tree.hold} for tree in self._trees[:-1] if trees.is_locked(tree.path)]
+            await self._generations.begin(Holds(kept), self._usage.recently_opened())
+            if self._generations.number == before:
+                return
         generation = self._generations.current
         async with self._generations.unchanged() as is_written:  # the tree is made from the rows
-            if generation is None or generation.number == before or not is_written:
+            if generation is None or not is_written:
                 return
         hold = Hold(generation.number, generation.last_seq)
         number = max(generation.number, self._trees[-1].number + 1 if self._trees else 0)

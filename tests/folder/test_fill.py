@@ -18,6 +18,8 @@ from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
 from growfs.folder import trees
+from tests.cli.support import tmpfs
+from tests.crash.scene import alive
 from tests.folder.conftest import Fill
 from tests.folder.readers import Readers
 from tests.harness import files_below, make_tree, until
@@ -323,6 +325,40 @@ def test_a_generation_that_somebody_removes_is_replaced(growfs: Fill, tmp_path: 
     reader.next_generation(growfs.mountpoint)
     assert reader.names() == set(tree)
     reader.end()
+
+
+@pytest.mark.promise(44)
+def test_a_tree_that_could_not_be_made_is_made_later(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    with tmpfs(growfs.mountpoint):
+        growfs.fill(tmp_path / "remote", "--refresh", "1s", "--settle", "1s")
+        reader = readers.new()
+        reader.next_generation(growfs.mountpoint)
+        subprocess.run(["mount", "-o", "remount,ro", growfs.mountpoint], check=True)
+        (tmp_path / "remote" / "later").write_bytes(b"later")
+        until(lambda: growfs.status()["cache"]["files"] == 3)
+        reader.next_generation(growfs.mountpoint)
+        assert "later" not in reader.names()
+        subprocess.run(["mount", "-o", "remount,rw", growfs.mountpoint], check=True)
+        reader.next_generation(growfs.mountpoint)
+        assert "later" in reader.names()
+        reader.end()
+        stop(growfs.mountpoint)
+
+
+@pytest.mark.promise(44)
+def test_the_daemon_of_a_folder_that_is_moved_ends(growfs: Fill, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.cache_dir = growfs.mountpoint / ".cache"
+    growfs.fill(tmp_path / "remote")
+    moved = tmp_path / "moved"
+    daemon = growfs.status()["pid"]
+    growfs.mountpoint.rename(moved)
+    until(lambda: not alive(daemon))
+    growfs.mountpoint, growfs.cache_dir = moved, moved / ".cache"
+    assert "moved or removed" in growfs.log()
+    growfs.fill(tmp_path / "remote")
+    assert set(files_below(growfs.current)) == set(tree)
 
 
 @pytest.mark.promise(44)
