@@ -205,3 +205,21 @@ def test_the_files_and_classes_that_a_page_names_exist(page: Path) -> None:
             if not any(f"def {name}(" in path.read_text() for path in sources):
                 missing.append(f"{file}: {name}")
     assert missing == []
+
+
+def test_each_figure_of_the_readme_is_in_the_page_of_its_benchmark() -> None:
+    pages = [(ROOT / "docs" / name).read_text() for name in ("performance.md", "benchmarks.md")]
+    known = [rows_of(page) for page in pages]
+    for name, figures in rows_of((ROOT / "README.md").read_text()):
+        found = [theirs for rows in known for label, theirs in rows if label.startswith(name)]
+        assert any(figures <= theirs for theirs in found), f"README says {figures} of {name!r}, the docs {found}"
+
+
+def rows_of(text: str) -> list[tuple[str, set[str]]]:
+    """The rows of the tables that have figures: the first cell, and the figures of the others."""
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return [
+        (row[0].strip(), figures)
+        for row in cells
+        if len(row) > 1 and (figures := set(re.findall(r"[\d,.]*\d", " | ".join(row[1:]))))
+    ]
