@@ -34,6 +34,7 @@ EXPECTED = {
         "Python in 2 processes, libfuse, the GIL comes late, p99",
     ],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
+    "rotation": ["plain files", "libfuse, of plain files", "libfuse, of the data set seen"],
     "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
     "folios": ["written in blocks", "fetched by http, ", "fetched by https, "],
     "idle": ["libfuse, daemon's CPU"],

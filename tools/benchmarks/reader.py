@@ -131,6 +131,26 @@ def alternate(folders: list[str], names: str) -> list[dict[str, float]]:
     return [spread(times) for times in took]
 
 
+def train(folder: str, epochs: int, compute_s: float) -> dict[str, float]:
+    """List all files, read them in random order and compute for a while with each, again and again."""
+    into = [bytearray(BUFFER)]
+    count, seen = 0, set()
+    began = time.perf_counter()
+    for _ in range(epochs):
+        paths = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
+        random.shuffle(paths)
+        for path in paths:
+            fd = os.open(path, os.O_RDONLY)
+            os.readv(fd, into)
+            os.close(fd)
+            computed = time.perf_counter() + compute_s
+            while time.perf_counter() < computed:
+                pass
+        count += len(paths)
+        seen.update(paths)
+    return {"busy": count * compute_s / (time.perf_counter() - began), "files": count, "different": len(seen)}
+
+
 def listing(folder: str) -> dict[str, float]:
     """List one directory."""
     began = time.perf_counter()
@@ -174,6 +194,7 @@ if __name__ == "__main__":
             "walk": walk,
             "probe": probe,
             "alternate": alternate,
+            "train": train,
             "listing": listing,
             "random_opens": random_opens,
         }
