@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,7 @@ def larger_than_cache(setting: Setting) -> None:
                             cache_bytes=int(share * samples * sizes["sample_bytes"]),
                         )
                         name = f"{share:.0%}" if peer.has_cache else "any"
-                        attempt(
-                            setting, LARGER, peer, name,
-                            lambda folder: train(peer, endpoint, plain, link, training, folder),  # noqa: B023
-                        )  # fmt: skip
+                        attempt(setting, LARGER, peer, name, partial(train, peer, endpoint, plain, link, training))
 
 
 # 2. Cold start.
@@ -110,10 +108,7 @@ def cold_start(setting: Setting) -> None:
             for link in LINKS[1:2] if setting.quick else LINKS:
                 for peer in setting.peers:
                     training = Training(**sizes, ingest=INGEST_FACTOR * link.rate, cache_bytes=cache_bytes)
-                    attempt(
-                        setting, COLD, peer, str(link),
-                        lambda folder: train(peer, endpoint, plain, link, training, folder),  # noqa: B023
-                    )  # fmt: skip
+                    attempt(setting, COLD, peer, str(link), partial(train, peer, endpoint, plain, link, training))
 
 
 # 3. and 4. Small files, and reads of what is cached.
@@ -134,12 +129,9 @@ def small_files(setting: Setting) -> None:
         for _ in range(setting.rounds):
             for processes in (2,) if setting.quick else (2, 8):
                 for peer in (peer for peer in setting.peers if peer.source == "files"):
-                    attempt(
-                        setting, IMAGES, peer, f"{processes} processes",
-                        lambda folder: read(
-                            peer, endpoint, plain, NEAR, replace(work, processes=processes), folder, "images"  # noqa: B023
-                        ),
-                    )  # fmt: skip
+                    loader = replace(work, processes=processes)
+                    measured = partial(read, peer, endpoint, plain, NEAR, loader, prefix="images")
+                    attempt(setting, IMAGES, peer, f"{processes} processes", measured)
 
 
 def warm_reads(setting: Setting) -> None:
@@ -156,10 +148,8 @@ def warm_reads(setting: Setting) -> None:
                 work = Reading(files, 2 * files * size, passes=PASSES)
                 for peer in (peer for peer in setting.peers if peer.source == "files"):
                     for at in ("folder", "cached") if peer.name == "growfs" else ("folder",):
-                        attempt(
-                            setting, WARM, peer, f"{prefix}, {at}",
-                            lambda folder: read(peer, endpoint, plain, FAST, work, folder, prefix, at),  # noqa: B023
-                        )  # fmt: skip
+                        measured = partial(read, peer, endpoint, plain, FAST, work, prefix=prefix, at=at)
+                        attempt(setting, WARM, peer, f"{prefix}, {at}", measured)
 
 
 SHARD_BYTES = 64 << 20
@@ -181,10 +171,8 @@ def beside_filling(setting: Setting) -> None:
     with bucket(setting.folder, ()) as (endpoint, plain):
         for _ in range(setting.rounds):
             for peer in (peer for peer in setting.peers if peer.source == "files" and peer.name != "local disk"):
-                attempt(
-                    setting, BESIDE, peer, "shards",
-                    lambda folder: beside(peer, endpoint, plain, FILLED, work, folder, "shards", seconds),  # noqa: B023
-                )  # fmt: skip
+                measured = partial(beside, peer, endpoint, plain, FILLED, work, prefix="shards", seconds=seconds)
+                attempt(setting, BESIDE, peer, "shards", measured)
 
 
 # 6. The catalog.
@@ -201,10 +189,8 @@ def catalog(setting: Setting) -> None:
         with formula_server(keys, KEY_BYTES, setting.folder / "formula.log") as endpoint:
             for _ in range(setting.rounds):
                 for peer in (peer for peer in setting.peers if peer.source == "files" and peer.has_cache):
-                    attempt(
-                        setting, CATALOG, peer, f"{keys:,} keys",
-                        lambda folder: look_up(peer, endpoint, keys, folder, CATALOG_CACHE),  # noqa: B023
-                    )  # fmt: skip
+                    measured = partial(look_up, peer, endpoint, keys, cache_bytes=CATALOG_CACHE)
+                    attempt(setting, CATALOG, peer, f"{keys:,} keys", measured)
 
 
 CATALOG_CACHE = 8 << 20

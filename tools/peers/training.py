@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -178,7 +179,7 @@ def look_up(peer: Peer, endpoint: str, keys: int, folder: Path, cache_bytes: int
             waits = []
             for name in names:
                 found = os.path.join(more["folder"], name)
-                wait_until(lambda: os.path.exists(found), name, LOOK_EVERY_S, RUN_S_MAX)  # noqa: B023 - it may not be listed yet
+                wait_until(partial(os.path.exists, found), name, LOOK_EVERY_S, RUN_S_MAX)  # it may not be listed yet
                 waits.append(time.monotonic() - began)
                 began = time.monotonic()
             return {"ready_s": waits[0], "other_ms": 1000 * median(waits[1:]), "daemon_mb": memory_mb(daemons)}
