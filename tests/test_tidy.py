@@ -51,6 +51,8 @@ MAY_TOUCH_DISK = {
     ("growfs.cache.store", "mkdir"): "files/, at the first start",
     ("growfs.client.report", "write_text"): "the page, outside of the cache",
     ("growfs.client.mount", "rmdir"): "a temporary mountpoint, outside of the cache",
+    ("growfs.client.node_mount", "mkdir"): "the mountpoint, outside of the cache",
+    ("growfs.client.node_mount", "write_text"): "files for the command that mounts, in a temporary folder",
     ("growfs.doctor.cache_disk", "link"): "tries a link, in a temporary folder",
     ("growfs.fuse.mounting", "write_text"): "the read-ahead of the mount, in /sys",
 }

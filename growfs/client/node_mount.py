@@ -1,0 +1,176 @@
+"""The mount of one node of a cluster, as a program on that node keeps it, and the status of those of all nodes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from growfs.client.status import Coverage, MountStatus
+from growfs.daemon.control_client import call
+from growfs.daemon.launch import stop
+from growfs.daemon.options import Options
+from growfs.daemon.running import find, find_living
+from growfs.errors import GrowfsError
+from growfs.remote.names import join_address
+from growfs.workers.peer_poll import PeerPoll
+
+ANSWER_S = 10.0
+"""How long a daemon may take to answer."""
+NODE = "{node}"
+"""What stands in a mountpoint and in options for the name of the node."""
+
+
+@dataclass(frozen=True)
+class ClusterMountRequest:
+    """What is to be mounted on each node, and where. config: the options, as a file for --config has them.
+
+    token: what the nodes show one another.
+    """
+
+    url: str
+    mountpoint: str
+    config: str = field(repr=False)
+    token: str = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, url: str, mountpoint: str, options: Mapping[str, Any], token: str) -> ClusterMountRequest:
+        """options: by field name, as `growfs.mount` has them. Raises UsageError."""
+        given = {name: value for name, value in options.items() if value is not None}
+        storage_options = given.pop("storage_options", None) or {}
+        given["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
+        Options.parse(given)
+        # What JSON writes for text, numbers, booleans and lists of them is TOML, too.
+        lines = [f"{name.replace('_', '-')} = {json.dumps(value, default=str)}\n" for name, value in given.items()]
+        return cls(url, mountpoint, "".join(lines), token)
+
+    def on(self, node: str) -> ClusterMountRequest:
+        """The same for one node, with its name instead of NODE."""
+        mountpoint, config = self.mountpoint.replace(NODE, node), self.config.replace(NODE, node)
+        return ClusterMountRequest(self.url, mountpoint, config, self.token)
+
+
+class NodeMount:
+    """Keeps the mount of this node. The daemon is no child of this process and outlives it; another NodeMount finds it.
+
+    host: the name or address by which other nodes reach this one.
+    """
+
+    def __init__(self, request: ClusterMountRequest, host: str) -> None:
+        self._request = request
+        self._host = host
+        self._mountpoint = Path(request.mountpoint)
+        self._address = ""
+        self._peers = ""
+        self._starting = threading.Lock()
+        self._mounting: subprocess.Popen[str] | None = None
+        self._is_ended = False
+
+    def address(self) -> str:
+        """Where the daemon serves the other nodes, or is to: HOST:PORT."""
+        with suppress(GrowfsError):
+            self._address = _address(self.status())
+        if not self._address:
+            with socket.create_server((self._host, 0)) as unused:
+                self._address = join_address(self._host, unused.getsockname()[1])
+        return self._address
+
+    def keep(self, peers: Iterable[str]) -> None:
+        """Mount, if nothing is mounted, and have these nodes from now on. Returns when training can start.
+
+        Raises GrowfsError if it fails, or if something else is mounted there.
+        """
+        joined = ",".join(peers)
+        if not self._is_mounted():
+            self._mount(joined)
+        elif joined != self._peers:
+            call(find_living(self._mountpoint).cache, "set", answer_s=ANSWER_S, options={"peers": joined})
+        self._peers = joined
+
+    def status(self) -> MountStatus:
+        """The status now. Raises GrowfsError if nothing is mounted."""
+        return cast("MountStatus", call(find_living(self._mountpoint).cache, "status", answer_s=ANSWER_S))
+
+    def unmount(self) -> None:
+        """Unmount. `keep` is interrupted, and mounts no more. Open files: see `growfs.Mount.unmount`."""
+        with self._starting:
+            self._is_ended = True
+        if self._mounting:
+            self._mounting.terminate()
+            self._mounting.wait()
+        with suppress(GrowfsError):
+            find(self._mountpoint)
+            try:
+                stop(self._mountpoint)
+            except GrowfsError:
+                stop(self._mountpoint, lazy=True)
+
+    def _is_mounted(self) -> bool:
+        try:
+            status = self.status()
+        except GrowfsError:
+            return False
+        address = _address(status)
+        return bool(self._peers or (address and not PeerPoll("", self._request.token).look([address], None).failed))
+
+    def _mount(self, peers: str) -> None:
+        with suppress(OSError):  # which the command says better
+            self._mountpoint.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as secrets:
+            config, token = Path(secrets, "config.toml"), Path(secrets, "token")
+            config.write_text(self._request.config)
+            token.write_text(self._request.token)
+            words = [sys.executable, "-m", "growfs.cli", "mount", self._request.url, str(self._mountpoint)]
+            words += [f"--config={config}", f"--peers={peers}", f"--peer-addr={self.address()}"]
+            words.append(f"--peer-token-file={token}")
+            with self._starting:
+                if self._is_ended:
+                    return
+                self._mounting = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                )
+            _, errors = self._mounting.communicate()
+        if self._mounting.returncode:
+            self._address = ""  # another program may have taken the port
+            message = errors.strip().rpartition("\n")[2].removeprefix("growfs: ")
+            raise GrowfsError(message)
+
+
+def _address(status: MountStatus) -> str:
+    return status["peers"]["address"] if status["peers"] else ""
+
+
+class ClusterStatus(TypedDict):
+    """The status of the mounts of all nodes, by the name of the node.
+
+    remote_bytes, peer_bytes: fetched from the remote, and from other nodes, by all of them. coverage: that of the node
+    that has seen least of the current pass, or None if no node answers.
+    """
+
+    nodes: dict[str, MountStatus]
+    errors: dict[str, str]
+    remote_bytes: int
+    peer_bytes: int
+    cached_bytes: int
+    coverage: Coverage | None
+
+
+def cluster_status(nodes: dict[str, MountStatus], errors: dict[str, str]) -> ClusterStatus:
+    """errors: why nodes have no mount, or do not answer."""
+    coverages = [status["coverage"] for status in nodes.values()]
+    return {
+        "nodes": nodes,
+        "errors": errors,
+        "remote_bytes": sum(status["fetch"]["bytes_total"] for status in nodes.values()),
+        "peer_bytes": sum(status["fetch"]["peer_bytes_total"] for status in nodes.values()),
+        "cached_bytes": sum(status["cache"]["bytes"] for status in nodes.values()),
+        "coverage": min(coverages, key=lambda seen: (seen["pass"], seen["files_seen"]), default=None),
+    }

@@ -1,0 +1,245 @@
+"""A mount on every node of a Ray cluster, whose nodes feed one another. It needs the extra `ray`.
+
+mount = growfs.ray.mount("s3://bucket/train", "/mnt/train", cache_size="2TB")
+
+Ray places one actor on each node, restarts it, and says which nodes there are; a controller gives them to the mounts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from growfs.client.node_mount import NODE, ClusterMountRequest, ClusterStatus, NodeMount, cluster_status
+from growfs.client.status import MountStatus
+from growfs.errors import GrowfsError
+
+NAMESPACE = "growfs"
+FOLLOW_S = 5.0
+"""How often it is looked which nodes there are, and whether each has its mount."""
+START_S = 60.0
+"""How long the actors of new nodes may take to start, before the others mount without them."""
+ANSWER_S = 15.0
+"""How long a node may take to tell its status."""
+ACTOR = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached", "namespace": NAMESPACE}
+"""What they do can be done again, so Ray repeats what was under way when an actor died."""
+
+log = logging.getLogger(__name__)
+
+
+def mount(
+    url: str,
+    mountpoint: str | os.PathLike[str],
+    *,
+    storage_options: dict[str, Any] | None = None,
+    labels: Mapping[str, str] | None = None,
+    **options: Any,
+) -> ClusterMount:
+    """Mount on all nodes of the Ray cluster, and on each that joins; returns when training can start on all of them.
+
+    The mounts stay when this process ends, until `.unmount()`; the same call in another process finds them. labels:
+    mount only on nodes that have these labels of Ray. Other arguments as of `growfs.mount`; "{node}" in the mountpoint
+    and in options stands for Ray's ID of the node. Each node needs growfs and the rights to read the remote. Raises
+    growfs.errors.GrowfsError, if it fails on one of the nodes; then nothing stays mounted.
+    """
+    given = options | {"storage_options": storage_options}
+    request = ClusterMountRequest.of(url, os.fspath(mountpoint), given, secrets.token_urlsafe())
+    handle = ClusterMount(request.mountpoint)
+    try:
+        handle._ask("mount", request)
+    except NotMountedError:
+        ray.remote(_Controller).options(name=request.mountpoint, **ACTOR).remote(request, dict(labels or {}))
+        try:
+            handle._ask("mount", request)
+        except BaseException:
+            handle.unmount()
+            raise
+    return handle
+
+
+class NotMountedError(GrowfsError):
+    """The Ray cluster has no such mount."""
+
+
+class ClusterMount:
+    """A mount on every node of the Ray cluster. Tasks and actors may get it as an argument.
+
+    mountpoint: as it was given to `mount`.
+    """
+
+    def __init__(self, mountpoint: str) -> None:
+        self.mountpoint = mountpoint
+
+    @property
+    def path(self) -> Path:
+        """The mountpoint on the node of this process."""
+        return Path(self.mountpoint.replace(NODE, ray.get_runtime_context().get_node_id()))
+
+    def status(self) -> ClusterStatus:
+        """The status of all nodes, by Ray's IDs of them, with sums. Raises GrowfsError if there is no such mount."""
+        status: ClusterStatus = self._ask("status")
+        return status
+
+    def unmount(self) -> None:
+        """Unmount on all nodes. Cached files stay for the next mount. Raises GrowfsError if there is no such mount.
+
+        A file that is still open stays readable, and the daemon of that node ends once it is closed.
+        """
+        self._ask("unmount")
+        ray.kill(self._controller())
+
+    def _controller(self) -> Any:
+        try:
+            return ray.get_actor(self.mountpoint, NAMESPACE)
+        except ValueError:
+            raise NotMountedError(f"{self.mountpoint}: growfs.ray has not mounted it on this cluster") from None
+
+    def _ask(self, method: str, *arguments: object) -> Any:
+        try:
+            return ray.get(getattr(self._controller(), method).remote(*arguments))
+        except RayTaskError as error:
+            if isinstance(error.cause, GrowfsError):
+                raise error.cause from None
+            raise
+
+
+@dataclass
+class _Node:
+    """What the controller knows of a node. error: why it has no mount. tried: once it has one, or an error."""
+
+    actor: Any
+    address: str = ""
+    error: str = ""
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
+    keeping: asyncio.Task[None] | None = None
+
+
+class _Controller:
+    """Has each node of the cluster mount, and know the others. All that it knows can be found again, so Ray may
+    restart it at any time.
+    """
+
+    # A coroutine, because Ray calls that in the event loop.
+    async def __init__(self, request: ClusterMountRequest, labels: dict[str, str]) -> None:  # type: ignore[misc]
+        self._request = request
+        self._labels = labels
+        self._nodes: dict[str, _Node] = {}
+        self._looked = asyncio.Event()
+        self._following = asyncio.create_task(self._follow())
+
+    async def mount(self, request: ClusterMountRequest) -> None:
+        """Return when all nodes have mounted. Raises GrowfsError if one cannot."""
+        if request != self._request:
+            raise GrowfsError(
+                f"{request.mountpoint}: growfs.ray has mounted {self._request.url} there, or with other options;"
+                " unmount it first"
+            )
+        await self._looked.wait()
+        await asyncio.gather(*(node.tried.wait() for node in self._nodes.values()))
+        if failed := [(id, node.error) for id, node in self._nodes.items() if node.error]:
+            (id, error), *_ = failed
+            raise GrowfsError(f"{len(failed)} of {len(self._nodes)} nodes could not mount; the node {id}: {error}")
+
+    async def status(self) -> ClusterStatus:
+        """See `ClusterMount.status`."""
+        nodes: dict[str, MountStatus] = {}
+        errors: dict[str, str] = {}
+
+        async def ask(id: str, node: _Node) -> None:
+            try:
+                nodes[id] = await asyncio.wait_for(node.actor.status.remote(), ANSWER_S)
+            except (RayError, asyncio.TimeoutError) as error:
+                errors[id] = node.error or _text(error)
+
+        await asyncio.gather(*(ask(id, node) for id, node in self._nodes.items()))
+        return cluster_status(nodes, errors)
+
+    async def unmount(self) -> None:
+        """Unmount on all nodes, and end their actors."""
+        await self._looked.wait()
+        self._following.cancel()
+
+        async def end(node: _Node) -> None:
+            if node.keeping:
+                node.keeping.cancel()
+            with suppress(RayError):
+                await node.actor.unmount.remote()
+            ray.kill(node.actor)
+
+        await asyncio.gather(*(end(node) for node in self._nodes.values()))
+
+    async def _follow(self) -> None:
+        while True:
+            alive = {
+                node["NodeID"]
+                for node in ray.nodes()
+                if node["Alive"] and self._labels.items() <= node["Labels"].items()
+            }
+            for id in self._nodes.keys() - alive:
+                if keeping := self._nodes.pop(id).keeping:
+                    keeping.cancel()
+            joined = {id: _Node(self._actor(id)) for id in alive - self._nodes.keys()}
+            self._nodes |= joined
+            # A daemon that knows only itself would begin where each of the others does.
+            if joined:
+                locating = [asyncio.create_task(self._locate(node)) for node in joined.values()]
+                await asyncio.wait(locating, timeout=START_S)
+            for id, node in joined.items():
+                node.keeping = asyncio.create_task(self._keep(id, node))
+            self._looked.set()
+            await asyncio.sleep(FOLLOW_S)
+
+    def _actor(self, id: str) -> Any:
+        return (
+            ray.remote(_NodeActor)
+            .options(
+                name=f"{self._request.mountpoint} on {id}",
+                get_if_exists=True,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
+                max_concurrency=4,
+                **ACTOR,
+            )
+            .remote(self._request.on(id))
+        )
+
+    async def _locate(self, node: _Node) -> None:
+        with suppress(RayError):
+            node.address = await node.actor.address.remote()
+
+    async def _keep(self, id: str, node: _Node) -> None:
+        while True:
+            error = ""
+            try:
+                await self._locate(node)
+                await node.actor.keep.remote(sorted(each.address for each in self._nodes.values() if each.address))
+            except RayError as failed:
+                error = _text(failed)
+                node.actor = self._actor(id)  # Ray restarts it, except after some of its own failures
+            if error and error != node.error:
+                log.warning("%s: %s", self._request.mountpoint, error)
+            node.error = error
+            node.tried.set()
+            await asyncio.sleep(FOLLOW_S)
+
+
+class _NodeActor(NodeMount):
+    """The mount of the node on which Ray placed it."""
+
+    def __init__(self, request: ClusterMountRequest) -> None:
+        super().__init__(request, ray.util.get_node_ip_address())
+
+
+def _text(error: Exception) -> str:
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return str(cause) if isinstance(cause, GrowfsError) else f"{type(cause).__name__}: {cause}"

@@ -1,0 +1,261 @@
+"""growfs.ray: a mount on each node of a cluster. Ray's own cluster for tests has several nodes on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growfs.client.node_mount import ClusterMountRequest, NodeMount, cluster_status
+from growfs.daemon.launch import stop
+from growfs.daemon.running import running
+from growfs.errors import GrowfsError, UsageError
+from tests.harness import make_tree, until
+from tests.servers import S3Server
+
+HOST = "127.0.0.1"
+OTHER = "127.0.0.1:9"
+TREE = {f"class{number % 3}/{number:02}.bin": os.urandom(10_000) for number in range(30)}
+
+
+def daemons(folder: Path) -> set[int]:
+    """The processes of the daemons of mounts below a folder."""
+    found = (mount for mount in running() if mount.mountpoint.is_relative_to(folder))
+    return {int(json.loads((mount.cache / "daemon.json").read_text())["pid"]) for mount in found}
+
+
+def test_a_request_has_the_options_of_growfs_mount() -> None:
+    options = {
+        "cache_size": "1GB",
+        "cache_dir": Path("/data/{node}"),
+        "wait_files": 10,
+        "no_wait": None,
+        "include": ["*.jpg"],
+        "storage_options": {"key": 'a"b', "client_kwargs": {"region_name": "x"}},
+    }
+    request = ClusterMountRequest.of("s3://b", "/mnt/{node}", options, "secret").on("n1")
+    assert request.mountpoint == "/mnt/n1"
+    assert request.config.splitlines() == [
+        'cache-size = "1GB"',
+        'cache-dir = "/data/n1"',
+        "wait-files = 10",
+        'include = ["*.jpg"]',
+        r'storage-option = ["key=\"a\\\"b\"", "client_kwargs={\"region_name\": \"x\"}"]',
+    ]
+    assert "secret" not in repr(request)
+    with pytest.raises(UsageError, match="no such option: cache"):
+        ClusterMountRequest.of("s3://b", "/mnt", {"cache": "1GB"}, "secret")
+
+
+def test_the_status_of_a_cluster_is_the_sum_of_its_nodes() -> None:
+    def node(remote: int, peers: int, seen: int, number: int) -> Any:
+        return {
+            "fetch": {"bytes_total": remote, "peer_bytes_total": peers},
+            "cache": {"bytes": remote + peers},
+            "coverage": {"files_seen": seen, "files": 9, "pass": number},
+        }
+
+    status = cluster_status({"a": node(1, 2, 3, 2), "b": node(10, 20, 8, 1)}, {"c": "away"})
+    assert (status["remote_bytes"], status["peer_bytes"], status["cached_bytes"]) == (11, 22, 33)
+    assert status["coverage"] == {"files_seen": 8, "files": 9, "pass": 1}
+    assert status["errors"] == {"c": "away"}
+    assert cluster_status({}, {})["coverage"] is None
+
+
+def test_a_node_keeps_its_mount_and_finds_it_again(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    make_tree(remote, directories=1, files=2)
+    options = {"cache_size": "1GB", "cache_dir": tmp_path / "cache"}
+    mountpoint = tmp_path / "a" / "mnt"
+    request = ClusterMountRequest.of(str(remote), str(mountpoint), options, "secret")
+    node = NodeMount(request, HOST)
+    with pytest.raises(GrowfsError, match="not mounted"):
+        node.status()
+    address = node.address()
+    try:
+        node.keep([address])
+        first = node.status()
+        assert first["peers"]
+        assert (first["peers"]["address"], first["peers"]["nodes"]) == (address, 1)
+        assert any(mountpoint.iterdir())
+
+        def is_found() -> bool:  # once the daemon serves the others
+            again.keep([address, OTHER])
+            return True
+
+        again = NodeMount(request, HOST)
+        assert again.address() == address
+        until(is_found)
+        until(lambda: (again.status()["peers"] or {"nodes": 0})["nodes"] == 2)
+        assert again.status()["pid"] == first["pid"]
+
+        stranger = ClusterMountRequest.of(str(remote), str(mountpoint), options, "another")
+        with pytest.raises(GrowfsError, match="already a growfs mount"):
+            NodeMount(stranger, HOST).keep([address])
+    finally:
+        node.unmount()
+    node.keep([address])
+    assert not daemons(tmp_path)
+
+
+def test_a_mount_that_has_begun_is_interrupted(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    remote.mkdir()  # training cannot start without a file
+    options = {"cache_size": "1GB", "cache_dir": tmp_path / "cache", "wait_files": 1}
+    request = ClusterMountRequest.of(str(remote), str(tmp_path / "mnt"), options, "secret")
+    node = NodeMount(request, HOST)
+    with ThreadPoolExecutor() as pool:
+        keeping = pool.submit(node.keep, [node.address()])
+        until(lambda: daemons(tmp_path))
+        node.unmount()
+        with pytest.raises(GrowfsError):
+            keeping.result()
+    until(lambda: not daemons(tmp_path))
+
+
+class RayCluster:
+    """Three nodes. Each has a mount and a cache of its own: their paths have its ID."""
+
+    def __init__(self, folder: Path, s3: S3Server) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.folder = folder
+        self.url = f"s3://{s3.bucket}/ray"
+        for name, data in TREE.items():
+            s3.put(f"ray/{name}", data)
+        self.options: dict[str, Any] = {
+            "cache_size": "1GB",
+            "cache_dir": folder / "cache-{node}",
+            "storage_options": s3.storage_options,
+            "endpoint_url": s3.endpoint_url,
+        }
+        self.cluster = Cluster()
+        for _ in range(3):
+            self.add_node()
+        self.cluster.wait_for_nodes()
+
+    def add_node(self) -> Any:
+        return self.cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20, include_dashboard=False)
+
+    def mount(self) -> Any:
+        import growfs.ray
+
+        return growfs.ray.mount(self.url, self.folder / "mnt-{node}", **self.options)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server) -> Iterator[RayCluster]:
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install growfs[ray]")
+    made = RayCluster(tmp_path_factory.mktemp("ray"), rclone_s3)
+    try:
+        ray.init(made.cluster.address, log_to_driver=False)
+        yield made
+    finally:
+        ray.shutdown()
+        made.cluster.shutdown()
+
+
+@pytest.fixture
+def mounted(cluster: RayCluster) -> Iterator[Any]:
+    mount = cluster.mount()
+    try:
+        yield mount
+    finally:
+        mount.unmount()
+        for left in running():  # of a node that left
+            if left.mountpoint.is_relative_to(cluster.folder):
+                stop(left.mountpoint)
+
+
+def follows(mount: Any, nodes: int) -> bool:
+    """Whether each of so many nodes has mounted, knows the others, and reaches them."""
+    status = mount.status()
+    peers = [node["peers"] for node in status["nodes"].values()]
+    return (
+        not status["errors"] and [(each["nodes"], each["answering"]) for each in peers] == [(nodes, nodes - 1)] * nodes
+    )
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_each_node_has_a_mount_until_it_is_unmounted(cluster: RayCluster) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    import growfs.ray
+
+    @ray.remote(num_cpus=0)
+    def content(mount: Any) -> dict[str, bytes]:
+        return {str(file.relative_to(mount.path)): file.read_bytes() for file in mount.path.rglob("*.bin")}
+
+    mount = cluster.mount()
+    try:
+        until(lambda: follows(mount, 3))
+        until(lambda: all(node["state"] == "complete" for node in mount.status()["nodes"].values()))
+        for node in mount.status()["nodes"]:
+            on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+            assert ray.get(content.options(scheduling_strategy=on_node).remote(mount)) == TREE
+        status = mount.status()
+        total = sum(map(len, TREE.values()))
+        assert status["remote_bytes"] + status["peer_bytes"] == 3 * total
+        assert status["peer_bytes"] > 0
+        assert status["coverage"]["files_seen"] == len(TREE)
+        pids = daemons(cluster.folder)
+        assert len(pids) == 3
+        assert cluster.mount().mountpoint == mount.mountpoint
+        assert daemons(cluster.folder) == pids
+        with pytest.raises(GrowfsError, match="or with other options"):
+            growfs.ray.mount(f"{cluster.url}/class0", mount.mountpoint, **cluster.options)
+    finally:
+        mount.unmount()
+    assert not daemons(cluster.folder)
+    with pytest.raises(GrowfsError, match="has not mounted it"):
+        mount.status()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_nothing_stays_of_a_mount_that_fails(cluster: RayCluster) -> None:
+    import growfs.ray
+
+    with pytest.raises(GrowfsError, match="3 of 3 nodes could not mount"):
+        growfs.ray.mount(f"{cluster.url}/none", cluster.folder / "mnt-{node}", **cluster.options)
+    assert not daemons(cluster.folder)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_what_dies_comes_back(cluster: RayCluster, mounted: Any) -> None:
+    import ray
+
+    until(lambda: follows(mounted, 3))
+    node, status = next(iter(mounted.status()["nodes"].items()))
+    pids = daemons(cluster.folder)
+
+    ray.kill(ray.get_actor(f"{mounted.mountpoint} on {node}", "growfs"), no_restart=False)
+    until(lambda: follows(mounted, 3))
+    assert daemons(cluster.folder) == pids
+
+    os.kill(status["pid"], signal.SIGKILL)
+    until(lambda: follows(mounted, 3))
+    assert len(daemons(cluster.folder) & pids) == 2
+
+    ray.kill(ray.get_actor(mounted.mountpoint, "growfs"), no_restart=False)
+    until(lambda: follows(mounted, 3))
+    assert len(daemons(cluster.folder)) == 3
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_the_mounts_follow_nodes_that_leave_and_join(cluster: RayCluster, mounted: Any) -> None:
+    until(lambda: follows(mounted, 3))
+    cluster.cluster.remove_node(next(iter(cluster.cluster.worker_nodes)))
+    until(lambda: follows(mounted, 2))
+    cluster.add_node()
+    until(lambda: follows(mounted, 3))
