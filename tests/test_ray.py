@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +20,11 @@ from growfs.client.node_mount import ClusterMountRequest, NodeMount, cluster_sta
 from growfs.daemon.launch import stop
 from growfs.daemon.running import running
 from growfs.errors import GrowfsError, UsageError
+from tests.frameworks.harness import ENV
 from tests.harness import make_tree, until
 from tests.servers import S3Server
 
+ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 OTHER = "127.0.0.1:9"
 TREE = {f"class{number % 3}/{number:02}.bin": os.urandom(10_000) for number in range(30)}
@@ -126,6 +132,7 @@ class RayCluster:
         from ray.cluster_utils import Cluster
 
         self.folder = folder
+        self.bucket = s3.bucket
         self.url = f"s3://{s3.bucket}/ray"
         for name, data in TREE.items():
             s3.put(f"ray/{name}", data)
@@ -140,6 +147,15 @@ class RayCluster:
             self.add_node()
         self.cluster.wait_for_nodes()
 
+    def run(self, recipe: str, prefix: str, *arguments: str) -> str:
+        """What a program prints that mounts on this cluster, as it was written for any."""
+        words = [f"s3://{self.bucket}/{prefix}", f"{self.folder}/mnt-{{node}}", "--cache-size=1GB", *arguments]
+        command = [sys.executable, f"tools/recipes/{recipe}.py", f"--cache-dir={self.folder}/cache-{{node}}", *words]
+        env = {**os.environ, "RAY_ADDRESS": str(self.cluster.address)}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def add_node(self) -> Any:
         return self.cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20, include_dashboard=False)
 
@@ -152,13 +168,16 @@ class RayCluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server) -> Iterator[RayCluster]:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install growfs[ray]")
-    made = RayCluster(tmp_path_factory.mktemp("ray"), rclone_s3)
-    try:
-        ray.init(made.cluster.address, log_to_driver=False)
-        yield made
-    finally:
-        ray.shutdown()
-        made.cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**rclone_s3.env, "PYTHONPATH": ENV["PYTHONPATH"], "OMP_NUM_THREADS": "1"}.items():
+            patch.setenv(name, value)  # which the nodes inherit
+        made = RayCluster(tmp_path_factory.mktemp("ray"), rclone_s3)
+        try:
+            ray.init(made.cluster.address, log_to_driver=False)
+            yield made
+        finally:
+            ray.shutdown()
+            made.cluster.shutdown()
 
 
 @pytest.fixture
@@ -259,3 +278,39 @@ def test_the_mounts_follow_nodes_that_leave_and_join(cluster: RayCluster, mounte
     until(lambda: follows(mounted, 2))
     cluster.add_node()
     until(lambda: follows(mounted, 3))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("default")
+def test_the_recipe_for_ray_train(cluster: RayCluster, rclone_s3: S3Server, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("pydantic")  # of ray[train]
+    put_images(rclone_s3, "ray-train")
+    printed = cluster.run("ray_train", "ray-train", "--workers=3", "--loaders=0", "--epochs=2", f"--results={tmp_path}")
+    assert re.search(r"epoch 2: \d+ files on the node of rank 0, loss", printed)
+    assert re.search(r"3 nodes read [1-9][\d,]+ bytes from the remote, and [1-9][\d,]+ from one another", printed)
+    assert not daemons(cluster.folder)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("default")
+def test_the_recipe_for_ray_data(cluster: RayCluster, rclone_s3: S3Server) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    put_images(rclone_s3, "ray-data/images")
+    for number in range(3):
+        sink = pyarrow.BufferOutputStream()
+        parquet.write_table(pyarrow.table({"x": list(range(100))}), sink)
+        rclone_s3.put(f"ray-data/tables/{number}.parquet", sink.getvalue().to_pybytes())
+    printed = cluster.run("ray_data", "ray-data", "--epochs=2")
+    assert re.search(r"epoch 2: \d+ images, mean \d+\.\d; [123]00 rows", printed)
+    assert not daemons(cluster.folder)
+
+
+def put_images(s3: S3Server, prefix: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for number in range(60):
+        file = io.BytesIO()
+        image.new("RGB", (32, 32), (number, number, number)).save(file, "PNG")
+        s3.put(f"{prefix}/class{number % 3}/{number}.png", file.getvalue())
