@@ -59,7 +59,9 @@ def mount(
     try:
         handle._ask("mount", request)
     except NotMountedError:
-        ray.remote(_Controller).options(name=request.mountpoint, **ACTOR).remote(request, dict(labels or {}))
+        ray.remote(_Controller).options(name=request.mountpoint, get_if_exists=True, **ACTOR).remote(
+            request, dict(labels or {})
+        )
         try:
             handle._ask("mount", request)
         except BaseException:
@@ -238,6 +240,8 @@ class _NodeActor(NodeMount):
 
     def __init__(self, request: ClusterMountRequest) -> None:
         super().__init__(request, ray.util.get_node_ip_address())
+        with suppress(OSError):  # where memory runs out, the kernel ends Ray's workers first: not the daemon, too
+            Path("/proc/self/oom_score_adj").write_text("0")
 
 
 def _text(error: Exception) -> str:

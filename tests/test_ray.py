@@ -112,8 +112,8 @@ def test_a_node_keeps_its_mount_and_finds_it_again(tmp_path: Path) -> None:
 
 def test_a_mount_that_has_begun_is_interrupted(tmp_path: Path) -> None:
     remote = tmp_path / "remote"
-    remote.mkdir()  # training cannot start without a file
-    options = {"cache_size": "1GB", "cache_dir": tmp_path / "cache", "wait_files": 1}
+    make_tree(remote, directories=1, files=1, size=1_000_000)
+    options = {"cache_size": "1GB", "cache_dir": tmp_path / "cache", "bandwidth": "1KB"}
     request = ClusterMountRequest.of(str(remote), str(tmp_path / "mnt"), options, "secret")
     node = NodeMount(request, HOST)
     with ThreadPoolExecutor() as pool:
@@ -227,6 +227,7 @@ def test_each_node_has_a_mount_until_it_is_unmounted(cluster: RayCluster) -> Non
         assert status["coverage"]["files_seen"] == len(TREE)
         pids = daemons(cluster.folder)
         assert len(pids) == 3
+        assert {Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in pids} == {"0\n"}
         assert cluster.mount().mountpoint == mount.mountpoint
         assert daemons(cluster.folder) == pids
         with pytest.raises(GrowfsError, match="or with other options"):

@@ -54,6 +54,7 @@ MAY_TOUCH_DISK = {
     ("growfs.client.node_mount", "mkdir"): "the mountpoint, outside of the cache",
     ("growfs.client.node_mount", "write_text"): "files for the command that mounts, in a temporary folder",
     ("growfs.doctor.cache_disk", "link"): "tries a link, in a temporary folder",
+    ("growfs.ray", "write_text"): "what the kernel ends first, in /proc",
     ("growfs.fuse.mounting", "write_text"): "the read-ahead of the mount, in /sys",
 }
 
