@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tools.diagrams import CACHED, LISTED, NEW, REMOTE, SECOND_ENDS, SECOND_LISTS, rotation
+import pytest
+
+from tools.diagrams import (
+    CACHED,
+    LISTED,
+    NEW,
+    REMOTE,
+    SECOND_ENDS,
+    SECOND_LISTS,
+    days_of_nodes,
+    reads_of_nodes,
+    rotation,
+)
 
 
 def test_one_program_sees_every_file_and_never_more_than_the_cache_holds() -> None:
@@ -18,3 +30,10 @@ def test_nothing_that_a_second_program_saw_is_deleted_while_it_runs() -> None:
     assert saw
     assert all(REMOTE not in states[SECOND_LISTS - 1 : SECOND_ENDS] for states in saw)
     assert any(NEW in states[SECOND_LISTS:SECOND_ENDS] for states in rows)  # the first one goes on rotating
+
+
+def test_nodes_read_the_bucket_as_the_page_of_many_nodes_says() -> None:
+    assert reads_of_nodes(8, [0.2, 1.2]) == [1, 0]
+    assert 1 < reads_of_nodes(8, [0.5], replaced=True)[0] < 2
+    assert days_of_nodes(1000, with_peers=True) == pytest.approx(93, abs=0.5)
+    assert days_of_nodes(1000, with_peers=False) == pytest.approx(2315, abs=1)

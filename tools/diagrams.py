@@ -1,4 +1,5 @@
-"""Draws the pictures of docs/how-it-decides.md, by the rules of a mount in simulated time: python -m tools.diagrams.
+"""Draws the pictures of docs/how-it-decides.md and docs/many-nodes.md, by the rules of a mount in simulated time:
+python -m tools.diagrams.
 
 They need no mount and no network, and are the same at every run.
 """
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from growfs.rotation.circle import first_place
+from growfs.simulation import nodes
 from growfs.simulation.cache import File, MountSettings, Rotating
 from growfs.simulation.plan import TITLES, Point, Workload, simulate_policy
 from growfs.simulation.simulator import SimReader, Simulation
@@ -31,6 +34,10 @@ WORKLOAD = Workload(
     turnover=0.2,
 )
 """The first example of docs/sizing.md."""
+NODES_DATA, NODES_CACHES = 10**16, 0.2
+"""The data that many nodes read, in bytes, and the share of it that all caches together hold."""
+NODE_LINK, BUCKET_LINK = 1.25e9, 50e9
+"""Bytes per second that a node receives, and that the bucket sends to all of them."""
 OPEN_S = 1.0
 LINK = 0.6
 """Files that the link brings while the program reads one."""
@@ -121,6 +128,55 @@ def draw_coverage(seen: Axes, waiting: Axes) -> None:
         axes.grid(alpha=0.3)
 
 
+def reads_of_nodes(count: int, shares: Sequence[float], replaced: bool = False) -> list[float]:
+    """How often nodes read the remote in a pass after the first one, in sizes of the data set.
+
+    shares: of the data, for all caches together. replaced: each of the nodes leaves once in the pass, one after the
+    other, and an empty one joins for it.
+    """
+    found = []
+    for share in shares:
+        cluster = nodes.cluster(count, share / count)
+        nodes.walk(cluster, nodes.FILES)
+        if not replaced:
+            found.append(nodes.walk(cluster, nodes.FILES))
+            continue
+        read = 0.0
+        for number in range(count):
+            others = [node.position for node in cluster if node is not cluster[number]]
+            cluster[number] = nodes.Node(first_place(number, count, share / count, others), cluster[number].room)
+            read += nodes.walk(cluster, nodes.FILES // count)
+        found.append(read)
+    return found
+
+
+def days_of_nodes(count: int, with_peers: bool) -> float:
+    """Days until each of the nodes has seen all of NODES_DATA: what limits is its own link, or that of the bucket."""
+    found = nodes.simulate_nodes(count, NODES_DATA, round(NODES_CACHES * NODES_DATA / count), None)
+    remote = found.first_remote_bytes if with_peers else found.first_alone_bytes
+    return max(NODES_DATA / NODE_LINK, remote / BUCKET_LINK) / 86_400
+
+
+def draw_nodes(reads: Axes, times: Axes) -> None:
+    """Reads of the remote in a pass, over the size of the caches; days until each node saw all, over their number."""
+    shares = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3]
+    of_8 = [share for share in shares if share >= 0.1]  # several of the model's files in each cache
+    for count, replaced, of_all in ((8, False, of_8), (8, True, of_8), (64, False, [0.2, 0.5, 0.9, 1.2])):
+        label = f"{count} nodes" + ", each replaced once in the pass" * replaced
+        style = "o" if count > nodes.MODEL_NODES else "-"
+        reads.plot([100 * share for share in of_all], reads_of_nodes(count, of_all, replaced), style, label=label)
+    reads.plot([1, 99.9, 100], [1, 1, 1], ":", label="1 node")
+    reads.set(ylabel="a later pass reads the bucket, times", ylim=(-0.05, 2.8), xlim=(0, 130))
+    reads.set(xlabel="all caches together hold, % of the data")
+    counts = [1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1000]
+    for with_peers, label in ((True, "with --peers"), (False, "without")):
+        times.plot(counts, [days_of_nodes(count, with_peers) for count in counts], ".-", label=label)
+    times.set(ylabel="days until each node has seen all", xlabel="nodes", xscale="log", yscale="log")
+    for axes in (reads, times):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+
+
 def main() -> None:
     """Write the pictures."""
     import matplotlib as mpl
@@ -142,6 +198,10 @@ def main() -> None:
     draw_coverage(*axes)
     axes[0].legend()
     figure.savefig(DOCS / "coverage.svg", metadata={"Date": None})
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    draw_nodes(*axes)
+    figure.savefig(DOCS / "many-nodes.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
