@@ -9,6 +9,12 @@ from __future__ import annotations
 
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
+STREAMS_FIRST_LARGE = 24
+"""The same where the first file is large. New connections become fast by doubling what they send in each round trip
+(RFC 5681): with 100 ms, those of 24 fill a link of 125 MB/s 0.3 s sooner than those of 16. The parts of a smaller file
+are too few for that: some streams would take those of the next one, and the first would arrive later.
+"""
+LARGE_BYTES = 128 << 20
 STREAMS_MAX = 128
 GAIN_MIN = 0.25
 """More streams are kept where the rate grows by at least this fraction of their own growth."""
@@ -38,10 +44,17 @@ class ConcurrencyController:
 
     def __init__(self) -> None:
         self.streams = STREAMS_FIRST
+        self._has_begun = False
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = FIRST_REST_PERIODS
         self._declined = False  # fewer lowered the rate the last time
         self._up = False
+
+    def begin_file(self, bytes: int) -> None:
+        """Begin to fetch a file. The first one says what the others are like."""
+        if not self._has_begun and bytes >= LARGE_BYTES:
+            self.streams = STREAMS_FIRST_LARGE
+        self._has_begun = True
 
     def update(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
         """End a period; returns the number of streams from now on.

@@ -8,9 +8,11 @@ import pytest
 
 from growfs.scheduler.concurrency import (
     FIRST_REST_PERIODS,
+    LARGE_BYTES,
     REST_PERIODS,
     STEP_SHARE,
     STREAMS_FIRST,
+    STREAMS_FIRST_LARGE,
     STREAMS_MAX,
     STREAMS_MIN,
     ConcurrencyController,
@@ -42,6 +44,21 @@ def test_the_controller_uses_the_link(link: float, each: float, seed: int) -> No
     streams = Link(link, each, seed).drive(controller, 2 * PERIODS)[PERIODS:]
     used = sum(min(link, count * each) for count in streams) / len(streams)
     assert used >= 0.9 * min(link, STREAMS_MAX * each), streams
+
+
+@pytest.mark.parametrize(
+    ("sizes", "streams"),
+    [
+        ([LARGE_BYTES, 1], STREAMS_FIRST_LARGE),
+        ([LARGE_BYTES - 1, LARGE_BYTES], STREAMS_FIRST),
+        ([1, LARGE_BYTES], STREAMS_FIRST),
+    ],
+)
+def test_the_first_file_says_how_many_streams_there_are_at_first(sizes: list[int], streams: int) -> None:
+    controller = ConcurrencyController()
+    for size in sizes:
+        controller.begin_file(size)
+    assert controller.streams == streams
 
 
 def test_a_full_link_gets_no_new_connections_at_first() -> None:

@@ -16,7 +16,7 @@ from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, RemoteBusy, UsageError
 from growfs.remote.protocol import Fetched
 from growfs.remote.rate_limits import SharedLimits
-from growfs.scheduler.concurrency import STREAMS_FIRST
+from growfs.scheduler.concurrency import LARGE_BYTES, STREAMS_FIRST, STREAMS_FIRST_LARGE
 from growfs.scheduler.dispatcher import (
     AHEAD_BYTES,
     AHEAD_FILES,
@@ -181,6 +181,13 @@ async def test_few_files_are_spread_over_the_workers(files: int, size: int) -> N
         counts = [len(worker.requests) for worker in scene.pool.all]
         assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
         assert scene.pool.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
+
+
+async def test_a_large_first_file_gets_more_streams() -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue("large", size=LARGE_BYTES)
+        await quiet()
+        assert scene.pool.limits.streams == STREAMS_FIRST_LARGE
 
 
 async def test_a_larger_file_counts_by_its_bytes() -> None:
