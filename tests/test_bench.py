@@ -49,6 +49,7 @@ EXPECTED = {
     "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
     "producers": ["copied, of fetched", "computed by 1"],
     "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
+    "stores": ["s3://", "http://, of s3://", "webdav://, of s3://"],
     "far": ["shards, growfs, of the link's rate", "small files, s5cmd cp"],
     "stalls": [
         "files, no room for a miss",

@@ -48,6 +48,7 @@ from tools.benchmarks import (
     small_files,
     stalls,
     start,
+    stores,
     walk,
     while_filling,
 )
@@ -75,6 +76,7 @@ BENCHMARKS = {
     "producers": producers,
     "small-fetch": small_fetch,
     "far": far,
+    "stores": stores,
     "while-filling": while_filling,
     "stalls": stalls,
     "nodes": nodes,

@@ -45,12 +45,17 @@ RCLONE_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The bucket NAME on a server, and its contents. certificate: the one to trust if the server uses TLS."""
+    """What a server has: the bucket NAME, if it is not another store. certificate: to trust if the server uses TLS.
+
+    flags: with which growfs reaches a store that is not S3 at the server's endpoint.
+    """
 
     server: Server
     files: int
     bytes: int
     certificate: Certificate | None = None
+    url: str = f"s3://{NAME}"
+    flags: Sequence[object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ def growfs_mount(engine: str, *more: object) -> Contender:
     """A mount with an empty cache that the whole bucket fits into. more: flags."""
 
     def copy(source: Source, folder: Path) -> CopyRun:
-        flags: list[object] = ["--engine", engine, "--endpoint-url", source.server.endpoint, "--refresh", 0]
+        there = ["--endpoint-url", source.server.endpoint] if source.flags is None else source.flags
+        flags: list[object] = ["--engine", engine, *there, "--refresh", 0]
         flags += ["--cache-size", 2 * source.bytes + (1 << 30), "--wait-files", source.files, *more]
         if source.certificate:
             flags += ["--storage-option", f"client_kwargs.verify={source.certificate.file}"]
@@ -123,7 +129,7 @@ def growfs_mount(engine: str, *more: object) -> Contender:
                 with first_connection(source.server.pid, on_connection):
                     run(group.command(command))
 
-            with mounted(f"s3://{NAME}", folder, *flags, start=start) as mount:
+            with mounted(source.url, folder, *flags, start=start) as mount:
                 cpu_s = group.cpu_s()
                 if not first:
                     raise BenchError("growfs mounted without a connection to the server")

