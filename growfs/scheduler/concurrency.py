@@ -14,7 +14,7 @@ STREAMS_FIRST_LARGE = 24
 (RFC 5681): with 100 ms, those of 24 fill a link of 125 MB/s 0.3 s sooner than those of 16. The parts of a smaller file
 are too few for that: some streams would take those of the next one, and the first would arrive later.
 """
-LARGE_BYTES = 128 << 20
+LARGE_BYTES = 256 << 20
 STREAMS_MAX = 128
 GAIN_MIN = 0.25
 """More streams are kept where the rate grows by at least this fraction of their own growth."""
