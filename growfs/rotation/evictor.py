@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import sqlite3
 import sys
 from collections import Counter
@@ -33,6 +34,8 @@ CHECKED_FILES_MAX = 1000
 """Files that are checked in one step for whether they are open or mapped: 2 us each."""
 EXCESS_POLL_S = 2.0
 """How often eviction is tried again while the cache exceeds its quota: a mapping may end unnoticed."""
+WARN_EVERY_S = 60.0
+"""How often the log says that the disk refuses to evict: each draw and each miss tries it again."""
 BATCH_PARTS = 500
 """A draw evicts up to one part in 500 of the cache at a time, where so much is delisted: each time costs a commit."""
 
@@ -56,6 +59,7 @@ class Evictor:
         self._generations = generations
         self._holds = holds
         self._making_room = trio.Lock()
+        self._warns_from = -math.inf
         self.awaited: Callable[[Sequence[int]], bool] = lambda ids: False
 
     @property
@@ -191,7 +195,9 @@ class Evictor:
         try:
             await self._store.evict(ids, return_to_pass)
         except sqlite3.DatabaseError as error:  # nothing is freed, and the caller waits for room
-            log.warning("no room could be made: %s", error)
+            if trio.current_time() >= self._warns_from:
+                log.warning("no room could be made: %s; look at the cache's disk (dmesg)", error)
+                self._warns_from = trio.current_time() + WARN_EVERY_S
 
 
 def _pick(candidates: Candidates, in_use: Container[int], most: int, need: int, ample: int, ask: Query) -> list[int]:

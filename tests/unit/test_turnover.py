@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -573,6 +574,26 @@ async def test_what_no_reader_waits_for_evicts_nothing_that_is_held(scene: Turno
     assert await scene.cache.evictor.reserve_by_eviction(BLOCK, spares_held=True) is None
     assert await scene.cache.evictor.reserve_by_eviction(BLOCK)
     assert scene.resident() == "23"
+
+
+async def test_a_disk_that_refuses_to_evict_is_logged_once_a_minute(
+    scene: TurnoverScene,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Every draw and every miss tries it again."""
+
+    async def refuse(ids: list[int], return_to_pass: bool = False) -> None:
+        raise sqlite3.DatabaseError("disk I/O error")
+
+    await show_all(scene, "1234")
+    monkeypatch.setattr(scene.store, "evict", refuse)
+    for times in (1, 2):
+        for _ in range(3):
+            assert await scene.cache.reserve_by_eviction(BLOCK, Holds()) is None
+        assert caplog.text.count("no room could be made: disk I/O error") == times
+        mock_clock.jump(60)
 
 
 async def test_a_listed_file_that_a_miss_evicts_may_be_drawn_again(scene: TurnoverScene) -> None:
