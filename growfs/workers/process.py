@@ -14,7 +14,7 @@ from pathlib import Path
 NICENESS_MAX = 19
 IDLE_GROUP = "growfs"
 STARVATION_CHECK_S = 2.0
-STARVED_S = 0.05
+STARVED_S = 0.2
 """A process is starved if it ran for less than this between two checks, and waited for a core during that time."""
 IDLE_PAUSE_S = 30.0
 """A starved process leaves the idle group for this long, and is only nice meanwhile."""
