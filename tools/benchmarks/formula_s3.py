@@ -2,8 +2,8 @@
 
 `python -m tools.benchmarks.formula_s3 KEYS SIZE DELAY_S PER_DIRECTORY` serves the bucket 'formula' on loopback, prints
 its URL, and runs until it is terminated. Each listing page is delayed by DELAY_S. With 1000 keys per directory, key
-number n is d{n // 1000}/f{n % 1000}.bin; keys sort as their numbers do. It supports ListObjectsV2 (with the delimiter
-/), HEAD and GET, and ignores credentials.
+number n is d{n // 1000}/f{n % 1000}.bin; keys sort as their numbers do. It supports ListObjectsV2 and ListObjects (with
+the delimiter /), HEAD and GET, and ignores credentials.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Formula(BaseHTTPRequestHandler):
             return
         query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
         prefix = query.get("prefix", "")
-        after = query.get("continuation-token") or query.get("start-after", "")
+        after = query.get("continuation-token") or query.get("marker") or query.get("start-after", "")
         if query.get("delimiter") == "/" and "/" not in prefix:
             self._list_directories(prefix, after)
         else:
@@ -89,7 +89,7 @@ class Formula(BaseHTTPRequestHandler):
 
     def _answer_page(self, prefix: str, count: int, next: str, contents: str) -> None:
         """next: the last name of the page where there are more; else empty."""
-        token = f"<NextContinuationToken>{next}</NextContinuationToken>" if next else ""
+        token = f"<NextContinuationToken>{next}</NextContinuationToken><NextMarker>{next}</NextMarker>" if next else ""
         self._answer(
             200,
             (

@@ -178,7 +178,7 @@ def beside_filling(setting: Setting) -> None:
 # 6. The catalog.
 
 CATALOG = "catalog"
-KEYS = (10_000, 100_000, 1_000_000)
+KEYS = (10_000, 100_000, 1_000_000, 10_000_000)
 KEY_BYTES = 1000
 
 
