@@ -101,10 +101,13 @@ def preload(spec: RemoteSpec) -> None:
     open_remote(spec)
     from growfs.remote.stores.fsspec import store_of
 
-    if store_of(spec.url) == "s3" and not (spec.producer and spec.producer.seed is not None):
+    store = store_of(spec.url)
+    if store == "s3" and not (spec.producer and spec.producer.seed is not None):
         from growfs.remote.stores.s3 import client
 
         client.preload()
+    elif store == "webdav":
+        import httpcore  # noqa: F401 - its first client does so otherwise
 
 
 def preload_transfer() -> None:

@@ -362,8 +362,7 @@ class Proxy:
             def do_GET(self) -> None:
                 proxy._handle(Exchange(proxy, Request(self.command, unquote(self.path), self.headers), self))
 
-            def do_HEAD(self) -> None:
-                self.do_GET()
+            do_HEAD = do_PROPFIND = do_GET  # noqa: N815
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

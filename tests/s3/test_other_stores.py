@@ -11,15 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from growfs.remote import open_remote
+from growfs.remote.protocol import FetchTask, RemoteSpec
 from tests.harness import Growfs, until
 from tests.s3.proxy import proxy_to, s3_error
 from tests.servers import free_port, running, serving
 from tests.store_servers import (
     HUB_TOKEN,
+    Nginx,
     Store,
     azure_container,
     google_bucket,
@@ -97,6 +101,20 @@ def test_changes_of_the_remote_appear_in_the_mount(growfs: Growfs, store: Store)
         store.put("d/changes", b"D/CHANGES AND GROWS")
         until(lambda: (growfs.mountpoint / "d/changes").read_bytes() == b"D/CHANGES AND GROWS")
     assert (growfs.mountpoint / "e/new").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("options", [{}, {"auth": ["user", "pa%ss"]}])
+def test_a_file_of_webdav_is_fetched_by_its_get_alone(nginx: Nginx, tmp_path: Path, options: dict[str, Any]) -> None:
+    name = f"webdav-{uuid4().hex[:8]}"
+    nginx_folder(nginx, name, webdav=True).put("large", data := random.Random(5).randbytes(LARGE))
+    with proxy_to(nginx.url) as proxy:
+        remote = open_remote(RemoteSpec(f"webdav://{name}", {"base_url": f"{proxy.url}/dav/", **options}))
+        [file] = [file for page in remote.pages() for file in page.files]
+        proxy.requests.clear()
+        remote.fetch(FetchTask(file, tmp_path / "target"))
+        assert (tmp_path / "target").read_bytes() == data
+        assert {request.method for request in proxy.requests} == {"GET"}
+        assert len([request.headers["Range"] for request in proxy.requests]) > 1
 
 
 @pytest.mark.parametrize(

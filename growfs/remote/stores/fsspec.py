@@ -111,7 +111,7 @@ class FsspecRemote:
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
-            return self._verified(file, self._file_from_headers(file.path, size, headers) or self.stat(file.path))
+            return self._verified(file, self._file_from_headers(file, size, headers) or self.stat(file.path))
 
         if self._downloader.usable:
             to_error = partial(translate, where=self._url(file.path), store=self.store, secrets=self._secrets)
@@ -166,7 +166,7 @@ class FsspecRemote:
             return None
 
         def check(size: int, headers: Headers) -> RemoteFile | None:
-            now = self._file_from_headers(file.path, size, headers)
+            now = self._file_from_headers(file, size, headers)
             return now and self._verified(file, now)
 
         try:
@@ -189,19 +189,23 @@ class FsspecRemote:
         """A freshly signed GET or HEAD of path. Raises any error if there cannot be one."""
         if method != "GET":
             raise FallBack("no HEAD", counts=False)
-        return self._signed(self.fs, self._key(path))
+        fs = self._shared[0] if self.store in PLAIN_GETS else self.fs  # these only read what it holds
+        return self._signed(fs, self._key(path))
 
     @cached_property
     def _signed(self) -> Callable[[Any, str], HttpRequest]:
         return PLAIN_GETS.get(self.store, lambda fs, key: HttpRequest(fs.sign(key, expiration=SIGNED_S)))
 
-    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        """The file that the headers of a GET describe; None if they lack what a listing has."""
+    def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        """The version of a file that the headers of a GET describe; None if they lack what its listing has."""
         if headers.get("content-encoding", "identity") != "identity":
             raise FallBack("encoded")
         if generation := headers.get("x-goog-generation"):
-            return RemoteFile(path, size, to_ns(headers.get("last-modified")), generation)
-        return file_from_headers(path, size, headers) if self.store == "az" else None
+            return RemoteFile(file.path, size, to_ns(headers.get("last-modified")), generation)
+        now = file_from_headers(file.path, size, headers)
+        if self.store == "webdav" and now.version != file.version:  # some servers list no ETags, but send them
+            now = file_from_headers(file.path, size, {**headers, "etag": ""})
+        return now if self.store == "az" or (self.store == "webdav" and now.version == file.version) else None
 
     @cached_property
     def _downloader(self) -> RangeDownloader:

@@ -73,10 +73,10 @@ class HubRemote(FsspecRemote):
         self._linked[file.path] = found.etag
         return HttpRequest(found.location)  # the token is for the hub alone
 
-    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_from_headers(path, size, headers)
-        version = self._linked.pop(path, "") or headers.get("etag", "").removeprefix("W/").strip('"')
-        return RemoteFile(path, size, None, version)
+    def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_from_headers(file, size, headers)
+        version = self._linked.pop(file.path, "") or headers.get("etag", "").removeprefix("W/").strip('"')
+        return RemoteFile(file.path, size, None, version)
 
     def _metadata(self, path: str) -> Any:
         from huggingface_hub import get_hf_file_metadata

@@ -40,7 +40,8 @@ def azure(fs: Any, key: str) -> HttpRequest:
 def webdav(fs: Any, key: str) -> HttpRequest:
     """With a name and a password, if there are any."""
     http, auth = fs.client.http, fs.storage_options.get("auth")
-    if fs.storage_options.keys() - {"base_url", "auth"} or not (auth is None or isinstance(auth, (list, tuple))):
+    is_plain = auth is None or isinstance(auth, (list, tuple))
+    if fs.storage_options.keys() - {"base_url", "auth", "timeout"} or not is_plain:
         raise FallBack("an option that only the library knows")
     headers = {}
     if auth:

@@ -46,11 +46,11 @@ class HttpRemote(FsspecRemote):
             headers["Authorization"] = f"Basic {b64encode(password).decode()}"
         return HttpRequest(str(url.with_user(None)), headers)
 
-    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_from_headers(path, size, headers)
+    def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_from_headers(file, size, headers)
         if "etag" not in headers and ("content-md5" in headers or "digest" in headers):
             return None  # a range has a version of its own
-        return file_from_headers(path, size, headers)
+        return file_from_headers(file.path, size, headers)
 
     def _list_folder(self, folder: str) -> list[Entry]:
         page = self._key(folder and f"{folder}/")

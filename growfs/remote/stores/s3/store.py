@@ -237,8 +237,8 @@ class S3Remote(FsspecRemote):
             raise FallBack("an option that only the library knows")
         return signed
 
-    def _file_from_headers(self, path: str, size: int, headers: Headers) -> RemoteFile | None:
-        return file_from_headers(path, size, headers)
+    def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        return file_from_headers(file.path, size, headers)
 
     def _trusted(self) -> ssl.SSLContext:
         """As in botocore: the option `verify`, else AWS_CA_BUNDLE or ca_bundle in ~/.aws/config, else the system's."""
