@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from growfs.errors import (
@@ -42,10 +42,15 @@ _NO_CREDENTIALS = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
     | {"DefaultCredentialsError", "CredentialUnavailableError", "ProfileNotFound"}
 )
-_WRONG_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+_WRONG_KEYS = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}  # of S3
+    | {"AuthenticationFailed"}  # of Azure
+)
 _REFUSED = frozenset({"PermissionError", "RefreshError", "ClientAuthenticationError", "GatedRepoError"})
 _NOT_THERE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
 _CERTIFICATE = frozenset({"SSLCertVerificationError", "ClientConnectorCertificateError"})
+
+_NO_SECRETS = frozenset({"endpoint_url", "endpoint", "base_url", "region_name", "project", "profile"})
 
 LOGIN = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket",
@@ -67,7 +72,7 @@ def secrets_in(options: Any, key: str = "") -> Iterator[str]:
     elif isinstance(options, (list, tuple)):
         for value in options:
             yield from secrets_in(value, key)
-    elif isinstance(options, str) and key not in ("endpoint_url", "endpoint", "region_name", "project", "profile"):
+    elif isinstance(options, str) and (key not in _NO_SECRETS or "@" in options):  # a URL with a password
         yield options
 
 
@@ -77,8 +82,18 @@ def userinfo(url: str) -> list[str]:
     return [found[1].split(":", 1)[-1], found[1]] if found else []
 
 
-def translate(error: BaseException, where: str, store: str, secrets: Collection[str] = ()) -> GrowfsError:
-    """The GrowfsError that says what happened, to which URL (`where`), and what to do. store: 's3', 'gs', ..."""
+def translate(
+    error: BaseException,
+    where: str,
+    store: str,
+    secrets: Collection[str] = (),
+    server: str = "",
+    credentials: Callable[[], str] = str,
+) -> GrowfsError:
+    """The GrowfsError that says what happened, to which URL (`where`), and what to do. store: 's3', 'gs', ...
+
+    server: the URL of the store's server, if the user gave it. credentials: says where they come from, or nothing.
+    """
     if isinstance(error, GrowfsError):
         return error
     chain = list(_causes(error))
@@ -88,24 +103,40 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
     if any(type(link) is OSError and str(link).startswith("Forbidden: ") for link in chain):
         status = 403  # gcsfs says it in this text alone
     where = clean(where, secrets)
-    texts = (str(link).strip() for link in chain if not isinstance(link, FileNotFoundError))  # its text is only a name
-    detail = clean(next(filter(None, texts), type(error).__name__), secrets)
+    texts = (_text(link) for link in chain if not isinstance(link, FileNotFoundError))  # its text is only a name
+    detail = next(filter(None, texts), type(error).__name__)
+    detail = clean(detail.partition("\nRequestId:")[0], secrets)  # Azure's texts go on with numbers
     login = LOGIN.get(store, "see --storage-option")
+    place = clean(_place(store, server), secrets)
+
+    def denied(what: str, advice: str = "") -> RemoteDenied:
+        found = credentials()
+        return RemoteDenied(f"{where}: {what}{found and f'; credentials: {clean(found, secrets)}'}; {advice}{login}")
+
     if "NoSuchBucket" in codes:
         return BucketMissing(f"{where}: no such bucket; check the name and --endpoint-url")
     if names & _NO_CREDENTIALS:
         why = "" if "NoCredentialsError" in names else f" ({detail})"
         return RemoteDenied(f"{where}: no credentials found{why}; {login}")
-    if codes & _WRONG_KEYS:
-        return RemoteDenied(f"{where}: the credentials are wrong or have expired ({detail}); {login}")
+    if codes & _WRONG_KEYS or "AzureSigningError" in names:
+        return denied(f"the credentials are wrong or have expired ({detail})")
+    if "ClientAuthenticationError" in names and not status:  # of azure-identity, which asked all that may have some
+        return RemoteDenied(f"{where}: no credentials found; {login}")
     if names & _CERTIFICATE:
-        return RemoteError(f"{where}: the server's certificate is not trusted ({detail}); check --endpoint-url")
+        why = next(filter(None, (getattr(link, "verify_message", "") for link in chain)), detail)
+        variable = "AWS_CA_BUNDLE" if store == "s3" else "SSL_CERT_FILE"
+        return RemoteError(
+            f"{where}: the server's certificate is not trusted ({why}); check {place};"
+            f" for a server of your own set {variable} to the file of its certificate"
+        )
     if status in _BUSY_STATUS or codes & _BUSY_CODES or (status >= 500 and status != 501):
         return RemoteBusy(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
     if "RepositoryNotFoundError" in names and "GatedRepoError" not in names:
-        return RemoteDenied(f"{where}: no such repository, or it is private; check the name; {login}")
+        return denied("no such repository, or it is private", "check the name; ")
     if status in (401, 403):
-        return RemoteDenied(f"{where}: access denied ({status}: {detail}); check its permissions; {login}")
+        return denied(f"access denied ({status}: {detail})", "check its permissions; ")
+    if status in (405, 501) and store == "webdav":
+        return RemoteError(f"{where}: its server has no WebDAV there; check {place}")
     if status in (404, 410):
         return RemoteMissing(f"{where}: no such file or folder; check the URL")
     if status == 412:
@@ -113,15 +144,21 @@ def translate(error: BaseException, where: str, store: str, secrets: Collection[
     if "ChecksumMismatch" in names:
         return RemoteBusy(f"{where}: damaged on the way: {detail}; try again, and look at the network and the disk")
     if names & _BUSY:
-        place = {"http": "the URL", "webdav": "the option base_url"}.get(store, "--endpoint-url")
         return RemoteBusy(f"{where}: cannot reach the server ({detail}); check the network and {place}")
     if names & _REFUSED:
-        return RemoteDenied(f"{where}: access denied ({detail}); {login}")
+        return denied(f"access denied ({detail})")
     if names & _NOT_THERE:
         return RemoteMissing(f"{where}: no such file or folder; check the URL")
     if isinstance(error, ImportError):
         return UsageError(f"{where}: {detail}")
     return RemoteError(f"{where}: {type(error).__name__}: {detail}; check the URL and the options")
+
+
+def _place(store: str, server: str) -> str:
+    """Where the user says which server it is."""
+    names = {"http": "the URL", "webdav": "the option base_url", "az": "--endpoint-url or the connection string"}
+    name = "--endpoint-url" if server and store == "az" else names.get(store, "--endpoint-url")
+    return f"{name} {server}".strip()
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -132,10 +169,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
+def _text(error: BaseException) -> str:
+    """What happened, without the URL and the status where the library has it so."""
+    words = getattr(error, "server_message", "")  # of huggingface_hub
+    if type(error).__name__ == "ClientResponseError":  # of aiohttp
+        words = getattr(error, "message", "")
+    return str(words or error).strip()
+
+
 def _code(error: BaseException) -> str:
     response = getattr(error, "response", None)  # botocore's is a dict, requests's is not
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else getattr(error, "error_code", None)
-    return str(code or "")
+    return str(getattr(code, "value", code) or "")  # Azure's are members of an enumeration
 
 
 def _status(error: BaseException) -> int:

@@ -6,6 +6,7 @@ import http.server
 import logging
 import os
 import pickle
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from growfs.errors import (
     RemoteError,
     UsageError,
 )
-from growfs.remote import open_remote
+from growfs.remote import open_remote, open_store
 from growfs.remote.errors import translate
 from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
@@ -273,3 +274,78 @@ def test_a_failed_precondition_means_the_file_changed() -> None:
     error = OSError("x")
     error.response = {"ResponseMetadata": {"HTTPStatusCode": 412}}  # type: ignore[attr-defined]
     assert type(translate(error, "s3://b/x", "s3")) is RemoteChanged
+
+
+class Refused(Exception):
+    """A client library's error with a status, and Azure's with a code."""
+
+    def __init__(self, status: int, code: str = "") -> None:
+        super().__init__("no\nRequestId:1")
+        self.status, self.error_code = status, code
+
+
+class ClientAuthenticationError(Exception):
+    """By its name as azure-identity's, which has no status."""
+
+
+class ClientResponseError(Exception):
+    """By its name as aiohttp's."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"401, message={message!r}, url='http://h/'")
+        self.message, self.status = message, 401
+
+
+def untrusted() -> Exception:
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] and much more")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "store", "server", "message"),
+    [
+        (ConnectionError("refused"), "s3", "http://h:1", "(refused); check the network and --endpoint-url http://h:1"),
+        (ConnectionError("refused"), "webdav", "http://h/", "and the option base_url http://h/"),
+        (ConnectionError("refused"), "az", "", "and --endpoint-url or the connection string"),
+        (ConnectionError("refused"), "az", "https://h", "the network and --endpoint-url https://h"),
+        (untrusted(), "s3", "https://h", "(self-signed certificate); check --endpoint-url https://h; for a server"),
+        (untrusted(), "s3", "", "for a server of your own set AWS_CA_BUNDLE"),
+        (Refused(405), "webdav", "https://h/", "u: its server has no WebDAV there; check the option base_url https://h/"),
+        (ClientResponseError("Unauthorized"), "http", "", "access denied (401: Unauthorized); credentials"),
+        (untrusted(), "http", "", "check the URL; for a server of your own set SSL_CERT_FILE"),
+        (Refused(403), "hf", "", "denied (403: no); credentials: HF_TOKEN in the environment; check its"),
+        (Refused(403, "AuthenticationFailed"), "az", "", "have expired (no); credentials: HF_TOKEN in"),
+        (ClientAuthenticationError("a page of text"), "az", "", "no credentials found; set AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)  # fmt: skip
+def test_a_message_names_the_server_the_credentials_and_what_to_do(
+    error: Exception, store: str, server: str, message: str
+) -> None:
+    assert message in str(
+        translate(error, "u", store, server=server, credentials=lambda: "HF_TOKEN in the environment")
+    )
+
+
+def test_the_server_of_webdav_is_named_without_a_password() -> None:
+    def store(server: str) -> FsspecRemote:
+        return open_store(RemoteSpec("webdav://x", {"base_url": server}))
+
+    with pytest.raises(RemoteBusy, match="base_url https://h:1/dav/"), store("https://h:1/dav/").translating():
+        raise ConnectionError("refused")
+    with pytest.raises(RemoteDenied, match="credentials: none; check"), store("https://h:1/dav/").translating():
+        raise Refused(401)
+    with pytest.raises(RemoteBusy) as caught, store(f"https://me:{SECRET}@h:1/dav/").translating():
+        raise ConnectionError(f"https://me:{SECRET}@h:1/dav/")
+    assert SECRET not in str(caught.value)
+
+
+def test_the_store_says_which_credentials_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", SECRET)
+    store = open_store(RemoteSpec("az://c"))
+    with (
+        pytest.raises(RemoteDenied, match="credentials: AZURE_STORAGE_SAS_TOKEN in the environment") as caught,
+        store.translating(),
+    ):
+        raise Refused(403)
+    assert SECRET not in str(caught.value)

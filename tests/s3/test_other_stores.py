@@ -122,7 +122,11 @@ def test_a_file_of_webdav_is_fetched_by_its_get_alone(nginx: Nginx, tmp_path: Pa
     [
         ("azure", "az://no-such-container", "no such file or folder; check the URL"),
         ("google", "gs://no-such-bucket", "no such file or folder; check the URL"),
-        ("hub", "hf://datasets/growfs/nothing", "no such repository, or it is private; check the name; set HF_TOKEN"),
+        (
+            "hub",
+            "hf://datasets/growfs/nothing",
+            "no such repository, or it is private; credentials: none, because of --anon; check the name; set HF_TOKEN",
+        ),
         ("webdav", "webdav://no-such-folder", "no such file or folder; check the URL"),
     ],
 )

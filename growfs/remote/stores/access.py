@@ -37,4 +37,4 @@ def credentials_of(store: str, has_options: bool, anon: bool) -> str:
     found = [name for name in VARIABLES.get(store, ()) if os.environ.get(name)]
     if found:
         return f"{found[0]} in the environment"
-    return "none" if store == "http" else "left to the store's library"
+    return "none" if store in ("http", "webdav") else "left to the store's library"

@@ -19,7 +19,7 @@ from types import MethodType
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from growfs.errors import RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
+from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
 from growfs.remote.http.connection import (
     TIMEOUTS,
@@ -114,7 +114,7 @@ class FsspecRemote:
             return self._verified(file, self._file_from_headers(file, size, headers) or self.stat(file.path))
 
         if self._downloader.usable:
-            to_error = partial(translate, where=self._url(file.path), store=self.store, secrets=self._secrets)
+            to_error = partial(self._translated, path=file.path)
             with suppress(FallBack):
                 return HttpStream(self._downloader, partial(self._sign, file), start, check, to_error)
         return self._open_by_library(file, start)
@@ -133,7 +133,8 @@ class FsspecRemote:
         server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if is_web else ""
         if is_web and parts.username:
             return Access(server, "in the URL")
-        return Access(server, credentials_of(self.store, bool(self.spec.storage_options), self.spec.anon))
+        has_options = bool(self.spec.storage_options.keys() - {"base_url"})
+        return Access(server, credentials_of(self.store, has_options, self.spec.anon))
 
     def is_proxied(self, server: str) -> bool:
         """Whether requests to the URL of a server go through a proxy (HTTPS_PROXY and others)."""
@@ -172,7 +173,7 @@ class FsspecRemote:
         try:
             found = self._downloader.fetch(task, partial(self._sign, file), check)
         except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
-            raise translate(error, self._url(file.path), self.store, self._secrets) from None
+            raise self._translated(error, file.path) from None
         return found and self._verified(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
 
     def _sign(self, file: RemoteFile, method: str = "GET") -> HttpRequest:
@@ -306,10 +307,9 @@ class FsspecRemote:
         try:
             fs, root = _url_to_fs(self.store, self.spec.url, {**fresh, **self._options})
         except (TypeError, KeyError, ValueError) as error:
-            translated = translate(error, self.spec.url, self.store, self._secrets)
-            raise UsageError(f"{translated}; see --storage-option") from None
+            raise UsageError(f"{self._translated(error)}; see --storage-option") from None
         except Exception as error:  # noqa: BLE001 - the libraries' exceptions have no common base
-            raise translate(error, self.spec.url, self.store, self._secrets) from None
+            raise self._translated(error) from None
         _retry_nothing(self.store, fs)
         return fs, root
 
@@ -369,7 +369,16 @@ class FsspecRemote:
                 raise callback_error from None
             if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
                 raise
-            raise translate(error, self._url(path), self.store, self._secrets) from None
+            raise self._translated(error, path) from None
+
+    def _translated(self, error: BaseException, path: str = "") -> GrowfsError:
+        server = self.spec.endpoint_url or str(self._options.get("base_url", ""))
+        return translate(error, self._url(path), self.store, self._secrets, server, self._known_credentials)
+
+    def _known_credentials(self) -> str:
+        """Where the credentials that were used come from, in words; empty where that is not known."""
+        found = self.access().credentials
+        return "" if found.startswith("left to") else found
 
     def _read_folder(self, folder: str) -> list[Entry]:
         """_list_folder, with names that cannot be local skipped. A folder that has disappeared meanwhile is empty."""

@@ -22,7 +22,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from growfs.errors import BucketMissing, RemoteBusy, RemoteDenied, RemoteError, RemoteMissing, UsageError
-from growfs.remote.errors import translate
 from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.http.connection import (
     TIMEOUTS,
@@ -149,6 +148,11 @@ class S3Remote(FsspecRemote):
             return _CREDENTIAL_SOURCES.get(found.method, str(found.method))
         return f"{session.get_config_variable(variable)}, profile {session.profile or 'default'}"
 
+    def _known_credentials(self) -> str:
+        with suppress(Exception):  # what is wrong with them is the error that is being described
+            return self._credentials(self._client(self._bucket_and_prefix[0]))
+        return ""
+
     def _connection(self) -> Connection:
         return Connection(lambda: self._tls)
 
@@ -168,7 +172,7 @@ class S3Remote(FsspecRemote):
                 if isinstance(error, ConnectionTimedOut):
                     longer = connection.timeouts.doubled()
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
-                raise translate(error, self._url(), self.store, self._secrets) from None
+                raise self._translated(error) from None
             except FallBack:
                 self._listing_fallbacks += 1
         reply = self._call("", "list_objects_v2", **parameters)
@@ -273,7 +277,7 @@ class S3Remote(FsspecRemote):
                     try:
                         chunk = await body.read(CHUNK_BYTES)
                     except Exception as error:  # noqa: BLE001 - only the errors of `read` are the remote's
-                        raise translate(error, self._url(file.path), self.store, self._secrets) from None
+                        raise self._translated(error, file.path) from None
                     if not chunk:
                         return written
                     out.write(chunk)
@@ -296,7 +300,7 @@ class S3Remote(FsspecRemote):
             self._check_length(file.path, part, written)
         now = self._verified(file, now, None if part else written)
         if expected and (mismatch := expected.mismatch(written, task.target)):
-            raise translate(ChecksumMismatch(mismatch), self._url(file.path), self.store, self._secrets)
+            raise self._translated(ChecksumMismatch(mismatch), file.path)
         return now
 
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
