@@ -106,9 +106,12 @@ def state_text(status: dict[str, Any]) -> str:
 
 
 def moving(status: dict[str, Any]) -> str:
-    """As `brief`, with the download rate, and what is waited for."""
-    now = state_text(status) if status["state"] == "waiting" else f"{_size(status['fetch']['bytes_per_s'])}/s"
-    return f"{brief(status)}, {now}{silence(status['remote'])}"
+    """As `brief`, with the download rate. What is waited for comes first: a terminal may be narrow."""
+    slow = silence(status["remote"]).removeprefix("; ")
+    waits_for = state_text(status) if status["state"] == "waiting" else slow
+    return (
+        f"{waits_for}; {brief(status)}" if waits_for else f"{brief(status)}, {_size(status['fetch']['bytes_per_s'])}/s"
+    )
 
 
 def silence(remote: dict[str, Any]) -> str:

@@ -166,7 +166,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        hides = error.__suppress_context__ and type(error).__module__ != "httpcore"  # whose pool hides all causes
+        error = error.__cause__ or (None if hides else error.__context__)
 
 
 def _text(error: BaseException) -> str:

@@ -327,6 +327,16 @@ def test_a_message_names_the_server_the_credentials_and_what_to_do(
     )
 
 
+def test_the_certificate_is_named_where_httpcore_hides_the_cause() -> None:
+    import httpcore
+    import httpx
+
+    error, hidden = httpx.ConnectError("failed"), httpcore.ConnectError("failed")
+    hidden.__context__, hidden.__suppress_context__ = untrusted(), True
+    error.__cause__ = hidden
+    assert "the server's certificate is not trusted" in str(translate(error, "webdav://x", "webdav"))
+
+
 def test_the_server_of_webdav_is_named_without_a_password() -> None:
     def store(server: str) -> FsspecRemote:
         return open_store(RemoteSpec("webdav://x", {"base_url": server}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from growfs.daemon.render import brief, render, state_text
+from growfs.daemon.render import brief, moving, render, state_text
 from growfs.scheduler.readiness import MountState
 
 STATUS: dict[str, Any] = {
@@ -178,3 +178,13 @@ def test_the_status_in_one_line() -> None:
         brief(status(remote__files=1, remote__listed=False, cache__files=0))
         == "0 of 1 file cached, 2 GB of 10 GB listed so far"
     )
+
+
+def test_what_a_mount_waits_for_comes_first_in_its_line() -> None:
+    assert moving(status()).startswith("250 of 1,000 files cached")
+    assert moving(status(remote__listing_silent_s=40)).startswith(
+        "the listing is slow: no page of it has come for 40 s"
+    )
+    outage = {"since": 0.0, "why": "x: cannot reach the server", "next_try_s": 3.2}
+    away = status(state="waiting", outage=outage)
+    assert moving(away) == f"{state_text(away)}; {brief(away)}"
