@@ -1,7 +1,7 @@
 """Fetches files from other nodes, which serve what they have cached (growfs.workers.peer_server).
 
 A node serves complete files only, of the version that is requested, with the digest that they had when they came from
-the remote. It is a help and no source: whatever goes wrong, the remote is read instead.
+the remote as their ETag. It is a help and no source: whatever goes wrong, the remote is read instead.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import quote
 
-from growfs.remote.digest import ALGORITHM
+from growfs.remote.digest import Digest
 from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers, HttpRequest, Timeouts
 from growfs.remote.http.download import MISSING_STATUSES, ChecksumMismatch, HttpError, RangeDownloader
 from growfs.remote.http.threads import TransferThreads
@@ -25,7 +24,7 @@ TIMEOUTS = Timeouts(connect_s=1, read_s=5)
 PAUSE_S = 10.0
 """How long nothing is requested of a peer that failed."""
 FILES, POSITION = "/files/", "/position"
-VERSION_HEADER, MTIME_HEADER, CHECKSUM_HEADER = "x-growfs-version", "x-growfs-mtime-ns", "x-amz-checksum-crc64nvme"
+VERSION_HEADER, MTIME_HEADER = "x-growfs-version", "x-growfs-mtime-ns"
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +32,6 @@ log = logging.getLogger(__name__)
 def authorization(token: str) -> str:
     """The value of the header Authorization that peers expect."""
     return f"Bearer {token}"
-
-
-def checksum_header(digest: str) -> str | None:
-    """The value of CHECKSUM_HEADER for a digest; None for one that an older version made."""
-    if not digest.startswith(ALGORITHM):
-        return None
-    return b64encode(bytes.fromhex(digest.removeprefix(ALGORITHM))).decode()
 
 
 class PeerClient:
@@ -58,16 +50,15 @@ class PeerClient:
         Then task.progress may have been called, and task.digest has bytes that do not count. Raises OSError of the
         local disk, and what task.progress raises.
         """
-        if not task.file.version or task.file.size is None:
-            return None  # it could be another version
+        if not task.file.version or task.file.size is None or task.digest is None:
+            return None  # it could be another version, or damaged
         for peer in peers:
             if time.monotonic() < self._paused_until.get(peer, 0.0):
                 continue
-            if task.digest:
-                task.digest.reset()
+            task.digest.reset()
             with suppress(FallBack, _OtherFile):
                 try:
-                    return self._fetch(task, peer)
+                    return self._fetch(task, task.digest, peer)
                 except (ConnectionFailed, HttpError, ChecksumMismatch) as error:
                     if isinstance(error, HttpError) and error.status in MISSING_STATUSES:
                         continue  # it was evicted between two parts
@@ -75,16 +66,18 @@ class PeerClient:
                     log.warning("%s: not fetched from the node %s: %s", task.file.path, peer, error)
         return None
 
-    def _fetch(self, task: FetchTask, peer: str) -> RemoteFile:
-        file = task.file
+    def _fetch(self, task: FetchTask, digest: Digest, peer: str) -> RemoteFile:
+        file, sent_digest = task.file, ""
 
         def sign(method: str = "GET") -> HttpRequest:
             url = f"http://{peer}{FILES}{quote(file.path)}"
             return HttpRequest(url, {"Authorization": authorization(self._token), VERSION_HEADER: version}, method)
 
         def check(size: int, headers: Headers) -> RemoteFile:
+            nonlocal sent_digest
             if size != file.size or headers.get(VERSION_HEADER) != version:
                 raise _OtherFile
+            sent_digest = headers.get("etag", "").strip('"')
             mtime_ns = None
             with suppress(KeyError, ValueError):
                 mtime_ns = int(headers[MTIME_HEADER])
@@ -94,6 +87,8 @@ class PeerClient:
         found = self._downloader(peer).fetch(task, sign, check)
         if found is None:
             raise FallBack("it does not have the file")
+        if digest.text() != sent_digest:
+            raise ChecksumMismatch(f"its digest is {digest.text()}, and should be {sent_digest or 'sent with it'}")
         return found[1]
 
     def _downloader(self, peer: str) -> RangeDownloader:
@@ -101,6 +96,7 @@ class PeerClient:
             if (downloader := self._downloaders.get(peer)) is None:
                 downloader = self._downloaders[peer] = RangeDownloader(self._threads, timeouts=TIMEOUTS)
                 downloader.is_proxied = lambda scheme, host: False
+                downloader.heads_useful = False  # the digest comes with each part
             return downloader
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import http.server
 import json
 import socket
 import threading
@@ -17,6 +18,7 @@ from growfs.fuse.mounting import mounted_at, unmount
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
+from tests.servers import serving
 
 SIZE = 10_000
 pytestmark = only("libfuse")
@@ -178,6 +180,72 @@ def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
     assert f"the node {nodes.addresses[0]} does not answer" in alone.log()
 
 
+class Between(http.server.BaseHTTPRequestHandler):
+    """Passes requests on to a node, and does something to the files that it sends. Subclasses set the first two."""
+
+    address = ""
+    how = ""
+    misdeeds = 0
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection.request("GET", self.path, headers={k: v for k, v in self.headers.items() if k.lower() != "host"})
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+        spoils = self.path.startswith("/files/") and response.status < 300
+        type(self).misdeeds += spoils
+        if spoils and self.how == "hangs":
+            time.sleep(3)
+            return
+        self.send_response(response.status)
+        for name, value in response.getheaders():
+            self.send_header(name, value)
+        self.end_headers()
+        if spoils and self.how == "lies":
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        if spoils and self.how == "stalls":
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            time.sleep(3)
+            self.close_connection = True
+            return
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+IMPATIENT = """
+from growfs.remote import peers
+from growfs.remote.http.connection import Timeouts
+peers.TIMEOUTS = Timeouts(connect_s=1, read_s=0.3)
+"""
+
+
+@pytest.mark.promise(46)
+@pytest.mark.parametrize("how", ["lies", "hangs", "stalls"])
+def test_a_node_that_misbehaves_harms_no_reader(nodes: Nodes, how: str) -> None:
+    tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
+    tree["large.bin"] = bytes(range(256)) * 16384  # it is sent in parts
+    (nodes.remote / "large.bin").write_bytes(tree["large.bin"])
+    nodes.start_with_all(0)
+
+    class Handler(Between):
+        address = nodes.addresses[0]
+
+    Handler.how = how
+    with serving(Handler) as url:
+        address = url.partition("://")[2].strip("/")
+        second = nodes.start(1, peers=f"{address},{nodes.addresses[1]}", env={SETUP_VARIABLE: IMPATIENT})
+        until(lambda: is_complete(second))
+        assert Handler.misdeeds
+        assert {name: (second.mountpoint / name).read_bytes() for name in second.names()} == tree
+        assert second.status()["fetch"]["bytes_total"] >= len(tree["large.bin"]), "it comes from the remote instead"
+        assert f"not fetched from the node {address}" in second.log()
+
+
 RESOLVER = """
 import pathlib, socket
 from growfs.workers import membership
@@ -216,6 +284,32 @@ def test_the_nodes_are_those_that_dns_knows(nodes: Nodes, tmp_path: Path) -> Non
     assert alone.status()["fetch"]["peer_bytes_total"] == SIZE
     until(lambda: first.status()["peers"]["sent_bytes_total"] == SIZE)
     assert alone.log().count("cannot be looked up") == 1
+
+
+@pytest.mark.promise(46)
+def test_a_list_of_nodes_that_flaps_harms_no_reader(nodes: Nodes, tmp_path: Path) -> None:
+    """Now without the others, now without itself, now empty, now with one that is not there."""
+    tree = make_tree(nodes.remote, directories=2, files=10, size=4096)
+    records, port = tmp_path / "records", nodes.addresses[0].rpartition(":")[2]
+    nodes.addresses = [f"127.0.0.{number}:{port}" for number in (1, 2, 3)]
+    nodes.start_with_all(0)
+    records.write_text("127.0.0.1 127.0.0.2")
+    node = nodes.start(
+        1,
+        *("--cache-size", 8 * 4096, "--turnover", "50%", "--settle", 0),
+        peers=f"dns://growfs.test:{port}",
+        env={SETUP_VARIABLE: RESOLVER.format(records=str(records))},
+    )
+    for number in range(20):
+        records.write_text(("127.0.0.2", "127.0.0.1", "", "127.0.0.1 127.0.0.2", "127.0.0.2 127.0.0.3")[number % 5])
+        time.sleep(0.06)  # it is looked up every 0.05 s
+        for name in node.names():
+            assert (node.mountpoint / name).read_bytes() == tree[name]
+    records.write_text("127.0.0.1 127.0.0.2")
+    until(lambda: node.status()["peers"]["answering"] == 1)
+    before = node.status()["fetch"]["peer_bytes_total"]
+    assert {name: (node.mountpoint / name).read_bytes() for name in tree} == tree, "misses, too"
+    until(lambda: node.status()["fetch"]["peer_bytes_total"] > before)
 
 
 def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp_path: Path) -> None:
