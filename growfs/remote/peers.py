@@ -69,9 +69,9 @@ class PeerClient:
     def _fetch(self, task: FetchTask, digest: Digest, peer: str) -> RemoteFile:
         file, sent_digest = task.file, ""
 
-        def sign(method: str = "GET") -> HttpRequest:
+        def sign() -> HttpRequest:
             url = f"http://{peer}{FILES}{quote(file.path)}"
-            return HttpRequest(url, {"Authorization": authorization(self._token), VERSION_HEADER: version}, method)
+            return HttpRequest(url, {"Authorization": authorization(self._token), VERSION_HEADER: version})
 
         def check(size: int, headers: Headers) -> RemoteFile:
             nonlocal sent_digest

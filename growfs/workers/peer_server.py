@@ -138,9 +138,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = IDLE_S
     server: _Server
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
         owner = self.server.owner
         if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), owner.authorization):
@@ -184,8 +181,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if part:
                 headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
             self._begin(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK, end - start, headers)
-            if self.command == "GET":
-                self._send_file(file, start, end)
+            self._send_file(file, start, end)
 
     def _send_file(self, file: FileIO, start: int, end: int) -> None:
         while start < end:

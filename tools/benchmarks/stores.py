@@ -80,8 +80,8 @@ def _http(folder: Path) -> Iterator[Place | None]:
         f" {name}_temp_path {folder}/nginx;" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     settings.write_text(
-        f"daemon off; master_process off; pid {folder}/nginx.pid; {'user root;' if os.geteuid() == 0 else ''} events {{ }}"
-        f" http {{ access_log off; sendfile on; {temporary}"
+        f"daemon off; master_process off; pid {folder}/nginx.pid; {'user root;' if os.geteuid() == 0 else ''}"
+        f" events {{ }} http {{ access_log off; sendfile on; {temporary}"
         f" server {{ listen 127.0.0.1:{port}; location / {{ root {folder}/remote; autoindex on; }} }} }}"
     )
     with _listening([nginx, "-e", "stderr", "-c", settings], port, folder / "nginx.log") as server:
