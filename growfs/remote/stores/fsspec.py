@@ -203,10 +203,13 @@ class FsspecRemote:
             raise FallBack("encoded")
         if generation := headers.get("x-goog-generation"):
             return RemoteFile(file.path, size, to_ns(headers.get("last-modified")), generation)
+        if self.store not in ("az", "webdav"):
+            return None
         now = file_from_headers(file.path, size, headers)
-        if self.store == "webdav" and now.version != file.version:  # some servers list no ETags, but send them
-            now = file_from_headers(file.path, size, {**headers, "etag": ""})
-        return now if self.store == "az" or (self.store == "webdav" and now.version == file.version) else None
+        if self.store == "az" or now.version == file.version:
+            return now
+        now = file_from_headers(file.path, size, {**headers, "etag": ""})  # some servers list no ETags, but send them
+        return now if now.version == file.version else None
 
     @cached_property
     def _downloader(self) -> RangeDownloader:
