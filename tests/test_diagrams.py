@@ -12,7 +12,7 @@ from tools.diagrams import (
     SECOND_ENDS,
     SECOND_LISTS,
     days_of_nodes,
-    reads_of_nodes,
+    passes_of_nodes,
     rotation,
 )
 
@@ -33,7 +33,14 @@ def test_nothing_that_a_second_program_saw_is_deleted_while_it_runs() -> None:
 
 
 def test_nodes_read_the_bucket_as_the_page_of_many_nodes_says() -> None:
-    assert reads_of_nodes(8, [0.2, 1.2]) == [1, 0]
-    assert 1 < reads_of_nodes(8, [0.5], replaced=True)[0] < 2
+    assert [passes_of_nodes(8, share)[0] for share in (0.05, 0.2, 1.2)] == [1, 1, 0]
+    assert [round(passes_of_nodes(8, 0.2, replaced)[0], 1) for replaced in (1, 3)] == [1, 1]
+    assert 2 < passes_of_nodes(8, 1.0, 1)[0] < 3 < passes_of_nodes(8, 1.1, 3)[0] < 4
     assert days_of_nodes(1000, with_peers=True) == pytest.approx(93, abs=0.5)
     assert days_of_nodes(1000, with_peers=False) == pytest.approx(2315, abs=1)
+
+
+def test_nodes_show_all_files_equally_long_as_the_page_of_many_nodes_says() -> None:
+    assert max(passes_of_nodes(8, share)[1] for share in (0.05, 0.2, 1.2)) < 0.06
+    assert 0.1 < passes_of_nodes(8, 0.2, 1)[1] < 0.3
+    assert max(passes_of_nodes(8, 1.0, replaced)[1] for replaced in (1, 3)) < 0.5

@@ -6,7 +6,9 @@ They need no mount and no network, and are the same at every run.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +38,8 @@ WORKLOAD = Workload(
 """The first example of docs/sizing.md."""
 NODES_DATA, NODES_CACHES = 10**16, 0.2
 """The data that many nodes read, in bytes, and the share of it that all caches together hold."""
+PASSES = 4
+"""Passes of the nodes in the curves."""
 NODE_LINK, BUCKET_LINK = 1.25e9, 50e9
 """Bytes per second that a node receives, and that the bucket sends to all of them."""
 OPEN_S = 1.0
@@ -128,26 +132,26 @@ def draw_coverage(seen: Axes, waiting: Axes) -> None:
         axes.grid(alpha=0.3)
 
 
-def reads_of_nodes(count: int, shares: Sequence[float], replaced: bool = False) -> list[float]:
-    """How often nodes read the remote in a pass after the first one, in sizes of the data set.
+@functools.cache
+def passes_of_nodes(count: int, share: float, replaced: int = 0) -> tuple[float, float]:
+    """How often nodes read the remote in the last of some passes, in sizes of the data set, and the unevenness of how
+    long each shows the files, the largest of all nodes.
 
-    shares: of the data, for all caches together. replaced: each of the nodes leaves once in the pass, one after the
+    share: of the data, for all caches together. replaced: how often in a pass each of the nodes leaves, one after the
     other, and an empty one joins for it.
     """
-    found = []
-    for share in shares:
-        cluster = nodes.cluster(count, share / count)
-        nodes.walk(cluster, nodes.FILES)
+    cluster = nodes.cluster(count, share / count)
+    read = nodes.walk(cluster, 1)
+    for _ in range(PASSES - 1):
         if not replaced:
-            found.append(nodes.walk(cluster, nodes.FILES))
+            read = nodes.walk(cluster, 1)
             continue
         read = 0.0
-        for number in range(count):
+        for number in list(range(count)) * replaced:
             others = [node.position for node in cluster if node is not cluster[number]]
-            cluster[number] = nodes.Node(first_place(number, count, share / count, others), cluster[number].room)
-            read += nodes.walk(cluster, nodes.FILES // count)
-        found.append(read)
-    return found
+            cluster[number] = cluster[number].replaced(first_place(number, count, share / count, others))
+            read += nodes.walk(cluster, 1 / count / replaced)
+    return read, max(node.unevenness for node in cluster)
 
 
 def days_of_nodes(count: int, with_peers: bool) -> float:
@@ -157,24 +161,35 @@ def days_of_nodes(count: int, with_peers: bool) -> float:
     return max(NODES_DATA / NODE_LINK, remote / BUCKET_LINK) / 86_400
 
 
-def draw_nodes(reads: Axes, times: Axes) -> None:
-    """Reads of the remote in a pass, over the size of the caches; days until each node saw all, over their number."""
+def draw_nodes(reads: Axes, evenness: Axes, times: Axes) -> None:
+    """Reads of the remote in a pass, and how unevenly files are shown, over the size of the caches; days until each
+    node saw all, over their number.
+    """
     shares = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3]
-    of_8 = [share for share in shares if share >= 0.1]  # several of the model's files in each cache
-    for count, replaced, of_all in ((8, False, of_8), (8, True, of_8), (64, False, [0.2, 0.5, 0.9, 1.2])):
-        label = f"{count} nodes" + ", each replaced once in the pass" * replaced
+    for count, replaced, of_all, label in (
+        (8, 0, shares, "8 nodes"),
+        (8, 1, shares, "8, each replaced\nonce in a pass"),
+        (8, 3, shares, "8, each replaced\nthree times"),
+        (64, 0, [0.2, 0.5, 0.9, 1.2], "64 nodes"),
+    ):
         style = "o" if count > nodes.MODEL_NODES else "-"
-        reads.plot([100 * share for share in of_all], reads_of_nodes(count, of_all, replaced), style, label=label)
-    reads.plot([1, 99.9, 100], [1, 1, 1], ":", label="1 node")
-    reads.set(ylabel="a later pass reads the bucket, times", ylim=(-0.05, 2.8), xlim=(0, 130))
-    reads.set(xlabel="all caches together hold, % of the data")
+        found = [passes_of_nodes(count, share, replaced) for share in of_all]
+        for axes, values in zip((reads, evenness), zip(*found, strict=True), strict=True):
+            axes.plot([100 * share for share in of_all], values, style, label=label)
+    reads.plot([1, 99.9, 100], [1, 1, 0], ":", label="1 node")
+    reads.set(ylabel=f"pass {PASSES} reads the bucket, times", ylim=(-0.1, 4))
+    evenness.set(ylabel=f"time each file is shown in {PASSES} passes,\nstandard deviation, of the mean", ylim=(0, 0.85))
+    evenness.axhline(1 / math.sqrt(PASSES), color="grey", linestyle=":", label="drawn at random")
+    for axes in (reads, evenness):
+        axes.set(xlabel="all caches together hold, % of the data", xscale="log", xticks=[1, 3, 10, 30, 100])
+        axes.set(xticklabels=["1", "3", "10", "30", "100"], xlim=(1, 130))
     counts = [1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1000]
     for with_peers, label in ((True, "with --peers"), (False, "without")):
         times.plot(counts, [days_of_nodes(count, with_peers) for count in counts], ".-", label=label)
     times.set(ylabel="days until each node has seen all", xlabel="nodes", xscale="log", yscale="log")
-    for axes in (reads, times):
+    for axes in (reads, evenness, times):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=7)
 
 
 def main() -> None:
@@ -199,7 +214,7 @@ def main() -> None:
     axes[0].legend()
     figure.savefig(DOCS / "coverage.svg", metadata={"Date": None})
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     draw_nodes(*axes)
     figure.savefig(DOCS / "many-nodes.svg", metadata={"Date": None})
 

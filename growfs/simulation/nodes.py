@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from growfs.rotation.circle import Position, awaits, first_place, follower, holders
 
-FILES = 400
-PATIENCE = 200
-"""Steps that a node waits at most."""
+FILES, FILES_MAX = 400, 6400
+"""How many files the data has, from FILES on, so that each cache holds CACHE_FILES where they suffice."""
+CACHE_FILES = 8
+PATIENCE = 0.5
+"""The share of a pass that a node waits at most."""
 HOLDERS_MAX = 2
 MODEL_NODES = 8
 """More nodes are simulated as so many, whose caches together hold as much."""
@@ -18,66 +21,93 @@ MODEL_NODES = 8
 
 @dataclass
 class Node:
-    """A node that draws FILES files around the circle, one each step, and keeps `room` of them.
+    """A node that draws all `files` around the circle, one each step, and keeps `room` of them.
 
-    fetched: files from the remote. waits, waited: steps that it waited for the next node, just now and in all.
+    kept: files, and the step at which each was drawn, the oldest first. shown_steps: for how many steps each file was
+    kept before it was evicted. fetched: files from the remote. waits, waited: steps that it waited for the next node,
+    just now and in all.
     """
 
     start: float
     room: int
+    files: int = FILES
     drawn: int = 0
-    kept: deque[int] = field(default_factory=deque)
+    steps: int = 0
+    kept: dict[int, int] = field(default_factory=dict)
+    shown_steps: dict[int, int] = field(default_factory=dict)
     fetched: int = 0
     waits: int = 0
     waited: int = 0
 
-    @property
-    def position(self) -> Position:
-        """Where it is."""
-        head = (round(self.start * FILES) + self.drawn - 1) % FILES / FILES if self.drawn else self.start
-        return Position(self.start, head, len(self.kept) / FILES)
+    def __post_init__(self) -> None:
+        self.position = Position(self.start, self.start, 0.0)
 
     def step(self, others: Sequence[Node]) -> None:
         """Draw the next file from another node, or the remote, unless what has to go for it is awaited."""
         positions = {str(number): other.position for number, other in enumerate(others)}
         own = self.position
+        self.steps += 1
         if len(self.kept) >= self.room:
+            oldest = next(iter(self.kept))
             behind = follower(own, list(positions.values()))
-            is_awaited = behind is not None and awaits(behind, self.kept[0] / FILES, own)
+            is_awaited = behind is not None and awaits(behind, oldest / self.files, own)
             self.waits = self.waits + 1 if is_awaited else 0
-            if 0 < self.waits <= PATIENCE:
+            if 0 < self.waits <= PATIENCE * self.files:
                 self.waited += 1
                 return
-            self.kept.popleft()
-        file = (round(self.start * FILES) + self.drawn) % FILES
-        having = holders(file / FILES, own.head, positions, HOLDERS_MAX)
+            self.shown_steps[oldest] = self.shown(oldest)
+            del self.kept[oldest]
+        file = self._file(self.drawn)
+        having = holders(file / self.files, own.head, positions, HOLDERS_MAX)
         self.fetched += not any(file in others[int(name)].kept for name in having)
-        self.kept.append(file)
+        self.kept[file] = self.steps
         self.drawn += 1
+        self.position = Position(self.start, file / self.files, len(self.kept) / self.files)
+
+    def shown(self, file: int) -> int:
+        """For how many steps a file was kept until now."""
+        return self.shown_steps.get(file, 0) + (self.steps - self.kept[file] if file in self.kept else 0)
+
+    def replaced(self, start: float) -> Node:
+        """A node with an empty cache, on which the program goes on that has trained on this one."""
+        shown = {file: self.shown(file) for file in range(self.files)}
+        return Node(start, self.room, self.files, steps=self.steps, shown_steps=shown)
+
+    @property
+    def unevenness(self) -> float:
+        """The coefficient of variation of how long the files were shown; 0: all equally long."""
+        shown = [self.shown(file) for file in range(self.files)]
+        return statistics.pstdev(shown) / statistics.fmean(shown)
+
+    def _file(self, number: int) -> int:
+        return (round(self.start * self.files) + number) % self.files
 
 
-def walk(nodes: Sequence[Node], files: int, speeds: Sequence[int] | None = None) -> float:
-    """Go on until each node drew so many files, by `speeds` each round; how often the remote was read meanwhile."""
+def walk(nodes: Sequence[Node], passes: float, speeds: Sequence[int] | None = None) -> float:
+    """Go on until each node drew so many passes, by `speeds` each round; how often the remote was read meanwhile."""
+    files = nodes[0].files
     before = sum(node.fetched for node in nodes)
-    ends = [node.drawn + files for node in nodes]
+    ends = [node.drawn + round(passes * files) for node in nodes]
+    others = [[other for other in nodes if other is not node] for node in nodes]
     while any(node.drawn < end for node, end in zip(nodes, ends, strict=True)):
-        for node, speed in zip(nodes, speeds or [1] * len(nodes), strict=True):
+        for node, its_others, speed in zip(nodes, others, speeds or [1] * len(nodes), strict=True):
             for _ in range(speed):
-                node.step([other for other in nodes if other is not node])
-    return (sum(node.fetched for node in nodes) - before) / FILES
+                node.step(its_others)
+    return (sum(node.fetched for node in nodes) - before) / files
 
 
 def cluster(count: int, share: float) -> list[Node]:
     """Nodes that begin together. share: of the files that each can cache."""
-    return [Node(first_place(rank, count, share, []), max(1, round(share * FILES))) for rank in range(count)]
+    files = min(FILES_MAX, max(FILES, math.ceil(CACHE_FILES / share)))
+    return [Node(first_place(rank, count, share, []), max(1, round(share * files)), files) for rank in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class NodesResult:
     """What nodes read in a pass, all of them together, in bytes: the first pass, and each later one.
 
-    alone_bytes: what they read of the remote without --peers. all_seen_days: until each has seen 99% of the data; None:
-    never.
+    alone_bytes: what they read of the remote without --peers. unevenness: that of the node where it is largest, after
+    two passes. all_seen_days: until each has seen 99% of the data; None: never.
     """
 
     nodes: int
@@ -87,6 +117,7 @@ class NodesResult:
     later_peer_bytes: int
     first_alone_bytes: int
     later_alone_bytes: int
+    unevenness: float
     all_seen_days: float | None
 
 
@@ -95,7 +126,7 @@ def simulate_nodes(count: int, data_bytes: int, cache_bytes: int, all_seen_days:
     modelled = min(count, MODEL_NODES)
     share = min(1.0, cache_bytes / data_bytes * count / modelled)
     nodes = cluster(modelled, share)
-    first, later = (round(walk(nodes, FILES) * data_bytes) for _ in range(2))
+    first, later = (round(walk(nodes, 1) * data_bytes) for _ in range(2))
     drawn = count * data_bytes
     keeps_all = cache_bytes >= data_bytes  # there is no second pass
     return NodesResult(
@@ -106,5 +137,6 @@ def simulate_nodes(count: int, data_bytes: int, cache_bytes: int, all_seen_days:
         later_peer_bytes=0 if keeps_all else drawn - later,
         first_alone_bytes=drawn,
         later_alone_bytes=0 if keeps_all else drawn,
+        unevenness=max(node.unevenness for node in nodes),
         all_seen_days=all_seen_days,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_nodes_that_feed_one_another_read_the_bucket_about_once(
     assert found["first_remote_bytes"] == pytest.approx(first * 1e12, rel=0.3, abs=5e10)
     assert found["later_remote_bytes"] == pytest.approx(later * 1e12, rel=0.3, abs=5e10)
     assert found["first_remote_bytes"] + found["first_peer_bytes"] == found["first_alone_bytes"] == nodes * 10**12
+    assert 0 < found["unevenness"] < 0.3
     assert found["all_seen_days"] == answer["policies"][0]["all_seen_days"]
 
 
@@ -112,6 +114,7 @@ def test_the_plan_of_nodes_is_printed(growfs: Growfs) -> None:
     output = growfs.run("plan", *TINY, "--nodes", "8").stdout
     assert "8 nodes, each with this cache and link" in output
     assert "each has seen 99% after: " in output
+    assert re.search(r"in two passes, each shows all files equally long, ±\d+%", output)
     (line,) = (line for line in output.splitlines() if "first pass, without" in line)
     assert "8 TB" in line
     assert "nodes" not in growfs.run("plan", *TINY).stdout
