@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from tools.benchmarks.measure import BenchError, Figure, Setting, at_least, at_most, figure, run, wait_until
 from tools.benchmarks.mounts import Mount, mounted
-from tools.benchmarks.servers import rclone_binary, rclone_server, running
+from tools.benchmarks.servers import free_port, rclone_binary, rclone_server, running
 
 NODES, CACHE = 4, 0.3
 """How many, and the share of the data that each can cache."""
@@ -51,7 +50,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
 
 def _reads(setting: Setting, endpoint: str, files: int, bytes: int, feeds: bool) -> float:
     """Bytes that came from the bucket until each node had seen every file, in sizes of the bucket."""
-    addresses = [f"127.0.0.1:{_free_port()}" for _ in range(NODES)]
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(NODES)]
     known = ("--peers", ",".join(addresses), "--peer-token-file", setting.folder / "token")
     flags: list[object] = ["--cache-size", int(bytes * CACHE), "--endpoint-url", endpoint, "--refresh", 0]
     flags += ("--engine", setting.contenders[0], "--bandwidth", bytes // (3 if setting.quick else PASS_S))
@@ -184,8 +183,3 @@ def _received(bytes: int, transfer: Callable[[], object]) -> float:
         ended.set()
         sampler.join()
     return 0.99 * bytes / 1e6 / (times[1] - times[0])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

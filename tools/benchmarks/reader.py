@@ -109,11 +109,11 @@ def alternate(folders: list[str], names: str) -> list[dict[str, float]]:
     near, far = socket.socketpair()
     if not os.fork():
         near.close()
-        while far.send(far.recv(1)):
-            pass
+        while byte := far.recv(1):
+            far.send(byte)
         os._exit(0)
     far.close()
-    while not select.select([COMMANDS], [], [], ALTERNATE_EVERY_S)[0]:
+    while not select.select([COMMANDS], [], [], ALTERNATE_EVERY_S)[0] or len(took[-1]) < 2:
         for folder, times in zip(folders, took, strict=False):
             path = f"{folder}/{random.choice(paths)}"
             began = time.perf_counter()
