@@ -19,7 +19,7 @@ from growfs.remote.http.download import MISSING_STATUSES, ChecksumMismatch, Http
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.protocol import FetchTask, RemoteFile
 
-TIMEOUTS = Timeouts(connect_s=1, read_s=5)
+TIMEOUTS = Timeouts(connect_s=1, read_s=5, piece_s=10)
 """Peers are near, and a file has other sources."""
 PAUSE_S = 10.0
 """How long nothing is requested of a peer that failed."""

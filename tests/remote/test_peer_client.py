@@ -52,7 +52,11 @@ class Node:
         if how != "lies without a digest":
             handler.send_header("ETag", f'"{digest.text()}"')
         handler.end_headers()
-        handler.wfile.write(body[:1000] if how == "hangs up" else body)
+        sent = 0
+        while how == "drips" and not self.ended.wait(0.05):
+            handler.wfile.write(body[sent : sent + 1])
+            sent += 1
+        handler.wfile.write(body[sent:1000] if how == "hangs up" else body[sent:])
         if how == "hangs up":
             handler.close_connection = True
             handler.connection.close()
@@ -83,7 +87,7 @@ def serve() -> Iterator[object]:
 
 @pytest.fixture(autouse=True)
 def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "TIMEOUTS", Timeouts(1, 1))
+    monkeypatch.setattr(peers, "TIMEOUTS", Timeouts(1, 1, 0.5))
 
 
 def fetch(client: PeerClient, threads: TransferThreads, target: Path, *addresses: str) -> RemoteFile | None:
@@ -108,6 +112,7 @@ def fetch(client: PeerClient, threads: TransferThreads, target: Path, *addresses
         "lies",
         "lies without a digest",
         "hangs",
+        "drips",
         "hangs up",
         "fails",
         "has another size",
@@ -124,7 +129,7 @@ def test_where_a_node_misbehaves_the_next_one_gives_the_file(serve: object, tmp_
     for _ in range(2):
         assert fetch(client, threads, tmp_path / "x", *addresses) is not None
         assert (tmp_path / "x").read_bytes() == DATA
-    is_left_alone = how in ("lies", "lies without a digest", "hangs", "hangs up", "fails")
+    is_left_alone = how in ("lies", "lies without a digest", "hangs", "drips", "hangs up", "fails")
     assert (bad.requests < 4 if is_left_alone else bad.requests >= 2, good.requests) == (True, 2)
     assert fetch(client, threads, tmp_path / "x", addresses[0]) is None, "the remote has to be read"
 

@@ -16,6 +16,7 @@ import select
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -40,10 +41,11 @@ _UNSENDABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds for connecting, and for each read and write."""
+    """Seconds for connecting, for each read and write, and for each PIECE_BYTES of a body that is copied."""
 
     connect_s: float
     read_s: float
+    piece_s: float = math.inf
 
     def doubled(self) -> Timeouts:
         """With twice as long for each read."""
@@ -180,7 +182,10 @@ class Connection:
                 while counted < start + size:
                     least = min(start + size, counted + PIECE_BYTES)
                     with _translating_errors():
+                        slow_at = time.monotonic() + self.timeouts.piece_s
                         while end < least:
+                            if time.monotonic() > slow_at:
+                                raise TimeoutError("it sends too slowly")
                             count = self._socket.recv_into(self._buffer[end : start + size])
                             if not count:
                                 missing = left - (end - start)
