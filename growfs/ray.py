@@ -11,18 +11,20 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from growfs.client.node_mount import NODE, ClusterMountRequest, ClusterStatus, NodeMount, cluster_status
 from growfs.client.status import MountStatus
+from growfs.daemon.metrics import families
 from growfs.errors import GrowfsError
 
 NAMESPACE = "growfs"
@@ -240,8 +242,32 @@ class _NodeActor(NodeMount):
 
     def __init__(self, request: ClusterMountRequest) -> None:
         super().__init__(request, ray.util.get_node_ip_address())
+        self._metrics = _Metrics(request.mountpoint)
         with suppress(OSError):  # where memory runs out, the kernel ends Ray's workers first: not the daemon, too
             Path("/proc/self/oom_score_adj").write_text("0")
+
+    def keep(self, peers: Iterable[str]) -> None:
+        """See `NodeMount.keep`; then Ray has the metrics of the mount."""
+        super().keep(peers)
+        with suppress(GrowfsError):
+            self._metrics.set(cast("dict[str, Any]", self.status()))
+
+
+class _Metrics:
+    """The metrics of a mount as Ray's own, which it serves on each node for Prometheus and its dashboard."""
+
+    def __init__(self, mountpoint: str) -> None:
+        self._mountpoint = mountpoint
+        self._gauges: dict[str, Gauge] = {}
+
+    def set(self, status: dict[str, Any]) -> None:
+        """Set all of them. What only grows is a gauge, too: Ray's counters cannot be set."""
+        for family in families(status):
+            for sample in family.samples:
+                if (gauge := self._gauges.get(sample.name)) is None:
+                    tags = ("mountpoint", *sample.labels)
+                    gauge = self._gauges[sample.name] = Gauge(sample.name, family.documentation, tag_keys=tags)
+                gauge.set(sample.value, {"mountpoint": self._mountpoint, **sample.labels})
 
 
 def _text(error: Exception) -> str:

@@ -9,8 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +272,26 @@ def test_what_dies_comes_back(cluster: RayCluster, mounted: Any) -> None:
     ray.kill(ray.get_actor(mounted.mountpoint, "growfs"), no_restart=False)
     until(lambda: follows(mounted, 3))
     assert len(daemons(cluster.folder)) == 3
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_ray_serves_the_metrics_of_each_node(cluster: RayCluster, mounted: Any) -> None:
+    import ray
+
+    pytest.importorskip("opencensus", reason="Ray serves metrics with ray[default] only")
+    until(lambda: all(node["state"] == "complete" for node in mounted.status()["nodes"].values()))
+
+    def is_served(node: dict[str, Any]) -> bool:
+        """Whether Prometheus would read from a node that its mount has all files."""
+        path = mounted.mountpoint.replace("{node}", node["NodeID"])
+        with suppress(OSError), urllib.request.urlopen(f"http://{HOST}:{node['MetricsExportPort']}/metrics") as page:
+            lines = re.findall(r"^ray_growfs_cache_files\{(.*)\} (\S+)$", page.read().decode(), re.MULTILINE)
+            return any(f'mountpoint="{path}"' in labels and float(files) == len(TREE) for labels, files in lines)
+        return False
+
+    for node in ray.nodes():
+        until(partial(is_served, node), 60)
 
 
 @pytest.mark.long

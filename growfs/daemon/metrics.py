@@ -57,23 +57,28 @@ class _Families:
         self._status = status
 
     def collect(self) -> Iterator[Any]:
-        """All metrics, those of single fields first."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        """All metrics."""
+        return families(self._status)
 
-        families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-        for field in FIELDS:
-            if field.metric and field.kind:
-                value: Any = self._status
-                for name in field.path.split("."):
-                    value = value and value[name]
-                if value is not None:
-                    yield families[field.kind](field.metric, field.text, float(value))
-        for metric in LABELLED:
-            family = families[metric.kind](metric.metric, metric.text, labels=metric.labels)
-            for labels, value in metric.samples(self._status):
-                family.add_metric(labels, value)
-            if family.samples:
-                yield family
+
+def families(status: dict[str, Any]) -> Iterator[Any]:
+    """All metrics, as prometheus_client has them, those of single fields first."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+    for field in FIELDS:
+        if field.metric and field.kind:
+            value: Any = status
+            for name in field.path.split("."):
+                value = value and value[name]
+            if value is not None:
+                yield kinds[field.kind](field.metric, field.text, float(value))
+    for metric in LABELLED:
+        family = kinds[metric.kind](metric.metric, metric.text, labels=metric.labels)
+        for labels, value in metric.samples(status):
+            family.add_metric(labels, value)
+        if family.samples:
+            yield family
 
 
 class MetricsServer:
