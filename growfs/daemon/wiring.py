@@ -39,7 +39,7 @@ from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.groups import Groups
 from growfs.scheduler.in_flight import InFlightTable
-from growfs.scheduler.order import PassOrder, plan_in_worker
+from growfs.scheduler.order import PassOrder, plan_next
 from growfs.scheduler.outage import Outage, probe_in_worker
 from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.prefetch import Prefetcher
@@ -234,7 +234,7 @@ def _build_cache(options: Options, folder: CacheFolder, has_names_of_its_own: bo
 def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool) -> _Rotation:
     database, store = cache.database, cache.store
     rotates = options.rotation != "never"
-    decide = partial(plan_in_worker, workers, database.path)
+    decide = partial(plan_next, workers, store, database.path)
     policy = TurnoverPolicy(rotates, options.turnover, options.show_files)
     generations = Generations(database, cache.catalog, store, policy, decide)
     always = options.rotation == "always"

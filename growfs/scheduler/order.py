@@ -18,6 +18,7 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import unreadable
 from growfs.cache.events import Signal
+from growfs.cache.store import Store
 from growfs.errors import GrowfsError
 from growfs.rotation.draw_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 """Pause before another worker is asked for an order."""
+FEW_FILES = 1_000
+"""A thread plans what so many files list in the 5 to 10 ms that a worker takes to start."""
 
 
 class PassOrder:
@@ -90,18 +93,21 @@ class PassOrder:
                 await trio.sleep(RETRY_S)
 
 
-async def plan_in_worker(workers: WorkerPool, catalog: Path, number: int, input: TurnoverInput) -> GenerationPlan:
-    """What generation `number` lists. Where no worker can compute it, a thread does: a reader waits for it."""
+async def plan_next(
+    workers: WorkerPool, store: Store, catalog: Path, number: int, input: TurnoverInput
+) -> GenerationPlan:
+    """What generation `number` lists. A reader waits for it, so a thread plans where a worker cannot, or is slower."""
+    if store.resident_files > FEW_FILES:
+        try:
+            channel = workers.spawn()
+            try:
+                plan: GenerationPlan = await channel.call(PlanTurnover(catalog, number, input))
+                return plan
+            finally:
+                await channel.aclose()
+        except (WorkerLost, GrowfsError) as error:
+            log.warning("no worker could compute what generation %d lists: %s", number, error)
     try:
-        channel = workers.spawn()
-        try:
-            plan: GenerationPlan = await channel.call(PlanTurnover(catalog, number, input))
-            return plan
-        finally:
-            await channel.aclose()
-    except (WorkerLost, GrowfsError) as error:
-        log.warning("no worker could compute what generation %d lists: %s", number, error)
-        try:
-            return await trio.to_thread.run_sync(plan_generation, catalog, number, input)
-        except sqlite3.DatabaseError as failure:
-            raise unreadable(catalog, failure) from failure
+        return await trio.to_thread.run_sync(plan_generation, catalog, number, input)
+    except sqlite3.DatabaseError as failure:
+        raise unreadable(catalog, failure) from failure

@@ -14,6 +14,7 @@ import pytest
 
 from growfs.fuse.mounting import mounted_at
 from growfs.scheduler.drawer import SPACE_PAUSE_S
+from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import (
@@ -75,6 +76,15 @@ def test_each_epoch_shows_new_files_until_all_were_seen(growfs: Growfs, rotating
     assert status["miss"]["files_total"] == 0
     assert status["evict"]["files_total"] >= FILES - CAPACITY
     assert status["state"] in ("held", "rotating")
+
+
+@only("libfuse")
+def test_a_worker_plans_what_many_files_list(growfs: Growfs, tmp_path: Path, reader: Reader) -> None:
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import order; order.FEW_FILES = 0"
+    full_cache(growfs, tmp_path / "remote", files=FILES)
+    seen = epoch(reader)
+    until(lambda: epoch(reader) - seen)
+    assert "no worker could compute" not in growfs.log()
 
 
 @pytest.mark.promise(20)
