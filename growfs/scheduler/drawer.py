@@ -157,9 +157,13 @@ class Drawer:
         return [node for node in nodes if node.seq is None and not self.is_in_flight(node.id)]
 
     def _is_start_in_flight(self) -> bool:
-        """Whether the numbers that the start waits for are in flight: more beside them would only slow them down."""
+        """Whether what the start waits for is in flight: more beside it would only slow it down."""
         store, condition = self._store, self._state.condition
-        files, bytes = condition.files or 0, condition.bytes or 0
+        if condition.no_wait:
+            return False
+        files, bytes = condition.amount(store.limit_bytes)
+        if not condition.explicit:
+            bytes = max(bytes, self._state.seeds.bytes)
         if store.resident_files >= files and store.resident_content_bytes >= bytes:
             return False
         enough_files = store.resident_files + self._fetcher.in_flight >= files

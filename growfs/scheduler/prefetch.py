@@ -132,9 +132,7 @@ class Prefetcher:
                 while not sync.complete:
                     await sync.progressed.wait()
         await self._order.locate()
-        files, bytes = condition.files or 0, condition.bytes or 0
-        if not condition.explicit:
-            bytes = self._store.limit_bytes // 10
+        files, bytes = condition.amount(self._store.limit_bytes)
         while not sync.complete:
             for node in self._first_listed() if files > 0 or bytes > 0 else ():
                 if files <= 0 and bytes <= 0:

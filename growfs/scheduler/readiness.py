@@ -48,11 +48,19 @@ class StartCondition:
         """Whether a number was given."""
         return self.files is not None or self.bytes is not None
 
+    def amount(self, limit_bytes: int) -> tuple[int, int]:
+        """(files, bytes) that have to be cached, unless it is not waited for. limit_bytes: of the cache."""
+        return self.files or 0, (self.bytes or 0) if self.explicit else limit_bytes // 10
+
 
 class SeedTracker:
-    """Owns which seeds (a first file of each directory) and frozen files are missing, and why some seeds never come."""
+    """Owns which seeds (a first file of each directory) and frozen files are missing, and why some seeds never come.
+
+    bytes: of all seeds that the pass has to draw.
+    """
 
     def __init__(self, condition: StartCondition) -> None:
+        self.bytes = 0
         self._condition = condition
         self._reason: str | None = None
         self._seeds: BitMap64 | None = None
@@ -60,7 +68,7 @@ class SeedTracker:
 
     def begin(self, order: Order, limit_bytes: int) -> None:
         """Begin a pass: its order says what is missing. limit_bytes: of the cache."""
-        self._frozen, self._seeds = order.frozen_ids, order.seed_ids
+        self._frozen, self._seeds, self.bytes = order.frozen_ids, order.seed_ids, order.seed_bytes
         self._reason = None
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
             self._reason = f"{len(order.seeds)} directories are too many to fetch a file of each first"

@@ -92,14 +92,14 @@ class StartGate:
         if condition.no_wait:
             return self._catalog_sync.complete or self._catalog.files > 0
         everything = self._catalog_sync.complete and state is MountState.COMPLETE
-        files, bytes = store.resident_files, store.resident_content_bytes
+        files, bytes = condition.amount(store.limit_bytes)
+        enough = store.resident_files >= files and store.resident_content_bytes >= bytes
         if condition.explicit:
-            enough = files >= (condition.files or 0) and bytes >= (condition.bytes or 0)
             return enough or everything or ended
         if not self._are_first_files_complete(state, ended):
             return False
         is_listed = self._catalog_sync.complete or self._is_listing_late
-        enough = is_listed and (self._prefetch.is_whole or bytes >= store.limit_bytes // 10)
+        enough = is_listed and (self._prefetch.is_whole or enough)
         return enough or everything or ended or self._waited_s > START_S
 
     @property

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ from tests.cli.support import (
     processes_of,
     start_growfs,
 )
+from tests.fuse.manifest_server import ManifestServer
 from tests.harness import GROWFS, Growfs, make_tree, until
+from tests.servers import serving
 
 SCRIPT = [sys.executable, "-c", "import growfs; growfs.main()"]
 """What the installed command does. It starts the daemon before it reads the command line."""
@@ -55,6 +58,22 @@ def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
 def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -> None:
     growfs.mount(remote, "--cache-size", "1MB")  # the remote has 120 kB, more than a tenth of that
     assert growfs.status()["cache"]["content_bytes"] >= 100_000
+
+
+def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> None:
+    server = ManifestServer()
+    server.files = {f"{number:02}": bytes(4096) for number in range(40)}
+    server.blocked = set(server.files)
+    flags = ("--cache-size", 40 * 4096, "--workers", "1")
+    with serving(server.handler) as server.url:
+        with start_growfs(growfs, *mount_arguments(growfs, server.manifest), *flags) as mounting:
+            until(lambda: len(server.requests.keys() & server.blocked) == 4)
+            time.sleep(0.3)  # in which others would be requested
+            assert len(server.requests.keys() & server.blocked) == 4, "a tenth of the cache"
+            server.unblock()
+            assert mounting.wait(30) == 0
+        growfs.run("wait", growfs.mountpoint, "--all")
+        growfs.umount()
 
 
 @pytest.mark.promise(15)
