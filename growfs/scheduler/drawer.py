@@ -88,7 +88,7 @@ class Drawer:
     async def draw(self, ids: Sequence[int]) -> bool:
         """Draw a group as soon as there is space; False when the order is out of date."""
         state = self._state
-        while (self._fetcher.window_full or self._is_start_in_flight()) and not state.is_stale:
+        while (self._fetcher.window_full or self._is_start_in_flight(ids)) and not state.is_stale:
             await self._fetcher.progressed.wait()
         before = state.phase
         while not state.is_stale:
@@ -156,8 +156,8 @@ class Drawer:
         """Those that are neither cached nor in flight."""
         return [node for node in nodes if node.seq is None and not self.is_in_flight(node.id)]
 
-    def _is_start_in_flight(self) -> bool:
-        """Whether what the start waits for is in flight: more beside it would only slow it down."""
+    def _is_start_in_flight(self, ids: Sequence[int]) -> bool:
+        """Whether what the start waits for is in flight: these files beside it would only slow it down."""
         store, condition = self._store, self._state.condition
         if condition.no_wait:
             return False
@@ -166,6 +166,8 @@ class Drawer:
             bytes = max(bytes, self._state.seeds.bytes)
         if store.resident_files >= files and store.resident_content_bytes >= bytes:
             return False
+        if not condition.explicit and any(self._fetcher.is_guess(node) for node in self.nodes(ids)):
+            return False  # what is reserved for files of unknown size may be far more than they have
         enough_files = store.resident_files + self._fetcher.in_flight >= files
         return enough_files and store.resident_content_bytes + store.reserved_bytes >= bytes
 

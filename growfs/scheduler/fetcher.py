@@ -134,6 +134,10 @@ class Fetcher:
         """Bytes to reserve for a file."""
         return self._downloads.sizes.need(node, self._store.max_file_bytes)
 
+    def is_guess(self, node: Node) -> bool:
+        """Whether the size of a file is not known."""
+        return self._downloads.sizes.is_guess(node)
+
     def least(self, node: Node) -> int:
         """The fewest bytes that are worth a try where the size is a guess; else as `need`."""
         return self._downloads.sizes.least(node, self._store.max_file_bytes)

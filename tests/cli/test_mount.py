@@ -76,6 +76,15 @@ def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> 
         growfs.umount()
 
 
+def test_at_the_start_files_of_unknown_size_are_fetched_side_by_side(growfs: Growfs) -> None:
+    """What is reserved for each is a guess, and two are more than what the start waits for."""
+    tree = {f"{number}": b"x" * 1000 for number in range(12)}
+    with listing_server(tree, *tree) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+        until(lambda: len(tree.keys() & server.requested) > 6)
+        server.unblock()
+        assert mounting.wait(30) == 0
+
+
 @pytest.mark.promise(15)
 def test_by_default_a_small_remote_is_cached_whole(growfs: Growfs, remote: Path) -> None:
     output = growfs.mount(remote).stdout
