@@ -50,6 +50,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
         parser.error("--rounds is at least 1")
     if (arguments.add or arguments.page) and not file.exists():
         parser.error(f"there are no results in {file}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
     results = Results.load(file) if arguments.add or arguments.page else Results()
     if not arguments.page:
         measure(arguments, machine, results)
