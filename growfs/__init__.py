@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # that of `typing`, which takes longer to import than all that this file needs
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     from growfs.client.mount import Mount
     from growfs.client.verify import Verified

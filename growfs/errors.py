@@ -7,8 +7,6 @@ their way from a worker process, so each takes its message as the only argument.
 from __future__ import annotations
 
 import errno
-import time
-from dataclasses import dataclass, field
 
 
 class GrowfsError(Exception):
@@ -16,14 +14,6 @@ class GrowfsError(Exception):
 
     exit_code = 1
     errno = errno.EIO
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error, and when it occurred: seconds since 1970."""
-
-    error: GrowfsError
-    at: float = field(default_factory=time.time)
 
 
 class UsageError(GrowfsError):

@@ -17,10 +17,11 @@ from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.events import Signal
 from growfs.cache.store import Store
-from growfs.errors import DiskFailed, Failure, NoRoom, NotMade
+from growfs.errors import DiskFailed, NoRoom, NotMade
 from growfs.rotation.evictor import Evictor
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download
+from growfs.scheduler.outage import Failure
 from growfs.scheduler.readiness import MountState, PrefetchState
 
 SPACE_POLL_S = 5.0

@@ -23,7 +23,6 @@ from growfs.cache.publish import StagedFile
 from growfs.cache.store import Store
 from growfs.errors import (
     DiskFull,
-    Failure,
     GrowfsError,
     NoRoom,
     RemoteBusy,
@@ -38,7 +37,7 @@ from growfs.rotation.evictor import Evictor
 from growfs.scheduler.admission import AdmissionQueue
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Counters, Download, DownloadGroup, DownloadState, InFlightTable
-from growfs.scheduler.outage import Outage, may_be_outage
+from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)

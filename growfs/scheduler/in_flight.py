@@ -13,8 +13,9 @@ import trio
 
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import StagedFile
-from growfs.errors import DiskFull, Failure, GrowfsError
+from growfs.errors import DiskFull, GrowfsError
 from growfs.scheduler.groups import Groups
+from growfs.scheduler.outage import Failure
 from growfs.scheduler.size_estimate import SizeEstimate
 
 ATTEMPTS_MAX = 3

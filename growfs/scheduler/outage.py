@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,14 @@ PROBE_S = 10.0
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 PAUSE_SHARE = 20
 """The pause between two probes is one part in so many of the outage so far: waiting prolongs an outage by that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error, and when it occurred: seconds since 1970."""
+
+    error: GrowfsError
+    at: float = field(default_factory=time.time)
 
 
 def may_be_outage(error: GrowfsError) -> bool:

@@ -18,10 +18,10 @@ from growfs import disk
 from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
 from growfs.cache.events import Signal
 from growfs.cache.store import Store
-from growfs.errors import Failure, GrowfsError, RemoteBusy, RemoteMissing, Unreadable
+from growfs.errors import GrowfsError, RemoteBusy, RemoteMissing, Unreadable
 from growfs.remote.protocol import RemoteFile
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.outage import Outage, may_be_outage
+from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.workers.messages import ListRemote, ServerSilent
 from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent
 

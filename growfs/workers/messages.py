@@ -12,15 +12,17 @@ import struct
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyroaring import BitMap64
 
 from growfs.errors import GrowfsError
 from growfs.remote.protocol import FastPickle, Fetched, RemoteFile
-from growfs.rotation.circle import Position
-from growfs.rotation.draw_order import Pass
-from growfs.rotation.rules import TurnoverInput
+
+if TYPE_CHECKING:  # they are imported where they are unpickled: a worker that lists does without
+    from growfs.rotation.circle import Position
+    from growfs.rotation.draw_order import Pass
+    from growfs.rotation.rules import TurnoverInput
 
 REPORT_FILES = 64
 """A worker reports as soon as it has this many files to report."""

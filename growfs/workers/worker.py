@@ -19,25 +19,21 @@ import queue
 import resource
 import signal
 import socket
-import sqlite3
 import sys
 import threading
 import time
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from growfs import disk
-from growfs.cache.catalog import UNKNOWN_SIZE, ListingDiff
+from growfs.cache.catalog import ListingDiff
 from growfs.cache.listing_diff import Comparison
-from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
+from growfs.cache.schema import read_only
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote import open_remote, preload, preload_transfer
 from growfs.remote.protocol import ByteRange, FetchTask, Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
-from growfs.rotation.draw_order import Candidate, Pass, draw_order
-from growfs.rotation.turnover import plan_generation
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
 from growfs.workers.heartbeat import ListingHeartbeat
@@ -47,17 +43,13 @@ from growfs.workers.messages import (
     FetchFiles,
     ListRemote,
     MakeOrder,
-    OrderReady,
     PlanTurnover,
     Probe,
     ServePeers,
-    StillWorking,
 )
 from growfs.workers.process import lower_priority
 
 GONE_PER_MESSAGE = 1000
-HEARTBEAT_FILES = 100_000
-"""While a worker computes an order, it sends a heartbeat after this many files: every few seconds on a busy machine."""
 Send = Callable[[Any], None]
 
 
@@ -96,7 +88,14 @@ def main() -> None:
             serve(spec, limits, socket.socket(fileno=descriptors[0]))
             os._exit(0)
         os.close(descriptors[0])
-        preload_transfer()  # after the first fork, as the listing does without
+        preload_later()
+
+
+def preload_later() -> None:
+    """Import what the first listing does without, for the workers that are forked after it."""
+    preload_transfer()
+    import growfs.rotation.turnover
+    import growfs.workers.pass_order  # noqa: F401
 
 
 def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> None:
@@ -157,10 +156,14 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
         return _list(open_remote(spec), request, send)
     if isinstance(request, MakeOrder):
-        return _make_order(request, send)
+        from growfs.workers.pass_order import make_order  # a listing does without, and is waited for
+
+        return make_order(request, send)
     if isinstance(request, Probe):
         return _probe(open_remote(spec, repeats=request.repeats), request, makes_files=spec.producer is not None)
     assert isinstance(request, PlanTurnover)
+    from growfs.rotation.turnover import plan_generation
+
     return plan_generation(request.catalog, request.number, request.input)
 
 
@@ -207,48 +210,6 @@ def _probe(remote: Remote, request: Probe, makes_files: bool) -> None:
             request.target.unlink()
     if denied:
         raise denied
-
-
-def _make_order(request: MakeOrder, send: Send) -> OrderReady:
-    connection = read_only(request.catalog)
-    order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
-    connection.close()
-    with request.target.open("wb") as file:
-        for part in (order.frozen, order.seeds, order.rest):
-            file.write(memoryview(array("q", part)))
-    return OrderReady(
-        order.frozen_ids,
-        order.seed_ids,
-        order.seed_bytes,
-        order.files,
-        order.bytes,
-        order.unmatched,
-        order.has_groups,
-    )
-
-
-def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidate]:
-    """Every file of the catalog, for a pass. A file of unknown size counts with the mean of the known sizes."""
-    (mean,) = connection.execute("SELECT avg(size) FROM node WHERE is_dir = 0").fetchone()
-    unknown = min(UNKNOWN_SIZE if mean is None else int(mean), pass_.size_max or UNKNOWN_SIZE)
-    known = {ROOT: ""}
-    row_of = row_of_connection(connection)
-    for id, parent, name, size, drawn, pinned, resident in connection.execute(
-        "SELECT n.id, n.parent, n.name, n.size, n.drawn, n.pinned, r.id FROM node n LEFT JOIN resident r USING (id)"
-        " WHERE n.is_dir = 0"
-    ):
-        path = join(directory_path(row_of, parent, known), name)
-        bytes = unknown if size is None else size
-        frozen, done, late = bool(pinned & FROZEN), drawn >= pass_.number, drawn == -pass_.number
-        yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
-
-
-def _with_heartbeats(files: Iterable[Candidate], send: Send) -> Iterator[Candidate]:
-    """Send heartbeats along the way: ten million files take minutes, and the daemon gives up a silent worker."""
-    for number, file in enumerate(files):
-        if number % HEARTBEAT_FILES == 0:
-            send(StillWorking())
-        yield file
 
 
 if __name__ == "__main__":

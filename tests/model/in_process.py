@@ -42,7 +42,6 @@ from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation import reader_registry
 from growfs.rotation.turnover import plan_generation
 from growfs.vfs.filesystem import Vfs
-from growfs.workers import worker
 from growfs.workers.messages import (
     FetchFailed,
     FetchFiles,
@@ -52,6 +51,7 @@ from growfs.workers.messages import (
     MakeOrder,
     SizeExceeded,
 )
+from growfs.workers.pass_order import make_order
 from tests.model.remote import Remote
 
 trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
@@ -147,7 +147,7 @@ class Worker:
             assert on_message
             return await self._list(request, on_message)
         if isinstance(request, MakeOrder):
-            return worker._make_order(request, lambda _: None)
+            return make_order(request, lambda _: None)
         return plan_generation(request.catalog, request.number, request.input)
 
     async def _list(self, request: ListRemote, on_message: Callable[[Any], Awaitable[None]]) -> int:

@@ -43,7 +43,7 @@ from growfs.scheduler.prefetch import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import visible_entries
-from growfs.workers import heartbeat, worker
+from growfs.workers import heartbeat, pass_order, worker
 from growfs.workers.messages import ListRemote, MakeOrder, StillWorking
 from tests.remote.fake_remote import FakeRemote
 from tests.unit.local_cache import LocalCache, file, open_local_cache
@@ -441,12 +441,12 @@ def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
 def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) -> Prefetcher:
     async def remaining(size_max: int) -> Order:
         connection = read_only(cache.database.path)
-        order = draw_order(worker.candidates(connection, Pass(1, 1)), Pass(1, 1))
+        order = draw_order(pass_order.candidates(connection, Pass(1, 1)), Pass(1, 1))
         connection.close()
         return order
 
-    pass_order: Any = SimpleNamespace(remaining=remaining, first=Pass(1, 1))
-    return Prefetcher(cache.catalog, cache.store, sync, pass_order, new_drawer(cache, state), state)
+    order: Any = SimpleNamespace(remaining=remaining, first=Pass(1, 1))
+    return Prefetcher(cache.catalog, cache.store, sync, order, new_drawer(cache, state), state)
 
 
 async def test_a_pass_begins_without_a_look_at_each_directory(cache: LocalCache, prefetch: PrefetchState) -> None:
@@ -576,9 +576,9 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
 ) -> None:
     cache = open_local_cache(tmp_path)
     await cache.list([file(f"a/{number}") for number in range(FILES)])
-    monkeypatch.setattr(worker, "HEARTBEAT_FILES", 10)
+    monkeypatch.setattr(pass_order, "HEARTBEAT_FILES", 10)
     sent: list[object] = []
-    order = worker._make_order(MakeOrder(cache.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
+    order = pass_order.make_order(MakeOrder(cache.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
     assert order.files == FILES
     assert sent == [StillWorking()] * (FILES // 10)
     cache.close()

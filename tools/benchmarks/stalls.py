@@ -44,8 +44,8 @@ from growfs.scheduler.in_flight import Counters
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetch import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
+from growfs.workers.pass_order import candidates
 from growfs.workers.process import tune_gc
-from growfs.workers.worker import candidates
 from tools.benchmarks.measure import Figure, Setting, at_most
 
 NUMBER, NUMBER_QUICK = 1_000_000, 1000

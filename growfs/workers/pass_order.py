@@ -1,0 +1,59 @@
+"""Computes the order of a pass, in a worker (growfs.rotation.draw_order says what it is)."""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from growfs.cache.catalog import UNKNOWN_SIZE
+from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
+from growfs.rotation.draw_order import Candidate, Pass, draw_order
+from growfs.workers.messages import MakeOrder, OrderReady, StillWorking
+
+HEARTBEAT_FILES = 100_000
+"""A worker sends a heartbeat after this many files: every few seconds on a busy machine."""
+
+
+def make_order(request: MakeOrder, send: Callable[[Any], None]) -> OrderReady:
+    """Write the order to the request's target. send: is called with heartbeats."""
+    connection = read_only(request.catalog)
+    order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
+    connection.close()
+    with request.target.open("wb") as file:
+        for part in (order.frozen, order.seeds, order.rest):
+            file.write(memoryview(array("q", part)))
+    return OrderReady(
+        order.frozen_ids,
+        order.seed_ids,
+        order.seed_bytes,
+        order.files,
+        order.bytes,
+        order.unmatched,
+        order.has_groups,
+    )
+
+
+def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidate]:
+    """Every file of the catalog, for a pass. A file of unknown size counts with the mean of the known sizes."""
+    (mean,) = connection.execute("SELECT avg(size) FROM node WHERE is_dir = 0").fetchone()
+    unknown = min(UNKNOWN_SIZE if mean is None else int(mean), pass_.size_max or UNKNOWN_SIZE)
+    known = {ROOT: ""}
+    row_of = row_of_connection(connection)
+    for id, parent, name, size, drawn, pinned, resident in connection.execute(
+        "SELECT n.id, n.parent, n.name, n.size, n.drawn, n.pinned, r.id FROM node n LEFT JOIN resident r USING (id)"
+        " WHERE n.is_dir = 0"
+    ):
+        path = join(directory_path(row_of, parent, known), name)
+        bytes = unknown if size is None else size
+        frozen, done, late = bool(pinned & FROZEN), drawn >= pass_.number, drawn == -pass_.number
+        yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)
+
+
+def _with_heartbeats(files: Iterable[Candidate], send: Callable[[Any], None]) -> Iterator[Candidate]:
+    """Send heartbeats along the way: ten million files take minutes, and the daemon gives up a silent worker."""
+    for number, file in enumerate(files):
+        if number % HEARTBEAT_FILES == 0:
+            send(StillWorking())
+        yield file
