@@ -137,8 +137,9 @@ def test_a_waiting_mount_command_hides_its_arguments(growfs: Growfs, joined: boo
         url = server.url.replace("http://", f"http://someone:{PASSWORD}@")
         arguments = ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, *option)
         with start_growfs(growfs, *arguments) as mounting:
+            until(lambda: daemon_is_started(growfs) or mounting.poll() is not None)
+            assert mounting.poll() is None, mounting.communicate(30)
             until(lambda: "growfs: " in "".join(processes_of(growfs.mountpoint.parent)))
-            until(lambda: daemon_is_started(growfs))
             command = Path(f"/proc/{mounting.pid}/cmdline").read_bytes()
             assert command.startswith(b"growfs mount http://127.0.0.1")
             shown = command.decode() + "".join(processes_of(growfs.mountpoint.parent))

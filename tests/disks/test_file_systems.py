@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,9 +61,16 @@ class Scene:
         return listed
 
     def taken(self, *folders: str) -> int:
-        """What files below folders of the cache take on the disk, as du shows it."""
-        cache = self.growfs.cache
-        return sum(stat.st_blocks * 512 for folder in folders for _, stat in disk.walk_files(cache / folder))
+        """What files below folders of the cache take on the disk at one moment, as du shows it.
+
+        A walk may meet a file that is evicted during it, and one that takes its place. Two walks in succession both
+        meet only what was there between them.
+        """
+        first, second = ({s.st_ino: s.st_blocks * 512 for s in self._walk(folders)} for _ in range(2))
+        return sum(min(bytes, second.get(inode, 0)) for inode, bytes in first.items())
+
+    def _walk(self, folders: tuple[str, ...]) -> Iterator[os.stat_result]:
+        return (stat for folder in folders for _, stat in disk.walk_files(self.growfs.cache / folder))
 
     def rotate(self) -> None:
         """Read epochs, until most of the files were listed."""

@@ -210,15 +210,21 @@ def test_commands_work_as_on_a_mount(growfs: Fill, tmp_path: Path, readers: Read
     assert str(at) in growfs.run("list").stdout
     growfs.run("wait", at, "--files", "5")
     reader = readers.new()
-    shown = (reader.next_generation(at), reader.names())[1]
+
+    def newly_shown() -> set[str]:
+        reader.next_generation(at)
+        return reader.names()
+
+    shown = until(lambda: len(shown := newly_shown()) > 2 and shown)
     growfs.run("pause", at)
-    victim = max(shown)
+    folders = [name.partition("/")[0] for name in shown]
+    victim = next(name for name, folder in zip(shown, folders, strict=True) if folders.count(folder) > 1)
     printed = growfs.run("evict", at, victim).stdout
     assert not (growfs.current / victim).exists(), printed
     growfs.run("fetch", at, victim)
     growfs.run("pin", at, victim)
     growfs.run("resume", at)
-    assert victim in (reader.next_generation(at), reader.names())[1]
+    assert victim in newly_shown()
     assert growfs.used_bytes() <= CAPACITY * SIZE
     printed = growfs.run("next", at, "--", "pwd").stdout.strip()
     assert printed == str(growfs.current)

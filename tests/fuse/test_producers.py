@@ -158,9 +158,11 @@ def test_an_endless_sequence_of_samples_rotates(growfs: Growfs, tmp_path: Path) 
 
     until(goes_on, 60)
     assert growfs.status()["coverage"]["pass"] == 1
-    fetches = [row.split(",")[2] for row in (growfs.mountpoint / ".growfs/ledger.csv").read_text().splitlines()[1:]]
+    ledger = (growfs.mountpoint / ".growfs/ledger.csv").read_text().splitlines()
+    fetches = [int(row.split(",")[2]) for row in ledger[1:]]
     assert len(fetches) > 450
-    assert set(fetches) == {"1"}  # no sample was computed twice
+    misses = growfs.status()["miss"]
+    assert sum(fetches) - len(fetches) <= misses["files_total"], "a sample is computed again only for a miss"
     (gone, *_) = sorted(seen - growfs.names())
     number = int(gone)
     assert (growfs.mountpoint / gone).read_bytes() == f"{number}:".encode() + sample_rng(0, number).randbytes(1000)

@@ -193,8 +193,8 @@ def cold(results: Results) -> Iterator[str]:
         f" {sizes['samples'] * sizes['sample_bytes'] / 1e6:.0f} MB in shards of"
         f" {sizes['per_shard'] * sizes['sample_bytes'] / 1e6:.1f} MB. The imports of the training program are over when"
         " the clock starts. growfs's mount command returns when training can start, which is after a shard of each"
-        " directory is whole; the others mount first and fetch when the program asks. On a fast link the start of"
-        " growfs shows: most of it is Python that imports the libraries for S3.\n\n"
+        " directory is whole, and until then fetches nothing else; the others mount first and fetch when the program"
+        " asks. On a fast link the start of growfs shows: most of it is Python that imports the libraries for S3.\n\n"
     )
     links = results.settings(COLD)
     rows = [
