@@ -85,7 +85,7 @@ FAULTS = {
     25: ("more files asked for than the cache can hold", SELECTION, "test_show_files_beyond_the_capacity_is_refused"),
     26: (
         "a remote that grows",
-        "tests/unit/test_draw_order.py",
+        "tests/unit/test_pass_order.py",
         "test_a_growing_catalog_moves_no_file_to_another_node",
     ),
     27: ("a restart in the middle of a day", "tests/unit/test_budget.py", "test_the_count_survives_a_restart"),

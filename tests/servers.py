@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 
 ACCESS_KEY = "growfs-access"  # rclone refuses keys of two or three letters
 SECRET_KEY = "growfs-secret-0123456789"

@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from tests.servers import free_port, running, serving
 from tools.benchmarks.servers import AZURE_ACCOUNT, AZURE_KEY, AZURITE, NGINX, NODE, azurite_command
 

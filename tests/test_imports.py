@@ -17,7 +17,7 @@ S3 = {"s3fs", "aiobotocore", "aiohttp", "fsspec", "asyncio"}
 FETCH = """
 import sys
 from growfs.remote import open_remote, preload
-from growfs.remote.protocol import FetchTask, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteSpec
 spec = RemoteSpec({url!r})
 preload(spec)
 remote = open_remote(spec)

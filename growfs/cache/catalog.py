@@ -25,8 +25,8 @@ from growfs.cache.schema import (
     set_meta,
 )
 from growfs.remote.filter import PathFilter
+from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY, extension
-from growfs.remote.protocol import RemoteFile, Skipped
 
 if TYPE_CHECKING:
     from growfs.cache.database import Database

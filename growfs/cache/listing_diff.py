@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from growfs.cache.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT
+from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME
-from growfs.remote.protocol import RemoteFile, Skipped
 
 
 class Comparison:

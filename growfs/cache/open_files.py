@@ -12,8 +12,8 @@ import os
 import resource
 from dataclasses import dataclass
 
-from growfs.cache.events import Signal
 from growfs.errors import TooManyOpen
+from growfs.signal import Signal
 
 IDLE_MAX = 16_384
 """Files that are kept open for the next reader; each pins 1 to 2 KB of kernel memory."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from growfs import disk
 from growfs.cache.catalog import Changes, Node, Removed
 from growfs.cache.schema import directory_path, join, row_of_connection
+from growfs.remote.interface import Fetched
 from growfs.remote.names import extension
-from growfs.remote.protocol import Fetched
 
 log = logging.getLogger(__name__)
 
@@ -169,14 +169,14 @@ class Publisher:
     def _join_group(self, writer: sqlite3.Connection, group: Iterable[int], queue_position: int) -> None:
         """Give the resident files of a group one queue position; those that are delisted are admitted anew."""
         for id in group:
-            row = writer.execute("SELECT left_out FROM resident WHERE id = ?", (id,)).fetchone()
+            row = writer.execute("SELECT delisted FROM resident WHERE id = ?", (id,)).fetchone()
             if row and row[0] is not None:
                 self._admit_again(writer, id)
-            writer.execute("UPDATE resident SET turn = ? WHERE id = ?", (queue_position, id))
+            writer.execute("UPDATE resident SET queue_position = ? WHERE id = ?", (queue_position, id))
 
     def _admit_again(self, writer: sqlite3.Connection, id: int) -> None:
         _record_generations(writer, id)
-        writer.execute("UPDATE resident SET left_out = NULL, opened = 0, seq = ? WHERE id = ?", (self._next(), id))
+        writer.execute("UPDATE resident SET delisted = NULL, opened = 0, seq = ? WHERE id = ?", (self._next(), id))
 
     def _next(self) -> int:
         self.last_seq += 1
@@ -187,7 +187,8 @@ class Publisher:
         """Give a new version the place of the old one, also in listings; returns (its id, its place)."""
         node = file.node
         size, bytes, seq, queue_position, delisted, opened, *kept = writer.execute(
-            "SELECT n.size, r.bytes, r.seq, r.turn, r.left_out, r.opened, n.pinned, n.first_shown, n.last_shown"
+            "SELECT n.size, r.bytes, r.seq, r.queue_position, r.delisted, r.opened,"
+            " n.pinned, n.first_shown, n.last_shown"
             " FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?",
             (node.id,),
         ).fetchone()
@@ -206,7 +207,7 @@ class Publisher:
         """Move groups of files to the end of the queue to be delisted. Each group is the ids of its files."""
         for group in groups:
             position = self._next()
-            writer.executemany("UPDATE resident SET turn = ? WHERE id = ?", [(position, id) for id in group])
+            writer.executemany("UPDATE resident SET queue_position = ? WHERE id = ?", [(position, id) for id in group])
 
     def _admit_folders(self, writer: sqlite3.Connection, id: int) -> None:
         """Make a directory and its parents resident."""
@@ -218,7 +219,7 @@ class Publisher:
         for id, parent in reversed(missing):
             seq = self._next()
             writer.execute(
-                "INSERT INTO resident (id, parent, seq, turn, bytes, ino, ctime_ns, digest)"
+                "INSERT INTO resident (id, parent, seq, queue_position, bytes, ino, ctime_ns, digest)"
                 " VALUES (?, ?, ?, ?, 0, 0, 0, '')",
                 (id, parent, seq, seq),
             )
@@ -254,7 +255,7 @@ class Publisher:
         evicted = []
         for id in ids:
             row = row_of(
-                "SELECT n.parent, n.name, n.size, r.bytes, r.left_out FROM node n JOIN resident r USING (id)"
+                "SELECT n.parent, n.name, n.size, r.bytes, r.delisted FROM node n JOIN resident r USING (id)"
                 " WHERE id = ?",
                 id,
             )
@@ -315,7 +316,7 @@ def mark_durable(writer: sqlite3.Connection, admitted: tuple[int, int]) -> None:
 
 
 INSERT_RESIDENT = (
-    "INSERT INTO resident (id, parent, suffix, seq, turn, left_out, opened, bytes, ino, ctime_ns, digest)"
+    "INSERT INTO resident (id, parent, suffix, seq, queue_position, delisted, opened, bytes, ino, ctime_ns, digest)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
@@ -345,7 +346,7 @@ def _record_generations(writer: sqlite3.Connection, id: int) -> None:
     writer.execute(
         "UPDATE node SET last_shown = shown.last, first_shown = coalesce(first_shown, shown.first)"
         f" FROM (SELECT {FIRST_SHOWN} AS first,"
-        " coalesce(r.left_out - 1, (SELECT max(number) FROM generation)) AS last"
+        " coalesce(r.delisted - 1, (SELECT max(number) FROM generation)) AS last"
         " FROM resident r WHERE r.id = ?1) AS shown WHERE id = ?1 AND shown.first IS NOT NULL",
         (id,),
     )

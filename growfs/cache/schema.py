@@ -65,8 +65,8 @@ CREATE TABLE resident (
     parent INTEGER NOT NULL,
     suffix TEXT,                           -- the extension of a file's name; NULL for a directory
     seq INTEGER NOT NULL UNIQUE,           -- the order of admission
-    turn INTEGER NOT NULL,                 -- position in the queue to be delisted; a group has one
-    left_out INTEGER,                      -- the generation that delisted it
+    queue_position INTEGER NOT NULL,       -- position in the queue to be delisted; a group has one
+    delisted INTEGER,                      -- the generation that delisted it
     opened INTEGER NOT NULL DEFAULT 0,     -- whether it was opened since its admission
     bytes INTEGER NOT NULL,                -- allocated on the disk
     ino INTEGER NOT NULL,                  -- with ctime_ns: identifies the cached file
@@ -83,8 +83,8 @@ CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEG
 
 
 INDEXES = """
-CREATE INDEX resident_by_turn ON resident (turn) WHERE suffix IS NOT NULL AND left_out IS NULL;
-CREATE INDEX left_out ON resident (left_out, turn, bytes) WHERE left_out IS NOT NULL;
+CREATE INDEX resident_by_queue_position ON resident (queue_position) WHERE suffix IS NOT NULL AND delisted IS NULL;
+CREATE INDEX delisted ON resident (delisted, queue_position, bytes) WHERE delisted IS NOT NULL;
 
 -- Generations: the last admission that each shows, and when it began (seconds since 1970). Those are kept that were the
 -- first to show a file which is still cached, and the last one.
@@ -127,10 +127,11 @@ FROM_1 = """
 ALTER TABLE node ADD COLUMN first_shown INTEGER;
 ALTER TABLE node ADD COLUMN last_shown INTEGER;
 ALTER TABLE resident ADD COLUMN suffix TEXT;
-ALTER TABLE resident ADD COLUMN turn INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE resident ADD COLUMN left_out INTEGER;
+ALTER TABLE resident ADD COLUMN queue_position INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE resident ADD COLUMN delisted INTEGER;
 ALTER TABLE resident ADD COLUMN opened INTEGER NOT NULL DEFAULT 0;
-UPDATE resident SET turn = seq, suffix = (SELECT extension(name) FROM node n WHERE n.id = resident.id AND is_dir = 0);
+UPDATE resident SET queue_position = seq,
+    suffix = (SELECT extension(name) FROM node n WHERE n.id = resident.id AND is_dir = 0);
 """
 """Migrates the first version; INDEXES, FROM_2 and HISTORY follow."""
 

@@ -17,11 +17,11 @@ import trio
 from growfs import disk
 from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
 from growfs.cache.database import Database
-from growfs.cache.events import Signal
 from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, mark_durable
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
+from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Store:
             "resident"
         ) or database.row(
             "SELECT count(r.suffix), coalesce(sum(r.bytes), 0), coalesce(sum(iif(n.is_dir, 0, n.size)), 0),"
-            " max(coalesce(max(r.seq), 0), coalesce(max(r.turn), 0)) FROM resident r JOIN node n USING (id)"
+            " max(coalesce(max(r.seq), 0), coalesce(max(r.queue_position), 0)) FROM resident r JOIN node n USING (id)"
         )
         (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
@@ -264,7 +264,7 @@ class Store:
         stands for a time that is not known.
         """
         return self._db.rows(
-            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.left_out"
+            "SELECT n.id, n.name, n.is_dir, coalesce(n.size, 0), coalesce(n.mtime_ns, ?), r.seq, r.delisted"
             " FROM resident r JOIN node n USING (id)"
             " WHERE r.parent = ? AND r.seq > ? AND r.seq <= ? ORDER BY r.seq LIMIT ?",
             mtime_ns, parent, after_seq, last_seq, limit,

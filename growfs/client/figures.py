@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from growfs.cache.directory import is_in_use
+from growfs.cache.cache_folder import is_in_use
 from growfs.cache.schema import ROOT, directory_path, read_only, row_of_connection
 from growfs.errors import GrowfsError
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from growfs.cache.directory import daemon_of
+from growfs.cache.cache_folder import daemon_of
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.running import find_living

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from growfs import disk
-from growfs.cache.directory import locked
+from growfs.cache.cache_folder import locked
 from growfs.cache.recovery import verify_on_medium
 from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection, set_meta
 from growfs.client.progress import Bar

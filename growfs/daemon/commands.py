@@ -15,7 +15,6 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
-from growfs.cache.events import Signal
 from growfs.cache.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.cache.store import Store
 from growfs.daemon.control import Command
@@ -25,6 +24,7 @@ from growfs.daemon.render import files
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
 from growfs.rotation.evictor import Evictor
+from growfs.signal import Signal
 
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from growfs.cache.directory import daemon_of, is_in_use
+from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.control_client import call
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options

@@ -14,7 +14,7 @@ from growfs.daemon import job
 from growfs.errors import UsageError
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
-from growfs.rotation.draw_order import GROUP_FIELDS
+from growfs.rotation.pass_order import GROUP_FIELDS
 from growfs.units import size
 
 PYTHON_SCHEME = "py:"

@@ -39,8 +39,8 @@ from growfs.daemon.option_parsers import (
     web_url,
 )
 from growfs.errors import UsageError
+from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
-from growfs.remote.protocol import Producer, RemoteSpec
 from growfs.remote.user_functions import Function
 from growfs.units import count as whole
 from growfs.units import fraction_of, positive, rate, seconds, size

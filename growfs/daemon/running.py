@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from growfs.cache.directory import daemon_of, is_in_use
+from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.spawn import TITLE
 from growfs.errors import GrowfsError
 from growfs.folder.layout import cache_of

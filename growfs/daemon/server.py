@@ -26,8 +26,8 @@ from typing import Any
 import trio
 from setproctitle import setproctitle
 
+from growfs.cache.cache_folder import CacheFolder, open_cache
 from growfs.cache.database import unreadable
-from growfs.cache.directory import CacheFolder, open_cache
 from growfs.cache.open_files import IDLE_MAX
 from growfs.cache.store import Store
 from growfs.daemon.log_file import LogFile, OutputFormatter

@@ -83,12 +83,12 @@ def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
     """The files that a generation lists, in order of admission."""
     connection = read_only(catalog)
     row_of, known = row_of_connection(connection), {ROOT: ""}
-    for id, left_out, parent, name, size, opens in connection.execute(
-        "SELECT n.id, r.left_out, n.parent, n.name, n.size, u.opens FROM resident r JOIN node n USING (id)"
+    for id, delisted, parent, name, size, opens in connection.execute(
+        "SELECT n.id, r.delisted, n.parent, n.name, n.size, u.opens FROM resident r JOIN node n USING (id)"
         " JOIN usage u USING (id) WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq",
         (generation.last_seq,),
     ):
-        if generation.shows(id, left_out):
+        if generation.shows(id, delisted):
             folder = directory_path(row_of, parent, known)
             yield join(folder, name), size, folder, opens
     connection.close()
@@ -117,7 +117,7 @@ def _ever_fetched(catalog: Path) -> Iterator[Sequence[Any]]:
     for parent, name, *figures in connection.execute(
         "SELECT n.parent, n.name, n.size, u.fetches, u.opens,"
         f" coalesce(n.first_shown, {FIRST_SHOWN}),"
-        " coalesce(CASE WHEN r.id THEN coalesce(r.left_out - 1, (SELECT max(number) FROM generation WHERE last_seq >="
+        " coalesce(CASE WHEN r.id THEN coalesce(r.delisted - 1, (SELECT max(number) FROM generation WHERE last_seq >="
         " r.seq)) END, n.last_shown), r.id IS NOT NULL"
         " FROM usage u JOIN node n USING (id) LEFT JOIN resident r USING (id)"
     ):

@@ -11,9 +11,9 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from growfs.cache.budget import Budget
+from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
-from growfs.cache.directory import CacheFolder
 from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
@@ -27,12 +27,12 @@ from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.errors import GrowfsError
-from growfs.folder.engine import FolderEngine
+from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
-from growfs.rotation.draw_order import Pass
 from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
+from growfs.rotation.pass_order import Pass
 from growfs.rotation.reader_registry import ReaderRegistry
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer

@@ -16,7 +16,7 @@ from typing import IO
 from humanfriendly import format_size
 
 from growfs import disk
-from growfs.cache.directory import check_cache, unusable
+from growfs.cache.cache_folder import check_cache, unusable
 from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import Options
 from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning

@@ -11,7 +11,7 @@ from typing import Any
 
 from humanfriendly import format_size, format_timespan
 
-from growfs.cache.directory import folder_name
+from growfs.cache.cache_folder import folder_name
 from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
@@ -23,8 +23,8 @@ from growfs.doctor.remote import Found, check_remote
 from growfs.doctor.remote_messages import Probe
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import check_mountpoint, check_outside
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
-from growfs.remote.protocol import RemoteSpec
 from growfs.units import seconds
 
 FETCH_BYTES_MAX = 4 << 30

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 
 
 @dataclass(frozen=True, slots=True)

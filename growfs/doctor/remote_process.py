@@ -27,7 +27,7 @@ from growfs.errors import GrowfsError
 from growfs.remote import open_remote, open_store
 from growfs.remote.errors import LOGIN
 from growfs.remote.http.connection import Headers
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.wrappers import producer_pool

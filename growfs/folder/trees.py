@@ -127,7 +127,7 @@ def shown_files(hold: Hold, ask: Query) -> Iterator[tuple[int, str, list[str]]]:
 
     rows = ask(
         "SELECT r.parent, n.name FROM resident r JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND r.seq <= ?"
-        " AND (r.left_out IS NULL OR r.left_out > ?) ORDER BY r.parent",
+        " AND (r.delisted IS NULL OR r.delisted > ?) ORDER BY r.parent",
         hold.last_seq, hold.generation,
     )  # fmt: skip
     known = {ROOT: ""}

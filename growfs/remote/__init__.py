@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from growfs.errors import RemoteBusy
-from growfs.remote.protocol import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
+from growfs.remote.interface import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.rate_limits import SharedLimits
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def open_remote(
 
         remote = FilteredRemote(remote, PathFilter(spec.include, spec.exclude))
     if spec.producer and spec.producer.seed is None:
-        from growfs.remote.wrappers.producer import ProducedRemote
+        from growfs.remote.wrappers.produced import ProducedRemote
 
         remote = ProducedRemote(remote, spec, spec.producer, limits)
     return remote
@@ -69,7 +69,7 @@ def _open_source(
     from growfs.remote.wrappers.retry import RetryingRemote
 
     if spec.producer and spec.producer.seed is not None:
-        from growfs.remote.wrappers.producer import SampledRemote
+        from growfs.remote.wrappers.produced import SampledRemote
 
         return SampledRemote(spec, spec.producer, limits)
     if not spec.manifest and spec.url.startswith(("http://", "https://")) and _is_table(spec.url):
@@ -80,7 +80,7 @@ def _open_source(
 
         remote = ManifestRemote(_open_manifest(spec, spec.manifest), remote)
     if spec.members:
-        from growfs.remote.wrappers.archives import ArchiveRemote
+        from growfs.remote.wrappers.members import ArchiveRemote
 
         assert spec.cache
         remote = ArchiveRemote(remote, spec.members, spec.cache)

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged
-from growfs.remote.protocol import Remote, RemoteFile, RemoteStream
+from growfs.remote.interface import Remote, RemoteFile, RemoteStream
 
 BUFFER_BYTES = 1 << 17  # as producers.compressed.COPY_BYTES: so much is read at once, and nothing is copied twice
 SKIP_BYTES_MAX = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from growfs.errors import UsageError
-from growfs.remote.protocol import Page, Remote, RemoteWrapper
+from growfs.remote.interface import Page, Remote, RemoteWrapper
 
 
 class PathFilter:

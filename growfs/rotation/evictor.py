@@ -285,7 +285,7 @@ def _counts(
         return int(files)
 
     def counts(kind: Kind) -> tuple[int, int]:
-        listed = count("left_out IS NULL AND seq <= ?", kind, shown_seq)
+        listed = count("delisted IS NULL AND seq <= ?", kind, shown_seq)
         return listed, listed or count("1", kind)
 
     return counts

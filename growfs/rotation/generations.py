@@ -16,11 +16,11 @@ import trio
 
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
-from growfs.cache.events import Signal
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.rotation.draw_order import groups_of
+from growfs.rotation.pass_order import groups_of
 from growfs.rotation.rules import Generation, GenerationPlan, Hold, Holds, TurnoverInput
+from growfs.signal import Signal
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Generations:
             values = generation.number, generation.last_seq, time.time()
             writer.execute("INSERT INTO generation VALUES (?, ?, ?)", values)
             for ids, delisted in ((generation.delisted, generation.number), (generation.relisted, None)):
-                writer.executemany("UPDATE resident SET left_out = ? WHERE id = ?", ((delisted, id) for id in ids))
+                writer.executemany("UPDATE resident SET delisted = ? WHERE id = ?", ((delisted, id) for id in ids))
             self._store.requeue(writer, groups_of(requeued))
 
         await self._db.write(write)
@@ -203,7 +203,7 @@ class Generations:
         """Whether there is nothing to decide: no room to make, nothing to list again. Deciding takes milliseconds."""
         if turnover.show_files is not None or (turnover.rotates and turnover.lacking):
             return False
-        return self._db.row("SELECT 1 FROM resident WHERE left_out IS NOT NULL LIMIT 1") is None
+        return self._db.row("SELECT 1 FROM resident WHERE delisted IS NOT NULL LIMIT 1") is None
 
     # Sums over many files, for a thread.
 
@@ -214,7 +214,7 @@ class Generations:
             return self._store.resident_files, self._store.resident_content_bytes
         ((files, bytes),) = ask(
             "SELECT count(*), coalesce(sum(n.size), 0) FROM resident r JOIN node n USING (id)"
-            " WHERE r.suffix IS NOT NULL AND (r.seq > ? OR r.left_out <= ?)",
+            " WHERE r.suffix IS NOT NULL AND (r.seq > ? OR r.delisted <= ?)",
             generation.last_seq, generation.number,
         )  # fmt: skip
         return files, bytes
@@ -222,12 +222,12 @@ class Generations:
     @staticmethod
     def delisted_bytes(ask: Query) -> int:
         """The size on the disk of the files that are delisted, and not yet evicted."""
-        ((bytes,),) = ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out IS NOT NULL")
+        ((bytes,),) = ask("SELECT coalesce(sum(bytes), 0) FROM resident WHERE delisted IS NOT NULL")
         return int(bytes)
 
     @staticmethod
     def held_bytes(ask: Query, hold: Hold) -> int:
         """How much of that cannot be evicted while there is such a hold on every directory."""
-        query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE left_out > ? AND seq <= ?"
+        query = "SELECT coalesce(sum(bytes), 0) FROM resident WHERE delisted > ? AND seq <= ?"
         ((bytes,),) = ask(query, hold.generation, hold.last_seq)
         return int(bytes)

@@ -10,8 +10,8 @@ COLUMNS = {
     "suffix": "r.suffix",
     "bytes": "r.bytes",
     "seq": "r.seq",
-    "queue_position": "r.turn",
-    "delisted": "r.left_out",
+    "queue_position": "r.queue_position",
+    "delisted": "r.delisted",
     "opened": "r.opened",
 }
 FIELDS = ", ".join(f"{COLUMNS[field]} AS {field}" for field in CachedFile._fields)
@@ -29,8 +29,8 @@ def _columns(order: tuple[str, ...]) -> str:
     return ", ".join(COLUMNS[field] for field in order)
 
 
-DELISTED = _query("r.left_out IS NOT NULL", _columns(DELISTED_ORDER))
-LISTED = _query("r.left_out IS NULL AND r.seq <= ?", _columns(LISTED_ORDER))
+DELISTED = _query("r.delisted IS NOT NULL", _columns(DELISTED_ORDER))
+LISTED = _query("r.delisted IS NULL AND r.seq <= ?", _columns(LISTED_ORDER))
 """Given the last admission that a generation showed."""
-UNLISTED = _query("r.left_out IS NULL AND r.seq > ?", "r.seq DESC")
+UNLISTED = _query("r.delisted IS NULL AND r.seq > ?", "r.seq DESC")
 """Given the last admission that a generation showed."""

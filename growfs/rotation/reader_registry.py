@@ -15,11 +15,11 @@ from pathlib import Path
 
 import trio
 
-from growfs.cache.events import Signal
 from growfs.errors import TooManyOpen
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import DirectoryHolds, Reader
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, begins_epoch, begins_generation
+from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
 FORGET_THREADS_S = 1.0

@@ -31,7 +31,7 @@ def plan_generation(catalog: Path, number: int, turnover: TurnoverInput) -> Gene
             counts,
             queue=_queue(connection, turnover.shown_seq),
             unlisted=_unlisted(connection, turnover),
-            delisted={id for (id,) in connection.execute("SELECT id FROM resident WHERE left_out IS NOT NULL")},
+            delisted={id for (id,) in connection.execute("SELECT id FROM resident WHERE delisted IS NOT NULL")},
         )
     finally:
         connection.close()
@@ -80,7 +80,8 @@ def _last_of_exactly(connection: sqlite3.Connection, turnover: TurnoverInput, sh
         (turnover.shown_seq,),
     ).fetchone()
     hidden = connection.execute(
-        "SELECT turn FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?",
+        "SELECT queue_position FROM resident WHERE suffix IS NOT NULL AND seq > ? AND seq <= ?"
+        " ORDER BY seq LIMIT 1 OFFSET ?",
         (turnover.shown_seq, turnover.last_seq, max(0, show_files - kept)),
     ).fetchone()
     if hidden is None:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from growfs.cache.events import Signal
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.remote.interface import Fetched, RemoteFile
 from growfs.scheduler.concurrency import ConcurrencyController, WorkerCount
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
+from growfs.signal import Signal
 from growfs.workers.messages import REPORT_FILES, Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, Channel, WorkerLost, WorkerPool
 

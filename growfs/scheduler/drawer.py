@@ -15,7 +15,6 @@ from pyroaring import BitMap64
 from growfs import disk
 from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
-from growfs.cache.events import Signal
 from growfs.cache.store import Store
 from growfs.errors import DiskFailed, NoRoom, NotMade
 from growfs.rotation.evictor import Evictor
@@ -23,6 +22,7 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download
 from growfs.scheduler.outage import Failure
 from growfs.scheduler.readiness import MountState, PrefetchState
+from growfs.signal import Signal
 
 SPACE_POLL_S = 5.0
 """How often a draw without space tries again; other programs may have freed disk space."""

@@ -18,7 +18,6 @@ import trio
 
 from growfs import disk
 from growfs.cache.catalog import Node
-from growfs.cache.events import Signal
 from growfs.cache.publish import StagedFile
 from growfs.cache.store import Store
 from growfs.errors import (
@@ -32,12 +31,13 @@ from growfs.errors import (
     Unreadable,
 )
 from growfs.remote.http.threads import PART_BYTES_MAX
-from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.remote.interface import Fetched, RemoteFile
 from growfs.rotation.evictor import Evictor
 from growfs.scheduler.admission import AdmissionQueue
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Counters, Download, DownloadGroup, DownloadState, InFlightTable
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
+from growfs.signal import Signal
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.remote.names import extension
-from growfs.rotation.draw_order import group_of
+from growfs.rotation.pass_order import group_of
 
 
 class Groups:

@@ -17,12 +17,12 @@ import trio
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import unreadable
-from growfs.cache.events import Signal
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
-from growfs.rotation.draw_order import Order, Pass
+from growfs.rotation.pass_order import Order, Pass
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
+from growfs.signal import Signal
 from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool
 

@@ -18,9 +18,9 @@ import trio
 from humanfriendly import format_timespan
 
 from growfs.cache.catalog import Catalog
-from growfs.cache.events import Signal
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
-from growfs.remote.protocol import RemoteFile
+from growfs.remote.interface import RemoteFile
+from growfs.signal import Signal
 from growfs.workers.messages import Probe
 from growfs.workers.pool import WorkerLost, WorkerPool
 

@@ -18,16 +18,16 @@ from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
-from growfs.cache.events import Signal
 from growfs.cache.schema import ROOT, set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
+from growfs.remote.interface import RemoteFile
 from growfs.remote.names import join_address
-from growfs.remote.protocol import RemoteFile
 from growfs.rotation.circle import Position, awaits, distance, first_place, follower, holders
-from growfs.rotation.draw_order import Order
+from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
 from growfs.scheduler.order import PassOrder
+from growfs.signal import Signal
 from growfs.workers.messages import (
     Announce,
     CachedFile,

@@ -13,7 +13,7 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node, Share
 from growfs.cache.store import Store
-from growfs.rotation.draw_order import Order, groups_of
+from growfs.rotation.pass_order import Order, groups_of
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.order import PassOrder
 from growfs.scheduler.readiness import MountState, PrefetchState

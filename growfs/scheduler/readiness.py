@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from humanfriendly import format_size
 from pyroaring import BitMap64
 
-from growfs.cache.events import Signal
 from growfs.errors import GrowfsError
-from growfs.rotation.draw_order import SEED_DIRECTORIES_MAX, Order
+from growfs.rotation.pass_order import SEED_DIRECTORIES_MAX, Order
 from growfs.scheduler.outage import Outage
+from growfs.signal import Signal
 
 
 class MountState(enum.Enum):

@@ -16,12 +16,12 @@ from humanfriendly import format_timespan
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
-from growfs.cache.events import Signal
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteBusy, RemoteMissing, Unreadable
-from growfs.remote.protocol import RemoteFile
+from growfs.remote.interface import RemoteFile
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
+from growfs.signal import Signal
 from growfs.workers.messages import ListRemote, ServerSilent
 from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent
 

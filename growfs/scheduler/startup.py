@@ -8,13 +8,13 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
-from growfs.cache.events import Signal
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteError
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.readiness import MountState, PrefetchState
 from growfs.scheduler.refresh import CatalogSync
+from growfs.signal import Signal
 
 START_S = 60.0
 """A mount waits no longer than this for anything but a file of each directory, and the frozen files."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from growfs.remote.names import extension
-from growfs.rotation.draw_order import groups_of
 from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
+from growfs.rotation.pass_order import groups_of
 from growfs.rotation.reader import Reader
 from growfs.rotation.rules import (
     EVERYWHERE,

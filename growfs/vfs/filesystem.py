@@ -17,13 +17,13 @@ from functools import partial
 import trio
 
 from growfs.cache.catalog import Catalog, Node, Removed
-from growfs.cache.events import Signal
 from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
 from growfs.rotation.reader_registry import NOTHING, ReaderRegistry, thread_group
 from growfs.rotation.rules import EVERYWHERE, Generation
+from growfs.signal import Signal
 from growfs.syscalls import read_page_cache
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.directory import Directory, visible_entries

@@ -14,8 +14,8 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import Job, TransferThreads
-from growfs.remote.peers import PeerClient
-from growfs.remote.protocol import Fetched, FetchTask
+from growfs.remote.interface import Fetched, FetchTask
+from growfs.remote.peer_client import PeerClient
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from pyroaring import BitMap64
 
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import FastPickle, Fetched, RemoteFile
+from growfs.remote.interface import FastPickle, Fetched, RemoteFile
 
 if TYPE_CHECKING:  # they are imported where they are unpickled: a worker that lists does without
     from growfs.rotation.circle import Position
-    from growfs.rotation.draw_order import Pass
+    from growfs.rotation.pass_order import Pass
     from growfs.rotation.rules import TurnoverInput
 
 REPORT_FILES = 64

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from growfs.remote.peers import POSITION, authorization
+from growfs.remote.peer_client import POSITION, authorization
 from growfs.rotation.circle import Position, distance
 from growfs.workers.messages import PeersSeen
 

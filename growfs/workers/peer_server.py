@@ -1,4 +1,4 @@
-"""Serves the cached files of this node to others over HTTP (growfs.remote.peers is the client), and says where it is.
+"""Serves the cached files of this node to others over HTTP, and says where it is; growfs.remote.peer_client asks.
 
 It runs in a worker process, so that the thread that answers the kernel sends no bytes. The daemon holds each file as an
 open one while it is sent.
@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError
 from growfs.remote.digest import ALGORITHM
-from growfs.remote.peers import (
+from growfs.remote.peer_client import (
     FILES,
     MTIME_HEADER,
     POSITION,

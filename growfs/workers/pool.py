@@ -11,8 +11,8 @@ from typing import Any
 import trio
 
 from growfs.errors import GrowfsError
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
-from growfs.remote.protocol import RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import messages
 from growfs.workers.fork_server import ForkServer

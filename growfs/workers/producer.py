@@ -26,7 +26,7 @@ from growfs.errors import DiskFull, GrowfsError, UsageError
 from growfs.remote import open_remote
 from growfs.remote.file import SeekableStream, open_seekable
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.protocol import Remote
+from growfs.remote.interface import Remote
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
 from growfs.remote.wrappers.producer_pool import (
     OUTPUT_NAME,

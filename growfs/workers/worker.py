@@ -32,7 +32,7 @@ from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import read_only
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote import open_remote, preload, preload_transfer
-from growfs.remote.protocol import ByteRange, FetchTask, Remote, RemoteSpec
+from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
@@ -95,7 +95,7 @@ def preload_later() -> None:
     """Import what the first listing does without, for the workers that are forked after it."""
     preload_transfer()
     import growfs.rotation.turnover
-    import growfs.workers.pass_order  # noqa: F401
+    import growfs.workers.make_order  # noqa: F401
 
 
 def serve(spec: RemoteSpec, limits: SharedLimits, connection: socket.socket) -> None:
@@ -156,7 +156,7 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
         return _list(open_remote(spec), request, send)
     if isinstance(request, MakeOrder):
-        from growfs.workers.pass_order import make_order  # a listing does without, and is waited for
+        from growfs.workers.make_order import make_order  # a listing does without, and is waited for
 
         return make_order(request, send)
     if isinstance(request, Probe):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.cache.directory import FORMAT
+from growfs.cache.cache_folder import FORMAT
 from growfs.fuse.mounting import mounted_at
 from tests.cli.support import (
     Done,

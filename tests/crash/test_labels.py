@@ -21,7 +21,7 @@ import growfs as package
 from growfs import disk
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
-from growfs.rotation.draw_order import Candidate, Pass, draw_order
+from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, until

@@ -238,7 +238,7 @@ class Between(http.server.BaseHTTPRequestHandler):
 
 
 IMPATIENT = """
-from growfs.remote import peers
+from growfs.remote import peer_client as peers
 from growfs.remote.http.connection import Timeouts
 peers.TIMEOUTS = Timeouts(connect_s=1, read_s=0.3)
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from growfs.disk import BLOCK
-from growfs.rotation.draw_order import Candidate, Pass, draw_order
+from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.fuse.conftest import only, opened
 from tests.fuse.manifest_server import ManifestServer
 from tests.harness import Growfs, make_tree, until

@@ -27,8 +27,8 @@ import trio
 import trio._core._run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from growfs.cache.cache_folder import open_cache
 from growfs.cache.catalog import ListingDiff
-from growfs.cache.directory import open_cache
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import ROOT, read_only
 from growfs.daemon import wiring
@@ -37,11 +37,12 @@ from growfs.daemon.virtual_files import RecentLog
 from growfs.errors import GrowfsError, RemoteChanged, RemoteMissing, Stale
 from growfs.remote import digest
 from growfs.remote.filter import PathFilter
-from growfs.remote.protocol import Fetched
+from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation import reader_registry
 from growfs.rotation.turnover import plan_generation
 from growfs.vfs.filesystem import Vfs
+from growfs.workers.make_order import make_order
 from growfs.workers.messages import (
     FetchFailed,
     FetchFiles,
@@ -51,7 +52,6 @@ from growfs.workers.messages import (
     MakeOrder,
     SizeExceeded,
 )
-from growfs.workers.pass_order import make_order
 from tests.model.remote import Remote
 
 trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from growfs.disk import BLOCK
-from growfs.remote.protocol import RemoteFile
+from growfs.remote.interface import RemoteFile
 
 EPOCH_NS = 1_700_000_000 * 10**9
 

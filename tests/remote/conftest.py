@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from growfs.remote.protocol import FetchTask, RemoteFile
+from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from tests.remote.fake_store import PART, Serve

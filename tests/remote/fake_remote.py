@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteMissing
+from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import FetchTask, Page, RemoteFile, RemoteStream, Skipped
 
 
 @dataclass

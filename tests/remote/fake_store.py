@@ -15,7 +15,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.store import S3Remote
 from tests.servers import serving
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from growfs.cache.directory import folder_name
+from growfs.cache.cache_folder import folder_name
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing
 from growfs.remote import open_remote
 from growfs.remote.digest import Digest
-from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
+from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.archives import ArchiveRemote, MemberLocation, path_of
+from growfs.remote.wrappers.members import ArchiveRemote, MemberLocation, path_of
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.archives import by_tarfile, samples, tar_of
 from tests.remote.fake_remote import FakeRemote
@@ -56,7 +56,7 @@ def shards(tmp_path: Path) -> Shards:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.wrappers.archives.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.wrappers.members.PAGE_FILES_MAX", 5)
 
 
 def listed(remote: Any) -> dict[str, RemoteFile]:

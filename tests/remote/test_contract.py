@@ -1,4 +1,4 @@
-"""The contract of growfs/remote/protocol.py, tested with every kind of remote."""
+"""The contract of growfs/remote/interface.py, tested with every kind of remote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from growfs.errors import RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import digest, open_remote, preload
 from growfs.remote.digest import Digest
 from growfs.remote.file import open_seekable
-from growfs.remote.protocol import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteSpec
+from growfs.remote.interface import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteSpec
 from tests.remote.fake_remote import FakeRemote
 from tests.store_servers import Store, nginx_folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.s3 import client
 from growfs.remote.stores.s3.store import S3Remote
 from tests.servers import serving

@@ -19,7 +19,7 @@ from growfs.remote import digest
 from growfs.remote.digest import Digest
 from growfs.remote.http.download import CONTINUED_MAX, FALLBACK_S, FALLBACKS_MAX, USELESS_HEADS_MAX
 from growfs.remote.http.threads import THREADS_DEFAULT
-from growfs.remote.protocol import ByteRange, FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote

@@ -27,7 +27,7 @@ from growfs.errors import (
 from growfs.remote import open_remote, open_store
 from growfs.remote.errors import translate
 from growfs.remote.http.download import BUSY_STATUSES
-from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote, store_of
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote

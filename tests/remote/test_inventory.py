@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
-from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from tests.inventories import InventoryBucket
 

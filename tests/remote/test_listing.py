@@ -17,7 +17,7 @@ import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied, RemoteMissing
 from growfs.remote.http.download import FALLBACKS_MAX
-from growfs.remote.protocol import Page, Remote, RemoteFile
+from growfs.remote.interface import Page, Remote, RemoteFile
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.fake_store import s3

@@ -8,7 +8,7 @@ import pytest
 
 from growfs.errors import RemoteError, RemoteMissing
 from growfs.remote import open_remote
-from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from tests.servers import S3Server, WebFolder
 
 

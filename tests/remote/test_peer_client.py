@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from growfs.remote import peers
+from growfs.remote import peer_client as peers
 from growfs.remote.digest import Digest
 from growfs.remote.http.connection import Timeouts
 from growfs.remote.http.threads import Job, TransferThreads
-from growfs.remote.peers import FILES, PeerClient
-from growfs.remote.protocol import FetchTask, RemoteFile
+from growfs.remote.interface import FetchTask, RemoteFile
+from growfs.remote.peer_client import FILES, PeerClient
 from tests.servers import serving
 
 DATA = bytes(range(256)) * 400

@@ -15,9 +15,9 @@ import pytest
 from growfs import producers
 from growfs.errors import NotMade, RemoteChanged, RemoteMissing, UsageError
 from growfs.remote import open_remote
-from growfs.remote.protocol import FetchTask, Producer, Remote, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, Producer, Remote, RemoteFile, RemoteSpec
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.producer import ProducedRemote
+from growfs.remote.wrappers.produced import ProducedRemote
 from growfs.remote.wrappers.producer_pool import check
 from tests.fuse import producer_functions
 

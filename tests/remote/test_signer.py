@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from growfs.remote.http.checksum import expected_checksum
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.stores.s3.store import S3Remote
 from tests.remote.fake_store import KEYS

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
-from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
 from tests.servers import S3Server, serving

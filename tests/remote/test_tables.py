@@ -12,7 +12,7 @@ import pytest
 
 from growfs.errors import RemoteError, UsageError
 from growfs.remote import open_remote
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from tests.servers import WebFolder
 

@@ -11,7 +11,7 @@ import aiohttp  # noqa: F401 - it reads SSL_CERT_FILE when it is imported: befor
 import pytest
 
 from growfs.errors import RemoteError
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.store import S3Remote
 from growfs.remote.stores.web import HttpRemote

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.remote import open_remote
-from growfs.remote.protocol import FetchTask, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteSpec
 from tests.harness import Growfs, until
 from tests.s3.proxy import proxy_to, s3_error
 from tests.servers import free_port, running, serving

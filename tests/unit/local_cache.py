@@ -18,7 +18,7 @@ from growfs.cache.recovery import recover
 from growfs.cache.schema import ROOT, read_only
 from growfs.cache.store import Store
 from growfs.remote import digest
-from growfs.remote.protocol import Fetched, RemoteFile, Skipped
+from growfs.remote.interface import Fetched, RemoteFile, Skipped
 from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput

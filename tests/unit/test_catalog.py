@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.cache.catalog import ListingDiff
+from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
-from growfs.remote.protocol import RemoteFile, Skipped
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from growfs.rotation.circle import Position, first_place
-from growfs.rotation.draw_order import Pass, draw_key
+from growfs.rotation.pass_order import Pass, draw_key
 from growfs.simulation.nodes import FILES, PATIENCE, Node, cluster, walk
 
 

@@ -124,7 +124,7 @@ def test_a_migrated_database_has_the_schema_of_a_new_one(cache: LocalCache, tmp_
     migrated, expected = columns(cache.database), columns(new)
     new.close()
     assert migrated["resident"] - expected["resident"] == {
-        ("turn", "INTEGER", 1, "0")
+        ("queue_position", "INTEGER", 1, "0")
     }  # an added column needs a default
     unused = {("fetches", "INTEGER", 1, "0"), ("opens", "INTEGER", 1, "0")}  # some versions of SQLite drop no columns
     assert migrated["node"] - expected["node"] == unused
@@ -170,7 +170,7 @@ def test_a_migrated_database_keeps_the_resident_files(cache: LocalCache) -> None
     assert (cache.store.resident_files, cache.store.resident_bytes) == (5, 5 * BLOCK)
     assert cache.node("a/0.jpg").drawn == 1
     assert cache.node("a/1.jpg").pinned == 1
-    rows = cache.database.rows("SELECT suffix, turn = seq, left_out, opened FROM resident ORDER BY seq")
+    rows = cache.database.rows("SELECT suffix, queue_position = seq, delisted, opened FROM resident ORDER BY seq")
     assert rows == [(None, 1, None, 0)] + [("jpg", 1, None, 0)] * 4 + [("", 1, None, 0)]
 
 
@@ -215,8 +215,10 @@ async def test_turnover_works_on_a_migrated_database(cache: LocalCache) -> None:
 def test_a_database_is_migrated_once(old_cache: Path) -> None:
     for _ in range(2):
         database = Database(old_cache / "catalog.sqlite")
-        database.write_now(lambda writer: writer.execute("UPDATE resident SET turn = turn + 100 WHERE seq > 1"))
+        database.write_now(
+            lambda writer: writer.execute("UPDATE resident SET queue_position = queue_position + 100 WHERE seq > 1")
+        )
         database.close()
     database = Database(old_cache / "catalog.sqlite")
-    assert database.row("SELECT count(*) FROM resident WHERE turn = seq + 200") == (5,)
+    assert database.row("SELECT count(*) FROM resident WHERE queue_position = seq + 200") == (5,)
     database.close()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from growfs.cache.directory import CacheFolder, folder_name, open_cache
+from growfs.cache.cache_folder import CacheFolder, folder_name, open_cache
 from growfs.errors import GrowfsError
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from tests.cli.support import NOBODY, needs_root
 from tests.harness import until
 

@@ -14,7 +14,7 @@ import trio.testing
 
 from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, RemoteBusy, UsageError
-from growfs.remote.protocol import Fetched
+from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.concurrency import LARGE_BYTES, STREAMS_FIRST, STREAMS_FIRST_LARGE
 from growfs.scheduler.dispatcher import (

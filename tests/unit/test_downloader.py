@@ -12,7 +12,7 @@ import pytest
 
 from growfs.errors import DiskFailed, RemoteBusy, RemoteMissing
 from growfs.remote import digest
-from growfs.remote.protocol import Fetched, FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import Fetched, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import downloader as module
 from growfs.workers.downloader import Downloader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from growfs.rotation.draw_order import group_of
+from growfs.rotation.pass_order import group_of
 from growfs.scheduler.groups import Groups
 from tests.unit.local_cache import LocalCache, file
 

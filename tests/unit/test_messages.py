@@ -14,8 +14,8 @@ from pyroaring import BitMap64
 
 from growfs import errors
 from growfs.cache.catalog import ListingDiff
-from growfs.remote.protocol import Fetched, RemoteFile, RemoteSpec, Skipped
-from growfs.rotation.draw_order import Pass
+from growfs.remote.interface import Fetched, RemoteFile, RemoteSpec, Skipped
+from growfs.rotation.pass_order import Pass
 from growfs.workers import messages
 from growfs.workers.messages import (
     Done,

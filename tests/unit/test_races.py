@@ -16,7 +16,7 @@ import pytest
 from growfs.daemon.control_client import call
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
-from growfs.rotation.draw_order import Candidate, Pass, draw_order
+from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.harness import Growfs, until
 
 

@@ -54,7 +54,8 @@ class Cache:
                 if number < cached:
                     resident = (id, folder, "bin", id, id, 1, 100, id, 1, "")
                     writer.execute(
-                        "INSERT INTO resident (id, parent, suffix, seq, turn, opened, bytes, ino, ctime_ns, digest)"
+                        "INSERT INTO resident"
+                        " (id, parent, suffix, seq, queue_position, opened, bytes, ino, ctime_ns, digest)"
                         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                         resident,
                     )

@@ -134,7 +134,7 @@ class Twins:
         assert self.ids(self.cache.resident()) == self.resident
         if self.simulated.generation:
             assert self.ids(self.cache.listed()) == set(self.simulated.listed(EVERYWHERE))
-        query = "SELECT id, left_out FROM resident WHERE suffix IS NOT NULL ORDER BY turn"
+        query = "SELECT id, delisted FROM resident WHERE suffix IS NOT NULL ORDER BY queue_position"
         rows = self.cache.database.rows(query)
         queue = sorted(self.simulated.cached.values(), key=lambda file: file.queue_position)
         assert rows == [(self.node_id(file.id), file.delisted) for file in queue]

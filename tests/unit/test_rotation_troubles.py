@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from growfs import disk
 from growfs.daemon.virtual_files import _listed
 from growfs.errors import RemoteError
-from growfs.remote.protocol import Fetched
+from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.scheduler.dispatcher import Dispatcher

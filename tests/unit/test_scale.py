@@ -22,17 +22,16 @@ import growfs.cache.store
 import growfs.daemon.commands
 from growfs.cache.budget import Budget
 from growfs.cache.catalog import Node
-from growfs.cache.events import Signal
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT, read_only
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import NotMade, RemoteError
-from growfs.remote.protocol import Page
+from growfs.remote.interface import Page
 from growfs.rotation import evictor, reader_registry
-from growfs.rotation.draw_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.eviction import pick_victims
+from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.reader import DirectoryHolds, Reader
 from growfs.rotation.reader_registry import FORGET_THREADS_S, Process, ReaderRegistry
 from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
@@ -41,9 +40,10 @@ from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Dow
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetch import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
+from growfs.signal import Signal
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import visible_entries
-from growfs.workers import heartbeat, pass_order, worker
+from growfs.workers import heartbeat, make_order, worker
 from growfs.workers.messages import ListRemote, MakeOrder, StillWorking
 from tests.remote.fake_remote import FakeRemote
 from tests.unit.local_cache import LocalCache, file, open_local_cache
@@ -396,7 +396,7 @@ async def test_saving_opens_writes_few_pages(cache: LocalCache) -> None:
             ((id, f"image_{id}.jpg", "v" * 40) for id in range(2000, 2000 + files)),
         )
         writer.executemany(
-            "INSERT INTO resident (id, parent, suffix, seq, turn, opened, bytes, ino, ctime_ns, digest)"
+            "INSERT INTO resident (id, parent, suffix, seq, queue_position, opened, bytes, ino, ctime_ns, digest)"
             " VALUES (?, 1, 'jpg', ?, ?, 1, 1, 1, 1, ?)",
             ((id, id, id, "d" * 30) for id in range(2000, 2000 + files)),
         )
@@ -441,7 +441,7 @@ def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
 def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) -> Prefetcher:
     async def remaining(size_max: int) -> Order:
         connection = read_only(cache.database.path)
-        order = draw_order(pass_order.candidates(connection, Pass(1, 1)), Pass(1, 1))
+        order = draw_order(make_order.candidates(connection, Pass(1, 1)), Pass(1, 1))
         connection.close()
         return order
 
@@ -576,9 +576,9 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
 ) -> None:
     cache = open_local_cache(tmp_path)
     await cache.list([file(f"a/{number}") for number in range(FILES)])
-    monkeypatch.setattr(pass_order, "HEARTBEAT_FILES", 10)
+    monkeypatch.setattr(make_order, "HEARTBEAT_FILES", 10)
     sent: list[object] = []
-    order = pass_order.make_order(MakeOrder(cache.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
+    order = make_order.make_order(MakeOrder(cache.database.path, Pass(0, 1), tmp_path / "order"), sent.append)
     assert order.files == FILES
     assert sent == [StillWorking()] * (FILES // 10)
     cache.close()

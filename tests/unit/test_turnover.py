@@ -81,8 +81,8 @@ class TurnoverScene:
         return "".join(sorted(name.removeprefix("a/") for name in self.cache.resident()))
 
     def row(self, name: str) -> tuple[int, int, int | None, int]:
-        """(seq, turn, left_out, opened)."""
-        query = "SELECT seq, turn, left_out, opened FROM resident WHERE id = ?"
+        """(seq, queue_position, delisted, opened)."""
+        query = "SELECT seq, queue_position, delisted, opened FROM resident WHERE id = ?"
         row: tuple[int, int, int | None, int] = self.cache.database.row(query, self.id(name))
         return row
 

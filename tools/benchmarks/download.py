@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from growfs.remote import open_remote, preload
-from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 
 
 def main() -> None:

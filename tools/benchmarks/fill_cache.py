@@ -20,7 +20,7 @@ from growfs.cache.recovery import recover
 from growfs.cache.schema import read_only
 from growfs.cache.store import Store
 from growfs.remote import digest
-from growfs.remote.protocol import Fetched, RemoteFile
+from growfs.remote.interface import Fetched, RemoteFile
 
 BATCH = 1000
 """Files admitted in one transaction."""

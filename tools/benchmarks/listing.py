@@ -11,7 +11,7 @@ import sys
 import time
 
 from growfs.remote import open_remote, preload
-from growfs.remote.protocol import RemoteSpec
+from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.s3 import parallel_lister
 
 

@@ -33,9 +33,9 @@ from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.rotation import reader_registry
-from growfs.rotation.draw_order import Order, Pass, draw_order
 from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
+from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.reader_registry import Process, ReaderRegistry
 from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
@@ -44,7 +44,7 @@ from growfs.scheduler.in_flight import Counters
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.prefetch import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
-from growfs.workers.pass_order import candidates
+from growfs.workers.make_order import candidates
 from growfs.workers.process import tune_gc
 from tools.benchmarks.measure import Figure, Setting, at_most
 
@@ -123,7 +123,7 @@ class Scene:
             suffix, bytes = (None, 0) if is_dir else ("jpg", FILE_BYTES)
             seq = first - FIRST_DIRECTORY + 1
             writer.executemany(
-                "INSERT INTO resident (id, parent, suffix, seq, turn, opened, bytes, ino, ctime_ns, digest)"
+                "INSERT INTO resident (id, parent, suffix, seq, queue_position, opened, bytes, ino, ctime_ns, digest)"
                 " VALUES (?, ?, ?, ?, ?, 1, ?, 1, 1, '')",
                 ((first + n, parents[n % len(parents)], suffix, seq + n, seq + n, bytes) for n in range(count)),
             )

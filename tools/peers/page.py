@@ -375,9 +375,9 @@ def about(results: Results) -> Iterator[str]:
         for name, peer in results.peers.items()
     ]  # fmt: skip
     yield table(["", "what it is", "version", "flags"], rows)
-    if results.left_out:
+    if results.delisted:
         yield "\nLeft out:\n\n"
-        yield from (f"- {name}: {reason}\n" for name, reason in results.left_out.items())
+        yield from (f"- {name}: {reason}\n" for name, reason in results.delisted.items())
 
 
 def readme_table(results: Results) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from growfs.cache.directory import daemon_of
+from growfs.cache.cache_folder import daemon_of
 from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount

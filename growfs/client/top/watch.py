@@ -201,7 +201,7 @@ def survey(database: Path) -> Survey:
         cached = {
             parent: figures
             for parent, *figures in connection.execute(
-                "SELECT r.parent, count(*), sum(r.left_out IS NOT NULL), sum(u.opens) FROM resident r"
+                "SELECT r.parent, count(*), sum(r.delisted IS NOT NULL), sum(u.opens) FROM resident r"
                 " JOIN usage u USING (id) WHERE r.suffix IS NOT NULL GROUP BY 1"
             )
         }

@@ -40,7 +40,7 @@ from growfs.remote.http.connection import (
     close_all,
 )
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.protocol import FetchTask
+from growfs.remote.interface import FetchTask
 
 USELESS_HEADS_MAX = 8
 FALLBACKS_MAX = 3  # files in a row that were left to the library; after that all are, for a while

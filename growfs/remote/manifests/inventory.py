@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
+from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.manifests.tables import Csv, Parquet, Table
-from growfs.remote.protocol import RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote, store_of
 
 MANIFEST_BYTES_MAX = 64 << 20

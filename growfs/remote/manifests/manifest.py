@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from growfs.remote.interface import Page, Remote, RemoteFile, RemoteWrapper, Skipped
 from growfs.remote.manifests.tables import Table
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, Remote, RemoteFile, RemoteWrapper, Skipped
 
 PAGE_FILES_MAX = 10_000
 

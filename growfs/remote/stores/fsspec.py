@@ -32,8 +32,8 @@ from growfs.remote.http.connection import (
 from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownloader
 from growfs.remote.http.stream import FileStream, HttpStream
 from growfs.remote.http.threads import TransferThreads
+from growfs.remote.interface import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.stores import walk
 from growfs.remote.stores.access import SERVERS, Access, credentials_of
 from growfs.remote.stores.library_transfer import LibraryTransfer

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from growfs.errors import RemoteError
 from growfs.remote.http.connection import TIMEOUTS, FallBack, Headers, HttpRequest
 from growfs.remote.http.threads import TransferThreads
+from growfs.remote.interface import Page, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import Page, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.stores.fsspec import FsspecRemote
 
 PAGE_FILES_MAX = 1000

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.protocol import ByteRange, FetchTask
+from growfs.remote.interface import ByteRange, FetchTask
 
 
 class LibraryTransfer:

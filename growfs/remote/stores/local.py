@@ -16,7 +16,7 @@ from functools import partial
 from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.protocol import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.walk import Entry
 

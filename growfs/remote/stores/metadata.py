@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from growfs.remote.http.connection import Headers
-from growfs.remote.protocol import RemoteFile
+from growfs.remote.interface import RemoteFile
 
 _VERSION_KEYS = ("generation", "ETag", "etag", "md5Hash", "md5", "blob_id", "xet_hash", "Content-MD5", "Digest")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from growfs.remote.protocol import Page, RemoteFile, Skipped
+from growfs.remote.interface import Page, RemoteFile, Skipped
 
 PAGE_FILES_MAX = 1000
 

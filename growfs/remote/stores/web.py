@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from growfs.errors import RemoteError, UsageError
 from growfs.remote.http.connection import FallBack, Headers, HttpRequest
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.protocol import RemoteFile, RemoteSpec
+from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.metadata import file_from_headers
 from growfs.remote.stores.walk import Entry

@@ -27,7 +27,7 @@ from pathlib import Path
 from humanfriendly import format_size, format_timespan
 
 from growfs.errors import GrowfsError, NotMade, UsageError
-from growfs.remote.protocol import Producer, Progress, RemoteFile, RemoteSpec
+from growfs.remote.interface import Producer, Progress, RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 
 CHECK_INTERVAL_S = 0.1

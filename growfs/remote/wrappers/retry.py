@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from growfs.errors import RemoteBusy, RemoteChanged
-from growfs.remote.protocol import FetchTask, Page, Remote, RemoteFile, RemoteStream
+from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteStream
 
 TRIES_MAX = 5
 DELAY_S_MIN = 0.2

@@ -15,8 +15,8 @@ from urllib.parse import unquote_plus
 from growfs.errors import RemoteError
 from growfs.remote.http.connection import Connection, FallBack, HttpRequest
 from growfs.remote.http.download import BUSY_STATUSES, HttpError
+from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import RemoteFile, Skipped
 from growfs.remote.stores.metadata import file_from_fields, to_ns
 from growfs.remote.stores.s3.parallel_lister import KeyPage
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from growfs.errors import GrowfsError, RemoteBusy
 from growfs.remote.http.connection import Connection
-from growfs.remote.protocol import Page, RemoteFile, Skipped
+from growfs.remote.interface import Page, RemoteFile, Skipped
 from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges, UnorderedListing
 
 REQUESTS_MAX = 32  # in flight

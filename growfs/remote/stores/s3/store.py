@@ -35,7 +35,7 @@ from growfs.remote.http.connection import (
 from growfs.remote.http.download import FALLBACKS_MAX, ChecksumMismatch, HttpError
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.protocol import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
+from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.stores.access import Access
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.metadata import file_from_headers, file_from_info

@@ -14,8 +14,8 @@ from string import Formatter
 from typing import Any
 
 from growfs.errors import RemoteError, RemoteMissing, UsageError
+from growfs.remote.interface import FetchTask, Page, Producer, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip, template_fields
-from growfs.remote.protocol import FetchTask, Page, Producer, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.wrappers.producer_pool import ProduceFile, ProducerPool
 

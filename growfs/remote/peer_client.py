@@ -17,7 +17,7 @@ from growfs.remote.digest import Digest
 from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers, HttpRequest, Timeouts
 from growfs.remote.http.download import MISSING_STATUSES, ChecksumMismatch, HttpError, RangeDownloader
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.protocol import FetchTask, RemoteFile
+from growfs.remote.interface import FetchTask, RemoteFile
 
 TIMEOUTS = Timeouts(connect_s=1, read_s=5, piece_s=10)
 """Peers are near, and a file has other sources."""

@@ -22,10 +22,10 @@ from urllib.parse import quote, unquote
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
 from growfs.producers.archives import Member
 from growfs.remote.file import open_seekable
+from growfs.remote.interface import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip
-from growfs.remote.protocol import ByteRange, FetchTask, Page, Remote, RemoteFile, RemoteStream, Skipped
 from growfs.remote.user_functions import Function
-from growfs.remote.wrappers.archive_index import IndexCache, UnreadableArchive
+from growfs.remote.wrappers.member_index import IndexCache, UnreadableArchive
 
 PAGE_FILES_MAX = 5000
 INDEXED_PARALLEL = 8

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.remote.names import extension
-from growfs.rotation.draw_order import Candidate, Order, Pass, draw_key, draw_order, group_of, groups_of
+from growfs.rotation.pass_order import Candidate, Order, Pass, draw_key, draw_order, group_of, groups_of
 
 NAMES = st.sets(
     st.builds(

@@ -344,7 +344,7 @@ class FolderEngine:
 
     async def _count_all(self, hold: Hold) -> None:
         """Count an open of every file that a generation shows."""
-        query = "SELECT id FROM resident WHERE suffix IS NOT NULL AND seq <= ? AND (left_out IS NULL OR left_out > ?)"
+        query = "SELECT id FROM resident WHERE suffix IS NOT NULL AND seq <= ? AND (delisted IS NULL OR delisted > ?)"
         values = hold.last_seq, hold.generation
         ids = await self._db.query_in_thread(lambda ask: BitMap64(id for (id,) in ask(query, *values)))
         for place, id in enumerate(ids):

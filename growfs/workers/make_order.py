@@ -1,4 +1,4 @@
-"""Computes the order of a pass, in a worker (growfs.rotation.draw_order says what it is)."""
+"""Computes the order of a pass, in a worker (growfs.rotation.pass_order says what it is)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from growfs.cache.catalog import UNKNOWN_SIZE
 from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
-from growfs.rotation.draw_order import Candidate, Pass, draw_order
+from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from growfs.workers.messages import MakeOrder, OrderReady, StillWorking
 
 HEARTBEAT_FILES = 100_000

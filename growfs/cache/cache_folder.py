@@ -19,7 +19,7 @@ from growfs import disk
 from growfs.errors import GrowfsError
 
 if TYPE_CHECKING:
-    from growfs.remote.protocol import RemoteSpec
+    from growfs.remote.interface import RemoteSpec
 
 FORMAT = 4
 """Of everything below a cache directory. A growfs that finds a higher number refuses it; lower ones are migrated."""
