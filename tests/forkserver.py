@@ -66,7 +66,7 @@ PRELOADED = (
 )
 """Modules that the command, the daemon and the workers of most mounts import."""
 PRELOADED_NETWORK = (
-    "growfs.remote.stores.s3.store",
+    "growfs.remote.stores.s3.bucket",
     "growfs.remote.stores.web",
     "s3fs",
     "fsspec.implementations.http",
@@ -439,7 +439,7 @@ def main() -> None:
     for module in sys.argv[3:]:
         with contextlib.suppress(ImportError):  # the program reports a missing module itself
             importlib.import_module(module)
-    if "growfs.remote.stores.s3.store" in sys.modules:
+    if "growfs.remote.stores.s3.bucket" in sys.modules:
         parse_descriptions_once()
     gc.collect()
     gc.freeze()

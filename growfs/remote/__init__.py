@@ -125,7 +125,7 @@ def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> Fssp
 
         return LocalRemote(spec, threads)
     if store == "s3":
-        from growfs.remote.stores.s3.store import S3Remote
+        from growfs.remote.stores.s3.bucket import S3Remote
 
         return S3Remote(spec, threads)  # it imports s3fs where it needs it
     import_store(spec.url)
@@ -134,7 +134,7 @@ def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> Fssp
 
         return HttpRemote(spec, threads)
     if store == "hf" and not spec.url.startswith("hf://buckets/"):
-        from growfs.remote.stores.hub import HubRemote
+        from growfs.remote.stores.hf import HubRemote
 
         return HubRemote(spec, threads)
     return FsspecRemote(spec, threads)

@@ -11,7 +11,7 @@ import pytest
 
 from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from tests.remote.fake_store import PART, Serve
 
 

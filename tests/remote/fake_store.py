@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from tests.servers import serving
 
 PART = 1000

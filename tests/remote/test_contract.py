@@ -187,9 +187,9 @@ def changing(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.stores.walk.PAGE_FILES_MAX", 5)
-    monkeypatch.setattr("growfs.remote.stores.s3.store.PAGE_FILES_MAX", 5)
-    monkeypatch.setattr("growfs.remote.stores.hub.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.walk.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.stores.s3.bucket.PAGE_FILES_MAX", 5)
+    monkeypatch.setattr("growfs.remote.stores.hf.PAGE_FILES_MAX", 5)
 
 
 def listed(pages: list[Page]) -> dict[str, RemoteFile]:

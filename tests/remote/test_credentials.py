@@ -14,7 +14,7 @@ import pytest
 
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.s3 import client
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from tests.servers import serving
 
 CREDENTIALS = {

@@ -21,7 +21,7 @@ from growfs.remote.http.download import CONTINUED_MAX, FALLBACK_S, FALLBACKS_MAX
 from growfs.remote.http.threads import THREADS_DEFAULT
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.fake_store import DATA, FILE, PART, SMALL, FakeStore, Request, Serve, fetched, part_starts, s3

@@ -29,7 +29,7 @@ from growfs.remote.errors import translate
 from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote, store_of
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote
 from tests.remote.fake_remote import FakeRemote
 from tests.servers import S3Server, free_port, serving

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from growfs.remote.metadata import file_from_info
 from growfs.remote.names import SIZE_MAX
-from growfs.remote.stores.metadata import file_from_info
 from growfs.remote.stores.s3.listing import _parsed, files
 
 Key = tuple[str, str, str, str]

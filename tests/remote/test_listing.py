@@ -18,7 +18,7 @@ import pytest
 from growfs.errors import RemoteBusy, RemoteDenied, RemoteMissing
 from growfs.remote.http.download import FALLBACKS_MAX
 from growfs.remote.interface import Page, Remote, RemoteFile
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.fake_store import s3
 from tests.s3.proxy import proxy_to
@@ -31,7 +31,7 @@ ODD_NAMES = ["a b", "a+b", "a%2Bb", "a&amp;b", "tab\there", "x\x01y", "ü/日本
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("growfs.remote.stores.s3.store.PAGE_FILES_MAX", PAGE)
+    monkeypatch.setattr("growfs.remote.stores.s3.bucket.PAGE_FILES_MAX", PAGE)
 
 
 def paths(pages: Iterator[Page]) -> list[str]:

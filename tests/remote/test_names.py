@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from growfs.errors import UsageError
 from growfs.remote.filter import PathFilter
+from growfs.remote.metadata import to_ns
 from growfs.remote.names import reason_to_skip, redact
-from growfs.remote.stores.metadata import to_ns
 
 awkward = st.lists(
     st.sampled_from(["..", ".", "", "a", ".growfs", "\0", "x" * 300, "\\", "\udc80", "..a", " "]) | st.text(max_size=6),

@@ -14,7 +14,7 @@ from growfs.remote.errors import translate
 from growfs.remote.http.connection import ConnectionFailed, HttpRequest
 from growfs.remote.http.download import HttpError
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
 from tests.remote.fake_store import DATA, FILE, KEYS, SMALL, FakeStore, Serve, fetched, s3
 

@@ -12,8 +12,8 @@ import pytest
 
 from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.interface import RemoteSpec
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.signer import Signer
-from growfs.remote.stores.s3.store import S3Remote
 from tests.remote.fake_store import KEYS
 from tests.servers import S3Server
 

@@ -13,7 +13,7 @@ import pytest
 from growfs.errors import RemoteError
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.s3.store import S3Remote
+from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
 from tests.remote.fake_store import DATA, KEYS, FakeStore, fetched
 

@@ -200,13 +200,13 @@ def test_files_are_served_from_the_first_page_of_a_listing_on(growfs: Growfs, rc
 
 
 SHORT_PAGES = """
-from growfs.remote.stores.s3 import store
-store.PAGE_FILES_MAX = 2
+from growfs.remote.stores.s3 import bucket
+bucket.PAGE_FILES_MAX = 2
 """
 SLOW_PAGES = f"""
 {SHORT_PAGES}
 from growfs.workers import heartbeat
-store.TIMEOUTS = store.TIMEOUTS.__class__(5, 0.2)
+bucket.TIMEOUTS = bucket.TIMEOUTS.__class__(5, 0.2)
 heartbeat.EVERY_S = 0.1
 """
 

@@ -1,7 +1,7 @@
 """`RangeDownloader`: downloads files by plain GETs, a large file in parts that arrive in parallel.
 
-It owns the connections of a process, and decides which responses are acceptable. The stores (stores/s3/store.py,
-stores/web.py, stores/fsspec.py) say what to request, and which version a response is of. Everything unusual (a proxy,
+It owns the connections of a process, and decides which responses are acceptable. The stores
+(growfs/remote/stores) say what to request, and which version a response is of. Everything unusual (a proxy,
 a redirect, a response without a length, an untrusted certificate, a refusal) is left to the store's library, whose
 own result then counts.
 """

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from growfs.errors import RemoteError, UsageError
+from growfs.remote.metadata import to_ns
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.metadata import to_ns
 
 Row = tuple[Any, ...]
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
+from growfs.remote import walk
 from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
 from growfs.remote.http.connection import (
     TIMEOUTS,
@@ -33,13 +34,12 @@ from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownlo
 from growfs.remote.http.stream import FileStream, HttpStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.metadata import file_from_headers, file_from_info, to_ns
 from growfs.remote.names import reason_to_skip
-from growfs.remote.stores import walk
 from growfs.remote.stores.access import SERVERS, Access, credentials_of
 from growfs.remote.stores.library_transfer import LibraryTransfer
-from growfs.remote.stores.metadata import file_from_headers, file_from_info, to_ns
 from growfs.remote.stores.plain_gets import PLAIN_GETS, SIGNED_S
-from growfs.remote.stores.walk import Entry
+from growfs.remote.walk import Entry
 
 FOLDERS_PARALLEL_MAX = 16
 LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory

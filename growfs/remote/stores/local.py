@@ -18,7 +18,7 @@ from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.walk import Entry
+from growfs.remote.walk import Entry
 
 CHUNK_BYTES = 1 << 20
 

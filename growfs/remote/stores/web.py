@@ -11,9 +11,9 @@ from growfs.errors import RemoteError, UsageError
 from growfs.remote.http.connection import FallBack, Headers, HttpRequest
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import RemoteFile, RemoteSpec
+from growfs.remote.metadata import file_from_headers
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.metadata import file_from_headers
-from growfs.remote.stores.walk import Entry
+from growfs.remote.walk import Entry
 
 LISTING_BYTES_MAX = 64 << 20
 

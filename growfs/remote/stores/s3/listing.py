@@ -16,8 +16,8 @@ from growfs.errors import RemoteError
 from growfs.remote.http.connection import Connection, FallBack, HttpRequest
 from growfs.remote.http.download import BUSY_STATUSES, HttpError
 from growfs.remote.interface import RemoteFile, Skipped
+from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
-from growfs.remote.stores.metadata import file_from_fields, to_ns
 from growfs.remote.stores.s3.parallel_lister import KeyPage
 
 ROOT = "ListBucketResult"

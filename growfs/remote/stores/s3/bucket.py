@@ -36,16 +36,16 @@ from growfs.remote.http.download import FALLBACKS_MAX, ChecksumMismatch, HttpErr
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
+from growfs.remote.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.access import Access
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.plain_gets import SIGNED_S
 from growfs.remote.stores.s3 import listing
 from growfs.remote.stores.s3.client import Client, library_client, plain_client
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, KeyPage, ParallelLister
 from growfs.remote.stores.s3.signer import Signer
-from growfs.remote.stores.walk import PAGE_FILES_MAX
+from growfs.remote.walk import PAGE_FILES_MAX
 
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
