@@ -140,14 +140,14 @@ class Connection:
             self._socket, self._origin = _connect(request, self._tls, self.timeouts), request.origin
             return self._send(self._socket, request, head)
 
-    def _send(self, line: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
+    def _send(self, sock: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
         self._keeps = False
-        line.sendall(head)
+        sock.sendall(head)
         end = received = 0
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
             if received >= min(HEAD_BYTES_MAX, len(self._bytes)):
                 raise FallBack("a head without an end")
-            count = line.recv_into(self._buffer[received:])
+            count = sock.recv_into(self._buffer[received:])
             if not count:
                 raise _ServerClosed("it hung up")
             received += count
@@ -274,18 +274,16 @@ class Connection:
     def interrupt(self) -> None:
         """End a read by another thread."""
         self._interrupted = True
-        if line := self._socket:
-            with suppress(OSError):
-                socket.socket.shutdown(
-                    line, socket.SHUT_RDWR
-                )  # SSLSocket.shutdown would take TLS from the thread that reads
+        if sock := self._socket:
+            with suppress(OSError):  # SSLSocket.shutdown would take TLS from the thread that reads
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close it. The next request opens it again."""
         self._interrupted = False
-        if line := self._socket:
+        if sock := self._socket:
             self._socket = None
-            line.close()
+            sock.close()
 
 
 def close_all(connections: Iterable[Connection]) -> None:
@@ -294,10 +292,10 @@ def close_all(connections: Iterable[Connection]) -> None:
         connection.close()
 
 
-def _has_unread(line: socket.socket) -> bool:
+def _has_unread(sock: socket.socket) -> bool:
     """Whether there is something to read: the end of the connection, or more than the last response."""
     poll = select.poll()
-    poll.register(line, select.POLLIN)
+    poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
 
 
@@ -345,40 +343,40 @@ def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext], timeouts: 
     preferred = found[0][0]  # IPv6 or IPv4, as this machine prefers (gai.conf(5))
     random.shuffle(found)
     for family, kind, protocol, _, address in sorted(found, key=lambda entry: entry[0] != preferred):
-        line = socket.socket(family, kind, protocol)
+        sock = socket.socket(family, kind, protocol)
         try:
-            line.settimeout(timeouts.connect_s)
-            line.connect(address)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _wrap_tls(line, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(line, timeouts)
+            sock.settimeout(timeouts.connect_s)
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return _wrap_tls(sock, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(sock, timeouts)
         except FallBack:
-            line.close()
+            sock.close()
             raise
         except OSError as failure:
-            line.close()
+            sock.close()
             error = failure
     raise error
 
 
-def _wrap_tls(line: socket.socket, host: str, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts) -> socket.socket:
+def _wrap_tls(sock: socket.socket, host: str, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts) -> socket.socket:
     try:
         context = tls()
     except OSError as error:
         raise FallBack(f"certificates that cannot be read: {error.strerror}") from None
     try:
-        secured = context.wrap_socket(line, server_hostname=host)
+        secured = context.wrap_socket(sock, server_hostname=host)
     except ssl.SSLError as error:
         raise FallBack(f"TLS: {error.reason}") from None
     secured.settimeout(timeouts.read_s)
     return secured
 
 
-def _with_kernel_timeout(line: socket.socket, timeouts: Timeouts) -> socket.socket:
+def _with_kernel_timeout(sock: socket.socket, timeouts: Timeouts) -> socket.socket:
     """Have the kernel time out reads and writes: Python's own timeout costs a poll(2) for each read."""
-    line.settimeout(None)
+    sock.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        line.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *_timeval(timeouts.read_s)))
-    return line
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *_timeval(timeouts.read_s)))
+    return sock
 
 
 def _timeval(seconds: float) -> tuple[int, int]:

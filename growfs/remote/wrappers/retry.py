@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
-
-import tenacity
 
 from growfs.errors import RemoteBusy, RemoteChanged
 from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteStream
@@ -91,30 +90,12 @@ class RetryingRemote:
         return self._try(lambda: self._remote.open(file, start))
 
     def _try(self, call: Callable[[], T]) -> T:
-        try:
-            return call()  # tenacity takes a tenth of the time of a small file, so it is used only after a failure
-        except RemoteBusy as error:
-            failure: RemoteBusy | None = error
-
-        def repeat() -> T:
-            nonlocal failure
-            if failure:
-                error, failure = failure, None
-                raise error
-            return call()
-
-        return tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(RemoteBusy),
-            wait=tenacity.wait_exponential(DELAY_S_MIN, max=DELAY_S_MAX) + tenacity.wait_random(0, DELAY_S_MIN),
-            stop=tenacity.stop_after_attempt(TRIES_MAX),
-            sleep=self._sleep,
-            before_sleep=self._warn,
-            reraise=True,
-        )(repeat)
-
-    def _warn(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        delay_s = state.next_action.sleep if state.next_action else 0.0
-        log.warning("%s (try %d of %d, next in %.1f s)", error, state.attempt_number, TRIES_MAX, delay_s)
-        assert isinstance(error, RemoteBusy)
-        self._on_busy(error)
+        for number in range(1, TRIES_MAX):
+            try:
+                return call()
+            except RemoteBusy as error:
+                delay_s = min(DELAY_S_MIN * 2 ** (number - 1), DELAY_S_MAX) + random.uniform(0, DELAY_S_MIN)
+                log.warning("%s (try %d of %d, next in %.1f s)", error, number, TRIES_MAX, delay_s)
+                self._on_busy(error)
+            self._sleep(delay_s)
+        return call()
