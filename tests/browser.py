@@ -6,7 +6,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from tests.needs import SET_UP
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"Chromium is not installed; {SET_UP}")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--virtual-time-budget=5000",

@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from growfs.remote.interface import RemoteSpec
+from tests.needs import SET_UP
 
 ACCESS_KEY = "growfs-access"  # rclone refuses keys of two or three letters
 SECRET_KEY = "growfs-secret-0123456789"
@@ -74,7 +75,7 @@ def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """`rclone serve s3` over a folder, with empty ETags; put and delete write to that folder."""
     binary = shutil.which("rclone") or str(Path(sys.executable).with_name("rclone"))
     if not os.access(binary, os.X_OK):
-        pytest.skip("rclone is not installed")
+        pytest.skip(f"rclone is not installed; {SET_UP}")
     folder = tmp_path_factory.mktemp("rclone")
     bucket = folder / "growfs-test"
     bucket.mkdir()

@@ -22,6 +22,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from growfs.remote.interface import RemoteSpec
+from tests.needs import SET_UP, need
 from tests.servers import free_port, running, serving
 from tools.benchmarks.servers import AZURE_ACCOUNT, AZURE_KEY, AZURITE, NGINX, NODE, azurite_command
 
@@ -69,8 +70,8 @@ def http(method: str, url: str, body: bytes | None = None, headers: dict[str, st
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of Azurite, Microsoft's emulator of Azure Blob Storage."""
     if not (AZURITE.exists() and NODE.exists()):
-        pytest.skip("Azurite is not installed; tools/setup test installs it")
-    pytest.importorskip("adlfs", reason="adlfs is not installed; tools/setup test installs it")
+        pytest.skip(f"Azurite is not installed; {SET_UP}")
+    need("adlfs")
     port = free_port()
     with running(azurite_command(port), port, dict(os.environ)):
         yield f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
@@ -110,8 +111,7 @@ def azure_container(endpoint: str, name: str, public: bool = False, **options: A
 @pytest.fixture(scope="session")
 def gcs_endpoint() -> Iterator[str]:
     """The endpoint of gcp-storage-emulator."""
-    for module in ("gcp_storage_emulator", "gcsfs"):
-        pytest.importorskip(module, reason=f"{module} is not installed; tools/setup test installs it")
+    need("gcp_storage_emulator", "gcsfs")
     port = free_port()
     with running([sys.executable, "-m", "tests.gcs_emulator", str(port)], port, dict(os.environ)):
         yield f"http://127.0.0.1:{port}"
@@ -273,7 +273,7 @@ def hub_server() -> Iterator[Hub]:
 @pytest.fixture(scope="session")
 def hub_store() -> Iterator[Store]:
     """A data set that everybody may read."""
-    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed; tools/setup test installs it")
+    need("huggingface_hub")
     with hub_server() as hub:
         yield hub_data_set(hub)
 
@@ -301,7 +301,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """nginx, with pages of links, WebDAV, and a password below /private/."""
     module = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
     if not NGINX or not module.exists():
-        pytest.skip("nginx with WebDAV is not installed; apt-get install nginx-light libnginx-mod-http-dav-ext")
+        pytest.skip(f"nginx with WebDAV is not installed; {SET_UP}")
     base, port = tmp_path_factory.mktemp("nginx"), free_port()
     (base / "files").mkdir()
     (base / "passwords").write_text("user:{PLAIN}pa%ss\n")

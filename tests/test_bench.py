@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from tests.forkserver import FORK_ALL_VARIABLE
 from tests.frameworks.harness import ENV, FORKS
 from tests.harness import NETWORK_FORKS
+from tests.needs import need
 from tools.bench import BENCHMARKS
 
 FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", "met"}
@@ -87,9 +87,7 @@ def bench(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_writes_its_figures_as_json(name: str, tmp_path: Path) -> None:
-    for module in NEEDED_MODULES.get(name, ()):
-        if find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
+    need(*NEEDED_MODULES.get(name, ()))
     file = tmp_path / "figures.json"
     done = bench(name, "--quick", "--rounds", 1, "--engine", "libfuse", "--json", file)
     assert done.returncode == 0, done.stderr

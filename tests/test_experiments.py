@@ -10,6 +10,7 @@ import pytest
 
 from tests.forkserver import FORK_ALL_VARIABLE
 from tests.frameworks.harness import ENV, FORKS
+from tests.needs import SET_UP
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("torch", "sklearn", "matplotlib")
@@ -24,7 +25,7 @@ WAYS = {
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(any(find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"),
+    pytest.mark.skipif(any(find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}; {SET_UP}"),
 ]
 
 

@@ -25,6 +25,7 @@ from growfs.daemon.running import running
 from growfs.errors import GrowfsError, UsageError
 from tests.frameworks.harness import ENV
 from tests.harness import make_tree, until
+from tests.needs import need
 from tests.servers import S3Server
 
 ROOT = Path(__file__).parents[1]
@@ -170,7 +171,9 @@ class RayCluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server) -> Iterator[RayCluster]:
-    ray = pytest.importorskip("ray", reason="ray is not installed: pip install growfs[ray]")
+    need("ray")
+    import ray
+
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**rclone_s3.env, "PYTHONPATH": ENV["PYTHONPATH"], "OMP_NUM_THREADS": "1"}.items():
             patch.setenv(name, value)  # which the nodes inherit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import BROWSER, opened_in_browser
+from tests.browser import needs_browser, opened_in_browser
 
 pytest.importorskip("material")
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def test_a_recipe_is_shown_as_it_is(site: Path) -> None:
         assert [line for line in lines if line not in page] == []
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@needs_browser
 def test_a_page_from_the_disk_searches_and_draws(site: Path, tmp_path: Path) -> None:
     page = site / "ARCHITECTURE.html"
     content = opened_in_browser(f"{page.as_uri()}?q=turnover", tmp_path / "profile")

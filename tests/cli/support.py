@@ -21,6 +21,7 @@ import pytest
 from growfs.fuse.mounting import mounted_at, mounts
 from tests.forkserver import Process
 from tests.harness import GROWFS, Growfs, forks_for
+from tests.needs import need_programs
 from tests.servers import serving
 
 NOBODY = 65534
@@ -152,8 +153,7 @@ class OtherUser:
 def other_user() -> Iterator[OtherUser]:
     """The user nobody, with a folder of its own; skips where that is impossible."""
     needs_root()
-    if not shutil.which("setpriv") or not shutil.which("fusermount3"):
-        pytest.skip("setpriv or fusermount3 is missing")
+    need_programs("setpriv", "fusermount3", by="apt-get install util-linux fuse3")
     folder = Path(tempfile.mkdtemp(prefix="growfs-other-"))
     try:
         os.chown(folder, NOBODY, NOBODY)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from growfs.daemon.commands import COMPLETIONS_MAX
 from growfs.daemon.options import Options, flag_name
 from tests.cli.support import closed
 from tests.harness import Growfs, make_tree
+from tests.needs import need_programs
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = f"""#!{sys.executable}
@@ -125,8 +125,7 @@ def test_values_of_options() -> None:
 @pytest.mark.parametrize("shell", SET_UP)
 def test_a_real_shell_completes_mountpoints_paths_and_settings(mounted: Growfs, shell: str) -> None:
     """At a terminal, with Tab. Ctrl-A and `echo` then print the line in place of running it."""
-    if not shutil.which(shell):
-        pytest.skip(f"{shell} is not installed")
+    need_programs(shell)
     command, set_up = SET_UP[shell]
     mountpoint = str(mounted.mountpoint)
     terminal, theirs = pty.openpty()

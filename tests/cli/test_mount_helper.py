@@ -136,7 +136,7 @@ def system(request: pytest.FixtureRequest, growfs: Growfs, tmp_path: Path) -> It
     """With the helper, and with the command alone, which mount.fuse3(8) runs."""
     sbin = Path("/sbin").resolve()
     if request.param == "growfs" and not (sbin / "mount.fuse3").exists():
-        pytest.skip("mount.fuse3 is missing")
+        pytest.skip("mount.fuse3 is not installed; apt-get install fuse3")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (tmp_path / "program").write_text(PROGRAM)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tests.browser import BROWSER, opened_in_browser
+from tests.browser import needs_browser, opened_in_browser
 from tests.harness import Growfs, make_tree, until
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@needs_browser
 def test_a_browser_draws_what_the_mount_did(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=2, files=3)
     (tmp_path / "remote/class0").rename(tmp_path / "remote/<script>document.title='hacked'<%2Fscript>")

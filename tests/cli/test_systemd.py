@@ -17,6 +17,7 @@ from growfs.fuse.mounting import mounted_at
 from tests.cli.support import start_growfs
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, make_tree
+from tests.needs import need_programs
 
 UNIT = Path(__file__).parents[2] / "tools/systemd/growfs@.service"
 SOON = "from growfs.daemon import launch; launch.STATUS_EVERY_S = 0.1"
@@ -83,8 +84,7 @@ def test_nothing_fails_where_nobody_listens(address: str, monkeypatch: pytest.Mo
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    if not shutil.which("systemd-analyze"):
-        pytest.skip("systemd-analyze is missing")
+    need_programs("systemd-analyze", by="apt-get install systemd")
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("ExecStart=growfs", f"ExecStart={shutil.which('true')}"))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)

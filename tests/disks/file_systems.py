@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import SET_UP
+
 MKFS = {
     "ext4": ("mkfs.ext4", "-q", "-m", "0"),
     "xfs": ("mkfs.xfs", "-q"),
@@ -36,7 +38,7 @@ def why_not(kind: str) -> str | None:
     if kind not in known:
         return f"this kernel has no {kind}"
     command = MKFS.get(kind, ("mount",))[0]
-    return None if shutil.which(command) else f"{command} is missing"
+    return None if shutil.which(command) else f"{command} is not installed; {SET_UP}"
 
 
 @dataclass

@@ -241,7 +241,7 @@ def failing_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library whose calls on files fail as a file says: of programs that preload it."""
     compiler = shutil.which("cc")
     if not compiler:
-        pytest.skip("there is no C compiler")
+        pytest.skip("cc is not installed; apt-get install gcc libc6-dev")
     library = tmp_path_factory.mktemp("failing_disk") / "failing_disk.so"
     run(compiler, "-shared", "-fPIC", "-o", library, Path(__file__).with_name("failing_disk.c"), "-ldl")
     return library

@@ -10,7 +10,6 @@ import hashlib
 import os
 import random
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from tests.archives import tar_of
 from tests.frameworks.harness import BLOCK, Program, blocks, images, tfrecord
 from tests.harness import Growfs, make_tree, until
+from tests.needs import need
 from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,13 +33,6 @@ def growing(growfs: Growfs, each: int) -> Grow:
         until(lambda: growfs.status()["cache"]["files"] == files)
 
     return grow
-
-
-def need(*modules: str) -> None:
-    """Skip where a framework is not installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
 
 
 @pytest.mark.promise(1, 6)

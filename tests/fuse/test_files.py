@@ -17,6 +17,7 @@ import pytest
 
 from tests.fuse.conftest import Library
 from tests.harness import Growfs, files_below, make_tree
+from tests.needs import need_programs
 
 LARGE = "sizes/large.bin"
 
@@ -143,8 +144,7 @@ def test_direct_io(library: Library) -> None:
 
 @pytest.mark.parametrize("command", [["cp", "-r", "--reflink=auto"], ["rsync", "-a"], ["cp", "-a"]], ids=" ".join)
 def test_copies_of_the_tree(library: Library, tmp_path: Path, command: list[str]) -> None:
-    if not shutil.which(command[0]):
-        pytest.skip(f"{command[0]} is not installed")
+    need_programs(command[0])
     target = tmp_path / "copy"
     subprocess.run([*command, f"{library.path}/", target], check=True, timeout=60)
     assert {path: (target / path).read_bytes() for path in files_below(target)} == library.tree

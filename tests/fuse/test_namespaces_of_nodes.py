@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -17,6 +16,7 @@ import pytest
 from growfs.fuse.mounting import mounted_at, unmount
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, make_tree
+from tests.needs import need_programs
 from tests.servers import ACCESS_KEY, SECRET_KEY
 from tools.benchmarks.servers import rclone_binary, running
 
@@ -62,8 +62,9 @@ def namespace(name: str) -> Iterator[None]:
 @pytest.fixture
 def network() -> Iterator[Network]:
     """A bridge in a namespace, and a link to each node, which is limited in both directions."""
-    if os.geteuid() or not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("network namespaces need root, and ip and tc (apt-get install iproute2)")
+    if os.geteuid():
+        pytest.skip("network namespaces need root")
+    need_programs("ip", "tc")
     names = [f"growfs-{os.getpid()}-{number}" for number in range(NODES)]
     hub = f"growfs-{os.getpid()}-hub"
     addresses = [f"10.213.78.{number + 1}" for number in range(NODES + 1)]

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ import pytest
 from tests.forkserver import Process
 from tests.frameworks.harness import ENV, FORKS, blocks, images, tfrecord
 from tests.harness import Growfs
+from tests.needs import need
 from tests.servers import S3Server
 
 RECIPES = Path(__file__).parents[2] / "tools/recipes"
@@ -81,14 +81,6 @@ class Recipe:
         for line, _ in zip(self._process.stdout, range(EPOCHS_MAX), strict=False):
             yield Epoch(line)
         pytest.fail(f"{EPOCHS_MAX} epochs, or it ended: {self._errors.read_text()}")
-
-
-def need(*modules: str) -> None:
-    """Skip where a library is not installed."""
-    for module in modules:
-        package = module.partition(".")[0]  # find_spec imports it
-        if find_spec(package) is None or find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
 
 
 def mount(growfs: Growfs, url: object, size: int, *flags: object) -> None:

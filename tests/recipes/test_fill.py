@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from growfs.daemon.launch import stop
 from tests.frameworks.harness import ENV, images, tfrecord
 from tests.harness import Growfs
+from tests.needs import need
 
 PAGE = Path(__file__).parents[2] / "docs/fill.md"
 RECIPES = re.findall(r"```python\n(.*?)```", PAGE.read_text().partition("## Recipes")[2], re.DOTALL)
@@ -77,8 +77,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 @pytest.mark.parametrize("what", AROUND)
 def test_a_recipe_of_the_page_runs(growfs: Growfs, tmp_path: Path, what: str) -> None:
-    if what == "lightning" and not find_spec("lightning"):
-        pytest.skip("lightning is not installed")
+    if what == "lightning":
+        need("lightning")
     remote = tmp_path / "remote"
     if what == "tf.data":
         remote.mkdir()

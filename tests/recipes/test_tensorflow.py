@@ -17,13 +17,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.frameworks.harness import BLOCK, ENV, blocks, tfrecord
 from tests.harness import Growfs, make_tree, until
+from tests.needs import need
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import example
 
@@ -85,8 +85,7 @@ def running(name: str, folder: Path, *arguments: object) -> Iterator[Recipe]:
 
     It is not forked: a TensorFlow program that was, and is stopped now and then, hung once in a while.
     """
-    if find_spec("tensorflow") is None:
-        pytest.skip("tensorflow is not installed")
+    need("tensorflow")
     errors = folder.parent / f"{name}.stderr"
     env = {key: value for key, value in ENV.items() if not key.startswith(("AWS_", "GROWFS_"))}
     words = [sys.executable, *map(str, (RECIPES / name, folder, *arguments))]
@@ -173,9 +172,8 @@ def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: 
 
 
 def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> None:
+    need("pandas")
     numpy = pytest.importorskip("numpy")
-    if find_spec("pandas") is None:
-        pytest.skip("pandas is not installed")
     remote = tmp_path / "remote"
     rows = [(f"object-{number}", number % 3, f"{number % 4}/{number:03}.npy") for number in range(80)]
     for _, label, path in rows:

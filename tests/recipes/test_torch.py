@@ -13,7 +13,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from growfs.fuse.mounting import mounted_at
 from tests.forkserver import Process
 from tests.frameworks.harness import ENV, FORKS
 from tests.harness import Growfs, until
+from tests.needs import need
 from tests.servers import S3Server, free_port
 from tools.benchmarks import recipe_data
 
@@ -121,13 +121,6 @@ def running(recipe: str, growfs: Growfs, *arguments: object, **variables: object
     finally:
         program.stop()
         until(lambda: growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
-
-
-def need(*modules: str) -> None:
-    """Skip where a framework is not installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
 
 
 def grow(growfs: Growfs, files: int, each: int = BLOCK) -> None:
