@@ -78,7 +78,7 @@ COMPONENTS = {
     "CatalogSync",
     "Database",
     "Dispatcher",
-    "Evictor",
+    "Space",
     "Fetcher",
     "Generations",
     "Prefetcher",

@@ -170,7 +170,7 @@ class Store:
     # Admission and eviction.
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Change the quota. `Evictor.shrink` evicts what exceeds it."""
+        """Change the quota. `Space.shrink` evicts what exceeds it."""
         self.limit_bytes = limit_bytes
         self.space_freed.notify()
 

@@ -23,7 +23,7 @@ from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.render import files
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
-from growfs.rotation.evictor import Evictor
+from growfs.scheduler.space import Space
 from growfs.signal import Signal
 
 FETCHES_MAX = 32
@@ -132,13 +132,13 @@ class FileCommands:
         database: Database,
         catalog: Catalog,
         store: Store,
-        evictor: Evictor,
+        space: Space,
         fetch: Callable[[Node, str], Awaitable[None]],
     ) -> None:
         self._database = database
         self._catalog = catalog
         self._store = store
-        self._evictor = evictor
+        self._space = space
         self._fetch_file = fetch
 
     def table(self) -> dict[str, Command]:
@@ -179,7 +179,7 @@ class FileCommands:
         evicted = freed = 0
         for ids in _batches(matching.unpinned):
             before = self._store.evicted_files
-            freed += await self._evictor.evict(ids)
+            freed += await self._space.evict(ids)
             evicted += self._store.evicted_files - before
         yield {"files": evicted, "bytes": freed, "kept": len(matching.ids) - len(matching.missing) - evicted}
 
@@ -266,10 +266,10 @@ class FileCommands:
                 yield result
 
 
-async def set_cache_size(store: Store, evictor: Evictor, size: CacheSize) -> None:
+async def set_cache_size(store: Store, space: Space, size: CacheSize) -> None:
     """Change the limit of the cache, and evict what is over it. Raises GrowfsError if not all of that can go."""
     limit = limit_bytes(size, store)
-    if not await evictor.shrink(limit):
+    if not await space.shrink(limit):
         raise GrowfsError(
             f"cache-size is {format_size(limit)} now, but {format_size(store.used_bytes)} cannot be"
             " evicted: open files, which go once they are closed, pinned files, or a directory's last files"

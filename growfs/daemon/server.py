@@ -41,7 +41,7 @@ from growfs.fuse.engine import Engine
 from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
-from growfs.scheduler.startup import StartGate
+from growfs.scheduler.readiness import StartGate
 from growfs.syscalls import check_descriptors, check_kernel
 from growfs.workers import process
 from growfs.workers.fork_server import ForkServer

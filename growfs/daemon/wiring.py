@@ -30,23 +30,19 @@ from growfs.errors import GrowfsError
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
-from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.reader_registry import ReaderRegistry
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.groups import Groups
-from growfs.scheduler.in_flight import InFlightTable
-from growfs.scheduler.order import PassOrder, plan_next
+from growfs.scheduler.in_flight import Groups, InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage, probe_in_worker
+from growfs.scheduler.passes import PassOrder, Prefetcher, plan_next
 from growfs.scheduler.peers import Peers, PeerSettings
-from growfs.scheduler.prefetch import Prefetcher
-from growfs.scheduler.readiness import PrefetchState, StartCondition
+from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
-from growfs.scheduler.size_estimate import SizeEstimate
-from growfs.scheduler.startup import StartGate
+from growfs.scheduler.space import Space
 from growfs.vfs.filesystem import Misses, Opens, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
@@ -86,7 +82,7 @@ class _Cache:
 class _Rotation:
     generations: Generations
     readers: ReaderRegistry
-    evictor: Evictor
+    space: Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +170,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             scheduler.catalog_sync,
             rotation.readers,
             rotation.generations,
-            rotation.evictor,
+            rotation.space,
             scheduler.fetcher,
             scheduler.prefetcher,
             scheduler.updater,
@@ -239,10 +235,10 @@ def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool) -> _Ro
     generations = Generations(database, cache.catalog, store, policy, decide)
     always = options.rotation == "always"
     readers = ReaderRegistry(generations, options.settle, options.hold_idle, always, cache.usage.recently_opened)
-    evictor = Evictor(database, store, generations, readers.holds)
+    space = Space(database, store, generations, readers.holds)
     for evictable in (readers.released, generations.written):
         evictable.connect(store.space_freed.notify)
-    return _Rotation(generations, readers, evictor)
+    return _Rotation(generations, readers, space)
 
 
 def _build_scheduler(
@@ -268,21 +264,21 @@ def _build_scheduler(
     outage.began.connect(dispatcher.recall)
     outage.ended.connect(dispatcher.resume)
     fetcher = Fetcher(
-        downloads, store, rotation.evictor, dispatcher, catalog_sync.update_file, outage, options.miss_timeout
+        downloads, store, rotation.space, dispatcher, catalog_sync.update_file, outage, options.miss_timeout
     )
     condition = StartCondition(
         options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
     )
     prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files, outage)
     store.returned_to_pass.connect(prefetch.draw_evicted)
-    drawer = Drawer(catalog, store, fetcher, rotation.evictor, cache.budget, prefetch)
+    drawer = Drawer(catalog, store, fetcher, rotation.space, cache.budget, prefetch)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
     updater = VersionUpdater(catalog, store, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
     start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
     if peers:
         drawer.drawn.connect(peers.note_drawn)
-        rotation.evictor.awaited = peers.awaits
+        rotation.space.awaited = peers.awaits
     return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start, peers)
 
 
@@ -326,7 +322,7 @@ def _commands(
         misses.processes,
         _setters(cache, rotation, scheduler),
     )
-    files = FileCommands(cache.database, cache.catalog, cache.store, rotation.evictor, scheduler.fetcher.ensure)
+    files = FileCommands(cache.database, cache.catalog, cache.store, rotation.space, scheduler.fetcher.ensure)
     return mount.table() | files.table()
 
 
@@ -334,7 +330,7 @@ def _setters(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[
     """What `growfs set` can change, by the names of the options."""
 
     async def cache_size(size: CacheSize) -> None:
-        await set_cache_size(cache.store, rotation.evictor, size)
+        await set_cache_size(cache.store, rotation.space, size)
         scheduler.prefetch.invalidate_order()
 
     async def refresh(interval_s: float) -> None:

@@ -6,6 +6,6 @@ their holds. The daemon and the simulation call the same rules.
 Always: what a process saw in a listing stays cached until it lists again, ends or falls silent; a directory keeps a
 file of each extension.
 
-For others: `rules`, `draw_order`, `reader`, `reader_registry`, `generations`, `turnover`, `evictor`, and `eviction` for
+For others: `rules`, `draw_order`, `reader`, `reader_registry`, `generations`, `turnover`, `queries`, and `eviction` for
 the simulation. Workers import `rules`, `draw_order` and `turnover`, so this file imports nothing.
 """

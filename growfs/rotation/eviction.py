@@ -1,6 +1,6 @@
 """Which cached files are evicted, and in which order. Pure functions over plain facts.
 
-The daemon (`evictor`) and the simulation both call these functions. The daemon reads the facts from its database, file
+The daemon (`space`) and the simulation both call these functions. The daemon reads the facts from its database, file
 by file and no further than needed: of a million files, none is kept in memory.
 """
 

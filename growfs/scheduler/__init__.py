@@ -5,8 +5,8 @@ Owns each download from the request until it is admitted or failed, and the pass
 Always: a file is downloaded at most once at a time; misses come first; drawn files are admitted in the order drawn,
 whatever the number of workers.
 
-Public modules, from the outside in: `startup` and `readiness` (when a mount is ready), `prefetch` (the passes),
-`drawer` (space for each drawn group), `order` (computed by workers), `refresh` (listings and new versions), `fetcher`
-(misses, draws and updates), `in_flight` (the table of downloads), `dispatcher` (the workers), `groups`,
-`size_estimate`. `admission` and `concurrency` are internal.
+Modules, from the outside in: `readiness` (when a mount is ready), `passes` (what is drawn in which order), `drawer`
+(draws one group after another), `refresh` (listings and new versions), `fetcher` (misses, draws and updates), `space`
+(room for each of them), `in_flight` (the table of downloads, and the order of their admission), `dispatcher` (the
+workers), `concurrency` (how many requests run at a time), `outage`, `peers`.
 """

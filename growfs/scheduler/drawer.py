@@ -17,11 +17,11 @@ from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.errors import DiskFailed, NoRoom, NotMade
-from growfs.rotation.evictor import Evictor
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download
 from growfs.scheduler.outage import Failure
 from growfs.scheduler.readiness import MountState, PrefetchState
+from growfs.scheduler.space import Space
 from growfs.signal import Signal
 
 SPACE_POLL_S = 5.0
@@ -49,7 +49,7 @@ class Drawer:
         catalog: Catalog,
         store: Store,
         fetcher: Fetcher,
-        evictor: Evictor,
+        space: Space,
         budget: Budget,
         state: PrefetchState,
     ) -> None:
@@ -64,7 +64,7 @@ class Drawer:
         self._catalog = catalog
         self._store = store
         self._fetcher = fetcher
-        self._evictor = evictor
+        self._space = space
         self._budget = budget
         self._state = state
         self._deferred: list[int] = []
@@ -73,7 +73,7 @@ class Drawer:
     @property
     def rotates(self) -> bool:
         """Whether files may be evicted for drawn ones."""
-        return self._evictor.rotates
+        return self._space.rotates
 
     async def draw_all(self, groups: Iterable[Sequence[int]]) -> bool:
         """Draw groups in order; False when the order is out of date."""
@@ -206,9 +206,9 @@ class Drawer:
         is_frozen = self._state.seeds.is_frozen(nodes[0].id)
         for size in dict.fromkeys((need, self._least(nodes))):
             if is_frozen:
-                reserved = await self._evictor.reserve_by_eviction(size, spares_held=True)
+                reserved = await self._space.reserve_by_eviction(size, spares_held=True)
             else:
-                reserved = await self._evictor.reserve_by_rotation(size)
+                reserved = await self._space.reserve_by_rotation(size)
             if reserved is not None:
                 self._state.phase = self._state.phase if is_frozen else MountState.ROTATING
                 return reserved

@@ -32,11 +32,18 @@ from growfs.errors import (
 )
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.interface import Fetched, RemoteFile
-from growfs.rotation.evictor import Evictor
-from growfs.scheduler.admission import AdmissionQueue
 from growfs.scheduler.dispatcher import Dispatcher
-from growfs.scheduler.in_flight import ATTEMPTS_MAX, Counters, Download, DownloadGroup, DownloadState, InFlightTable
+from growfs.scheduler.in_flight import (
+    ATTEMPTS_MAX,
+    AdmissionQueue,
+    Counters,
+    Download,
+    DownloadGroup,
+    DownloadState,
+    InFlightTable,
+)
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
+from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
@@ -63,7 +70,7 @@ class Fetcher:
         self,
         downloads: InFlightTable,
         store: Store,
-        evictor: Evictor,
+        space: Space,
         dispatcher: Dispatcher,
         on_remote_changed: Callable[[Node, RemoteFile | None], Awaitable[None]],
         outage: Outage,
@@ -74,7 +81,7 @@ class Fetcher:
         self.progressed = Signal[[]]()
         self._downloads = downloads
         self._store = store
-        self._evictor = evictor
+        self._space = space
         self._dispatcher = dispatcher
         self._on_remote_changed = on_remote_changed
         self._outage = outage
@@ -252,17 +259,17 @@ class Fetcher:
             return trio.current_time() - download.no_space_since < self.miss_timeout_s
         if not (download.urgent or download.renews):
             return False  # it was drawn, and is larger than expected: those that were drawn after it wait for it
-        return await self._evictor.may_ever_fit(self.least(download.node))
+        return await self._space.may_ever_fit(self.least(download.node))
 
     async def _find_space(self, node: Node, need: int, spares_held: bool) -> int | None:
         """Reserve what a file needs, evicting for it. Where that is a guess, what is free is tried first."""
         least = self.least(node)
         if least >= need:
-            return await self._evictor.reserve_by_eviction(need, spares_held)
+            return await self._space.reserve_by_eviction(need, spares_held)
         reserved = self._store.reserve(need) or self._store.reserve_part(need, least)
         for size in (need, least):
             if reserved is None:
-                reserved = await self._evictor.reserve_by_eviction(size, spares_held)
+                reserved = await self._space.reserve_by_eviction(size, spares_held)
         return reserved
 
     async def _retry_no_space(self) -> None:
@@ -401,7 +408,7 @@ class Fetcher:
             failure: Exception | None = None
             # A new version has another id than the old one, which is what a generation that begins knows.
             has_renewed = any(download.renews for download in batch)
-            unchanged = self._evictor.unchanged_generation() if has_renewed else contextlib.nullcontext()
+            unchanged = self._space.unchanged_generation() if has_renewed else contextlib.nullcontext()
             try:
                 async with unchanged:
                     staged = [download.staged for download in batch if download.staged]

@@ -7,16 +7,20 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
 
-from growfs.cache.catalog import Catalog, Node
+from growfs import disk
+from growfs.cache.catalog import UNKNOWN_SIZE, Catalog, Node
+from growfs.cache.database import Database
 from growfs.cache.publish import StagedFile
+from growfs.cache.schema import Query
 from growfs.errors import DiskFull, GrowfsError
-from growfs.scheduler.groups import Groups
+from growfs.remote.names import extension
+from growfs.rotation.pass_order import group_of
 from growfs.scheduler.outage import Failure
-from growfs.scheduler.size_estimate import SizeEstimate
 
 ATTEMPTS_MAX = 3
 """Workers that may die over one file before it counts as failed."""
@@ -224,3 +228,131 @@ class Counters:
     def _forget_before(self, time: float) -> None:
         while self.recent and self.recent[0][0] < time:
             self.recent.popleft()
+
+
+PRODUCED_SIZE = 1 << 30
+"""Bytes reserved for the first file of a producer. Running a producer twice costs more than making others wait."""
+RETRY_SIZE, RETRY_SHARE = 32 << 20, 32
+"""A file that exceeded its estimate reserves at least this many bytes, or this fraction (1/32) of the cache, whichever
+is less. Doubling alone, after a first file of 5 kB, fetched a file of 9 MB twelve times."""
+
+
+class SizeEstimate:
+    """Estimates unknown sizes: the largest file so far, and a quarter more.
+
+    An estimate that is too small costs a second fetch; one that is too large makes others wait for space. So where it
+    does not fit, less is worth a try, but more than the file is known to exceed.
+    varies: the size that a file had the last time does not bind (it is produced).
+    """
+
+    def __init__(self, varies: bool = False) -> None:
+        self.bytes = PRODUCED_SIZE if varies else UNKNOWN_SIZE
+        self._varies = varies
+        self._largest = 0
+        self._exceeded: dict[int, int] = {}
+
+    def is_guess(self, node: Node) -> bool:
+        """Whether the size of a file is not known."""
+        return node.size is None or self._varies
+
+    def need(self, node: Node, size_max: int) -> int:
+        """Bytes to reserve for a file. size_max: bytes that any file may have."""
+        if not self.is_guess(node):
+            return node.size or 0
+        return min(max(self.bytes, node.size or 0, 2 * self._exceeded.get(node.id, 0)), size_max)
+
+    def least(self, node: Node, size_max: int) -> int:
+        """The fewest bytes that are worth a try, where `need` does not fit. size_max: as in `need`."""
+        if not self.is_guess(node):
+            return node.size or 0
+        usual = max(min(RETRY_SIZE, size_max // RETRY_SHARE), node.size or 0)
+        return min(max(usual, 5 * self._exceeded.get(node.id, 0) // 4), self.need(node, size_max))
+
+    def learn(self, size: int) -> None:
+        """Note that a file had this size."""
+        self._largest = max(self._largest, size)
+        self.bytes = self._largest + self._largest // 4
+
+    def exceeded(self, node: Node, bytes: int, size_max: int) -> int:
+        """Note that a file is larger than `bytes`; returns how many to reserve next. size_max: as in `need`."""
+        self._exceeded[node.id] = bytes
+        twice = 2 * bytes
+        self.bytes = max(self.bytes, twice)
+        return min(max(twice, min(RETRY_SIZE, size_max // RETRY_SHARE)), size_max)
+
+
+class Groups:
+    """Finds the members of a group. template: its fields are those of `group_of`; None: every file is alone."""
+
+    def __init__(self, database: Database, template: str | None) -> None:
+        self._db = database
+        self._template = template
+
+    async def members(self, node: Node, bytes_max: int) -> list[Node]:
+        """The files of a file's group, itself included; the file alone where the group needs more than bytes_max.
+
+        A thread looks: they may be in any of a million directories.
+        """
+        if self._template is None:
+            return [node]
+        return await self._db.query_in_thread(partial(_members, self._template, node, bytes_max))
+
+
+def _members(template: str, node: Node, bytes_max: int, ask: Query) -> list[Node]:
+    bare = node.name.removesuffix(f".{extension(node.name)}")
+    within_folder = "{stem}" in template or "{parent}" in template
+    by_name = "{stem}" in template or "{name}" in template
+    path_of = Catalog.paths_by(ask)
+    group = group_of(template, path_of(node))
+    found = Catalog.files_with_prefix(ask, bare if by_name else "", node.parent if within_folder else None)
+    members = [other for other in found if group_of(template, path_of(other)) == group]
+    fits = sum(disk.allocation(member.size or 0) for member in members) <= bytes_max
+    return members if fits else [node]
+
+
+BATCH_MAX = 256
+"""Files admitted in one transaction."""
+
+
+class AdmissionQueue:
+    """Owns the window of drawn groups. A group that a reader waits for, or that was not drawn, does not wait in it."""
+
+    def __init__(self) -> None:
+        self._window: deque[DownloadGroup] = deque()
+        self._prioritized: deque[DownloadGroup] = deque()
+
+    def __len__(self) -> int:
+        return len(self._window)
+
+    def append(self, group: DownloadGroup) -> None:
+        """Admit a drawn group after all that are in the window already."""
+        self._window.append(group)
+
+    def release(self, group: DownloadGroup) -> None:
+        """Have those that were drawn after the group wait for it no longer; it is admitted once it is fetched."""
+        if group.drawn:
+            group.drawn = False
+            self._window.remove(group)
+
+    def prioritize(self, group: DownloadGroup) -> None:
+        """Admit a group next if it is fetched completely, and is urgent or was not drawn."""
+        if group.is_fetched and (not group.drawn or any(download.urgent for download in group.downloads)):
+            self._prioritized.append(group)
+
+    def next_batch(self) -> list[Download]:
+        """The next downloads to admit, in order: prioritized groups, then the head of the window."""
+        batch: list[Download] = []
+        while self._prioritized and len(batch) < BATCH_MAX:
+            group = self._prioritized.popleft()
+            if group.is_fetched:  # else it was admitted from the window meanwhile
+                if group in self._window:
+                    self._window.remove(group)
+                batch.extend(group.downloads)
+        while self._window and len(batch) < BATCH_MAX:
+            head = self._window[0]
+            if head.is_fetched:
+                batch.extend(head.downloads)
+            elif not head.is_finished:
+                break
+            self._window.popleft()
+        return batch

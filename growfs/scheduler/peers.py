@@ -26,7 +26,7 @@ from growfs.remote.names import join_address
 from growfs.rotation.circle import Position, awaits, distance, first_place, follower, holders
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
-from growfs.scheduler.order import PassOrder
+from growfs.scheduler.passes import PassOrder
 from growfs.signal import Signal
 from growfs.workers.messages import (
     Announce,

@@ -11,11 +11,11 @@ import trio
 
 from growfs.cache.catalog import Catalog, Changes, Node
 from growfs.rotation import reader_registry
-from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations
 from growfs.rotation.reader import DirectoryHolds, Reader
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.space import Space
 
 
 def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def guesses_are_final(patch: pytest.MonkeyPatch) -> None:
     """A file of unknown size needs what is guessed, though less is free."""
 
     async def find_space(self: Fetcher, node: Node, need: int, spares_held: bool) -> int | None:
-        return await self._evictor.reserve_by_eviction(need, spares_held)
+        return await self._space.reserve_by_eviction(need, spares_held)
 
     def least(self: Drawer, nodes: Sequence[Node]) -> int:
         return sum(self._needs(nodes))
@@ -50,12 +50,12 @@ def guesses_are_final(patch: pytest.MonkeyPatch) -> None:
 
 def new_versions_evict_held_files(patch: pytest.MonkeyPatch) -> None:
     """A new version makes room as a miss does."""
-    reserve = Evictor.reserve_by_eviction
+    reserve = Space.reserve_by_eviction
 
-    async def reserve_by_eviction(self: Evictor, size: int, spares_held: bool = False) -> int | None:
+    async def reserve_by_eviction(self: Space, size: int, spares_held: bool = False) -> int | None:
         return await reserve(self, size)
 
-    patch.setattr(Evictor, "reserve_by_eviction", reserve_by_eviction)
+    patch.setattr(Space, "reserve_by_eviction", reserve_by_eviction)
 
 
 def evictions_ignore_a_generation_that_begins(patch: pytest.MonkeyPatch) -> None:
@@ -76,10 +76,10 @@ def excluded_files_stay_until_a_listing(patch: pytest.MonkeyPatch) -> None:
 def a_cache_that_is_too_full_stays_so(patch: pytest.MonkeyPatch) -> None:
     """What could not be evicted when the cache was made smaller is not tried again."""
 
-    async def run(_: Evictor) -> None:
+    async def run(_: Space) -> None:
         await trio.sleep_forever()
 
-    patch.setattr(Evictor, "run", run)
+    patch.setattr(Space, "run", run)
 
 
 def every_epoch_has_a_generation(patch: pytest.MonkeyPatch) -> None:

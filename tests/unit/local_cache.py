@@ -19,10 +19,10 @@ from growfs.cache.schema import ROOT, read_only
 from growfs.cache.store import Store
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
-from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput
 from growfs.rotation.turnover import plan_generation
+from growfs.scheduler.space import Space
 from growfs.vfs.attributes import Entry
 from growfs.vfs.directory import visible_entries
 
@@ -36,7 +36,7 @@ class LocalCache:
     catalog: Catalog
     store: Store
     generations: Generations
-    evictor: Evictor
+    space: Space
     holds: Holds
 
     async def list(self, files: list[RemoteFile], page: int = 1000, skipped: list[Skipped] | None = None) -> int:
@@ -67,12 +67,12 @@ class LocalCache:
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
         """Reserve by rotation, while readers have these holds."""
         self.holds = holds
-        return await self.evictor.reserve_by_rotation(size)
+        return await self.space.reserve_by_rotation(size)
 
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
         """Reserve by eviction, while readers have these holds."""
         self.holds = holds
-        return await self.evictor.reserve_by_eviction(size)
+        return await self.space.reserve_by_eviction(size)
 
     def node(self, path: str) -> Node:
         """The node at path, which exists."""
@@ -187,8 +187,8 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
 
     generations = Generations(database, catalog, store, TurnoverPolicy(rotates=True, share=0.2), decide)
     cache: LocalCache
-    evictor = Evictor(database, store, generations, lambda: cache.holds)
-    cache = LocalCache(folder, database, catalog, store, generations, evictor, Holds())
+    space = Space(database, store, generations, lambda: cache.holds)
+    cache = LocalCache(folder, database, catalog, store, generations, space, Holds())
     return cache
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.cache.catalog import Node
-from growfs.scheduler.admission import BATCH_MAX, AdmissionQueue
-from growfs.scheduler.in_flight import Download, DownloadGroup, DownloadState
+from growfs.scheduler.in_flight import BATCH_MAX, AdmissionQueue, Download, DownloadGroup, DownloadState
 
 
 def download(id: int, group: DownloadGroup, urgent: bool = False, renews: bool = False) -> Download:

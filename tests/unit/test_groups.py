@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from growfs.rotation.pass_order import group_of
-from growfs.scheduler.groups import Groups
+from growfs.scheduler.in_flight import Groups
 from tests.unit.local_cache import LocalCache, file
 
 PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]

@@ -17,11 +17,9 @@ from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.groups import Groups
-from growfs.scheduler.in_flight import InFlightTable
+from growfs.scheduler.in_flight import Groups, InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
-from growfs.scheduler.size_estimate import SizeEstimate
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
@@ -119,7 +117,7 @@ def fetcher_of(cache: LocalCache) -> Fetcher:
     """A fetcher into that cache, with a RefusingPool."""
     downloads = InFlightTable(cache.catalog, Groups(cache.database, None), cache.folder / "partial", SizeEstimate())
     dispatcher = Dispatcher(RefusingPool(), 1, 0)  # type: ignore[arg-type]
-    return Fetcher(downloads, cache.store, cache.evictor, dispatcher, ignore, Outage(answers), 5.0)
+    return Fetcher(downloads, cache.store, cache.space, dispatcher, ignore, Outage(answers), 5.0)
 
 
 @pytest.mark.promise(17)
@@ -191,7 +189,7 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
     cache = open_local_cache(tmp_path)
     await cache.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
     workers = RefusingPool()
-    reserve = cache.evictor.reserve_by_eviction
+    reserve = cache.space.reserve_by_eviction
     calls = 0
 
     async def slow_reserve(size: int, spares_held: bool) -> int | None:
@@ -202,12 +200,12 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
             await trio.sleep(0.2)
         return await reserve(size, spares_held)
 
-    monkeypatch.setattr(cache.evictor, "reserve_by_eviction", slow_reserve)
+    monkeypatch.setattr(cache.space, "reserve_by_eviction", slow_reserve)
     groups = Groups(cache.database, "{stem}")
     downloads = InFlightTable(cache.catalog, groups, tmp_path / "partial", SizeEstimate())
     dispatcher = Dispatcher(workers, 1, 0)  # type: ignore[arg-type]
     outage = Outage(answers)
-    fetcher = Fetcher(downloads, cache.store, cache.evictor, dispatcher, ignore, outage, 5.0)
+    fetcher = Fetcher(downloads, cache.store, cache.space, dispatcher, ignore, outage, 5.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outage.run)
         nursery.start_soon(fetcher.run)

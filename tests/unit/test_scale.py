@@ -29,16 +29,17 @@ from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import NotMade, RemoteError
 from growfs.remote.interface import Page
-from growfs.rotation import evictor, reader_registry
+from growfs.rotation import queries, reader_registry
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
 from growfs.rotation.reader import DirectoryHolds, Reader
 from growfs.rotation.reader_registry import FORGET_THREADS_S, Process, ReaderRegistry
 from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
+from growfs.scheduler import space
 from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
 from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.prefetch import ORDER_PAUSES, Prefetcher
+from growfs.scheduler.passes import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.signal import Signal
 from growfs.vfs.attributes import Entry
@@ -254,7 +255,7 @@ async def test_a_listing_asks_few_other_readers_whether_they_list(
 
 
 def commands(cache: LocalCache, fetch: Callable[[Node, str], Awaitable[None]]) -> FileCommands:
-    return FileCommands(cache.database, cache.catalog, cache.store, cache.evictor, fetch)
+    return FileCommands(cache.database, cache.catalog, cache.store, cache.space, fetch)
 
 
 async def test_fetching_many_files_takes_few_tasks(cache: LocalCache) -> None:
@@ -328,13 +329,13 @@ async def test_a_thread_finds_which_of_many_files_may_be_evicted(
     await cache.list([file(name) for name in names])
     await cache.admit(*names)
     threads: list[str] = []
-    of_these = evictor._of_these
+    of_these = queries.of_these
 
     def note_thread(*arguments: Any) -> set[int]:
         threads.append(threading.current_thread().name)
         return of_these(*arguments)
 
-    monkeypatch.setattr(evictor, "_of_these", note_thread)
+    monkeypatch.setattr(space, "of_these", note_thread)
     main = threading.current_thread().name
 
     async def nothing(node: Node, path: str) -> None:
@@ -354,7 +355,7 @@ async def test_a_thread_picks_what_a_miss_evicts(tmp_path: Path, monkeypatch: py
         threads.add(threading.get_ident())
         return pick_victims(candidates, need, ample)
 
-    monkeypatch.setattr(evictor, "pick_victims", record_thread)
+    monkeypatch.setattr(space, "pick_victims", record_thread)
     assert await cache.reserve_by_eviction(40 * BLOCK, Holds())
     assert await cache.reserve_by_eviction(100 * BLOCK, Holds()) is None
     assert threads
@@ -378,11 +379,11 @@ async def test_files_that_may_be_evicted_are_read_one_by_one(tmp_path: Path, mon
             nonlocal alive
             alive -= 1
 
-    monkeypatch.setattr(evictor, "CachedFile", Counted)
+    monkeypatch.setattr(queries, "CachedFile", Counted)
     held = Holds([{EVERYWHERE: Hold(0, cache.generations.number)}])
     assert await cache.reserve_by_rotation(20 * BLOCK, held)
     assert await cache.reserve_by_eviction(200 * BLOCK, held) is None
-    assert not await cache.evictor.shrink(BLOCK), "the last files of the directories stay"
+    assert not await cache.space.shrink(BLOCK), "the last files of the directories stay"
     assert 0 < most < 5, "of the files that it passes, the interpreter keeps none"
     cache.close()
 
@@ -435,7 +436,7 @@ def prefetch(cache: LocalCache) -> PrefetchState:
 
 def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
     fetcher: Any = SimpleNamespace(counters=Counters())
-    return Drawer(cache.catalog, cache.store, fetcher, cache.evictor, Budget(cache.database, None), state)
+    return Drawer(cache.catalog, cache.store, fetcher, cache.space, Budget(cache.database, None), state)
 
 
 def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) -> Prefetcher:

@@ -569,10 +569,10 @@ async def test_what_no_reader_waits_for_evicts_nothing_that_is_held(scene: Turno
     await scene.admit("5")
     scene.cache.holds = Holds([{EVERYWHERE: Hold(1, scene.row("3")[0])}])
     for left in ("1234", "123"):
-        assert await scene.cache.evictor.reserve_by_eviction(BLOCK, spares_held=True)
+        assert await scene.cache.space.reserve_by_eviction(BLOCK, spares_held=True)
         assert scene.resident() == left
-    assert await scene.cache.evictor.reserve_by_eviction(BLOCK, spares_held=True) is None
-    assert await scene.cache.evictor.reserve_by_eviction(BLOCK)
+    assert await scene.cache.space.reserve_by_eviction(BLOCK, spares_held=True) is None
+    assert await scene.cache.space.reserve_by_eviction(BLOCK)
     assert scene.resident() == "23"
 
 

@@ -33,7 +33,6 @@ from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.rotation import reader_registry
-from growfs.rotation.evictor import Evictor
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.reader_registry import Process, ReaderRegistry
@@ -42,8 +41,9 @@ from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.in_flight import Counters
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.prefetch import Prefetcher
+from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
+from growfs.scheduler.space import Space
 from growfs.workers.make_order import candidates
 from growfs.workers.process import tune_gc
 from tools.benchmarks.measure import Figure, Setting, at_most
@@ -95,11 +95,11 @@ class Scene:
         self.generations = Generations(self.database, self.catalog, self.store, TurnoverPolicy(True, 0.2), self._plan)
         self.usage = UsageCounters(self.database, Budget(self.database, None))
         self.readers = ReaderRegistry(self.generations, 60.0, 3600.0, False, self.usage.recently_opened)
-        self.evictor = Evictor(self.database, self.store, self.generations, self.readers.holds)
-        self.commands = FileCommands(self.database, self.catalog, self.store, self.evictor, self._fetch)
+        self.space = Space(self.database, self.store, self.generations, self.readers.holds)
+        self.commands = FileCommands(self.database, self.catalog, self.store, self.space, self._fetch)
         fetcher: Any = SimpleNamespace(counters=Counters())
         self.prefetch = PrefetchState(StartCondition(), lambda: False, Outage(self._probe))
-        drawer = Drawer(self.catalog, self.store, fetcher, self.evictor, Budget(self.database, None), self.prefetch)
+        drawer = Drawer(self.catalog, self.store, fetcher, self.space, Budget(self.database, None), self.prefetch)
         order: Any = SimpleNamespace(remaining=self._order, first=Pass(1, 1))
         sync: Any = None
         self.prefetcher = Prefetcher(self.catalog, self.store, sync, order, drawer, self.prefetch)
@@ -229,9 +229,9 @@ def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
         await scene.generations.written.wait()
 
     yield "a generation that delists a fifth", next_generation
-    yield "room for a draw, all is held", lambda scene: scene.evictor.reserve_by_rotation(FILE_BYTES)
-    yield "no room for a miss", lambda scene: scene.evictor.reserve_by_eviction(2 * scene.store.limit_bytes)
-    yield "the cache is made smaller", lambda scene: scene.evictor.shrink(scene.store.limit_bytes * 9 // 10)
+    yield "room for a draw, all is held", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
+    yield "no room for a miss", lambda scene: scene.space.reserve_by_eviction(2 * scene.store.limit_bytes)
+    yield "the cache is made smaller", lambda scene: scene.space.shrink(scene.store.limit_bytes * 9 // 10)
 
 
 def of_directories(scene: Scene) -> Iterator[tuple[str, Step]]:
@@ -246,7 +246,7 @@ def of_directories(scene: Scene) -> Iterator[tuple[str, Step]]:
                 await trio.lowlevel.checkpoint()
 
     yield "a process lists all", walk
-    yield "room for a draw", lambda scene: scene.evictor.reserve_by_rotation(FILE_BYTES)
+    yield "room for a draw", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
     yield "the next generation", _next_epoch
 
 
@@ -261,9 +261,9 @@ def of_readers(readers: int, scene: Scene) -> Iterator[tuple[str, Step]]:
                     await trio.lowlevel.checkpoint()
 
     yield "all list all", walks
-    yield "room for a draw", lambda scene: scene.evictor.reserve_by_rotation(FILE_BYTES)
+    yield "room for a draw", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
     yield "the next generation", _next_epoch
-    yield "room for a draw, some is delisted", lambda scene: scene.evictor.reserve_by_rotation(FILE_BYTES)
+    yield "room for a draw, some is delisted", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
 
     async def release(scene: Scene) -> None:
         scene.readers.release()

@@ -5,6 +5,12 @@ A drawn file is marked in the database when it is admitted, so a restarted mount
 
 from __future__ import annotations
 
+import logging
+import mmap
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -12,18 +18,26 @@ from humanfriendly import format_size
 
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node, Share
+from growfs.cache.database import unreadable
 from growfs.cache.store import Store
-from growfs.rotation.pass_order import Order, groups_of
+from growfs.errors import GrowfsError
+from growfs.rotation.pass_order import Order, Pass, groups_of
+from growfs.rotation.rules import GenerationPlan, TurnoverInput
+from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
-from growfs.scheduler.order import PassOrder
 from growfs.scheduler.readiness import MountState, PrefetchState
 from growfs.scheduler.refresh import CatalogSync
+from growfs.signal import Signal
+from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
+from growfs.workers.pool import WorkerLost, WorkerPool
+
+log = logging.getLogger(__name__)
 
 EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
 LISTING_GRACE_S = 5.0
 """How long the first draws wait for the listing to end, unless the start waits for a number of files or bytes."""
-RETRY_S = 30.0
+FAILED_RETRY_S = 30.0
 """Pause before failed files are tried again at the end of a pass, at least; and as long as trying them took."""
 ORDER_PAUSES = 10
 """Where single files change, the order is computed again after so many times what it took the last time."""
@@ -190,7 +204,7 @@ class Prefetcher:
     async def _retry_failed(self) -> bool:
         """End the pass: draw failed files again until none is left; whether the next pass is to begin."""
         state, drawer = self._state, self._drawer
-        pause_s = RETRY_S
+        pause_s = FAILED_RETRY_S
         while await drawer.wait_until_finished() and drawer.failed:
             if self._may_continue():
                 return True  # the next pass tries the failed files again
@@ -203,7 +217,7 @@ class Prefetcher:
             state.phase = MountState.FILLING
             if not await drawer.draw_all(groups_of(retry)) or not await drawer.wait_until_finished():
                 return False
-            pause_s = max(RETRY_S, trio.current_time() - began)
+            pause_s = max(FAILED_RETRY_S, trio.current_time() - began)
         if not state.is_stale:
             state.phase = state.resting_state()
         return not (state.is_stale or state.has_evicted) and self._may_continue()
@@ -222,3 +236,88 @@ class Prefetcher:
         if drawer.defers:
             drawer.not_made.clear()
             await self._catalog.begin_pass(self._catalog.pass_number + 1)
+
+
+ORDER_RETRY_S = 30.0
+"""Pause before another worker is asked for an order."""
+FEW_FILES = 1_000
+"""A thread plans what so many files list in the 5 to 10 ms that a worker takes to start."""
+
+
+class PassOrder:
+    """Computes the order of each pass. first: the first pass; later ones differ in the number.
+
+    staging: the folder in which a worker writes the order. computed: notified of each order. locate: returns when it is
+    decided where the passes begin.
+    """
+
+    def __init__(self, workers: WorkerPool, catalog: Catalog, staging: Path, first: Pass) -> None:
+        self.first = first
+        self.computed = Signal[[Order]]()
+        self.locate: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        self._workers = workers
+        self._catalog = catalog
+        self._target = staging / "order"
+
+    async def remaining(self, size_max: int) -> Order:
+        """What the current pass has still to draw, in order. size_max: bytes; larger files cannot be drawn."""
+        await self.locate()
+        current = replace(self.first, number=self._catalog.pass_number, size_max=size_max)
+        ready = await self._compute(MakeOrder(self._catalog.file, current, self._target))
+        with self._target.open("rb") as file:
+            empty = self._target.stat().st_size == 0
+            ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
+        disk.unlink("ORDER_MAPPED", self._target)
+        frozen, seeds = len(ready.frozen), len(ready.frozen) + len(ready.seeds)
+        order = Order(
+            ids[:frozen],
+            ids[frozen:seeds],
+            ids[seeds:],
+            ready.files,
+            ready.bytes,
+            ready.frozen,
+            ready.seeds,
+            ready.seed_bytes,
+            ready.unmatched,
+            ready.has_groups,
+        )
+        self.computed.notify(order)
+        return order
+
+    def sort(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those files that are of this node's share, in the order of the first pass; for a catalog without groups."""
+        shared = [node for node in nodes if self.first.has(self._catalog.path(node))]
+        return sorted(shared, key=lambda node: self.first.key(self._catalog.path(node)))
+
+    async def _compute(self, request: MakeOrder) -> OrderReady:
+        while True:
+            try:
+                channel = self._workers.spawn()
+                try:
+                    ready: OrderReady = await channel.call(request)
+                    return ready
+                finally:
+                    await channel.aclose()
+            except (WorkerLost, GrowfsError) as error:
+                log.warning("the order of the pass could not be computed (%s); trying again", error)
+                await trio.sleep(ORDER_RETRY_S)
+
+
+async def plan_next(
+    workers: WorkerPool, store: Store, catalog: Path, number: int, input: TurnoverInput
+) -> GenerationPlan:
+    """What generation `number` lists. A reader waits for it, so a thread plans where a worker cannot, or is slower."""
+    if store.resident_files > FEW_FILES:
+        try:
+            channel = workers.spawn()
+            try:
+                plan: GenerationPlan = await channel.call(PlanTurnover(catalog, number, input))
+                return plan
+            finally:
+                await channel.aclose()
+        except (WorkerLost, GrowfsError) as error:
+            log.warning("no worker could compute what generation %d lists: %s", number, error)
+    try:
+        return await trio.to_thread.run_sync(plan_generation, catalog, number, input)
+    except sqlite3.DatabaseError as failure:
+        raise unreadable(catalog, failure) from failure

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import sqlite3
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from functools import cache, partial
-from operator import attrgetter
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -21,10 +17,10 @@ from growfs import disk
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
+from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
-from growfs.rotation.queries import DELISTED, FIELDS, LISTED, UNLISTED
-from growfs.rotation.rules import CachedFile, Holds, Kind
+from growfs.rotation.queries import for_a_draw, for_a_miss, kept_bytes, of_these
+from growfs.rotation.rules import CachedFile, Holds
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +42,7 @@ class Candidates(Protocol):
     def __call__(self, ask: Query, in_use: Container[int], most: int) -> Iterator[CachedFile]: ...
 
 
-class Evictor:
+class Space:
     """Makes room in the store. Owns the lock under which that happens, so that no two calls count on the same bytes.
 
     holds: returns what readers hold at that moment. awaited: whether a draw is not to evict these files yet, because
@@ -93,7 +89,7 @@ class Evictor:
                 return None
             short = self._store.bytes_short(disk.allocation(size))
             if short > 0:
-                candidates = partial(_for_a_draw, self._holds(), self._store.shown_seq)
+                candidates = partial(for_a_draw, self._holds(), self._store.shown_seq)
                 chosen = await self._pick(candidates, short, self._store.limit_bytes // BATCH_PARTS)
                 if chosen and self.awaited(chosen):
                     return None
@@ -126,7 +122,7 @@ class Evictor:
 
     async def may_ever_fit(self, size: int) -> bool:
         """Whether a file may fit once nothing is open or in flight: unless pinned and last files take too much."""
-        kept = await self._db.query_in_thread(_kept_bytes)
+        kept = await self._db.query_in_thread(kept_bytes)
         return kept + disk.allocation(size) <= self._store.limit_bytes
 
     async def shrink(self, limit_bytes: int) -> bool:
@@ -154,12 +150,12 @@ class Evictor:
         async with self._by_what_is_listed() as is_known:
             if not is_known:
                 return 0
-            allowed = await self._db.query_in_thread(partial(_of_these, ids, store.open_files.ids, store.shown_seq))
+            allowed = await self._db.query_in_thread(partial(of_these, ids, store.open_files.ids, store.shown_seq))
             allowed -= await self._opened(list(allowed))
             return await store.evict([id for id in ids if id in allowed])
 
     def _for_a_miss(self, spares_held: bool = False) -> Candidates:
-        return partial(_for_a_miss, self._holds(), self._store.shown_seq, spares_held)
+        return partial(for_a_miss, self._holds(), self._store.shown_seq, spares_held)
 
     async def _pick(
         self, candidates: Candidates, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX
@@ -203,89 +199,3 @@ class Evictor:
 def _pick(candidates: Candidates, in_use: Container[int], most: int, need: int, ample: int, ask: Query) -> list[int]:
     """The ids of the candidates to evict for need bytes, or for ample where they have as many."""
     return pick_victims(candidates(ask, in_use, most), need, ample)
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The cached files that a query selects, in its order. Each iteration reads them anew, one by one.
-
-    None is kept: to sort a hundred thousand, or to free them, takes the interpreter's lock for tens of milliseconds.
-    """
-
-    ask: Query
-    query: str
-    values: tuple[int, ...]
-
-    def __iter__(self) -> Iterator[CachedFile]:
-        return itertools.starmap(CachedFile, self.ask(self.query, *self.values))
-
-    def kinds(self) -> Counter[Kind]:
-        """How many of them there are of each kind."""
-        query = f"SELECT directory, suffix, count(*) FROM ({self.query}) GROUP BY directory, suffix"
-        return Counter({(directory, suffix): count for directory, suffix, count in self.ask(query, *self.values)})
-
-
-def _for_a_draw(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int], most: int) -> Iterator[CachedFile]:
-    """Which of up to `most` delisted files a draw may evict, in order."""
-    delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
-    groups = (list(group) for _, group in itertools.groupby(delisted, key=attrgetter("queue_position")))
-    candidates = draw_candidates(groups, in_use, holds)
-    return evictable(candidates, in_use, _counts(ask, delisted.kinds, shown_seq), shown_seq)
-
-
-def _for_a_miss(
-    holds: Holds, shown_seq: int, spares_held: bool, ask: Query, in_use: Container[int], most: int
-) -> Iterator[CachedFile]:
-    """What a miss may evict, up to `most` of each sort, in order. shown_seq: the last admission that was listed.
-
-    spares_held: without what is held.
-    """
-    unlisted = _Files(ask, f"{UNLISTED} LIMIT ?", (shown_seq, most))
-    delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
-    listed = _Files(ask, f"{LISTED} LIMIT ?", (shown_seq, most))
-
-    def kinds() -> Counter[Kind]:
-        return unlisted.kinds() + delisted.kinds() + listed.kinds()
-
-    in_order = miss_candidates(unlisted, delisted, listed, holds, spares_held)
-    return evictable(in_order, in_use, _counts(ask, kinds, shown_seq), shown_seq)
-
-
-def _of_these(ids: Iterable[int], in_use: Container[int], shown_seq: int, ask: Query) -> set[int]:
-    """Which of these files may all go."""
-    rows = (row for id in ids for row in ask(f"SELECT {FIELDS} FROM resident r WHERE r.id = ?", id))
-    files = [CachedFile(*row) for row in rows]
-    counts = _counts(ask, lambda: Counter(file.kind for file in files), shown_seq)
-    return {file.id for file in evictable(files, in_use, counts, shown_seq)}
-
-
-def _kept_bytes(ask: Query) -> int:
-    """What pinned and frozen files take, and at least a file of each kind that has none of these."""
-    ((bytes,),) = ask(
-        "SELECT coalesce(sum(coalesce(pinned, least)), 0) FROM"
-        " (SELECT sum(iif(n.pinned > 0, r.bytes, NULL)) AS pinned, min(r.bytes) AS least FROM resident r"
-        " JOIN node n USING (id) WHERE r.suffix IS NOT NULL GROUP BY r.parent, r.suffix)"
-    )
-    return int(bytes)
-
-
-def _counts(
-    ask: Query, candidates: Callable[[], Mapping[Kind, int]], shown_seq: int
-) -> Callable[[Kind], tuple[int, int]]:
-    """Counts the files of a kind, (listed, cached), up to one more than there are candidates: one is left then.
-
-    candidates: counts those, when the first kind is counted. The last admitted are read first, as the first ones may
-    all be delisted.
-    """
-    candidates = cache(candidates)
-
-    def count(condition: str, kind: Kind, *values: int) -> int:
-        query = f"SELECT 1 FROM resident WHERE parent = ? AND suffix = ? AND {condition} ORDER BY seq DESC LIMIT ?"
-        ((files,),) = ask(f"SELECT count(*) FROM ({query})", *kind, *values, candidates()[kind] + 1)
-        return int(files)
-
-    def counts(kind: Kind) -> tuple[int, int]:
-        listed = count("delisted IS NULL AND seq <= ?", kind, shown_seq)
-        return listed, listed or count("1", kind)
-
-    return counts
