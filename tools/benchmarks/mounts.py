@@ -37,9 +37,17 @@ class Mount:
     returned_s: float = 0.0
 
     def status(self) -> dict[str, Any]:
-        """The status of a growfs mount, from the control socket. As the command, but without a new process."""
+        """The status of a growfs mount."""
+        return self._call("status")
+
+    def set(self, **options: object) -> None:
+        """Change options of a growfs mount."""
+        self._call("set", options={name: str(value) for name, value in options.items()})
+
+    def _call(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Call the daemon as the command does, but without a new process."""
         try:
-            return dict(call(find_living(self.mountpoint).cache, "status"))
+            return dict(call(find_living(self.mountpoint).cache, command, **arguments))
         except GrowfsError as error:
             raise BenchError(str(error)) from None
 

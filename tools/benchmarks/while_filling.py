@@ -30,6 +30,8 @@ FILES = 200
 SIZE = 100_000
 SMALL = "small"
 TARGET = 3.0
+BANDWIDTH_FIRST = "1MB/s"
+"""The limit until the reader measures: the fill is at its beginning then, however slow the machine is."""
 LOADS = ("filling", "idle")
 PERCENTILES = ("p50_ms", "p99_ms")
 
@@ -67,7 +69,8 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                     pass
                 os.sync()
                 fault_in_memory(2 * bytes).close()
-                with mounted(f"s3://{NAME}", folder, *engine_flags, "--no-wait") as mount:
+                slow = ["--no-wait", "--bandwidth", BANDWIDTH_FIRST]
+                with mounted(f"s3://{NAME}", folder, *engine_flags, *slow) as mount:
                     rate, times = probe_latency(mount, reader, [mount.mountpoint / SMALL, local], names)
                 rates[contender].append(rate)
                 for load, both in times.items():
@@ -102,6 +105,7 @@ def probe_latency(
     wait_until(lambda: fetched(mount), "filling", every_s=0.02)
     began, before = time.monotonic(), fetched(mount)
     reader.send("alternate", folders, names)
+    mount.set(bandwidth=0)
     wait_until(
         lambda: len(list(mount.files.glob("shard-*"))) == shards.SHARDS, "filling"
     )  # without a request to the daemon
