@@ -82,7 +82,7 @@ COMPONENTS = {
     "Fetcher",
     "Generations",
     "Prefetcher",
-    "ReaderRegistry",
+    "Readers",
     "StartGate",
     "Status",
     "Store",

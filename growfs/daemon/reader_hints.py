@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from humanfriendly import format_timespan
 
-from growfs.rotation.reader import Reader
-from growfs.rotation.reader_registry import FOREIGN
+from growfs.rotation.holds import Reader
+from growfs.rotation.readers import FOREIGN
 
 OPENS_MIN = 10
 """With fewer opens than this, the share that waited says nothing yet."""

@@ -20,8 +20,8 @@ from growfs.cache.schema import Query
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.reader_hints import hint
 from growfs.rotation.generations import Generations
-from growfs.rotation.reader import Reader
-from growfs.rotation.reader_registry import ReaderRegistry
+from growfs.rotation.holds import Reader
+from growfs.rotation.readers import Readers
 from growfs.rotation.rules import Hold
 
 
@@ -67,7 +67,7 @@ class Status:
         mount: MountInfo,
         database: Database,
         generations: Generations,
-        readers: ReaderRegistry,
+        readers: Readers,
         usage: UsageCounters,
         figures: Mapping[str, Callable[[], Figures]],
     ) -> None:

@@ -32,7 +32,7 @@ from growfs.fuse.engine import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.pass_order import Pass
-from growfs.rotation.reader_registry import ReaderRegistry
+from growfs.rotation.readers import Readers
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
@@ -81,7 +81,7 @@ class _Cache:
 @dataclass(frozen=True, slots=True)
 class _Rotation:
     generations: Generations
-    readers: ReaderRegistry
+    readers: Readers
     space: Space
 
 
@@ -234,7 +234,7 @@ def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool) -> _Ro
     policy = TurnoverPolicy(rotates, options.turnover, options.show_files)
     generations = Generations(database, cache.catalog, store, policy, decide)
     always = options.rotation == "always"
-    readers = ReaderRegistry(generations, options.settle, options.hold_idle, always, cache.usage.recently_opened)
+    readers = Readers(generations, options.settle, options.hold_idle, always, cache.usage.recently_opened)
     space = Space(database, store, generations, readers.holds)
     for evictable in (readers.released, generations.written):
         evictable.connect(store.space_freed.notify)

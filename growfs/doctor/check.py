@@ -82,7 +82,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class MeasuredDownload:
     """What was fetched in `s` seconds. first_s: until the first file was complete; None: none was.
 
     processes: how many a mount will have do this. One was measured.

@@ -16,11 +16,11 @@ from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
 from growfs.doctor.cache_disk import CacheDisk
-from growfs.doctor.check import SCRATCH, Check, Download, Level, Listing, attempt, ok, warning
+from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, attempt, ok, warning
 from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import Found, check_remote
-from growfs.doctor.remote_messages import Probe
+from growfs.doctor.remote_messages import RemoteToTry
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import check_mountpoint, check_outside
 from growfs.remote.interface import RemoteSpec
@@ -73,7 +73,7 @@ class Examination:
         self._cache = CacheDisk(options, _folder_name(self._request) if self._request else None)
         self._engine = ""
         self._listing: Listing | None = None
-        self._download: Download | None = None
+        self._download: MeasuredDownload | None = None
         self._outlook = Outlook()
 
     def run(self) -> Generator[tuple[str, Check], None, None]:
@@ -150,7 +150,7 @@ class Examination:
                 if isinstance(found, Listing):
                     self._listing = found
                     yield _describe_listing(found, spec.is_endless)
-                elif isinstance(found, Download):
+                elif isinstance(found, MeasuredDownload):
                     self._download = replace(found, processes=request.processes if spec.producer else 1)
                     yield _describe_download(self._download)
                 else:
@@ -158,7 +158,7 @@ class Examination:
 
     def _try(self, spec: RemoteSpec, folder: Path) -> Generator[Found, None, None]:
         measure_s = self._effort.measure_s
-        probe = Probe(
+        probe = RemoteToTry(
             replace(spec, cache=folder),
             folder,
             room=min(FETCH_BYTES_MAX, self._cache.spare),
@@ -193,7 +193,7 @@ def _describe_listing(listing: Listing, is_endless: bool) -> Check:
     return ok("listing", f"{count}{sizes} and more, {rate}; stopped there")
 
 
-def _describe_download(download: Download) -> Check:
+def _describe_download(download: MeasuredDownload) -> Check:
     if not download.bytes and download.first_s is None:
         return warning("download", f"no byte within {_seconds(download.s)}", "measure for longer: --measure 10s")
     count = "1 file" if download.files == 1 else f"{download.files:,} files"

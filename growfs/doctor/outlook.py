@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from humanfriendly import format_size, format_timespan
 
 from growfs.daemon.options import Options
-from growfs.doctor.check import Check, Disk, Download, Level, Listing, ok, warning
+from growfs.doctor.check import Check, Disk, Level, Listing, MeasuredDownload, ok, warning
 from growfs.simulation.plan import PolicyResult, Workload, repeats_too_often, simulate_policy
 
 START_SHARE = 0.1
@@ -31,7 +31,7 @@ class Outlook:
 
 
 def check_outlook(
-    options: Options, disk: Disk, listing: Listing, download: Download | None
+    options: Options, disk: Disk, listing: Listing, download: MeasuredDownload | None
 ) -> Iterator[Check | Outlook]:
     """Lines about the time to come, and at last the Outlook."""
     if listing.smallest > disk.room and not listing.files_unsized:
@@ -102,7 +102,7 @@ def _flag(bytes: float) -> str:
     return str(format_size(bytes)).replace(" ", "").replace("bytes", "B")
 
 
-def _total_bytes(listing: Listing, download: Download) -> int | None:
+def _total_bytes(listing: Listing, download: MeasuredDownload) -> int | None:
     """The size of the data set; of files whose size is not known, as large as those that were fetched."""
     if not listing.whole:
         return None

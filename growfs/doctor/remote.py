@@ -13,18 +13,18 @@ from contextlib import suppress
 
 from humanfriendly import format_timespan
 
-from growfs.doctor.check import Check, Download, Level, Listing
-from growfs.doctor.remote_messages import Busy, Finished, Phase, Probe
+from growfs.doctor.check import Check, Level, Listing, MeasuredDownload
+from growfs.doctor.remote_messages import Busy, Finished, Phase, RemoteToTry
 from growfs.errors import GrowfsError
 from growfs.syscalls import memfd_create
 from growfs.workers import messages
 
-Found = Check | Listing | Download
+Found = Check | Listing | MeasuredDownload
 IMPORT_S = 30.0
 """Importing a store's library may take long, on a busy machine."""
 
 
-def check_remote(probe: Probe, answer_s: float, on_phase: Callable[[str], None]) -> Generator[Found, None, None]:
+def check_remote(probe: RemoteToTry, answer_s: float, on_phase: Callable[[str], None]) -> Generator[Found, None, None]:
     """Try a remote. answer_s: how long a server may take to answer. on_phase: called with what begins, in words."""
     connection, theirs = socket.socketpair()
     with connection, os.fdopen(memfd_create("growfs-errors"), "w+") as errors:

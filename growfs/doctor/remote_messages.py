@@ -10,7 +10,7 @@ from growfs.remote.interface import RemoteSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class RemoteToTry:
     """What to try. folder: an empty one, for the files that are fetched. room: bytes that these may take.
 
     list_s, download_s: how long to measure. bytes_per_s: the limit on downloads; 0 for none.

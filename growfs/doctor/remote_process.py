@@ -1,7 +1,8 @@
 """The process that tries the remote, `python -m growfs.doctor.remote_process FD`, as a worker of a mount would use it.
 
 What a server does not answer cannot be interrupted within a process, so this is one of its own, which is killed. It
-gets a `Probe` and sends a `Phase` before each step that may take long, then each `Check`, `Listing` and `Download`.
+gets a `RemoteToTry` and sends a `Phase` before each step that may take long, then each `Check`, `Listing` and
+`MeasuredDownload`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from urllib.parse import urlsplit
 
 from humanfriendly import format_size, format_timespan
 
-from growfs.doctor.check import Check, Download, Level, Listing, ok, warning
-from growfs.doctor.remote_messages import Busy, Finished, Phase, Probe
+from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, ok, warning
+from growfs.doctor.remote_messages import Busy, Finished, Phase, RemoteToTry
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote, open_store
 from growfs.remote.errors import LOGIN
@@ -54,7 +55,7 @@ def main() -> None:
     """Serve the process at the other end of the given socket. It has a session of its own, with all that it starts."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     lock = threading.Lock()
-    probe: Probe = messages.receive(connection)
+    probe: RemoteToTry = messages.receive(connection)
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
 
     def send(message: Any) -> None:
@@ -72,7 +73,7 @@ def _end_with(connection: socket.socket) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _run(probe: Probe, send: Send) -> None:
+def _run(probe: RemoteToTry, send: Send) -> None:
     spec = probe.spec
     name = "remote"
     try:
@@ -176,7 +177,7 @@ def _compare_clocks(date: str) -> Check:
     return warning("clock", text + refused, "set it: timedatectl set-ntp true, or chronyc makestep")
 
 
-def _list(probe: Probe, send: Send) -> list[RemoteFile]:
+def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
     """List for a while. Returns some of the files, at random."""
     spec = probe.spec
     if spec.is_endless:
@@ -215,7 +216,7 @@ def _list(probe: Probe, send: Send) -> list[RemoteFile]:
     return sample
 
 
-def _download(probe: Probe, sample: list[RemoteFile], send: Send) -> None:
+def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
     """Fetch one file alone, and then many at a time."""
     requests = list(_requests(probe, sample))
     if not requests:
@@ -241,7 +242,7 @@ def _download(probe: Probe, sample: list[RemoteFile], send: Send) -> None:
     if progress.failed:
         text = f"{len(progress.failed)} of {len(progress.failed) + progress.finished} files: {progress.failed[0]}"
         send(warning("files", text, "such files are tried again in each pass"))
-    send(Download(progress.finished - alone, progress.received, time.monotonic() - began, first_s))
+    send(MeasuredDownload(progress.finished - alone, progress.received, time.monotonic() - began, first_s))
 
 
 class _Progress:
@@ -271,7 +272,7 @@ class _Progress:
             self._changed.wait_for(lambda: self.finished + len(self.failed) >= files, timeout_s)
 
 
-def _requests(probe: Probe, sample: list[RemoteFile]) -> Iterator[FetchRequest]:
+def _requests(probe: RemoteToTry, sample: list[RemoteFile]) -> Iterator[FetchRequest]:
     """Requests for as many files as there is room for."""
     left = probe.room
     for id, file in enumerate(sample):

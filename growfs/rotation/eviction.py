@@ -32,19 +32,19 @@ def miss_candidates(
     delisted: Iterable[CachedFile],
     listed: Iterable[CachedFile],
     holds: Holds,
-    spares_held: bool = False,
+    keep_held: bool = False,
 ) -> Iterator[CachedFile]:
     """What a miss may evict, in order: all of these files.
 
     unlisted: those that no generation listed, the last admitted first. delisted: in `rules.DELISTED_ORDER`; first go
-    those that nobody holds, so it is read twice. listed: those listed for longest first. spares_held: without those
+    those that nobody holds, so it is read twice. listed: those listed for longest first. keep_held: without those
     that somebody holds, for what no reader waits for.
     """
 
     def is_held(file: CachedFile) -> bool:
         return holds.cover(file.directory, file.seq, file.delisted)
 
-    if spares_held:
+    if keep_held:
         yield from itertools.filterfalse(is_held, itertools.chain(unlisted, delisted, listed))
         return
     yield from unlisted

@@ -142,17 +142,17 @@ class Generations:
             await self.written.wait()
         return self.is_written
 
-    async def begin(self, unrenewed: Holds, opened: frozenset[int]) -> None:
+    async def begin(self, lasting_holds: Holds, opened: frozenset[int]) -> None:
         """Freeze the set of cached files, less what is delisted, as the set of listed files.
 
-        unrenewed: the holds of processes that may never list again. opened: ids of files that were opened, whose rows
-        may not say so yet. The current generation goes on where --show-files asks for more files than are cached.
+        lasting_holds: of processes that may never list again. opened: ids of files that were opened, whose rows may not
+        say so yet. The current generation goes on if --show-files asks for more files than are cached.
         """
         if not await self._wait_until_written():  # the next generation is decided by what the last one changed
             log.warning("generation %d cannot be written: no new one", self.number)
             return
         async with self._rotating:  # evictions that had begun are complete, and none begins
-            await self._begin(unrenewed, opened)
+            await self._begin(lasting_holds, opened)
         self._store.space_freed.notify()
 
     def continue_for_another_epoch(self, generation: Generation) -> Generation:
@@ -160,9 +160,9 @@ class Generations:
         self.current = generation.for_another_epoch(trio.current_time())
         return self.current
 
-    async def _begin(self, unrenewed: Holds, opened: frozenset[int]) -> None:
+    async def _begin(self, lasting_holds: Holds, opened: frozenset[int]) -> None:
         number = self._number + 1
-        turnover = self._turnover(unrenewed, opened)
+        turnover = self._turnover(lasting_holds, opened)
         if self._changes_nothing(turnover):
             plan = GenerationPlan(turnover.last_seq, self._store.resident_files)
         else:
@@ -179,7 +179,7 @@ class Generations:
         self._requeued = plan.requeued
         self.began.notify()
 
-    def _turnover(self, unrenewed: Holds, opened: frozenset[int]) -> TurnoverInput:
+    def _turnover(self, lasting_holds: Holds, opened: frozenset[int]) -> TurnoverInput:
         store, share = self._store, self._catalog.share
         short = store.bytes_short(0)
         lacking = share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0
@@ -193,10 +193,10 @@ class Generations:
             free=max(0, store.reserved_bytes - short),
             shown_seq=store.shown_seq,
             last_seq=store.last_seq,
-            unrenewed=unrenewed,
+            lasting_holds=lasting_holds,
             opened=opened,
             show_files=self.show_files,
-            rotates=self.rotates and not unrenewed.foreign,
+            rotates=self.rotates and not lasting_holds.foreign,
         )
 
     def _changes_nothing(self, turnover: TurnoverInput) -> bool:

@@ -74,11 +74,11 @@ def for_a_draw(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int],
 
 
 def for_a_miss(
-    holds: Holds, shown_seq: int, spares_held: bool, ask: Query, in_use: Container[int], most: int
+    holds: Holds, shown_seq: int, keep_held: bool, ask: Query, in_use: Container[int], most: int
 ) -> Iterator[CachedFile]:
     """What a miss may evict, up to `most` of each sort, in order. shown_seq: the last admission that was listed.
 
-    spares_held: without what is held.
+    keep_held: without what is held.
     """
     unlisted = _Files(ask, f"{UNLISTED} LIMIT ?", (shown_seq, most))
     delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
@@ -87,7 +87,7 @@ def for_a_miss(
     def kinds() -> Counter[Kind]:
         return unlisted.kinds() + delisted.kinds() + listed.kinds()
 
-    in_order = miss_candidates(unlisted, delisted, listed, holds, spares_held)
+    in_order = miss_candidates(unlisted, delisted, listed, holds, keep_held)
     return evictable(in_order, in_use, _counts(ask, kinds, shown_seq), shown_seq)
 
 

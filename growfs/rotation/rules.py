@@ -227,30 +227,34 @@ class LastOfKind:
 class FileGroup:
     """A file, or a group of files, that is delisted as a whole. It was listed, and is neither pinned nor frozen.
 
-    kinds: of each of its files. unrenewed: a process holds it that may never list again. delisted: it is already.
-    opened: since it was admitted. requeued: it went to the end of the queue before.
+    ids, kinds: of each of its files.
+    bytes: of all of them.
+    has_lasting_hold: a process holds it that may never list again.
+    delisted: it is already.
+    opened: a file of it was, since it was admitted.
+    requeued: it went to the end of the queue before.
     """
 
     ids: tuple[int, ...]
     kinds: tuple[Kind, ...]
     bytes: int
-    unrenewed: bool = False
+    has_lasting_hold: bool = False
     delisted: bool = False
     opened: bool = True
     requeued: bool = False
 
 
-def file_groups(files: Iterable[CachedFile], unrenewed: Holds, opened: Container[int]) -> Iterator[FileGroup]:
+def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Container[int]) -> Iterator[FileGroup]:
     """The groups of files that come in the order of the queue.
 
-    unrenewed: the holds of processes that may never list again. opened: ids that count as opened, whatever is known.
+    lasting_holds: of processes that may never list again. opened: ids that count as opened, whatever is known.
     """
     for _, members in itertools.groupby(files, key=delisted_key):
         group = list(members)
         size, is_held, is_opened = 0, False, False
         for file in group:
             size += file.bytes
-            is_held = is_held or unrenewed.cover(file.directory, file.seq, file.delisted)
+            is_held = is_held or lasting_holds.cover(file.directory, file.seq, file.delisted)
             is_opened = is_opened or bool(file.opened) or file.id in opened
         first = group[0]
         yield FileGroup(
@@ -293,7 +297,7 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
     keep: counts the files that would be listed if nothing were delisted. need: bytes. files: exactly so many files, in
     place of need.
 
-    First go the groups without an unrenewed hold: its process may never list again, so what it holds makes no room. Of
+    First go the groups without a lasting hold: its process may never list again, so what it holds makes no room. Of
     these, a group that was never opened goes to the end of the queue, once: its reader may be slow.
     """
     chosen = Delisting()
@@ -318,7 +322,7 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
     for group in groups:
         if enough():
             break
-        if group.unrenewed:
+        if group.has_lasting_hold:
             held.append(group)
         elif not (group.opened or group.requeued or group.delisted):
             never_opened.append(group)
@@ -359,11 +363,17 @@ def last_listed(newest: Iterable[tuple[int, Sequence[Kind], int]], keep: LastOfK
 class TurnoverInput:
     """The figures that decide what the next generation delists. Sizes in bytes.
 
-    limit: of the cache; free: of that. share: of the cache that is to change. largest: of the cached files and of the
-    one that waits for room. lacking: what the catalog has and the cache has not. shown_seq: the last admission that
-    the current generation lists. last_seq: the last one that the next may list. unrenewed: holds of processes that may
-    never list again. opened: ids of files that were opened, whose rows may not say so yet. show_files: list exactly so
-    many. rotates: whether files are delisted for the sake of change.
+    limit: of the cache.
+    share: of the cache that is to change.
+    largest: of the cached files and of the one that waits for room.
+    lacking: what the catalog has and the cache has not.
+    free: of the limit, or reserved for files that were not listed yet.
+    shown_seq: the last admission that the current generation lists.
+    last_seq: the last admission that the next generation may list.
+    lasting_holds: of processes that may never list again.
+    opened: ids of files that were opened, whose rows may not say so yet.
+    show_files: list exactly so many.
+    rotates: whether files are delisted for the sake of change.
     """
 
     limit: int
@@ -373,7 +383,7 @@ class TurnoverInput:
     free: int
     shown_seq: int
     last_seq: int
-    unrenewed: Holds
+    lasting_holds: Holds
     opened: frozenset[int] = frozenset()
     show_files: int | None = None
     rotates: bool = True
@@ -420,7 +430,7 @@ def next_generation(
     lacking = turnover.lacking if turnover.rotates else 0
     need = turnover_bytes(turnover.limit, turnover.share, turnover.largest, lacking, turnover.free)
     keep = LastOfKind(counts)
-    chosen = delist(file_groups(queue, turnover.unrenewed, turnover.opened), keep, need, surplus)
+    chosen = delist(file_groups(queue, turnover.lasting_holds, turnover.opened), keep, need, surplus)
     last_seq = turnover.last_seq
     files -= len(chosen.delisted)
     if surplus is None and chosen.freed < need:

@@ -206,7 +206,7 @@ class Drawer:
         is_frozen = self._state.seeds.is_frozen(nodes[0].id)
         for size in dict.fromkeys((need, self._least(nodes))):
             if is_frozen:
-                reserved = await self._space.reserve_by_eviction(size, spares_held=True)
+                reserved = await self._space.reserve_by_eviction(size, keep_held=True)
             else:
                 reserved = await self._space.reserve_by_rotation(size)
             if reserved is not None:

@@ -170,7 +170,7 @@ class Fetcher:
         False where there is no room beside what readers hold. node: the resident file's, with the new version's size,
         time and version.
         """
-        reserved = await self._find_space(node, self.need(node), spares_held=True)
+        reserved = await self._find_space(node, self.need(node), keep_held=True)
         if reserved is None:
             return False
         while earlier := self._downloads.get(node.id):
@@ -233,7 +233,7 @@ class Fetcher:
     async def _reserve(self, download: Download) -> bool:
         """Reserve space for a download; one that gets none now waits for it, without making others wait."""
         try:
-            download.reserved = await self._find_space(download.node, download.need, spares_held=not download.urgent)
+            download.reserved = await self._find_space(download.node, download.need, keep_held=not download.urgent)
             may_wait = download.reserved is not None or await self._may_wait_for_space(download)
         except Unreadable as error:
             self._fail(download, error)
@@ -261,15 +261,15 @@ class Fetcher:
             return False  # it was drawn, and is larger than expected: those that were drawn after it wait for it
         return await self._space.may_ever_fit(self.least(download.node))
 
-    async def _find_space(self, node: Node, need: int, spares_held: bool) -> int | None:
+    async def _find_space(self, node: Node, need: int, keep_held: bool) -> int | None:
         """Reserve what a file needs, evicting for it. Where that is a guess, what is free is tried first."""
         least = self.least(node)
         if least >= need:
-            return await self._space.reserve_by_eviction(need, spares_held)
+            return await self._space.reserve_by_eviction(need, keep_held)
         reserved = self._store.reserve(need) or self._store.reserve_part(need, least)
         for size in (need, least):
             if reserved is None:
-                reserved = await self._space.reserve_by_eviction(size, spares_held)
+                reserved = await self._space.reserve_by_eviction(size, keep_held)
         return reserved
 
     async def _retry_no_space(self) -> None:

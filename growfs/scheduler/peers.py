@@ -30,12 +30,12 @@ from growfs.scheduler.passes import PassOrder
 from growfs.signal import Signal
 from growfs.workers.messages import (
     Announce,
-    CachedFile,
     CachedOpened,
     CloseCached,
     Failed,
     OpenCached,
     PeersSeen,
+    ServedFile,
     ServePeers,
 )
 from growfs.workers.pool import Channel, WorkerLost, WorkerPool
@@ -289,7 +289,7 @@ class Peers:
         if self._waits:
             self._store.space_freed.notify()  # what a draw waits for may have been sent
 
-    def _open(self, path: str) -> CachedFile | None:
+    def _open(self, path: str) -> ServedFile | None:
         """Hold a cached file open."""
         node: Node | None = None
         parent = ROOT
@@ -304,4 +304,4 @@ class Peers:
         if located is None:
             self._store.close_file(node.id)
             return None
-        return CachedFile(node.id, located[0], RemoteFile(path, node.size, node.mtime_ns, node.version), located[1])
+        return ServedFile(node.id, located[0], RemoteFile(path, node.size, node.mtime_ns, node.version), located[1])

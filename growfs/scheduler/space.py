@@ -96,10 +96,10 @@ class Space:
                 await self._evict(chosen)
             return self._store.reserve(size)  # no other task runs in between
 
-    async def reserve_by_eviction(self, size: int, spares_held: bool = False) -> int | None:
+    async def reserve_by_eviction(self, size: int, keep_held: bool = False) -> int | None:
         """As Store.reserve, evicting what the rules allow for a miss where that is needed.
 
-        spares_held: but not what readers hold. None also where the disk refuses to write a generation.
+        keep_held: but not what readers hold. None also where the disk refuses to write a generation.
         """
         if (reserved := self._store.reserve(size)) is not None:
             return reserved  # without waiting for a generation
@@ -108,7 +108,7 @@ class Space:
                 return None
             short = self._store.bytes_short(disk.allocation(size))
             if short > 0:
-                await self._evict(await self._pick(self._for_a_miss(spares_held), short), return_to_pass=True)
+                await self._evict(await self._pick(self._for_a_miss(keep_held), short), return_to_pass=True)
             return self._store.reserve(size)  # no other task runs in between
 
     @asynccontextmanager
@@ -154,8 +154,8 @@ class Space:
             allowed -= await self._opened(list(allowed))
             return await store.evict([id for id in ids if id in allowed])
 
-    def _for_a_miss(self, spares_held: bool = False) -> Candidates:
-        return partial(for_a_miss, self._holds(), self._store.shown_seq, spares_held)
+    def _for_a_miss(self, keep_held: bool = False) -> Candidates:
+        return partial(for_a_miss, self._holds(), self._store.shown_seq, keep_held)
 
     async def _pick(
         self, candidates: Candidates, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from growfs.remote.names import extension
 from growfs.rotation.eviction import draw_candidates, evictable, miss_candidates, pick_victims
+from growfs.rotation.holds import Reader
 from growfs.rotation.pass_order import groups_of
-from growfs.rotation.reader import Reader
 from growfs.rotation.rules import (
     EVERYWHERE,
     CachedFile,
@@ -294,7 +294,7 @@ class Rotating(Cache):
             free=self.limit - self.used,
             shown_seq=self._shown_seq,
             last_seq=self.counter,
-            unrenewed=Holds(reader.unrenewed_holds(lists_now=reader is lister) for reader in self.live),
+            lasting_holds=Holds(reader.lasting_holds(lists_now=reader is lister) for reader in self.live),
         )
         queue = turnover_order(self.cached.values(), turnover.shown_seq)
         delisted = {file.id for group in self._delisted.values() for file in group}

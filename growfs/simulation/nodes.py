@@ -20,7 +20,7 @@ MODEL_NODES = 8
 
 
 @dataclass
-class Node:
+class SimulatedNode:
     """A node that draws all `files` around the circle, one each step, and keeps `room` of them.
 
     kept: files, and the step at which each was drawn, the oldest first. shown_steps: for how many steps each file was
@@ -42,7 +42,7 @@ class Node:
     def __post_init__(self) -> None:
         self.position = Position(self.start, self.start, 0.0)
 
-    def step(self, others: Sequence[Node]) -> None:
+    def step(self, others: Sequence[SimulatedNode]) -> None:
         """Draw the next file from another node, or the remote, unless what has to go for it is awaited."""
         positions = {str(number): other.position for number, other in enumerate(others)}
         own = self.position
@@ -68,10 +68,10 @@ class Node:
         """For how many steps a file was kept until now."""
         return self.shown_steps.get(file, 0) + (self.steps - self.kept[file] if file in self.kept else 0)
 
-    def replaced(self, start: float) -> Node:
+    def replaced(self, start: float) -> SimulatedNode:
         """A node with an empty cache, on which the program goes on that has trained on this one."""
         shown = {file: self.shown(file) for file in range(self.files)}
-        return Node(start, self.room, self.files, steps=self.steps, shown_steps=shown)
+        return SimulatedNode(start, self.room, self.files, steps=self.steps, shown_steps=shown)
 
     @property
     def unevenness(self) -> float:
@@ -83,7 +83,7 @@ class Node:
         return (round(self.start * self.files) + number) % self.files
 
 
-def walk(nodes: Sequence[Node], passes: float, speeds: Sequence[int] | None = None) -> float:
+def walk(nodes: Sequence[SimulatedNode], passes: float, speeds: Sequence[int] | None = None) -> float:
     """Go on until each node drew so many passes, by `speeds` each round; how often the remote was read meanwhile."""
     files = nodes[0].files
     before = sum(node.fetched for node in nodes)
@@ -96,10 +96,11 @@ def walk(nodes: Sequence[Node], passes: float, speeds: Sequence[int] | None = No
     return (sum(node.fetched for node in nodes) - before) / files
 
 
-def cluster(count: int, share: float) -> list[Node]:
+def cluster(count: int, share: float) -> list[SimulatedNode]:
     """Nodes that begin together. share: of the files that each can cache."""
     files = min(FILES_MAX, max(FILES, math.ceil(CACHE_FILES / share)))
-    return [Node(first_place(rank, count, share, []), max(1, round(share * files)), files) for rank in range(count)]
+    room = max(1, round(share * files))
+    return [SimulatedNode(first_place(rank, count, share, []), room, files) for rank in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from growfs.errors import UsageError
+from growfs.rotation.holds import Reader
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
-from growfs.rotation.reader import Reader
 from growfs.rotation.rules import EVERYWHERE
 from growfs.simulation.cache import POLICIES, Cache, File, MountSettings, Replacing, Rotating
 

@@ -21,12 +21,13 @@ from growfs.cache.schema import ROOT
 from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NameTooLong, NoSuchName, NotHere, Stale, Unreadable
-from growfs.rotation.reader_registry import NOTHING, ReaderRegistry, thread_group
+from growfs.proc import thread_group
+from growfs.rotation.holds import Reader
+from growfs.rotation.readers import NOTHING, Readers
 from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
 from growfs.syscalls import read_page_cache
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
-from growfs.vfs.directory import Directory, visible_entries
 from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,29 @@ class Opens:
         return {"total": self.total, "bytes_total": self.bytes}
 
 
+@dataclass(slots=True)
+class OpenDirectory:
+    """An open directory. From its first page on it shows one generation.
+
+    pending: entries after `position` that were read from the database and not yet delivered. scanned: the admission up
+    to which the database was searched. is_scanning: the search for the next entries has not found any yet.
+    """
+
+    id: int
+    pid: int
+    reader: Reader | None = None
+    generation: Generation | None = None
+    position: int = 0
+    pending: list[Entry] = field(default_factory=list)
+    scanned: int = 0
+    is_scanning: bool = False
+
+    def begin(self, reader: Reader, generation: Generation) -> None:
+        """Begin a listing for a process."""
+        self.reader, self.generation = reader, generation
+        self.pending, self.position, self.scanned, self.is_scanning = [], 0, 0, True
+
+
 class Vfs:
     """Owns the handles. Methods raise GrowfsError with the errno for the reader.
 
@@ -86,7 +110,7 @@ class Vfs:
         self,
         catalog: Catalog,
         store: Store,
-        readers: ReaderRegistry,
+        readers: Readers,
         virtual: VirtualFolder,
         fetch: Callable[[Node, str], Awaitable[None]] | None,
     ) -> None:
@@ -102,7 +126,7 @@ class Vfs:
         self._readers = readers
         self._virtual = virtual
         self._fetch = fetch
-        self._directories: dict[int, Directory] = {}
+        self._directories: dict[int, OpenDirectory] = {}
         self._directory_handles = itertools.count(1)
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._started_ns = time.time_ns()
@@ -155,7 +179,7 @@ class Vfs:
     def open_directory(self, id: int, tid: int) -> int:
         """A handle for a directory that a thread opens."""
         handle = next(self._directory_handles)
-        self._directories[handle] = Directory(id, thread_group(tid))  # now, as the thread may end before it reads
+        self._directories[handle] = OpenDirectory(id, thread_group(tid))  # now, as the thread may end before it reads
         return handle
 
     def try_begin_listing(self, handle: int, position: int = 0) -> bool:
@@ -182,7 +206,7 @@ class Vfs:
             while not self._scan(directory, position):
                 await trio.lowlevel.checkpoint()
 
-    def _scan(self, directory: Directory, position: int) -> bool:
+    def _scan(self, directory: OpenDirectory, position: int) -> bool:
         """Read the entries after a position; False where all rows that were read are delisted, and more follow."""
         if position != directory.position:
             directory.position = directory.scanned = position
@@ -359,3 +383,16 @@ class Vfs:
         store = self._store
         free = max(0, store.limit_bytes - store.used_bytes) // BLOCK
         return Capacity(store.limit_bytes // BLOCK, free)
+
+
+def visible_entries(
+    store: Store, parent: int, after_seq: int, generation: Generation, limit: int, mtime_ns: int
+) -> tuple[list[Entry], int | None]:
+    """Entries of a directory that a generation shows, admitted after after_seq, in the order of admission.
+
+    At most `limit` rows are read. Where the generation shows none of them, the second value is the admission to
+    continue after; else it is None. mtime_ns: of files and directories for which the remote gives no time.
+    """
+    rows = store.entries(parent, after_seq, generation.last_seq, limit, mtime_ns)
+    entries = [Entry._make(row[:-1]) for row in rows if generation.shows(row[0], row[-1])]
+    return entries, rows[-1][-2] if len(rows) == limit and not entries else None

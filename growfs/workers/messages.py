@@ -247,7 +247,7 @@ class CloseCached:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedFile:
+class ServedFile:
     """A cached file, which is held open. local: where it is. digest: as growfs.remote.digest makes it."""
 
     id: int
@@ -261,7 +261,7 @@ class CachedOpened:
     """The answer to OpenCached. cached: None where it is not cached."""
 
     request: int
-    cached: CachedFile | None
+    cached: ServedFile | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from growfs.remote.peer_client import (
 from growfs.remote.rate_limits import TokenBucket
 from growfs.rotation.circle import Position
 from growfs.workers.membership import Members
-from growfs.workers.messages import Announce, CachedFile, CachedOpened, CloseCached, OpenCached, ServePeers
+from growfs.workers.messages import Announce, CachedOpened, CloseCached, OpenCached, ServedFile, ServePeers
 from growfs.workers.peer_poll import PeerPoll
 
 IDLE_S = 60.0
@@ -80,7 +80,7 @@ class PeerServer:
             else:
                 self._answers[message.request].put(message)
 
-    def open(self, path: str) -> CachedFile | None:
+    def open(self, path: str) -> ServedFile | None:
         """Have the daemon hold a file open."""
         number = next(self._numbers)
         answers = self._answers[number] = SimpleQueue()
@@ -90,7 +90,7 @@ class PeerServer:
         finally:
             del self._answers[number]
 
-    def close(self, cached: CachedFile, sent: int) -> None:
+    def close(self, cached: ServedFile, sent: int) -> None:
         """Have the daemon close a file. sent: bytes of it that a peer got."""
         self._send(CloseCached(cached.id, sent))
 
@@ -156,7 +156,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._begin(HTTPStatus.NOT_FOUND)
 
-    def _answer(self, cached: CachedFile) -> None:
+    def _answer(self, cached: ServedFile) -> None:
         is_other = quote(cached.file.version) != self.headers.get(VERSION_HEADER)
         if is_other or not cached.digest.startswith(ALGORITHM):  # an older version made that one
             self._begin(HTTPStatus.NOT_FOUND)

@@ -15,7 +15,7 @@ import trio._core._run
 from trio.testing import wait_all_tasks_blocked
 
 from growfs.daemon import control, wiring
-from growfs.rotation import reader_registry
+from growfs.rotation import readers
 from growfs.workers import pool, worker
 from growfs.workers.messages import FetchFiles, FetchProgress, ListRemote
 
@@ -119,7 +119,7 @@ def install(hangs: str) -> None:
         return handle(spec, request, send)
 
     trio._core._run.SystemClock = Clock  # type: ignore[misc]
-    vars(reader_registry)["time"] = SimpleNamespace(monotonic=trio.current_time)
+    vars(readers)["time"] = SimpleNamespace(monotonic=trio.current_time)
     vars(wiring)["Control"] = Control
     worker._handle = handle_late
     trio.to_thread.run_sync = busy.counted(trio.to_thread.run_sync)  # type: ignore[assignment]

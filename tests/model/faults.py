@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from growfs.cache.catalog import Catalog, Changes, Node
-from growfs.rotation import reader_registry
+from growfs.rotation import readers
 from growfs.rotation.generations import Generations
-from growfs.rotation.reader import DirectoryHolds, Reader
+from growfs.rotation.holds import DirectoryHolds, Reader
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.space import Space
@@ -21,7 +21,7 @@ from growfs.scheduler.space import Space
 def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
     """A process that opens a file before it lists: what it held then counts as held by one that lists only once."""
 
-    def unrenewed_holds(self: Reader, lists_now: bool = False) -> DirectoryHolds:
+    def lasting_holds(self: Reader, lists_now: bool = False) -> DirectoryHolds:
         if self.generations <= 1 and not lists_now:
             return self.holds
         earlier = DirectoryHolds(self.holds.everywhere)
@@ -32,14 +32,14 @@ def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
         }
         return earlier
 
-    patch.setattr(Reader, "unrenewed_holds", unrenewed_holds)
+    patch.setattr(Reader, "lasting_holds", lasting_holds)
 
 
 def guesses_are_final(patch: pytest.MonkeyPatch) -> None:
     """A file of unknown size needs what is guessed, though less is free."""
 
-    async def find_space(self: Fetcher, node: Node, need: int, spares_held: bool) -> int | None:
-        return await self._space.reserve_by_eviction(need, spares_held)
+    async def find_space(self: Fetcher, node: Node, need: int, keep_held: bool) -> int | None:
+        return await self._space.reserve_by_eviction(need, keep_held)
 
     def least(self: Drawer, nodes: Sequence[Node]) -> int:
         return sum(self._needs(nodes))
@@ -52,7 +52,7 @@ def new_versions_evict_held_files(patch: pytest.MonkeyPatch) -> None:
     """A new version makes room as a miss does."""
     reserve = Space.reserve_by_eviction
 
-    async def reserve_by_eviction(self: Space, size: int, spares_held: bool = False) -> int | None:
+    async def reserve_by_eviction(self: Space, size: int, keep_held: bool = False) -> int | None:
         return await reserve(self, size)
 
     patch.setattr(Space, "reserve_by_eviction", reserve_by_eviction)
@@ -84,7 +84,7 @@ def a_cache_that_is_too_full_stays_so(patch: pytest.MonkeyPatch) -> None:
 
 def every_epoch_has_a_generation(patch: pytest.MonkeyPatch) -> None:
     """A process that looks at a batch and lists again begins a generation."""
-    patch.setattr(reader_registry, "begins_generation", lambda *_: True)
+    patch.setattr(readers, "begins_generation", lambda *_: True)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,12 @@ from growfs.daemon import wiring
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.virtual_files import RecentLog
 from growfs.errors import GrowfsError, RemoteChanged, RemoteMissing, Stale
+from growfs.proc import Process
 from growfs.remote import digest
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
-from growfs.rotation import reader_registry
+from growfs.rotation import readers
 from growfs.rotation.turnover import plan_generation
 from growfs.vfs.filesystem import Vfs
 from growfs.workers.make_order import make_order
@@ -228,16 +229,16 @@ class Processes:
     """The processes of the machine, by pid. Each has a pipe in place of a pidfd."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, reader_registry.Process] = {}
+        self._processes: dict[int, Process] = {}
         self._pipes: dict[int, int] = {}
         self._last = 1000
 
     def start(self, parent: int = 1) -> int:
         self._last += 1
-        self._processes[self._last] = reader_registry.Process(self._last, parent, str(self._last), "reader")
+        self._processes[self._last] = Process(self._last, parent, str(self._last), "reader")
         return self._last
 
-    def get(self, pid: int) -> reader_registry.Process | None:
+    def get(self, pid: int) -> Process | None:
         return self._processes.get(pid)
 
     def watch(self, pid: int) -> int:
@@ -325,10 +326,10 @@ class InProcess:
             (trio.to_thread, "run_sync", run_here),
             (wiring, "EngineChoice", Engine),
             (wiring, "Control", Control),
-            (reader_registry, "process", self.processes.get),
-            (reader_registry, "thread_group", lambda tid: tid),
-            (reader_registry, "_watched", self.processes.watch),
-            (reader_registry, "time", SimpleNamespace(monotonic=self._loop.clock.current_time)),
+            (readers, "process", self.processes.get),
+            (readers, "thread_group", lambda tid: tid),
+            (readers, "_watched", self.processes.watch),
+            (readers, "time", SimpleNamespace(monotonic=self._loop.clock.current_time)),
         ):
             self._stack.enter_context(mock.patch.object(target, name, value))
         self._error: BaseException | None = None

@@ -24,7 +24,7 @@ from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInp
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.space import Space
 from growfs.vfs.attributes import Entry
-from growfs.vfs.directory import visible_entries
+from growfs.vfs.filesystem import visible_entries
 
 
 @dataclass
@@ -112,12 +112,14 @@ class LocalCache:
         staged = replace(staged, node=replace(staged.node, version=version), fetched=fetched, renews=True)
         assert await self.store.admit([staged])
 
-    async def begin(self, unrenewed: Holds | None = None, opened: frozenset[int] = frozenset()) -> Generation | None:
+    async def begin(
+        self, lasting_holds: Holds | None = None, opened: frozenset[int] = frozenset()
+    ) -> Generation | None:
         """Begin a generation, and wait until its changes are committed; returns the current one."""
         generations, before = self.generations, self.generations.number
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generations.run)
-            await generations.begin(unrenewed or Holds(), opened)
+            await generations.begin(lasting_holds or Holds(), opened)
             if generations.number > before:
                 await generations.written.wait()
             nursery.cancel_scope.cancel()

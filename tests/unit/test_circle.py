@@ -6,7 +6,7 @@ import pytest
 
 from growfs.rotation.circle import Position, first_place
 from growfs.rotation.pass_order import Pass, draw_key
-from growfs.simulation.nodes import FILES, PATIENCE, Node, cluster, walk
+from growfs.simulation.nodes import FILES, PATIENCE, SimulatedNode, cluster, walk
 
 
 @pytest.mark.parametrize(("count", "share"), [(4, 0.3), (3, 0.5), (2, 1.0), (16, 0.1)])
@@ -30,7 +30,7 @@ def test_a_node_that_is_ahead_waits_for_the_next_one() -> None:
 
 
 def test_nodes_at_the_same_place_draw_apart_and_do_not_wait_for_each_other() -> None:
-    nodes = [Node(0.0, FILES * 2 // 3), Node(0.02, FILES * 2 // 3)]
+    nodes = [SimulatedNode(0.0, FILES * 2 // 3), SimulatedNode(0.02, FILES * 2 // 3)]
     walk(nodes, 1)
     assert walk(nodes, 1) <= 0.05
 
@@ -52,7 +52,7 @@ def test_no_node_waits_for_one_that_stands_still() -> None:
 def test_a_node_that_joins_begins_close_behind_another() -> None:
     nodes = cluster(4, 0.3)
     walk(nodes, 0.7)
-    late = Node(first_place(2, 5, 0.3, [node.position for node in nodes]), round(0.3 * FILES))
+    late = SimulatedNode(first_place(2, 5, 0.3, [node.position for node in nodes]), round(0.3 * FILES))
     assert walk([*nodes, late], 1) <= 0.05
     assert late.fetched == 0
 

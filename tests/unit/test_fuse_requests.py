@@ -24,7 +24,7 @@ from growfs.fuse import protocol, session, structs
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
 from growfs.fuse.protocol import Opcode
 from growfs.fuse.session import FLAGS, Session
-from growfs.rotation.reader_registry import ReaderRegistry
+from growfs.rotation.readers import Readers
 from growfs.vfs.filesystem import Vfs
 from growfs.vfs.virtual import VirtualFolder
 from tests.unit.local_cache import LocalCache, file
@@ -67,7 +67,7 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     await cache.list([file("a/1", 100)])
     await cache.admit("a/1")
     usage = UsageCounters(cache.database, Budget(cache.database, None))
-    readers = ReaderRegistry(cache.generations, 60, 3600, False, usage.recently_opened)
+    readers = Readers(cache.generations, 60, 3600, False, usage.recently_opened)
     vfs = Vfs(cache.catalog, cache.store, readers, VirtualFolder([], Path("/")), None)
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -140,7 +140,7 @@ async def test_an_open_whose_reader_cannot_be_watched_holds_no_file(
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("growfs.rotation.reader_registry.pidfd_open", refuse)
+    monkeypatch.setattr("growfs.rotation.readers.pidfd_open", refuse)
     id = cache.node("a/1").id
     assert await kernel.request(Opcode.OPEN, OPEN_IN, id) == errno.ENFILE
     assert cache.store.opened(id) is None

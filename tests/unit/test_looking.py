@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from growfs.rotation.reader import Reader
+from growfs.rotation.holds import Reader
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, begins_epoch, begins_generation
 
 SETTLE_S = 60.0
@@ -13,9 +13,9 @@ def new_reader() -> Reader:
     return Reader(4711, "0", "python")
 
 
-def unrenewed(reader: Reader, lists_now: bool = False) -> dict[int, Hold]:
+def lasting(reader: Reader, lists_now: bool = False) -> dict[int, Hold]:
     """The holds of directories 1 and 2, and of everything, that it may never renew."""
-    holds = reader.unrenewed_holds(lists_now)
+    holds = reader.lasting_holds(lists_now)
     return {directory: hold for directory in (EVERYWHERE, 1, 2) if (hold := holds.get(directory))}
 
 
@@ -29,14 +29,14 @@ def test_a_reader_that_listed_once_may_keep_its_holds_for_ever() -> None:
     reader.lists(1, FIRST, 0.0)
     reader.lists(2, FIRST, 0.0)
     assert reader.listed_once
-    assert unrenewed(reader) == {1: Hold(1, 100), 2: Hold(1, 100)}
-    assert unrenewed(reader, lists_now=True) == {}, "it is about to list again"
+    assert lasting(reader) == {1: Hold(1, 100), 2: Hold(1, 100)}
+    assert lasting(reader, lists_now=True) == {}, "it is about to list again"
 
 
 def test_a_reader_that_never_listed_is_expected_never_to_list() -> None:
     reader = new_reader()
     reader.opened(7, FIRST, 0.0)
-    assert unrenewed(reader) == {EVERYWHERE: Hold(1, 100)}
+    assert lasting(reader) == {EVERYWHERE: Hold(1, 100)}
 
 
 def test_a_directory_that_is_not_listed_again_stays_held() -> None:
@@ -44,11 +44,11 @@ def test_a_directory_that_is_not_listed_again_stays_held() -> None:
     reader = new_reader()
     for directory in (1, 2):
         reader.lists(directory, FIRST, 0.0)
-    assert unrenewed(reader, lists_now=True) == {}
+    assert lasting(reader, lists_now=True) == {}
     reader.lists(2, SECOND, 1.0)
-    assert unrenewed(reader) == unrenewed(reader, lists_now=True) == {1: Hold(1, 100)}
+    assert lasting(reader) == lasting(reader, lists_now=True) == {1: Hold(1, 100)}
     reader.lists(1, SECOND, 1.0)
-    assert unrenewed(reader) == {}
+    assert lasting(reader) == {}
 
 
 def test_a_directory_that_is_listed_again_is_no_longer_held_by_what_came_before() -> None:
@@ -60,9 +60,9 @@ def test_a_directory_that_is_listed_again_is_no_longer_held_by_what_came_before(
         for generation in (FIRST, SECOND):
             reader.lists(1, generation, 1.0)
         for lists_now in (False, True):
-            unrenewed = Holds([reader.unrenewed_holds(lists_now)])
-            assert not unrenewed.cover(1, 50, None), "it lists this one in each epoch"
-            assert unrenewed.cover(2, 50, None)
+            lasting = Holds([reader.lasting_holds(lists_now)])
+            assert not lasting.cover(1, 50, None), "it lists this one in each epoch"
+            assert lasting.cover(2, 50, None)
 
 
 def test_ranks_that_list_again_join_the_epoch_of_the_first_of_them() -> None:

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from growfs.daemon.options import Options
-from growfs.doctor.check import Check, Disk, Download, Level, Listing
+from growfs.doctor.check import Check, Disk, Level, Listing, MeasuredDownload
 from growfs.doctor.outlook import Outlook, check_outlook
 
 GB = 10**9
 LISTING = Listing(10_000, 0, 100 * GB, 10**7, s=2.0, first_s=0.5, whole=True)
-DOWNLOAD = Download(100, GB, s=10.0, first_s=0.2)
+DOWNLOAD = MeasuredDownload(100, GB, s=10.0, first_s=0.2)
 DISK = Disk(20 * GB, write=GB, read=GB)
 
 
 def outlook(
-    disk: Disk = DISK, listing: Listing = LISTING, download: Download = DOWNLOAD, **given: Any
+    disk: Disk = DISK, listing: Listing = LISTING, download: MeasuredDownload = DOWNLOAD, **given: Any
 ) -> tuple[dict[str, Check], Outlook]:
     """(the checks by name, the Outlook)"""
     *checks, last = check_outlook(Options.parse(given), disk, listing, download)
@@ -50,7 +50,7 @@ def test_when_the_mount_returns(given: dict[str, Any], start_s: float) -> None:
 
 
 def test_a_mount_returns_after_a_minute_at_most() -> None:
-    _, found = outlook(download=Download(1, 10**7, s=10.0, first_s=1.0))
+    _, found = outlook(download=MeasuredDownload(1, 10**7, s=10.0, first_s=1.0))
     assert found.start_s == pytest.approx(61.5)
 
 
@@ -78,5 +78,5 @@ def test_files_of_unknown_size_count_as_large_as_those_that_were_fetched() -> No
 
 
 def test_several_processes_of_a_producer() -> None:
-    _, found = outlook(download=Download(100, GB, s=10.0, first_s=0.2, processes=4))
+    _, found = outlook(download=MeasuredDownload(100, GB, s=10.0, first_s=0.2, processes=4))
     assert found.full_s == 50.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from growfs.daemon.reader_hints import OPENS_MIN, hint
-from growfs.rotation.reader import Reader
-from growfs.rotation.reader_registry import FOREIGN
+from growfs.rotation.holds import Reader
+from growfs.rotation.readers import FOREIGN
 from growfs.rotation.rules import Generation
 
 FIRST, SECOND = Generation(1, 10, 0.0), Generation(2, 20, 0.0)

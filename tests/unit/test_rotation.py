@@ -140,10 +140,10 @@ def enough_of_each_kind(groups: Iterable[FileGroup], more: int = 1) -> dict[Kind
 Drawn = list[tuple[tuple[Kind, ...], int, bool, bool, bool, bool]]
 GROUPS = st.lists(
     st.builds(
-        lambda kinds, bytes, unrenewed, delisted, opened, requeued: (
+        lambda kinds, bytes, has_lasting_hold, delisted, opened, requeued: (
             tuple(kinds),
             bytes,
-            unrenewed,
+            has_lasting_hold,
             delisted,
             opened,
             requeued,
@@ -164,14 +164,14 @@ def file_groups(drawn: Drawn) -> list[FileGroup]:
     ids = itertools.count(1)
     ordered = sorted(drawn, key=lambda state: not state[3])
     return [
-        FileGroup(tuple(next(ids) for _ in kinds), kinds, bytes, unrenewed, delisted, opened, requeued)
-        for kinds, bytes, unrenewed, delisted, opened, requeued in ordered
+        FileGroup(tuple(next(ids) for _ in kinds), kinds, bytes, has_lasting_hold, delisted, opened, requeued)
+        for kinds, bytes, has_lasting_hold, delisted, opened, requeued in ordered
     ]
 
 
 def rank(group: FileGroup) -> int:
     """0 is delisted first, then files never opened, and last those held by a reader that listed only once."""
-    if group.unrenewed:
+    if group.has_lasting_hold:
         return 2
     return 0 if group.opened or group.requeued or group.delisted else 1
 
@@ -244,7 +244,12 @@ def test_nothing_is_delisted_where_nothing_is_needed() -> None:
 
 @pytest.mark.promise(18)
 def test_what_a_reader_that_listed_once_holds_is_delisted_last() -> None:
-    groups = [single(1, unrenewed=True), single(2, opened=False), single(3), single(4, unrenewed=True, delisted=True)]
+    groups = [
+        single(1, has_lasting_hold=True),
+        single(2, opened=False),
+        single(3),
+        single(4, has_lasting_hold=True, delisted=True),
+    ]
     assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 40).delisted == [3, 2, 1, 4]
     assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 10).delisted == [3]
 
@@ -257,7 +262,7 @@ def test_a_file_never_opened_is_requeued_once() -> None:
 
 
 def test_a_file_never_opened_is_delisted_where_no_other_can_be() -> None:
-    groups = [single(1, opened=False), single(2, opened=False), single(3, unrenewed=True)]
+    groups = [single(1, opened=False), single(2, opened=False), single(3, has_lasting_hold=True)]
     assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 10) == Delisting([1], [(2,)])
     assert delist(groups, LastOfKind(enough_of_each_kind(groups)), 30) == Delisting([1, 2, 3], [])
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.disk import BLOCK
-from growfs.rotation.reader import Reader
+from growfs.rotation.holds import Reader
 from growfs.rotation.rules import EVERYWHERE, Holds
 from growfs.simulation.cache import File, MountSettings, Rotating
 from tests.unit.local_cache import LocalCache, file, open_local_cache
@@ -98,8 +98,8 @@ class Twins:
         """A reader lists everything or one directory, and a generation begins."""
         real, copy = self.readers[number % READERS]
         place = number // READERS % (1 + DIRECTORIES)
-        unrenewed = Holds(reader.unrenewed_holds(lists_now=reader is real) for reader, _ in self.readers)
-        generation = await self.cache.begin(unrenewed, frozenset(map(self.node_id, self.opened & self.resident)))
+        lasting_holds = Holds(reader.lasting_holds(lists_now=reader is real) for reader, _ in self.readers)
+        generation = await self.cache.begin(lasting_holds, frozenset(map(self.node_id, self.opened & self.resident)))
         begun = self.simulated._generation = self.simulated._begin(copy, NOW)
         assert generation
         assert (generation.number, generation.files) == (begun.number, begun.files)

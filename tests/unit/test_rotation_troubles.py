@@ -192,13 +192,13 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
     reserve = cache.space.reserve_by_eviction
     calls = 0
 
-    async def slow_reserve(size: int, spares_held: bool) -> int | None:
+    async def slow_reserve(size: int, keep_held: bool) -> int | None:
         nonlocal calls
         calls += 1
         if calls > 1:  # as if the eviction took some time
             workers.gate.set()
             await trio.sleep(0.2)
-        return await reserve(size, spares_held)
+        return await reserve(size, keep_held)
 
     monkeypatch.setattr(cache.space, "reserve_by_eviction", slow_reserve)
     groups = Groups(cache.database, "{stem}")

@@ -28,12 +28,14 @@ from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import NotMade, RemoteError
+from growfs.proc import Process
 from growfs.remote.interface import Page
-from growfs.rotation import queries, reader_registry
+from growfs.rotation import queries
+from growfs.rotation import readers as readers_module
 from growfs.rotation.eviction import pick_victims
+from growfs.rotation.holds import DirectoryHolds, Reader
 from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order, groups_of
-from growfs.rotation.reader import DirectoryHolds, Reader
-from growfs.rotation.reader_registry import FORGET_THREADS_S, Process, ReaderRegistry
+from growfs.rotation.readers import FORGET_THREADS_S, Readers
 from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
 from growfs.scheduler import space
 from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
@@ -43,7 +45,7 @@ from growfs.scheduler.passes import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.signal import Signal
 from growfs.vfs.attributes import Entry
-from growfs.vfs.directory import visible_entries
+from growfs.vfs.filesystem import visible_entries
 from growfs.workers import heartbeat, make_order, worker
 from growfs.workers.messages import ListRemote, MakeOrder, StillWorking
 from tests.remote.fake_remote import FakeRemote
@@ -183,9 +185,9 @@ async def test_the_readers_of_a_thousand_threads_are_known_until_a_second_has_pa
         searched.append(tid)
         return ME
 
-    monkeypatch.setattr(reader_registry, "thread_group", find)
-    monkeypatch.setattr(reader_registry, "time", SimpleNamespace(monotonic=lambda: now))
-    readers = ReaderRegistry(cache.generations, 60.0, 3600.0, False, frozenset)
+    monkeypatch.setattr(readers_module, "thread_group", find)
+    monkeypatch.setattr(readers_module, "time", SimpleNamespace(monotonic=lambda: now))
+    readers = Readers(cache.generations, 60.0, 3600.0, False, frozenset)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(readers.run)
         await wait_all_tasks_blocked()
@@ -226,9 +228,9 @@ def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     for reader in readers:
         for directory in range(2000, 2200):
             reader.lists(directory, Generation(1, 10, 0.0), 1.0)
-    unrenewed = Holds(DirectoryHolds.merged(reader.unrenewed_holds() for reader in readers))
-    assert len(pickle.dumps(unrenewed)) < 2 * 200 + 1000, "two bytes for each directory"
-    assert all(unrenewed.cover(directory, 10, None) for directory in range(2000, 2200))
+    lasting_holds = Holds(DirectoryHolds.merged(reader.lasting_holds() for reader in readers))
+    assert len(pickle.dumps(lasting_holds)) < 2 * 200 + 1000, "two bytes for each directory"
+    assert all(lasting_holds.cover(directory, 10, None) for directory in range(2000, 2200))
 
 
 async def test_a_listing_asks_few_other_readers_whether_they_list(
@@ -241,12 +243,12 @@ async def test_a_listing_asks_few_other_readers_whether_they_list(
         return is_listing(reader, *arguments)
 
     monkeypatch.setattr(Reader, "is_listing", count)
-    monkeypatch.setattr(reader_registry, "thread_group", int)
-    monkeypatch.setattr(reader_registry, "process", lambda pid: Process(pid, 1, "99", "python"))
-    monkeypatch.setattr(reader_registry, "_watched", lambda pid: None)
+    monkeypatch.setattr(readers_module, "thread_group", int)
+    monkeypatch.setattr(readers_module, "process", lambda pid: Process(pid, 1, "99", "python"))
+    monkeypatch.setattr(readers_module, "_watched", lambda pid: None)
     await cache.list([file("a/1")])
     await cache.begin()
-    readers = ReaderRegistry(cache.generations, 60.0, 3600.0, False, frozenset)
+    readers = Readers(cache.generations, 60.0, 3600.0, False, frozenset)
     for pid in range(2, 102):
         assert readers.listing(pid, ROOT)
         readers.opened(readers.opener(pid), 5000, False)

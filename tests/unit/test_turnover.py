@@ -58,7 +58,7 @@ class TurnoverScene:
         staged_file = self.cache.stage(path(name), b"x" * BLOCK)
         assert await self.store.admit([replace(staged_file, group=tuple(map(self.id, group)))])
 
-    async def begin(self, delist: int = 0, unrenewed: Holds | None = None, opened: str | None = None) -> Generation:
+    async def begin(self, delist: int = 0, lasting_holds: Holds | None = None, opened: str | None = None) -> Generation:
         """Begin a generation that delists this many blocks; if not 0, at least two.
 
         opened: the names of the files that were opened; by default all.
@@ -66,7 +66,7 @@ class TurnoverScene:
         self.cache.generations.share = delist * BLOCK / self.store.limit_bytes
         self.cache.generations.rotates = delist > 0
         ids = [self.id(name) for name in (self.names if opened is None else opened) if self.is_resident(name)]
-        generation = await self.cache.begin(unrenewed, frozenset(ids))
+        generation = await self.cache.begin(lasting_holds, frozenset(ids))
         assert generation
         return generation
 
@@ -101,7 +101,7 @@ class TurnoverScene:
             "free": 0,
             "shown_seq": store.shown_seq,
             "last_seq": store.last_seq,
-            "unrenewed": Holds(),
+            "lasting_holds": Holds(),
             "opened": frozenset(),
         }
         plan = plan_generation(self.cache.database.path, number, TurnoverInput(**(inputs | changes)))  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ async def test_a_large_file_that_waits_has_more_delisted(scene: TurnoverScene) -
 @pytest.mark.promise(21)
 async def test_nothing_is_delisted_while_readers_cannot_be_identified(scene: TurnoverScene) -> None:
     await show_all(scene, "123456")
-    await scene.begin(delist=2, unrenewed=Holds(foreign=True))
+    await scene.begin(delist=2, lasting_holds=Holds(foreign=True))
     assert scene.listed() == "123456"
 
 
@@ -320,10 +320,10 @@ async def test_opens_recorded_in_the_database_count(scene: TurnoverScene) -> Non
 @pytest.mark.promise(18)
 async def test_what_a_reader_that_listed_once_holds_is_delisted_last(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
-    unrenewed = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
-    await scene.begin(delist=2, unrenewed=unrenewed)
+    lasting_holds = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
+    await scene.begin(delist=2, lasting_holds=lasting_holds)
     assert scene.listed() == "12"
-    await scene.begin(delist=3, unrenewed=unrenewed)
+    await scene.begin(delist=3, lasting_holds=lasting_holds)
     assert scene.listed() == "2"
 
 
@@ -569,9 +569,9 @@ async def test_what_no_reader_waits_for_evicts_nothing_that_is_held(scene: Turno
     await scene.admit("5")
     scene.cache.holds = Holds([{EVERYWHERE: Hold(1, scene.row("3")[0])}])
     for left in ("1234", "123"):
-        assert await scene.cache.space.reserve_by_eviction(BLOCK, spares_held=True)
+        assert await scene.cache.space.reserve_by_eviction(BLOCK, keep_held=True)
         assert scene.resident() == left
-    assert await scene.cache.space.reserve_by_eviction(BLOCK, spares_held=True) is None
+    assert await scene.cache.space.reserve_by_eviction(BLOCK, keep_held=True) is None
     assert await scene.cache.space.reserve_by_eviction(BLOCK)
     assert scene.resident() == "23"
 

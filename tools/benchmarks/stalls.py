@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import trio
 
@@ -32,10 +33,11 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
-from growfs.rotation import reader_registry
+from growfs.proc import Process
+from growfs.rotation import readers
 from growfs.rotation.generations import Generations, TurnoverPolicy
 from growfs.rotation.pass_order import Order, Pass, draw_order
-from growfs.rotation.reader_registry import Process, ReaderRegistry
+from growfs.rotation.readers import Readers
 from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
@@ -94,7 +96,7 @@ class Scene:
         self.store.limit_bytes = self.store.used_bytes
         self.generations = Generations(self.database, self.catalog, self.store, TurnoverPolicy(True, 0.2), self._plan)
         self.usage = UsageCounters(self.database, Budget(self.database, None))
-        self.readers = ReaderRegistry(self.generations, 60.0, 3600.0, False, self.usage.recently_opened)
+        self.readers = Readers(self.generations, 60.0, 3600.0, False, self.usage.recently_opened)
         self.space = Space(self.database, self.store, self.generations, self.readers.holds)
         self.commands = FileCommands(self.database, self.catalog, self.store, self.space, self._fetch)
         fetcher: Any = SimpleNamespace(counters=Counters())
@@ -329,12 +331,10 @@ async def _play(scene: Scene, steps: Callable[[Scene], Iterator[tuple[str, Step]
 @contextlib.contextmanager
 def _made_up_processes() -> Iterator[None]:
     """Every number is a process of its own, which never ends."""
-    real = {name: getattr(reader_registry, name) for name in ("thread_group", "process", "_watched")}
-    reader_registry.thread_group = int  # type: ignore[assignment]
-    reader_registry.process = lambda pid: Process(pid, 1, "1", "reader")
-    reader_registry._watched = lambda pid: None  # type: ignore[assignment,return-value]
-    try:
+    made_up: dict[str, Any] = {
+        "thread_group": int,
+        "process": lambda pid: Process(pid, 1, "1", "reader"),
+        "_watched": lambda pid: None,
+    }
+    with patch.multiple(readers, **made_up):
         yield
-    finally:
-        for name, value in real.items():
-            setattr(reader_registry, name, value)

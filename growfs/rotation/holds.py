@@ -155,7 +155,7 @@ class Reader:
             and now - self._listing_since <= settle_s
         )
 
-    def unrenewed_holds(self, lists_now: bool = False) -> DirectoryHolds:
+    def lasting_holds(self, lists_now: bool = False) -> DirectoryHolds:
         """The holds that it may never renew: those of directories that it has not listed again in its last generation.
 
         All of them, where it has listed in one generation only, unless lists_now: it lists again at this moment.

@@ -10,14 +10,13 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
 from growfs.errors import TooManyOpen
+from growfs.proc import Process, process, thread_group
 from growfs.rotation.generations import Generations
-from growfs.rotation.reader import DirectoryHolds, Reader
+from growfs.rotation.holds import DirectoryHolds, Reader
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, begins_epoch, begins_generation
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
@@ -34,40 +33,7 @@ FOREIGN = 0
 """The pid that FUSE gives for processes of other pid namespaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process, as /proc describes it. start: clock ticks after boot (proc(5), field 22)."""
-
-    pid: int
-    parent: int
-    start: str
-    command: str
-
-
-def process(pid: int) -> Process | None:
-    """The process with that id, or None where there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # the kernel may cut a command within a character
-    except OSError:
-        return None
-    command, _, rest = stat.partition("(")[2].rpartition(") ")
-    fields = rest.split()
-    return Process(pid, int(fields[1]), fields[19], command)
-
-
-def thread_group(tid: int) -> int:
-    """The process that a thread belongs to; the number itself where /proc does not know it."""
-    try:
-        with open(f"/proc/{tid}/status", errors="replace") as status:
-            for line in status:
-                if line.startswith("Tgid:"):
-                    return int(line.split()[1])
-    except OSError:
-        pass
-    return tid
-
-
-class ReaderRegistry:
+class Readers:
     """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended.
 
     settle_s: how long a generation is kept for processes that list and open nothing. hold_idle_s: after how long a
@@ -157,10 +123,10 @@ class ReaderRegistry:
             if listing := self.listing(tid, directory):
                 return listing  # another listing began it meanwhile
             reader = self._own(tid)
-            unrenewed = [other.unrenewed_holds(lists_now=other is reader) for other in self._holding()]
+            lasting_holds = [other.lasting_holds(lists_now=other is reader) for other in self._holding()]
             self._is_beginning = True
             try:
-                merged = await trio.to_thread.run_sync(DirectoryHolds.merged, unrenewed)
+                merged = await trio.to_thread.run_sync(DirectoryHolds.merged, lasting_holds)
                 await self._generations.begin(Holds(merged, self._is_foreign_holding), self._recently_opened())
             finally:
                 self._is_beginning = False

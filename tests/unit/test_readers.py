@@ -14,8 +14,9 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from growfs.rotation.reader import Reader
-from growfs.rotation.reader_registry import FOREIGN, ReaderRegistry, process, thread_group
+from growfs.proc import process, thread_group
+from growfs.rotation.holds import Reader
+from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold
 from tests.unit.local_cache import LocalCache, file
 
@@ -29,8 +30,8 @@ FILE = 5000
 
 
 @pytest.fixture
-async def readers(cache: LocalCache) -> AsyncIterator[ReaderRegistry]:
-    readers = ReaderRegistry(cache.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
+async def readers(cache: LocalCache) -> AsyncIterator[Readers]:
+    readers = Readers(cache.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(readers.run)
         nursery.start_soon(cache.generations.run)
@@ -52,24 +53,24 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "100"])
 
 
-async def lists(readers: ReaderRegistry, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
+async def lists(readers: Readers, pid: int, directory: int = 1) -> tuple[Reader, Generation]:
     """The reader that lists, and the generation that it is shown."""
     return readers.listing(pid, directory) or await readers.begin(pid, directory)
 
 
-async def generation(readers: ReaderRegistry, pid: int, directory: int = 1) -> int:
+async def generation(readers: Readers, pid: int, directory: int = 1) -> int:
     _, shown = await lists(readers, pid, directory)
     return shown.number
 
 
-def opens(readers: ReaderRegistry, tid: int, id: int = FILE, waited: bool = False) -> int:
+def opens(readers: Readers, tid: int, id: int = FILE, waited: bool = False) -> int:
     """Open a file; returns the number of the reader that the open is counted for."""
     number = readers.opener(tid)
     readers.opened(number, id, waited)
     return number
 
 
-async def end(readers: ReaderRegistry, process: subprocess.Popen[bytes]) -> None:
+async def end(readers: Readers, process: subprocess.Popen[bytes]) -> None:
     """Kill a process, and return when the registry has released its reader."""
     process.kill()
     process.wait()
@@ -78,18 +79,18 @@ async def end(readers: ReaderRegistry, process: subprocess.Popen[bytes]) -> None
             await readers.released.wait()
 
 
-async def test_the_first_listing_begins_the_first_generation(readers: ReaderRegistry) -> None:
+async def test_the_first_listing_begins_the_first_generation(readers: Readers) -> None:
     assert await generation(readers, ME) == 1
 
 
-async def test_each_epoch_begins_a_generation(readers: ReaderRegistry) -> None:
+async def test_each_epoch_begins_a_generation(readers: Readers) -> None:
     assert [await generation(readers, ME), await generation(readers, ME)] == [1, 1]
     opens(readers, ME)
     assert await generation(readers, ME) == 2
     assert await generation(readers, ME) == 2
 
 
-async def test_all_directories_of_a_walk_are_of_one_generation(readers: ReaderRegistry) -> None:
+async def test_all_directories_of_a_walk_are_of_one_generation(readers: Readers) -> None:
     for directory in (1, 2, 3):
         assert await generation(readers, ME, directory) == 1
         opens(readers, ME)
@@ -97,14 +98,14 @@ async def test_all_directories_of_a_walk_are_of_one_generation(readers: ReaderRe
     assert await generation(readers, ME, 2) == 2
 
 
-async def test_a_second_process_joins_the_generation(readers: ReaderRegistry, other: int) -> None:
+async def test_a_second_process_joins_the_generation(readers: Readers, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, ME)
     assert await generation(readers, other) == 1
 
 
 async def test_a_reader_that_opens_nothing_sees_growth_after_the_settle_time(
-    readers: ReaderRegistry, other: int, autojump_clock: MockClock
+    readers: Readers, other: int, autojump_clock: MockClock
 ) -> None:
     assert await generation(readers, ME) == 1
     await trio.sleep(SETTLE_S)
@@ -117,14 +118,14 @@ async def test_a_reader_that_opens_nothing_sees_growth_after_the_settle_time(
     assert await generation(readers, ME, 7) == 3
 
 
-async def test_a_listing_of_everything_counts_as_a_listing(readers: ReaderRegistry) -> None:
+async def test_a_listing_of_everything_counts_as_a_listing(readers: Readers) -> None:
     assert await generation(readers, ME, EVERYWHERE) == 1
     opens(readers, ME)
     assert await generation(readers, ME, EVERYWHERE) == 2
 
 
 @pytest.mark.promise(17)
-async def test_an_open_counts_for_the_ancestor_that_listed(readers: ReaderRegistry, other: int) -> None:
+async def test_an_open_counts_for_the_ancestor_that_listed(readers: Readers, other: int) -> None:
     assert await generation(readers, ME) == 1
     opens(readers, other)
     (reader,) = readers.active()
@@ -132,20 +133,20 @@ async def test_an_open_counts_for_the_ancestor_that_listed(readers: ReaderRegist
     assert await generation(readers, ME) == 2
 
 
-async def test_opens_of_a_process_that_listed_count_for_itself(readers: ReaderRegistry, other: int) -> None:
+async def test_opens_of_a_process_that_listed_count_for_itself(readers: Readers, other: int) -> None:
     await generation(readers, ME)
     await generation(readers, other)
     opens(readers, other)
     assert {reader.pid: reader.opens for reader in readers.active()} == {ME: 0, other: 1}
 
 
-async def test_a_process_that_opens_without_a_listing_ancestor_is_a_reader(readers: ReaderRegistry, other: int) -> None:
+async def test_a_process_that_opens_without_a_listing_ancestor_is_a_reader(readers: Readers, other: int) -> None:
     opens(readers, other)
     (reader,) = readers.active()
     assert (reader.pid, reader.opens, reader.listed_at) == (other, 1, None)
 
 
-async def test_a_thread_counts_as_its_process(readers: ReaderRegistry) -> None:
+async def test_a_thread_counts_as_its_process(readers: Readers) -> None:
     tids: list[int] = []
     done = threading.Event()
 
@@ -165,7 +166,7 @@ async def test_a_thread_counts_as_its_process(readers: ReaderRegistry) -> None:
     thread.join()
 
 
-async def test_a_process_that_ended_is_not_an_active_reader(readers: ReaderRegistry) -> None:
+async def test_a_process_that_ended_is_not_an_active_reader(readers: Readers) -> None:
     child = sleeper()
     await generation(readers, child.pid)
     assert [reader.pid for reader in readers.active()] == [child.pid]
@@ -173,7 +174,7 @@ async def test_a_process_that_ended_is_not_an_active_reader(readers: ReaderRegis
     assert readers.active() == []
 
 
-async def test_readers_that_the_kernel_does_not_identify_are_one(readers: ReaderRegistry) -> None:
+async def test_readers_that_the_kernel_does_not_identify_are_one(readers: Readers) -> None:
     assert await generation(readers, 0) == 1
     opens(readers, 0)
     await generation(readers, ME)
@@ -182,7 +183,7 @@ async def test_readers_that_the_kernel_does_not_identify_are_one(readers: Reader
     assert (living[0].opens, living[0].command) == (1, "another pid namespace")
 
 
-async def test_readers_that_ended_are_forgotten(readers: ReaderRegistry) -> None:
+async def test_readers_that_ended_are_forgotten(readers: Readers) -> None:
     for _ in range(5):
         child = sleeper()
         await generation(readers, child.pid)
@@ -217,7 +218,7 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
         child.communicate()
 
 
-async def test_files_shown_are_counted_from_the_last_listing(readers: ReaderRegistry, cache: LocalCache) -> None:
+async def test_files_shown_are_counted_from_the_last_listing(readers: Readers, cache: LocalCache) -> None:
     await cache.list([file("a/1")])
     reader, _ = await lists(readers, ME, 1)
     reader.is_shown(1, 5)
@@ -232,7 +233,7 @@ async def test_files_shown_are_counted_from_the_last_listing(readers: ReaderRegi
 # Holds.
 
 
-async def test_a_reader_holds_what_it_listed_until_it_ends(readers: ReaderRegistry) -> None:
+async def test_a_reader_holds_what_it_listed_until_it_ends(readers: Readers) -> None:
     child = sleeper()
     _, shown = await lists(readers, child.pid, 7)
     holds = readers.holds()
@@ -245,7 +246,7 @@ async def test_a_reader_holds_what_it_listed_until_it_ends(readers: ReaderRegist
     assert not readers.holds().cover(7, shown.last_seq, None)
 
 
-async def test_an_open_without_any_listing_holds_everything_of_that_moment(readers: ReaderRegistry, other: int) -> None:
+async def test_an_open_without_any_listing_holds_everything_of_that_moment(readers: Readers, other: int) -> None:
     child = sleeper()
     await generation(readers, child.pid)
     opens(readers, child.pid)
@@ -257,7 +258,7 @@ async def test_an_open_without_any_listing_holds_everything_of_that_moment(reade
     await end(readers, child)
 
 
-async def test_holds_end_after_a_long_silence(readers: ReaderRegistry, autojump_clock: MockClock) -> None:
+async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: MockClock) -> None:
     _, shown = await lists(readers, ME, 7)
     number = opens(readers, ME)
     await trio.sleep(2 * HOLD_IDLE_S)
@@ -270,7 +271,7 @@ async def test_holds_end_after_a_long_silence(readers: ReaderRegistry, autojump_
     assert [reader.pid for reader in readers.active()] == [ME]
 
 
-async def test_release_ends_all_holds(readers: ReaderRegistry, other: int) -> None:
+async def test_release_ends_all_holds(readers: Readers, other: int) -> None:
     await generation(readers, ME, 7)
     await generation(readers, other, 8)
     readers.release()
@@ -278,7 +279,7 @@ async def test_release_ends_all_holds(readers: ReaderRegistry, other: int) -> No
     assert len(readers.active()) == 2
 
 
-async def test_readers_that_cannot_be_identified_hold_everything(readers: ReaderRegistry) -> None:
+async def test_readers_that_cannot_be_identified_hold_everything(readers: Readers) -> None:
     await generation(readers, FOREIGN)
     assert readers.holds().cover(99, 1 << 40, 1)
     assert readers.holds().foreign
@@ -286,7 +287,7 @@ async def test_readers_that_cannot_be_identified_hold_everything(readers: Reader
     assert not readers.holds().foreign
 
 
-async def test_with_release_when_read_only_readers_with_unopened_files_hold(readers: ReaderRegistry) -> None:
+async def test_with_release_when_read_only_readers_with_unopened_files_hold(readers: Readers) -> None:
     readers.release_when_read = True
     reader, _ = await lists(readers, ME, 7)
     reader.is_shown(7, 2)
@@ -298,7 +299,7 @@ async def test_with_release_when_read_only_readers_with_unopened_files_hold(read
 
 
 @pytest.mark.promise(6)
-async def test_simultaneous_listings_begin_one_generation(readers: ReaderRegistry, other: int) -> None:
+async def test_simultaneous_listings_begin_one_generation(readers: Readers, other: int) -> None:
     numbers = []
 
     async def begin(pid: int) -> None:
@@ -312,7 +313,7 @@ async def test_simultaneous_listings_begin_one_generation(readers: ReaderRegistr
 
 @pytest.mark.promise(6)
 async def test_a_rank_that_opened_few_files_joins_the_generation_that_another_begins(
-    readers: ReaderRegistry, other: int
+    readers: Readers, other: int
 ) -> None:
     for pid in (ME, other):
         reader, _ = await lists(readers, pid)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from growfs.rotation.reader import DirectoryHolds, Reader
+from growfs.rotation.holds import DirectoryHolds, Reader
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, ListingContext
 
 FIRST, SECOND, THIRD = Generation(1, 10, 0.0), Generation(2, 20, 0.0), Generation(3, 30, 0.0)
