@@ -131,18 +131,16 @@ class PassthroughEngine:
 
     # Requests.
 
-    def _handle_message(self, message: bytes) -> int:
-        """Answer any message; none ends the daemon. Returns its opcode."""
+    def _handle_message(self, message: bytes) -> None:
+        """Answer any message; none ends the daemon."""
         try:
             request = protocol.parse_request(message)
         except structs.Malformed as error:
             log.error("the kernel's request cannot be read: %s", error)
-            return 0
-        opcode = request.opcode
-        name, handler = self._handlers.get(opcode) or (f"number {opcode}", self._refuse_unknown)
+            return
+        name, handler = self._handlers.get(request.opcode) or (f"number {request.opcode}", self._refuse_unknown)
         self.requests[name] += 1
         self._handle(request, handler)
-        return opcode
 
     def _handle(self, request: FuseRequest, handler: Callable[[FuseRequest], None]) -> None:
         try:

@@ -14,7 +14,7 @@ import queue
 import select
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import trio
@@ -25,17 +25,6 @@ from growfs.fuse.latency import CpuLatencyRequest, RealtimeBoost
 
 log = logging.getLogger(__name__)
 
-SPIN_TRIES = 50
-"""How often the loop tries to read the next request before it sleeps. That takes under 0.1 ms; waking up takes longer.
-
-Where cores are few, the reader may be waiting for the very core that spins. So the loop spins only while that pays,
-which depends on the last request: Python's open() sends two requests in a row, and then the reader works on what it
-read. Each kind of request has a credit, and the loop spins after a request of that kind while the credit is positive. A
-request that comes while the loop spins adds 1, up to SPIN_CREDIT_MAX; one that does not come takes SPIN_PENALTY. At 0
-or below, each request that comes within SOON_S after the loop went to sleep adds 1.
-"""
-SPIN_CREDIT_MAX, SPIN_PENALTY = 16, 8
-SOON_S = 1e-4
 POLL_S_MAX = 0.01
 """While a reader opens file after file, the loop sleeps in poll(2) between requests, and not in trio: to sleep and wake
 up there takes longer than most requests. A task that becomes runnable ends this sleep. Trio's timers may be this late.
@@ -121,10 +110,10 @@ class Session:
             raise
         self.send(protocol.reply(request.unique, init.pack()))
 
-    async def serve(self, handle: Callable[[bytes], int], on_idle: Callable[[], bool]) -> None:
+    async def serve(self, handle: Callable[[bytes], object], on_idle: Callable[[], bool]) -> None:
         """Serve until the file system is unmounted.
 
-        handle: handles a message and returns its opcode. on_idle: called while no request waits; does a little work and
+        handle: handles a message. on_idle: called while no request waits; does a little work and
         returns whether there was any.
         """
         self._notifier.start()
@@ -136,62 +125,52 @@ class Session:
             trio.lowlevel.remove_instrument(monitor)
             monitor.boost.enable(False)
 
-    async def _loop(self, handle: Callable[[bytes], int], on_idle: Callable[[], bool], monitor: TaskMonitor) -> None:
+    async def _loop(self, handle: Callable[[bytes], object], on_idle: Callable[[], bool], monitor: TaskMonitor) -> None:
         fd, read, size, count = self.fd, os.read, protocol.MIN_READ_BUFFER, self.cpu_latency.count
         poll, only_fd = select.poll(), [(fd, select.POLLIN)]
         for descriptor in (fd, *monitor.descriptors()):
             poll.register(descriptor, select.POLLIN)
         served = 0
-        spin_credit: Counter[int] = Counter()
-        last = 0
         yielded_at = time.monotonic()
         while True:
-            tries = tries_max = SPIN_TRIES if spin_credit[last] > 0 else 1
-            while tries:
-                try:
-                    message = read(fd, size)
-                except BlockingIOError:
-                    if self._deferred:
-                        self._deferred.popleft()()
-                    elif on_idle():
-                        served += 1
-                        if served % BATCH_REQUESTS_MAX == 0:
-                            monitor.boost.enable(False)
-                            await trio.lowlevel.checkpoint()
-                    else:
-                        tries -= 1
+            try:
+                message = read(fd, size)
+            except BlockingIOError:
+                if self._deferred:
+                    self._deferred.popleft()()
                     continue
-                except OSError as error:
-                    if error.errno in (errno.ENOENT, errno.EINTR):  # the request was aborted while it was read
-                        continue
-                    if error.errno not in (errno.ENODEV, errno.ECONNABORTED):
-                        raise
-                    return
-                if tries < tries_max:
-                    spin_credit[last] = min(spin_credit[last] + 1, SPIN_CREDIT_MAX)
-                last = handle(message)
-                count()
-                tries = tries_max = SPIN_TRIES if spin_credit[last] > 0 else 1
-                served += 1
-                if served % BATCH_REQUESTS_MAX == 0:
-                    while self._deferred:  # other tasks may ask whether a file is open
-                        self._deferred.popleft()()
-                    monitor.boost.enable(False)
-                    await trio.lowlevel.checkpoint()
-            if tries_max == SPIN_TRIES:
-                spin_credit[last] -= SPIN_PENALTY
-            slept_at = time.monotonic()
-            if monitor.yields or slept_at - yielded_at > POLL_S_MAX:
-                monitor.yields = max(0, monitor.yields - 1)
-                await trio.lowlevel.checkpoint()
-                yielded_at = time.monotonic()
-                continue
-            monitor.boost.enable(True)
-            if poll.poll(POLL_S_MAX * 1000) == only_fd:
-                spin_credit[last] += spin_credit[last] <= 0 and time.monotonic() - slept_at < SOON_S
+                if not on_idle():
+                    yielded_at = await self._sleep(monitor, poll, only_fd, yielded_at)
+                    continue
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.EINTR):  # the request was aborted while it was read
+                    continue
+                if error.errno not in (errno.ENODEV, errno.ECONNABORTED):
+                    raise
+                return
             else:
-                await trio.lowlevel.wait_readable(fd)
-                yielded_at = time.monotonic()
+                handle(message)
+                count()
+            served += 1
+            if served % BATCH_REQUESTS_MAX == 0:
+                while self._deferred:  # other tasks may ask whether a file is open
+                    self._deferred.popleft()()
+                monitor.boost.enable(False)
+                await trio.lowlevel.checkpoint()
+
+    async def _sleep(
+        self, monitor: TaskMonitor, poll: select.poll, only_fd: list[tuple[int, int]], yielded_at: float
+    ) -> float:
+        """Let other tasks run, or wait for a request; returns when other tasks could run last."""
+        if monitor.yields or time.monotonic() - yielded_at > POLL_S_MAX:
+            monitor.yields = max(0, monitor.yields - 1)
+            await trio.lowlevel.checkpoint()
+            return time.monotonic()
+        monitor.boost.enable(True)
+        if poll.poll(POLL_S_MAX * 1000) == only_fd:
+            return yielded_at
+        await trio.lowlevel.wait_readable(self.fd)
+        return time.monotonic()
 
     def defer(self, work: Callable[[], object]) -> None:
         """Do this work when no request waits, and before any other task runs."""

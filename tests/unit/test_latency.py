@@ -42,14 +42,13 @@ async def test_a_request_is_boosted_but_not_a_long_burst(monkeypatch: pytest.Mon
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     policies: dict[bytes, set[int]] = {b"lone": set(), b"burst": set(), b"last": set()}
 
-    def answer(message: bytes) -> int:
+    def answer(message: bytes) -> None:
         policies[message].add(scheduling_policy())
         # Without the boost, the request arrived while other tasks ran.
         if message == b"lone" and scheduling_policy() == os.SCHED_FIFO:
             for _ in range(3 * session.BATCH_REQUESTS_MAX):
                 theirs.send(b"burst")
             theirs.send(b"last")
-        return 1
 
     with theirs, trio.fail_after(30):
         async with trio.open_nursery() as nursery:
