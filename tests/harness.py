@@ -9,16 +9,18 @@ import os
 import random
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from growfs.cache.cache_folder import DATABASE
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
 from growfs.daemon.running import find_living
@@ -106,6 +108,12 @@ class Growfs:
     def names(self) -> set[str]:
         """The files that a walk of the mount lists."""
         return files_below(self.mountpoint)
+
+
+def set_format(cache: Path, number: int) -> None:
+    """Say that a cache has this format, as if another version of growfs had written it."""
+    with closing(sqlite3.connect(cache / DATABASE)) as connection:
+        connection.execute(f"PRAGMA user_version = {number}")
 
 
 def files_below(folder: Path) -> set[str]:

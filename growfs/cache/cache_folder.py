@@ -9,20 +9,26 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISVTX, S_IWGRP, S_IWOTH
 from typing import TYPE_CHECKING, Any
 
 from growfs import disk
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, Unreadable
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from growfs.remote.interface import RemoteSpec
 
-FORMAT = 4
-"""Of everything below a cache directory. A growfs that finds a higher number refuses it; lower ones are migrated."""
+FORMAT = 1
+"""Of all that is in a cache's folder. It is in the database (PRAGMA user_version), as the schema belongs to it."""
+DATABASE = "catalog.sqlite"
+CACHE_TABLES = frozenset({"meta", "node", "resident"})
+"""Every format has them."""
+LOCK = "lock"
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
 DYING_S = 10.0
@@ -32,11 +38,12 @@ POLL_S = 0.02
 
 @dataclass(slots=True)
 class CacheFolder:
-    """Owns the lock on a cache, for as long as the process lives. fresh: the folder was created by this process."""
+    """Owns the lock on a cache, for as long as the process lives."""
 
     path: Path
     lock: int
     fresh: bool
+    """The folder was created by this process."""
 
     @property
     def partial(self) -> Path:
@@ -46,16 +53,32 @@ class CacheFolder:
     @property
     def database(self) -> Path:
         """The database file."""
-        return self.path / "catalog.sqlite"
+        return self.path / DATABASE
 
     @property
     def log(self) -> Path:
         """The log file."""
         return self.path / "log"
 
+    def empty(self) -> None:
+        """Remove all that is in the folder, as a cache of another format has to be filled again."""
+        # The database says the format, so it goes last. A write-ahead log without it is nothing to SQLite.
+        names = sorted(set(os.listdir(self.path)) - {LOCK}, key=lambda name: name.startswith(DATABASE))
+        for path in map(self.path.joinpath, names):
+            if path.is_dir():
+                disk.remove_tree("EMPTY", path)
+            else:
+                disk.unlink("EMPTY", path)
+
     def announce(self, url: str, mountpoint: Path) -> None:
         """Write down which daemon uses the cache."""
-        daemon = {"pid": os.getpid(), "mountpoint": str(mountpoint), "url": url, "started": time.time()}
+        daemon = {
+            "pid": os.getpid(),
+            "mountpoint": str(mountpoint),
+            "url": url,
+            "started": time.time(),
+            "format": FORMAT,
+        }
         disk.write_text("ANNOUNCE", self.path / "daemon.json", json.dumps(daemon) + "\n")
 
     def release(self) -> None:
@@ -88,15 +111,14 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _opened(cache_dir) as directory:
             _check_owner(cache_dir, os.fstat(directory), shared=True)
-            if not _has_this_format(cache_dir):
-                disk.write_text("FORMAT", cache_dir / "CACHEDIR.TAG", TAG)
-                disk.write_text("FORMAT", cache_dir / "version", f"{FORMAT}\n")
+            if not _is_tagged(cache_dir):
+                disk.write_text("TAG", cache_dir / "CACHEDIR.TAG", TAG)
             fresh = _make_folder(path.name, directory)
             with _opened(path, path.name, directory) as folder:
                 _check_owner(path, os.fstat(folder))
                 _check_content(path, folder)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                lock = os.open("lock", flags, 0o600, dir_fd=folder)
+                lock = os.open(LOCK, flags, 0o600, dir_fd=folder)
     except OSError as error:
         raise unusable(cache_dir, error) from None
     deadline = time.monotonic() + DYING_S
@@ -114,7 +136,6 @@ def check_cache(cache_dir: Path, name: str) -> None:
     try:
         with suppress(FileNotFoundError), _opened(cache_dir) as directory:
             _check_owner(cache_dir, os.fstat(directory), shared=True)
-            _has_this_format(cache_dir)
             with _opened(path, name, directory) as folder:
                 _check_owner(path, os.fstat(folder))
                 _check_content(path, folder)
@@ -197,7 +218,7 @@ def folder_name(spec: RemoteSpec, url: str) -> str:
 def is_in_use(path: Path) -> bool:
     """Whether a daemon holds the lock of a cache."""
     try:
-        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)  # a disk that fails may be read-only by now
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)  # a disk that fails may be read-only by now
     except PermissionError:
         return True  # another user's cache; assume so
     except OSError:
@@ -238,7 +259,7 @@ def locked(path: Path) -> Iterator[bool]:
     Raises GrowfsError where this user may not.
     """
     try:
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise GrowfsError(f"{path}: {error.strerror}; run the command as the user who mounts it, or as root") from None
     try:
@@ -248,7 +269,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def daemon_of(path: Path) -> dict[str, Any]:
-    """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started."""
+    """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started, format."""
     try:
         return dict(json.loads((path / "daemon.json").read_text()))
     except (OSError, ValueError):
@@ -263,13 +284,44 @@ def _in_use(path: Path) -> GrowfsError:
     return GrowfsError(f"{path}: {user}; unmount that first, or pass another --cache-dir")
 
 
-def _has_this_format(cache_dir: Path) -> bool:
-    """Whether the folder is written in the format of this growfs. Raises GrowfsError if a newer one wrote it."""
-    version = cache_dir / "version"
-    if version.exists() and (text := version.read_text().strip()):  # empty after a power loss
-        if not text.isdigit() or int(text) > FORMAT:
-            raise GrowfsError(
-                f"{cache_dir}: written by a newer growfs (format {text}); update growfs, or pass another --cache-dir"
-            )
-        return int(text) == FORMAT
-    return False
+def _is_tagged(cache_dir: Path) -> bool:
+    tag = cache_dir / "CACHEDIR.TAG"
+    return tag.exists() and tag.stat().st_size > 0  # empty after a power loss
+
+
+def other_format(cache: Path) -> str:
+    """What there is to say of a cache of another format; empty if it is of this one, or has no database yet.
+
+    Makes none of the files that SQLite makes. Raises Unreadable, and GrowfsError if it is not a cache of growfs.
+    """
+    import sqlite3  # most commands do without it
+
+    database = cache.absolute() / DATABASE
+    if not os.path.exists(database):  # Path.exists raises if another user's cache may not be looked at
+        return ""
+    # What a crash has left in the write-ahead log counts, too. Without one, nobody writes.
+    how = "mode=ro" if database.with_name(f"{DATABASE}-wal").exists() else "immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?{how}", uri=True)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            (number,) = connection.execute("PRAGMA user_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise unreadable(database, error) from error
+    if not tables:
+        return ""
+    if not tables >= CACHE_TABLES:
+        raise GrowfsError(f"{database}: is not the catalog of a cache of growfs; move it away, or pass --cache-dir")
+    return "" if number == FORMAT else f"{cache}: its format is {number}, and that of this growfs is {FORMAT}"
+
+
+def check_format(cache: Path) -> None:
+    """Raise GrowfsError if what is in a cache cannot be read, because it is of another format or damaged."""
+    if other := other_format(cache):
+        raise GrowfsError(f"{other}; the next mount empties it and fills it again")
+
+
+def unreadable(path: Path, error: sqlite3.DatabaseError) -> Unreadable:
+    """The error for a database that cannot be read. A disk that fails may make it look damaged."""
+    return Unreadable(
+        f"{path}: {error}; look at the cache's disk (dmesg); if it is well, delete {path.parent} and mount again"
+    )

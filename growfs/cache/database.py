@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import trio
 
 from growfs import disk
-from growfs.cache.schema import PAGE_CACHE_KIB, Query, missing, read_only
+from growfs.cache.cache_folder import FORMAT, unreadable
+from growfs.cache.schema import PAGE_CACHE_KIB, Query, create, read_only
 from growfs.cache.spare import Spare
-from growfs.errors import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,9 @@ class Database:
         self._writer.execute("PRAGMA synchronous = NORMAL")
         self._writer.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
         self._writer.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
-        script = missing(self._writer)
-        with transaction(self._writer):
-            for statement in script.split(";\n"):
-                self._writer.execute(statement)
+        if self._writer.execute("PRAGMA user_version").fetchone() != (FORMAT,):
+            with transaction(self._writer):
+                create(self._writer)
         self._reader = read_only(path)
         self._writing_thread = trio.CapacityLimiter(1)
 
@@ -157,13 +156,6 @@ class Database:
         self._reader.close()
         self._writer.close()
         self.spare.give_up()
-
-
-def unreadable(path: Path, error: sqlite3.DatabaseError) -> Unreadable:
-    """The error for a database that cannot be read. A disk that fails may make it look damaged."""
-    return Unreadable(
-        f"{path}: {error}; look at the cache's disk (dmesg); if it is well, delete {path.parent} and mount again"
-    )
 
 
 @contextmanager

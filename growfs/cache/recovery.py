@@ -27,26 +27,25 @@ log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
-    """What tells the file that was admitted from any other: inode number, change time, and digest of the content."""
+    """Which file on the disk is the one that was admitted: its inode number and change time."""
 
     ino: int
     ctime_ns: int
-    digest: str
 
 
 def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None:
     """The identity that a file has now, if it has the content that `expected` is the digest of; else None.
 
-    flags: as in `digest.verify`. Raises TooManyOpen, which is no statement about the file.
+    flags: as in `digest.of`. Raises TooManyOpen, which is no statement about the file.
     """
     try:
         stat = path.lstat()
-        found = digest.verify(path, expected, flags) if S_ISREG(stat.st_mode) else None
+        is_same = S_ISREG(stat.st_mode) and digest.of(path, flags) == expected
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None
         return None
-    return Identity(stat.st_ino, stat.st_ctime_ns, found) if found else None
+    return Identity(stat.st_ino, stat.st_ctime_ns) if is_same else None
 
 
 def verify_on_medium(path: Path, expected: str) -> bool:
@@ -65,7 +64,7 @@ def verify_on_medium(path: Path, expected: str) -> bool:
 
 def set_identity(writer: sqlite3.Connection, id: int, identity: Identity) -> None:
     """Record which file on the disk is the resident one."""
-    writer.execute("UPDATE resident SET ino = ?, ctime_ns = ?, digest = ? WHERE id = ?", (*identity, id))
+    writer.execute("UPDATE resident SET ino = ?, ctime_ns = ? WHERE id = ?", (*identity, id))
 
 
 def boot_id() -> str:

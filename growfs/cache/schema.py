@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from growfs.remote.names import extension
+from growfs.cache.cache_folder import FORMAT
 
 Query = Callable[..., Iterable[Any]]
 """Runs a query with its values; returns its rows, which are read as they are asked for."""
@@ -30,9 +30,6 @@ DIRECTORY_CACHE_MAX = 100_000
 
 PAGE_CACHE_KIB = 2 * 1024
 """For each connection. The kernel's page cache has the rest: with ten million rows, 16 MiB were no faster."""
-
-VERSION = 4
-"""Of the schema (PRAGMA user_version). The first had none."""
 
 PINNED, FROZEN = 1, 2
 """Bits of the column `pinned`. Both keep a file from being delisted and evicted: `growfs pin`, or --freeze."""
@@ -71,36 +68,27 @@ CREATE TABLE resident (
     bytes INTEGER NOT NULL,                -- allocated on the disk
     ino INTEGER NOT NULL,                  -- with ctime_ns: identifies the cached file
     ctime_ns INTEGER NOT NULL,
-    digest TEXT NOT NULL,                  -- of the content; growfs.remote.digest has its forms
+    digest TEXT NOT NULL,                  -- of the content, as growfs.remote.digest makes it
     durable INTEGER NOT NULL DEFAULT 0     -- 1: a syncfs has covered it
 );
 CREATE INDEX resident_by_parent ON resident (parent, seq);
 CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
+CREATE INDEX resident_by_queue_position ON resident (queue_position) WHERE suffix IS NOT NULL AND delisted IS NULL;
+CREATE INDEX delisted ON resident (delisted, queue_position, bytes) WHERE delisted IS NOT NULL;
+CREATE INDEX resident_files ON resident (seq) WHERE suffix IS NOT NULL;
 
 -- Names of the remote that cannot be files here. listing: the number of the last listing that had the name.
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT NOT NULL, listing INTEGER NOT NULL) WITHOUT ROWID;
-"""
-
-
-INDEXES = """
-CREATE INDEX resident_by_queue_position ON resident (queue_position) WHERE suffix IS NOT NULL AND delisted IS NULL;
-CREATE INDEX delisted ON resident (delisted, queue_position, bytes) WHERE delisted IS NOT NULL;
 
 -- Generations: the last admission that each shows, and when it began (seconds since 1970). Those are kept that were the
 -- first to show a file which is still cached, and the last one.
 CREATE TABLE generation (number INTEGER PRIMARY KEY, last_seq INTEGER NOT NULL, began REAL NOT NULL);
-"""
-
-USAGE = """
-CREATE INDEX resident_files ON resident (seq) WHERE suffix IS NOT NULL;
 CREATE INDEX generation_by_seq ON generation (last_seq);
 
 -- How often each file was fetched and opened. A table of its own, because opens are counted for thousands of files at a
 -- time, and in the large rows of `node` each of them would change another page.
 CREATE TABLE usage (id INTEGER PRIMARY KEY, fetches INTEGER NOT NULL DEFAULT 0, opens INTEGER NOT NULL DEFAULT 0);
-"""
 
-HISTORY = f"""
 -- What the cache held and did over time; growfs.cache.history explains the columns.
 CREATE TABLE history (
     uptime_s INTEGER PRIMARY KEY,          -- how long daemons have served this cache, in all
@@ -120,56 +108,23 @@ CREATE TABLE history (
     missed_files INTEGER NOT NULL,
     wait_ms INTEGER NOT NULL
 );
-PRAGMA user_version = {VERSION};
+PRAGMA user_version = {FORMAT};
 """
 
-FROM_1 = """
-ALTER TABLE node ADD COLUMN first_shown INTEGER;
-ALTER TABLE node ADD COLUMN last_shown INTEGER;
-ALTER TABLE resident ADD COLUMN suffix TEXT;
-ALTER TABLE resident ADD COLUMN queue_position INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE resident ADD COLUMN delisted INTEGER;
-ALTER TABLE resident ADD COLUMN opened INTEGER NOT NULL DEFAULT 0;
-UPDATE resident SET queue_position = seq,
-    suffix = (SELECT extension(name) FROM node n WHERE n.id = resident.id AND is_dir = 0);
-"""
-"""Migrates the first version; INDEXES, FROM_2 and HISTORY follow."""
 
-FROM_2 = f"""
-{USAGE}
-INSERT INTO usage SELECT id, fetches, opens FROM node WHERE is_dir = 0 AND fetches > 0;
-DROP INDEX fetched;
-"""
-"""Migrates the second version; HISTORY follows, which is all that the third lacks. The columns fetches and opens of
-`node` stay, unused: SQLite before 3.35 drops none."""
-
-
-def missing(writer: sqlite3.Connection) -> str:
-    """The statements that create or migrate the schema; none where it is current."""
-    (version,) = writer.execute("PRAGMA user_version").fetchone()
-    if version == VERSION:
-        return ""
-    if version == 3:
-        return HISTORY
-    if version == 2:
-        return FROM_2 + HISTORY
-    if not writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone():
-        return SCHEMA + INDEXES + USAGE + HISTORY
-    writer.create_function("extension", 1, extension, deterministic=True)
-    return FROM_1 + INDEXES + FROM_2 + HISTORY
+def create(writer: sqlite3.Connection) -> None:
+    """Create the schema in a database that is empty, within a transaction."""
+    for statement in SCHEMA.split(";\n"):
+        writer.execute(statement)
 
 
 def read_only(path: Path) -> sqlite3.Connection:
     """A connection that cannot write, for the calling thread."""
-    connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, isolation_level=None, cached_statements=256)
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, cached_statements=256
+    )
     connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
     return connection
-
-
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(path))
 
 
 def row_of_connection(connection: sqlite3.Connection) -> RowOf:

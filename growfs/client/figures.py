@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from growfs.cache.cache_folder import is_in_use
+from growfs.cache.cache_folder import DATABASE, check_format, is_in_use
 from growfs.cache.schema import ROOT, directory_path, read_only, row_of_connection
 from growfs.errors import GrowfsError
 
@@ -77,19 +77,19 @@ class Figures:
 
 def read(cache: Path, last_s: float | None = None) -> Figures:
     """Read the figures of a cache; last_s: of the time before its last row only. Raises GrowfsError."""
+    check_format(cache)
     try:
-        with closing(read_only(cache / "catalog.sqlite")) as connection:
+        with closing(read_only(cache / DATABASE)) as connection:
             connection.row_factory = sqlite3.Row
             connection.execute("BEGIN")  # all queries see one snapshot
             mount = connection.execute("SELECT value FROM meta WHERE key = 'mount'").fetchone()
             history = _history(connection, last_s) if mount else []
             if not history:
-                raise GrowfsError(f"{cache}: has no history yet; mount it with this version of growfs first")
+                raise GrowfsError(f"{cache}: has no history yet; mount it first")
             (shown, total), opens = _directories(connection), _opens(connection)
     except sqlite3.DatabaseError as error:
         raise GrowfsError(
-            f"{cache}: has no history that can be read ({error}); run this as the user who mounted it, and with the"
-            " version of growfs that did"
+            f"{cache}: has no history that can be read ({error}); run this as the user who mounted it"
         ) from None
     return Figures(json.loads(mount["value"]), is_in_use(cache), time.time(), history, opens, shown, total)
 

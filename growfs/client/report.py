@@ -18,6 +18,7 @@ from typing import Any
 
 from humanfriendly import format_size, format_timespan
 
+from growfs.cache.cache_folder import DATABASE
 from growfs.client.charts import LEGENDS, STATES, Charts, charts, coverage
 from growfs.client.figures import Figures, read
 from growfs.daemon.running import find
@@ -91,7 +92,7 @@ def _library() -> str:
 def _cache(place: Path) -> Path:
     """The folder of a cache."""
     with suppress(OSError):  # a dead mount
-        if (place / "catalog.sqlite").is_file():
+        if (place / DATABASE).is_file():
             return place
     return find(place).cache
 

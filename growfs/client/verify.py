@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from growfs import disk
-from growfs.cache.cache_folder import locked
+from growfs.cache.cache_folder import DATABASE, check_format, locked
 from growfs.cache.recovery import verify_on_medium
 from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection, set_meta
 from growfs.client.progress import Bar
@@ -23,7 +23,6 @@ from growfs.daemon.running import find, living
 from growfs.errors import GrowfsError
 from growfs.workers.process import lower_disk_priority
 
-CATALOG = "catalog.sqlite"
 BATCH_FILES = 1000
 
 
@@ -54,9 +53,9 @@ def verify(place: Path) -> Verified:
 
 def _caches(place: Path) -> list[Path]:
     with suppress(OSError):  # a dead mount
-        if (place / CATALOG).is_file():
+        if (place / DATABASE).is_file():
             return [place]
-        if found := sorted(path.parent for path in place.glob(f"*/{CATALOG}")):
+        if found := sorted(path.parent for path in place.glob(f"*/{DATABASE}")):
             return found
     mounted = find(place)
     if not living(mounted):
@@ -66,6 +65,7 @@ def _caches(place: Path) -> list[Path]:
 
 def _verify(cache: Path, total: Verified, bar: Bar) -> None:
     with locked(cache) as is_ours:
+        check_format(cache)
         damaged = _damaged(cache, total, bar)
         if not damaged:
             return
@@ -91,7 +91,7 @@ def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
     """The paths of the files that are not as they were fetched, by node id."""
     damaged: dict[int, str] = {}
     try:
-        with closing(read_only(cache / CATALOG)) as connection:
+        with closing(read_only(cache / DATABASE)) as connection:
             count, bytes = connection.execute(
                 "SELECT count(*), coalesce(sum(bytes), 0) FROM resident WHERE suffix IS NOT NULL"
             ).fetchone()
@@ -123,7 +123,7 @@ def _rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, int, str]]
 
 def _remove(cache: Path, damaged: dict[int, str]) -> None:
     """Remove files of a cache that is locked here. Its rows are no longer trusted as they are."""
-    with closing(sqlite3.connect(cache / CATALOG)) as connection, connection:
+    with closing(sqlite3.connect(cache / DATABASE)) as connection, connection:
         set_meta(connection, "clean", 0)
     for path in damaged.values():
         with suppress(FileNotFoundError):

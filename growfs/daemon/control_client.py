@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from growfs.cache.cache_folder import FORMAT, daemon_of
 from growfs.errors import GrowfsError, UsageError
 
 SOCKET = "control.sock"
@@ -47,8 +48,13 @@ def call(
 ) -> Any:
     """Have the daemon of a cache folder run a command; returns its result. answer_s: how long its next line may take.
 
-    Raises GrowfsError if the command fails or no daemon answers.
+    Raises GrowfsError if the command fails or no daemon answers, or one of a version with other commands and figures.
     """
+    daemon = daemon_of(folder)
+    if daemon and daemon.get("format") != FORMAT:
+        raise GrowfsError(
+            f"{daemon['mountpoint']}: mounted by another version of growfs; unmount it, and mount it again"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(answer_s)
         try:

@@ -99,7 +99,9 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
             raise error
         if "ready" in message:
             return dict(message["ready"])
-        if on_progress:
+        if "note" in message:
+            sys.stderr.write(f"note: {message['note']}\n")  # at once, as filling the cache again takes long
+        elif on_progress:
             on_progress(message["progress"])
     errors.seek(0)
     printed = errors.read().strip()

@@ -1,7 +1,8 @@
 """The daemon process: opens the cache, runs the components of one mount, and leaves the cache in order.
 
 It runs in a session of its own. It reads a pickled MountRequest from standard input, and ends if none comes. It writes
-lines of JSON to the file descriptor FD: {"progress": ...} any number of times, then {"ready": ...} or {"error": ...}.
+lines of JSON to the file descriptor FD: {"note": ...} and {"progress": ...} any number of times, then {"ready": ...} or
+{"error": ...}.
 If the reader closes the pipe before that, the daemon unmounts and ends.
 """
 
@@ -26,8 +27,7 @@ from typing import Any
 import trio
 from setproctitle import setproctitle
 
-from growfs.cache.cache_folder import CacheFolder, open_cache
-from growfs.cache.database import unreadable
+from growfs.cache.cache_folder import CacheFolder, open_cache, other_format, unreadable
 from growfs.cache.open_files import IDLE_MAX
 from growfs.cache.store import Store
 from growfs.daemon.log_file import LogFile, OutputFormatter
@@ -173,7 +173,13 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     folder = open_cache(request.options.cache_dir, spec, url)
     log_file: LogFile | None = None
     try:
+        if other := other_format(folder.path):
+            other += "; it is emptied and filled again"
+            launcher.report(note=other)
+            folder.empty()
         log_file, recent = _start_log(folder)
+        if other:
+            log.warning("%s", other)
         if confined is not None:
             log.info(CONFINED if confined else UNCONFINED)
         folder.announce(url, request.mountpoint)

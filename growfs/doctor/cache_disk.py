@@ -16,7 +16,7 @@ from typing import IO
 from humanfriendly import format_size
 
 from growfs import disk
-from growfs.cache.cache_folder import check_cache, unusable
+from growfs.cache.cache_folder import DATABASE, check_cache, other_format, unusable
 from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import Options
 from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
@@ -62,6 +62,8 @@ class CacheDisk:
             yield Check.failed("folder", unusable(self.folder, OSError(error.errno, error.strerror)))
             return
         yield ok("folder", str(cache_dir) + ("" if self.folder == cache_dir else ", to be created"))
+        if self._name is not None and (found := _check_format(cache_dir / self._name)):
+            yield found
         yield self._check_file_system()
         space = self._check_space()
         yield space
@@ -108,7 +110,7 @@ class CacheDisk:
         """What the cache has already. Its database is read as it is, without the files that SQLite would make."""
         if self._name is None:
             return 0
-        database = self._options.cache_dir / self._name / "catalog.sqlite"
+        database = self._options.cache_dir / self._name / DATABASE
         with suppress(sqlite3.Error), closing(sqlite3.connect(f"{database.as_uri()}?immutable=1", uri=True)) as catalog:
             return int(catalog.execute("SELECT coalesce(sum(bytes), 0) FROM resident").fetchone()[0])
         return 0
@@ -136,6 +138,16 @@ class CacheDisk:
             return Check.failed("speed", unusable(self.folder, error))
         self.disk = Disk(self.disk.room, write, read)
         return ok("speed", f"writes {format_size(write)}/s, reads {format_size(read)}/s, one file at a time")
+
+
+def _check_format(cache: Path) -> Check | None:
+    """Whether a mount would go on with the cache that there is."""
+    try:
+        other = other_format(cache)
+    except GrowfsError as error:
+        return Check.failed("catalog", error)
+    text, remedy = f"{other}; a mount empties it and fills it again", "to keep what is cached, pass another --cache-dir"
+    return warning("catalog", text, remedy) if other else None
 
 
 def size_of(size: CacheSize, available: int) -> int:

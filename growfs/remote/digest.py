@@ -1,8 +1,6 @@
 """growfs's own digest of a local file: the CRC-64/NVME of its content, combined from parts that come in any order.
 
-A digest is a text that begins with the name of its algorithm. Caches that older versions wrote have XXH3 (64 bits)
-without a name: of the content, or, for a file larger than 16 MiB, of the XXH3s of its 16 MiB parts, followed by a
-hyphen and their number. Such a digest is verified once more, and then replaced.
+A digest is a text that begins with the name of its algorithm.
 
 Every process of growfs imports this module, and few of them compute a digest. So awscrt, which takes 40 ms to import,
 is imported on first use.
@@ -12,11 +10,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-XXH3_PART_BYTES = 16 << 20
 BUFFER_BYTES = 1 << 20  # 4 MiB exceed a core's cache, and take a fifth longer
 ALGORITHM = "crc64nvme:"
 
@@ -79,60 +75,16 @@ class Digest(CrcParts):
         return f"{ALGORITHM}{self.combined()[0]:016x}"
 
 
-def of(path: Path) -> str:
-    """The digest of a file on the disk. Raises OSError."""
+def of(path: Path, flags: int = 0) -> str:
+    """The digest of a file on the disk. flags: more of them for open(2). Raises OSError."""
     digest = Digest()
     stream = digest.part(0)
-    for piece in _pieces(path):
+    for piece in _pieces(path, flags):
         stream.update(piece)
     return digest.text()
 
 
-def verify(path: Path, expected: str, flags: int = 0) -> str | None:
-    """The digest of a file on the disk; None where its content is not the one that `expected` was made of.
-
-    It differs from `expected` where that is an XXH3. flags: more of them for open(2). Raises OSError.
-    """
-    digest = Digest()
-    stream = digest.part(0)
-    old = None if expected.startswith(ALGORITHM) else _Xxh3(in_parts="-" in expected)
-    for piece in _pieces(path, flags):
-        stream.update(piece)
-        if old:
-            old.update(piece)
-    text = digest.text()
-    return text if (old.text() if old else text) == expected else None
-
-
-class _Xxh3:
-    """The digest that older versions computed."""
-
-    def __init__(self, in_parts: bool) -> None:
-        from awscrt.checksums import XXHash
-
-        self._new = XXHash.new_xxhash3_64
-        self._part_bytes = self._left = XXH3_PART_BYTES if in_parts else sys.maxsize
-        self._parts = [self._new()]
-
-    def update(self, piece: memoryview) -> None:
-        while piece:
-            if not self._left:
-                self._parts.append(self._new())
-                self._left = self._part_bytes
-            fits, piece = piece[: self._left], piece[self._left :]
-            self._parts[-1].update(bytes(fits))
-            self._left -= len(fits)
-
-    def text(self) -> str:
-        digests = [part.finalize() for part in self._parts]
-        if len(digests) == 1:
-            return str(digests[0].hex())
-        whole = self._new()
-        whole.update(b"".join(digests))
-        return f"{whole.finalize().hex()}-{len(digests)}"
-
-
-def _pieces(path: Path, flags: int = 0) -> Iterator[memoryview]:
+def _pieces(path: Path, flags: int) -> Iterator[memoryview]:
     """The content of a file, in one buffer that is used again and again."""
     # Mapped it is twice as fast, but a disk's error would end the process.
     with open(path, "rb", buffering=0, opener=lambda name, mode: os.open(name, mode | flags)) as file:

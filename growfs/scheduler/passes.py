@@ -17,8 +17,8 @@ import trio
 from humanfriendly import format_size
 
 from growfs import disk
+from growfs.cache.cache_folder import unreadable
 from growfs.cache.catalog import Catalog, Node, Share
-from growfs.cache.database import unreadable
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Order, Pass, groups_of

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from growfs.cache.cache_folder import FORMAT
 from growfs.fuse.mounting import mounted_at
 from tests.cli.support import (
     Done,
@@ -335,15 +334,6 @@ def test_a_cache_directory_of_another_user(growfs: Growfs) -> None:
         assert_refused(done, str(growfs.cache_dir), "Permission denied", "--cache-dir")
         assert list((user.folder / "mnt").iterdir()) == []
         assert processes_of(user.folder) == []
-
-
-@pytest.mark.parametrize("version", [f"{FORMAT + 1}\n", "seven"])
-def test_a_cache_directory_of_a_newer_growfs(growfs: Growfs, remote: Path, version: str) -> None:
-    growfs.cache_dir.mkdir()
-    (growfs.cache_dir / "version").write_text(version)
-    assert_mount_refused(growfs, remote, expected=(f"{growfs.cache_dir}: written by a newer growfs", "update growfs"))
-    assert (growfs.cache_dir / "version").read_text() == version
-    assert [path.name for path in growfs.cache_dir.iterdir()] == ["version"]
 
 
 def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:

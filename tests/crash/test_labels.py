@@ -19,12 +19,13 @@ import pytest
 
 import growfs as package
 from growfs import disk
+from growfs.cache.cache_folder import FORMAT
 from growfs.daemon.launch import stop
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.crash.scene import GatedRemote, Scene, alive, kill_workers
 from tests.forkserver import SETUP_VARIABLE
-from tests.harness import Growfs, files_below, make_tree, until
+from tests.harness import Growfs, files_below, make_tree, set_format, until
 from tests.servers import serving
 
 LABELLED = [name for name, value in vars(disk).items() if callable(value) and value.__module__ == disk.__name__]
@@ -88,6 +89,17 @@ def in_mount_after_crash(growfs: Growfs, fault: str) -> Iterator[Scene]:
         stray = growfs.cache / "files" / "stray" / "file"
         stray.parent.mkdir()
         stray.write_bytes(b"no row")
+        assert scene.mount(fault, check=False).returncode == 1
+        yield scene
+
+
+@contextmanager
+def in_mount_of_another_format(growfs: Growfs, fault: str) -> Iterator[Scene]:
+    with local(growfs) as scene:
+        scene.mount()
+        scene.complete()
+        growfs.umount()
+        set_format(growfs.cache, FORMAT + 1)
         assert scene.mount(fault, check=False).returncode == 1
         yield scene
 
@@ -222,9 +234,10 @@ class FaultPoint:
 
 
 FAULT_POINTS = {
-    "FORMAT": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
+    "TAG": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
     "ANNOUNCE": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
     "SOCKET": FaultPoint(in_mount, ("EIO",), False),
+    "EMPTY": FaultPoint(in_mount_of_another_format, ("EIO",), False),
     "SWEEP_PARTIAL": FaultPoint(in_mount, ("EIO",), False),
     "ORDER_MAPPED": FaultPoint(in_mount, ("EIO",), False),
     "PUBLISH": FaultPoint(in_mount, ("ENOSPC", "EIO"), False),
@@ -258,7 +271,7 @@ def test_after_a_kill_the_next_mount_is_consistent(growfs: Growfs, label: str) -
     with FAULT_POINTS[label].drive(growfs, f"{label}:kill") as scene:
         announced = list(growfs.cache_dir.glob("*/daemon.json"))
         # A daemon that stops by itself removes this file.
-        assert bool(announced) == (label not in ("FORMAT", "ANNOUNCE", "UNDO", "FOLDER"))
+        assert bool(announced) == (label not in ("TAG", "EMPTY", "ANNOUNCE", "UNDO", "FOLDER"))
         if announced:
             scene.wait_for_death()
         scene.check()
@@ -296,7 +309,7 @@ def refusal_logged(growfs: Growfs) -> bool:
     return any(text in growfs.log() for text in texts)
 
 
-@pytest.mark.parametrize("label", ["FORMAT", "ANNOUNCE", "SOCKET", "SWEEP_PARTIAL", "PUBLISH", "PUBLISH_COMMIT"])
+@pytest.mark.parametrize("label", ["TAG", "ANNOUNCE", "SOCKET", "SWEEP_PARTIAL", "PUBLISH", "PUBLISH_COMMIT"])
 def test_a_mount_that_the_disk_refuses_prints_one_line_and_leaves_nothing(growfs: Growfs, label: str) -> None:
     with local(growfs) as scene:
         refused = scene.mount(f"{label}:ENOSPC", check=False)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from awscrt.checksums import XXHash
 
 from growfs.fuse.mounting import is_dead
 from growfs.remote import digest
@@ -172,25 +171,6 @@ def test_the_digest_decides_where_only_the_change_time_differs(growfs: Growfs, s
     growfs.umount()
     row = database(growfs).execute("SELECT digest FROM resident WHERE ino = ?", (before.st_ino,)).fetchone()
     assert row == (digest.of(path),)
-
-
-@pytest.mark.promise(29)
-def test_a_cache_of_an_older_version_is_kept(growfs: Growfs, scene: Scene) -> None:
-    scene.kill()
-    with database(growfs) as rows:  # older versions recorded XXH3 of the content instead of the CRC
-        for path, content in scene.tree.items():
-            ino = (growfs.cache / "files" / path).stat().st_ino
-            old = XXHash.compute_xxhash3_64(content).hex()
-            assert rows.execute("UPDATE resident SET digest = ? WHERE ino = ?", (old, ino)).rowcount == 1
-    rows.close()
-    first, second, *_ = (growfs.cache / "files" / path for path in scene.tree)
-    first.chmod(0o600)
-    second.chmod(0o600)
-    second.write_bytes(bytes(second.stat().st_size))
-    assert remount_and_count_fetches(scene) == 1
-    growfs.umount()
-    row = database(growfs).execute("SELECT digest FROM resident WHERE ino = ?", (first.stat().st_ino,)).fetchone()
-    assert row == (digest.of(first),)
 
 
 @pytest.mark.promise(29)

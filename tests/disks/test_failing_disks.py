@@ -200,11 +200,11 @@ def test_a_power_loss_right_after_the_first_mount_leaves_a_usable_cache(
     growfs.cache_dir = system.folder / "cache"
     growfs.mount(tmp_path / "remote", *FLAGS)
     growfs.kill()
-    for path in (growfs.cache_dir / "version", growfs.cache_dir / "CACHEDIR.TAG", growfs.cache / "daemon.json"):
+    for path in (growfs.cache_dir / "CACHEDIR.TAG", growfs.cache / "daemon.json"):
         path.write_text("")
     growfs.mount(tmp_path / "remote", *FLAGS)
     assert read_all(growfs, tree) == set(tree)
-    assert (growfs.cache_dir / "version").read_text()
+    assert (growfs.cache_dir / "CACHEDIR.TAG").read_text()
     growfs.umount()
 
 

@@ -101,37 +101,8 @@ def test_missing_parts_are_an_error() -> None:
 
 def test_verify_content_compares_a_file_with_its_digest(path: Path) -> None:
     stat, text = path.stat(), of(path)
-    assert verify_content(path, text) == (stat.st_ino, stat.st_ctime_ns, text)
+    assert verify_content(path, text) == (stat.st_ino, stat.st_ctime_ns)
     path.write_bytes(DATA[:-1] + b"!")
     assert verify_content(path, text) is None
     path.unlink()
     assert verify_content(path, text) is None
-
-
-# As versions 1 and 2 of the cache directory have it: XXH3 of the content, or of that of each 16 MiB, and their number.
-XXH3 = [
-    (0, "2d06800538d394c2"),
-    (1000, "33ef703fb2b20ed1"),
-    (16 << 20, "658eb3c8c8b637b8"),
-    ((16 << 20) + 1, "b9d52126f3ee9cb0-2"),
-    ((16 << 20) + 1, "20d6cbcde98aedec"),
-    ((32 << 20) + 300, "b9b37a6f47bd2606-3"),
-    ((32 << 20) + 300, "c858a64edea6dd52"),
-]
-
-
-@pytest.mark.parametrize(("size", "old"), XXH3)
-def test_an_older_digest_is_verified_once_and_replaced(
-    path: Path, monkeypatch: pytest.MonkeyPatch, size: int, old: str
-) -> None:
-    monkeypatch.setattr(digest, "BUFFER_BYTES", 10_000_000)
-    path.write_bytes((bytes(range(251)) * (size // 251 + 1))[:size])
-    stat = path.stat()
-    assert verify_content(path, old) == (stat.st_ino, stat.st_ctime_ns, of(path))
-    for other in ("0" + old[1:], old[:16] + "-4", "", "unknown:1234"):
-        assert verify_content(path, other) is None
-    if size:
-        with path.open("r+b") as file:
-            file.seek(size - 1)
-            file.write(b"\xff")
-        assert verify_content(path, old) is None

@@ -26,7 +26,7 @@ from growfs.cache.history import (
     Sample,
     thin,
 )
-from growfs.cache.schema import HISTORY, INDEXES, SCHEMA, USAGE
+from growfs.cache.schema import create
 
 NOW = 1_700_000_000
 FIRST = Sample("filling", 0, 1, 100, 1000, 0, 10, 1, 0, 1, 100, 0, 0, 0)
@@ -147,7 +147,7 @@ def played(path: Path, *parts: tuple[int, int, int]) -> sqlite3.Connection:
     What a period keeps does not depend on how many rows it had, so most parts have few.
     """
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript(HISTORY)
+    create(connection)
     now_s = 0
     for length_s, every_s, thin_every_s in parts:
         for end_s in range(now_s + thin_every_s, now_s + length_s + 1, thin_every_s):
@@ -184,16 +184,3 @@ def test_whatever_happens_the_rows_are_limited(tmp_path: Path) -> None:
     (rows, last) = connection.execute("SELECT count(*), max(uptime_s) FROM history").fetchone()
     connection.close()
     assert (rows, last) == (ROWS_MAX, 60 * YEAR_S)
-
-
-async def test_a_database_without_history_gets_one_and_keeps_the_rest(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "catalog.sqlite")
-    connection.executescript(f"{SCHEMA}{INDEXES}{USAGE}PRAGMA user_version = 3")
-    connection.execute("INSERT INTO usage VALUES (7, 1, 5)")
-    connection.commit()
-    connection.close()
-    mount = Mount(tmp_path)
-    assert mount.database.rows("SELECT * FROM usage") == [(7, 1, 5)]
-    mount.history.save_now()
-    assert len(mount.rows()) == 1
-    mount.database.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from growfs.cache.cache_folder import DATABASE
 from growfs.cache.schema import ROOT, directory_path, read_only, row_of_connection
 from growfs.daemon.control_client import call
 from growfs.daemon.render import files, state_text
@@ -126,8 +127,6 @@ class Watch:
             self.samples.clear()  # its counters began anew
         self._seen.extend(changes(self.status, status))
         fetch, opens = status["fetch"], status["opens"]
-        if "total" not in opens:
-            raise GrowfsError(f"{self.mountpoint}: mounted by growfs {status['version']}; mount again to see it here")
         self.samples.append(Sample(time.monotonic(), fetch["bytes_total"], opens["bytes_total"], opens["total"]))
         self._logged = list(logged(cache / "log"))
         self.status, self.taken_at, self.trouble = status, time.time(), None
@@ -149,7 +148,7 @@ class Watch:
             if self.status and not self.trouble:
                 began = time.monotonic()
                 try:
-                    self.survey = survey(Path(self.status["cache_dir"]) / "catalog.sqlite")
+                    self.survey = survey(Path(self.status["cache_dir"]) / DATABASE)
                     self._changed()
                 except (sqlite3.Error, KeyError):
                     pass  # it is being written, or just removed: the next time

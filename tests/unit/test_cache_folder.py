@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from growfs.cache.cache_folder import CacheFolder, folder_name, open_cache
+from growfs.cache.cache_folder import FORMAT, CacheFolder, folder_name, open_cache, other_format
+from growfs.cache.database import Database
 from growfs.errors import GrowfsError
 from growfs.remote.interface import RemoteSpec
 from tests.cli.support import NOBODY, needs_root
-from tests.harness import until
+from tests.harness import set_format, until
 
 URL = "s3://bucket/train"
 SPEC = RemoteSpec(url=URL)
@@ -133,9 +136,62 @@ def test_a_folder_that_others_may_write_to_is_refused(cache_dir: Path, folder: P
         open_cache(cache_dir, SPEC, URL)
 
 
-def test_the_format_is_not_written_through_a_link(cache_dir: Path, tmp_path: Path) -> None:
+def test_the_tag_is_not_written_through_a_link(cache_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
-    (cache_dir / "version.new").symlink_to(tmp_path / "victim")
+    (cache_dir / "CACHEDIR.TAG.new").symlink_to(tmp_path / "victim")
     open_and_release(cache_dir)
     assert (tmp_path / "victim").read_text() == "precious"
-    assert (cache_dir / "version").is_file()
+    assert (cache_dir / "CACHEDIR.TAG").is_file()
+
+
+def test_a_cache_of_another_format_is_emptied_but_for_its_lock(cache_dir: Path) -> None:
+    cache = open_cache(cache_dir, SPEC, URL)
+    assert other_format(cache.path) == ""
+    Database(cache.database).close()
+    assert other_format(cache.path) == ""
+    set_format(cache.path, FORMAT + 1)
+    assert f"its format is {FORMAT + 1}" in other_format(cache.path)
+    (cache.path / "files/a").mkdir(parents=True)
+    (cache.path / "files/a/1").write_text("1")
+    (cache.path / "files/out").symlink_to(cache_dir)
+    (cache.path / "log").write_text("")
+    cache.empty()
+    assert [path.name for path in cache.path.iterdir()] == ["lock"]
+    assert (cache_dir / "CACHEDIR.TAG").exists()
+    assert other_format(cache.path) == ""
+    cache.release()
+
+
+def test_what_a_crash_has_left_in_the_log_of_the_database_counts(cache_dir: Path) -> None:
+    cache = open_cache(cache_dir, SPEC, URL)
+    database = Database(cache.database)
+    header = cache.database.read_bytes()[60:64]  # sqlite.org/fileformat2.html: the user version
+    assert int.from_bytes(header, "big") == 0
+    assert other_format(cache.path) == ""
+    set_format(cache.path, FORMAT + 1)
+    assert f"its format is {FORMAT + 1}" in other_format(cache.path)
+    database.close()
+    cache.release()
+
+
+def test_a_refused_mount_leaves_a_cache_of_another_format_as_it_is(cache_dir: Path) -> None:
+    cache = open_cache(cache_dir, SPEC, URL)
+    Database(cache.database).close()
+    set_format(cache.path, FORMAT + 1)
+    before = {path: path.read_bytes() for path in cache_dir.rglob("*") if path.is_file()}
+    with pytest.raises(GrowfsError, match="another growfs is starting"):
+        open_cache(cache_dir, SPEC, URL)
+    assert {path: path.read_bytes() for path in cache_dir.rglob("*") if path.is_file()} == before
+    cache.release()
+
+
+def test_a_folder_with_another_database_is_not_a_cache(cache_dir: Path) -> None:
+    cache = open_cache(cache_dir, SPEC, URL)
+    with closing(sqlite3.connect(cache.database)) as connection:
+        connection.execute("CREATE TABLE photos (name TEXT)")
+    with pytest.raises(GrowfsError, match="is not the catalog of a cache of growfs"):
+        other_format(cache.path)
+    cache.database.write_bytes(b"no database" * 1000)
+    with pytest.raises(GrowfsError, match="file is not a database"):
+        other_format(cache.path)
+    cache.release()
