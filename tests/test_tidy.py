@@ -101,6 +101,21 @@ def test_only_wiring_constructs_components() -> None:
     assert not {name: components for name, components in constructed.items() if components}
 
 
+CONNECT_SOCKETS = {"growfs.daemon.control_client", "growfs.daemon.service_manager", "growfs.remote.http.connection"}
+
+
+def test_only_wiring_connects_components() -> None:
+    connect = {
+        name
+        for name, tree in MODULES.items()
+        for call in calls(tree)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "connect"
+        and not (isinstance(call.func.value, ast.Name) and call.func.value.id == "sqlite3")
+    }
+    assert connect - CONNECT_SOCKETS == {"growfs.daemon.wiring"}
+
+
 def calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 

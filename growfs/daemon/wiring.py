@@ -119,8 +119,10 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     metrics = MetricsServer(options.metrics_addr, snapshot) if options.metrics_addr else None
     producer = request.remote.producer
     cache = _build_cache(options, folder, producer is not None and producer.rename is not None)
-    rotation = _build_rotation(options, cache, workers)
-    scheduler = _build_scheduler(request, folder, workers, cache, rotation)
+    first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
+    peers = _build_peers(request, workers, cache, first.place)
+    rotation = _build_rotation(options, cache, workers, peers)
+    scheduler = _build_scheduler(request, folder, workers, cache, rotation, first, peers)
 
     virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
     if request.fills:
@@ -194,6 +196,8 @@ def _build_mount(
     choice = EngineChoice(options.engine, cache.store.folder / "partial")
     engine = choice.create(vfs)
     vfs.name_invalidated.connect(engine.forget_name)
+    cache.store.damaged.connect(vfs.note_damaged)
+    cache.store.descriptor_closed.connect(engine.drop_descriptor)
     return _FrontEnd(engine, choice.reason, vfs.misses, vfs.opens, {})
 
 
@@ -227,7 +231,7 @@ def _build_cache(options: Options, folder: CacheFolder, has_names_of_its_own: bo
     return _Cache(database, catalog, store, budget, usage)
 
 
-def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool) -> _Rotation:
+def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool, peers: Peers | None) -> _Rotation:
     database, store = cache.database, cache.store
     rotates = options.rotation != "never"
     decide = partial(plan_next, workers, store, database.path)
@@ -235,14 +239,20 @@ def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool) -> _Ro
     generations = Generations(database, cache.catalog, store, policy, decide)
     always = options.rotation == "always"
     readers = Readers(generations, options.settle, options.hold_idle, always, cache.usage.recently_opened)
-    space = Space(database, store, generations, readers.holds)
+    space = Space(database, store, generations, readers.holds, peers.awaits if peers else None)
     for evictable in (readers.released, generations.written):
         evictable.connect(store.space_freed.notify)
     return _Rotation(generations, readers, space)
 
 
 def _build_scheduler(
-    request: MountRequest, folder: CacheFolder, workers: WorkerPool, cache: _Cache, rotation: _Rotation
+    request: MountRequest,
+    folder: CacheFolder,
+    workers: WorkerPool,
+    cache: _Cache,
+    rotation: _Rotation,
+    first: Pass,
+    peers: Peers | None,
 ) -> _Scheduler:
     options, catalog, store = request.options, cache.catalog, cache.store
     outage = Outage(partial(probe_in_worker, workers, catalog, folder.partial))
@@ -252,9 +262,7 @@ def _build_scheduler(
     if has_producer and (size := store.largest_resident()) is not None:
         sizes.learn(size)
     downloads = InFlightTable(catalog, Groups(cache.database, options.group), folder.partial, sizes)
-    first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
-    order = PassOrder(workers, catalog, folder.partial, first)
-    peers = _build_peers(request, workers, cache, order)
+    order = PassOrder(workers, catalog, folder.partial, first, peers.locate if peers else None)
     dispatcher = Dispatcher(
         workers, request.processes, options.bandwidth, has_producer, peers.holders if peers else None
     )
@@ -263,32 +271,39 @@ def _build_scheduler(
     dispatcher.refused.connect(outage.suspect)
     outage.began.connect(dispatcher.recall)
     outage.ended.connect(dispatcher.resume)
+    outage.ended.connect(catalog_sync.retry)
     fetcher = Fetcher(
         downloads, store, rotation.space, dispatcher, catalog_sync.update_file, outage, options.miss_timeout
     )
+    dispatcher.received.connect(fetcher.counters.add_bytes)
+    dispatcher.received_from_peers.connect(fetcher.counters.add_peer_bytes)
     condition = StartCondition(
         options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
     )
     prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files, outage)
     store.returned_to_pass.connect(prefetch.draw_evicted)
+    for changed in (outage.began, outage.ended):
+        changed.connect(prefetch.changed.notify)
     drawer = Drawer(catalog, store, fetcher, rotation.space, cache.budget, prefetch)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
     updater = VersionUpdater(catalog, store, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
     start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
     if peers:
+        order.computed.connect(peers.note_order)
         drawer.drawn.connect(peers.note_drawn)
-        rotation.space.awaited = peers.awaits
     return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start, peers)
 
 
-def _build_peers(request: MountRequest, workers: WorkerPool, cache: _Cache, order: PassOrder) -> Peers | None:
+def _build_peers(
+    request: MountRequest, workers: WorkerPool, cache: _Cache, place: Callable[[str], float]
+) -> Peers | None:
     options, token = request.options, request.remote.peer_token
     if not (options.peers and options.peer_addr and token):
         return None
     listening("--peer-addr", *options.peer_addr).close()  # a worker will
     settings = PeerSettings(options.peers, options.peer_addr, token, options.peer_bandwidth)
-    return Peers(settings, workers, cache.database, cache.catalog, cache.store, order)
+    return Peers(settings, workers, cache.database, cache.catalog, cache.store, place)
 
 
 def _sample(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: Misses) -> Sample:

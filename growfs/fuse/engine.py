@@ -43,6 +43,9 @@ class KernelEngine(Engine, Protocol):
     def forget_name(self, parent: int, name: str) -> None:
         """Make the kernel look up a name of that directory again."""
 
+    def drop_descriptor(self, id: int) -> None:
+        """Have the kernel drop a cached file, whose descriptor was closed."""
+
 
 class EngineChoice:
     """The requested engine, or with "auto" the fastest engine that works for files in folder.

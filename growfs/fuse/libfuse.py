@@ -97,6 +97,9 @@ class LibfuseEngine(pyfuse3.Operations):
         if self._mounted:
             pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), name.encode(), ignore_enoent=True)
 
+    def drop_descriptor(self, id: int) -> None:
+        """Do nothing: the kernel has no file of the cache."""
+
     # Requests. `ctx.pid` is the id of the thread that makes the system call.
 
     @eio_on_error

@@ -66,7 +66,6 @@ class PassthroughEngine:
         self._backing_ids: dict[int, int] = {}
         self._to_open_ahead: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._pending: dict[int, PendingRequest] = {}
-        vfs.descriptor_closed.connect(self._drop_backing_id)
         self._handlers: dict[int, tuple[str, Callable[[FuseRequest], None]]] = {
             opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
         }
@@ -319,7 +318,7 @@ class PassthroughEngine:
         self._vfs.close(structs.ReleaseIn.unpack(request.message, HEADER).fh)
         self._reply(request)
 
-    def _drop_backing_id(self, id: int) -> None:
+    def drop_descriptor(self, id: int) -> None:
         """Called when a file's descriptor was closed."""
         if (backing_id := self._backing_ids.pop(id, NO_BACKING)) != NO_BACKING:
             close_backing(self._session.fd, backing_id)

@@ -94,9 +94,12 @@ class PeerClient:
     def _downloader(self, peer: str) -> RangeDownloader:
         with self._lock:
             if (downloader := self._downloaders.get(peer)) is None:
-                downloader = self._downloaders[peer] = RangeDownloader(self._threads, timeouts=TIMEOUTS)
-                downloader.is_proxied = lambda scheme, host: False
-                downloader.heads_useful = False  # the digest comes with each part
+                downloader = self._downloaders[peer] = RangeDownloader(
+                    self._threads,
+                    timeouts=TIMEOUTS,
+                    uses_proxies=False,
+                    heads_useful=False,  # the digest comes with each part
+                )
             return downloader
 
 

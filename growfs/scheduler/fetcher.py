@@ -91,8 +91,6 @@ class Fetcher:
         self._unreserved_added = Signal[[]]()
         self._no_space: list[Download] = []
         self._no_space_added = Signal[[]]()
-        dispatcher.received.connect(self.counters.add_bytes)
-        dispatcher.received_from_peers.connect(self.counters.add_peer_bytes)
 
     async def run(self) -> None:
         """Serve until cancelled."""

@@ -247,17 +247,29 @@ FEW_FILES = 1_000
 class PassOrder:
     """Computes the order of each pass. first: the first pass; later ones differ in the number.
 
-    staging: the folder in which a worker writes the order. computed: notified of each order. locate: returns when it is
-    decided where the passes begin.
+    staging: the folder in which a worker writes the order. computed: notified of each order. locate: returns
+    the place at which the passes begin, once that is decided; None where this node has all by itself.
     """
 
-    def __init__(self, workers: WorkerPool, catalog: Catalog, staging: Path, first: Pass) -> None:
+    def __init__(
+        self,
+        workers: WorkerPool,
+        catalog: Catalog,
+        staging: Path,
+        first: Pass,
+        locate: Callable[[], Awaitable[float | None]] | None = None,
+    ) -> None:
         self.first = first
         self.computed = Signal[[Order]]()
-        self.locate: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        self._locate = locate
         self._workers = workers
         self._catalog = catalog
         self._target = staging / "order"
+
+    async def locate(self) -> None:
+        """Return once it is decided where the passes begin."""
+        if self._locate:
+            self.first = replace(self.first, start=await self._locate())
 
     async def remaining(self, size_max: int) -> Order:
         """What the current pass has still to draw, in order. size_max: bytes; larger files cannot be drawn."""

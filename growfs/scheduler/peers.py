@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -26,7 +26,6 @@ from growfs.remote.names import join_address
 from growfs.rotation.circle import Position, awaits, distance, first_place, follower, holders
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
-from growfs.scheduler.passes import PassOrder
 from growfs.signal import Signal
 from growfs.workers.messages import (
     Announce,
@@ -74,7 +73,10 @@ class PeerSettings:
 
 
 class Peers:
-    """Owns what is known of the other nodes, where this one is, and the worker that serves them."""
+    """Owns what is known of the other nodes, where this one is, and the worker that serves them.
+
+    place: of a path, as Pass.place.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class Peers:
         database: Database,
         catalog: Catalog,
         store: Store,
-        order: PassOrder,
+        place: Callable[[str], float],
     ) -> None:
         self.sources = settings.sources
         self._settings = settings
@@ -91,7 +93,7 @@ class Peers:
         self._database = database
         self._catalog = catalog
         self._store = store
-        self._order = order
+        self._place = place
         self._node = uuid.uuid4().hex
         self._head: float | None = None
         self._out_of_order = BitMap64()
@@ -107,10 +109,7 @@ class Peers:
         self._is_serving = False
         self._sent_bytes = 0
         start = database.meta(START)
-        if start is not None:
-            order.first = replace(order.first, start=float(start))
-        order.computed.connect(self._note_order)
-        order.locate = self.locate
+        self._start = None if start is None else float(start)
 
     def figures(self) -> dict[str, Any]:
         """As `peers` in status.json has it."""
@@ -142,21 +141,22 @@ class Peers:
                     failure = str(error)
                 await trio.sleep(RESTART_S)
 
-    async def locate(self) -> None:
-        """Return when it is decided where this node begins."""
-        if self._order.first.start is not None:
-            return
+    async def locate(self) -> float:
+        """The place where this node begins, once that is decided."""
+        if self._start is not None:
+            return self._start
         with trio.move_on_after(FIRST_LOOK_S):
             while not self._is_serving:
                 await self._looked.wait()
         names, own = sorted(self._names()), self._own_name()
         start = first_place(names.index(own), len(names), self._final_span(), list(self._others.values()))
         await self._database.write_with_retry(lambda writer: set_meta(writer, START, str(start)))
-        self._order.first = replace(self._order.first, start=start)
+        self._start = start
         with trio.move_on_after(OTHERS_BEGIN_S):
             while None in self._seen.positions.values():  # they begin too, and then it is known where
                 self._due.set()
                 await trio.sleep(LOOK_AGAIN_S)
+        return start
 
     # Which files the others have, and are about to draw.
 
@@ -165,7 +165,7 @@ class Peers:
         own = self._position()
         if own is None or not self._others:
             return ()
-        return tuple(holders(self._order.first.place(path), own.head, self._others, HOLDERS_MAX))
+        return tuple(holders(self._place(path), own.head, self._others, HOLDERS_MAX))
 
     def awaits(self, ids: Iterable[int]) -> bool:
         """Whether a draw has to wait before it evicts these files, because the next node may still draw one of them.
@@ -178,7 +178,7 @@ class Peers:
             or behind is None
             or now < self._evicts_until
             or not any(
-                awaits(behind, self._order.first.place(self._catalog.path(node)), own)
+                awaits(behind, self._place(self._catalog.path(node)), own)
                 for id in ids
                 if (node := self._catalog.node(id))
             )
@@ -194,19 +194,20 @@ class Peers:
 
     def note_drawn(self, download: Download) -> None:
         """Note that a drawn file is cached."""
-        place = self._order.first.place(download.path)
+        place = self._place(download.path)
         comes_next = self._head is None or distance(self._head, place) < 0.5  # else it failed before, and was late
         if comes_next and download.node.id not in self._out_of_order:
             self._head = place
 
-    def _note_order(self, order: Order) -> None:
+    def note_order(self, order: Order) -> None:
+        """Note which files are drawn out of order, and where the others begin."""
         self._out_of_order = order.frozen_ids | order.seed_ids
         if self._head is None and order.rest and (node := self._catalog.node(abs(order.rest[0]))):
-            self._head = self._order.first.place(self._catalog.path(node))
+            self._head = self._place(self._catalog.path(node))
 
     def _position(self) -> Position | None:
         """Where this node is."""
-        start, head = self._order.first.start, self._head
+        start, head = self._start, self._head
         if start is None:
             return None
         span = min(1.0, self._store.resident_files / max(1, self._catalog.files))

@@ -155,8 +155,6 @@ class PrefetchState:
         self.has_evicted = False
         self._check_whole = check_whole
         self._outage = outage
-        outage.began.connect(self.changed.notify)
-        outage.ended.connect(self.changed.notify)
 
     @property
     def is_interrupted(self) -> bool:

@@ -75,7 +75,6 @@ class CatalogSync:
         self._outage = outage
         self._every_s = every_s
         self._rescheduled = Signal[[]]()
-        outage.ended.connect(self._retry)
         self._retry_due = False
         self._more_wanted = False
 
@@ -118,7 +117,7 @@ class CatalogSync:
         if self._catalog.files and may_be_outage(error):
             self._outage.suspect(error)
 
-    def _retry(self) -> None:
+    def retry(self) -> None:
         """List at once what failed: the remote is back."""
         self._retry_due = self.failure is not None
         self._rescheduled.notify()

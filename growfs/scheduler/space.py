@@ -45,18 +45,25 @@ class Candidates(Protocol):
 class Space:
     """Makes room in the store. Owns the lock under which that happens, so that no two calls count on the same bytes.
 
-    holds: returns what readers hold at that moment. awaited: whether a draw is not to evict these files yet, because
-    another node is about to draw some of them from this one.
+    holds: returns what readers hold at that moment. are_awaited: whether a draw is not to evict these files yet,
+    because another node is about to draw some of them from this one.
     """
 
-    def __init__(self, database: Database, store: Store, generations: Generations, holds: Callable[[], Holds]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        generations: Generations,
+        holds: Callable[[], Holds],
+        are_awaited: Callable[[Sequence[int]], bool] | None = None,
+    ) -> None:
         self._db = database
         self._store = store
         self._generations = generations
         self._holds = holds
         self._making_room = trio.Lock()
         self._warns_from = -math.inf
-        self.awaited: Callable[[Sequence[int]], bool] = lambda ids: False
+        self._are_awaited = are_awaited
 
     @property
     def rotates(self) -> bool:
@@ -91,7 +98,7 @@ class Space:
             if short > 0:
                 candidates = partial(for_a_draw, self._holds(), self._store.shown_seq)
                 chosen = await self._pick(candidates, short, self._store.limit_bytes // BATCH_PARTS)
-                if chosen and self.awaited(chosen):
+                if chosen and self._are_awaited and self._are_awaited(chosen):
                     return None
                 await self._evict(chosen)
             return self._store.reserve(size)  # no other task runs in between

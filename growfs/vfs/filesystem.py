@@ -101,9 +101,8 @@ class Vfs:
     fetch: given a node and its path, returns when the file is resident; raises GrowfsError. Without it, a miss is an
     error at once.
 
-    Signals: `file_opened` (node id) for each open of a cached file; `descriptor_closed` (node id), which may come long
-    after the last close by a reader; `name_invalidated` (directory id, name) for each name that the kernel has to look
-    up again.
+    Signals: `file_opened` (node id) for each open of a cached file; `name_invalidated` (directory id, name) for each
+    name that the kernel has to look up again.
     """
 
     def __init__(
@@ -117,10 +116,8 @@ class Vfs:
         self.misses = Misses()
         self.opens = Opens()
         self.file_opened = Signal[[int]]()
-        self.descriptor_closed = store.descriptor_closed
         self.name_invalidated = Signal[[int, str]]()
         self._damaged: set[int] = set()
-        store.damaged.connect(self._damaged.add)
         self._catalog = catalog
         self._store = store
         self._readers = readers
@@ -306,6 +303,10 @@ class Vfs:
                 self.misses.wait_s += trio.current_time() - waits_from
         self.count_open(handle, missed)
         return handle
+
+    def note_damaged(self, id: int) -> None:
+        """Note that a file was evicted because its content was not the right one."""
+        self._damaged.add(id)
 
     def keeps_content(self, id: int) -> bool:
         """Whether the kernel may keep what it has of a file for the next open: not of one that was damaged once.

@@ -214,6 +214,9 @@ class Engine:
     def forget_name(self, parent: int, name: str) -> None:
         pass
 
+    def drop_descriptor(self, id: int) -> None:
+        pass
+
 
 class Control:
     """The commands, without a socket."""

@@ -72,6 +72,7 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine, device = PassthroughEngine(vfs), Session(ours.detach())
+    cache.store.descriptor_closed.connect(engine.drop_descriptor)
     engine.use(device)
     async with trio.open_nursery() as nursery:
         for run in (readers.run, cache.generations.run):

@@ -77,22 +77,27 @@ class ChecksumMismatch(Exception):
 
 
 class RangeDownloader:
-    """Fetches files, in any thread."""
+    """Fetches files, in any thread.
+
+    uses_proxies: as the environment says. heads_useful: HEADs bring checksums that the GET of a part does not.
+    """
 
     def __init__(
         self,
         threads: TransferThreads,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         timeouts: Timeouts | None = None,
+        *,
+        uses_proxies: bool = True,
+        heads_useful: bool = True,
     ) -> None:
         self.threads = threads
         self._tls = tls
         self._timeouts = timeouts
         self.splits_at_once = True  # until a server sends a whole file where a part was requested
-        self.heads_useful = True  # HEADs bring checksums that the GET of a part does not
-        self.is_proxied: Callable[[str, str], bool] = cache(
-            _is_proxied
-        )  # reading the environment is slow for a small file
+        self.heads_useful = heads_useful
+        self._uses_proxies = uses_proxies
+        self._is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
         self._fallbacks = self._useless_heads = 0
         self._unusable_until = -math.inf
         self._connections: list[Connection] = []
@@ -144,6 +149,10 @@ class RangeDownloader:
         if response.status not in GOOD_STATUSES:
             raise FallBack(f"status {response.status}", counts=response.status not in MISSING_STATUSES)
         return response
+
+    def is_proxied(self, scheme: str, host: str) -> bool:
+        """Whether requests to a host go through a proxy."""
+        return self._uses_proxies and self._is_proxied(scheme, host)
 
     def record_head(self, useful: bool) -> None:
         """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""
