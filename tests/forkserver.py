@@ -54,7 +54,7 @@ PRELOADED = (
     "growfs.workers.worker",
     "growfs.fuse.passthrough",
     "growfs.fuse.libfuse",
-    "growfs.remote.stores.local",
+    "growfs.remote.stores.registry",
     "growfs.remote.manifests.inventory",
     "growfs.remote.manifests.manifest",
     "growfs.remote.wrappers.members",
@@ -66,8 +66,6 @@ PRELOADED = (
 )
 """Modules that the command, the daemon and the workers of most mounts import."""
 PRELOADED_NETWORK = (
-    "growfs.remote.stores.s3.bucket",
-    "growfs.remote.stores.web",
     "s3fs",
     "fsspec.implementations.http",
 )
@@ -439,7 +437,7 @@ def main() -> None:
     for module in sys.argv[3:]:
         with contextlib.suppress(ImportError):  # the program reports a missing module itself
             importlib.import_module(module)
-    if "growfs.remote.stores.s3.bucket" in sys.modules:
+    if "s3fs" in sys.modules:
         parse_descriptions_once()
     gc.collect()
     gc.freeze()

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,15 @@ class Store:
     def spec(self, path: str = "") -> RemoteSpec:
         """All that is needed to open the remote at path."""
         return RemoteSpec(f"{self.url}/{path}".rstrip("/"), self.options, self.endpoint_url, self.anon)
+
+    def below(self, name: str) -> Store:
+        """A folder of it."""
+        return replace(
+            self,
+            url=f"{self.url}/{name}",
+            put=lambda path, data: self.put(f"{name}/{path}", data),
+            delete=lambda path: self.delete(f"{name}/{path}"),
+        )
 
     @property
     def flags(self) -> list[str]:
@@ -331,15 +340,18 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
 def nginx_folder(nginx: Nginx, name: str, webdav: bool) -> Store:
     """A new folder of the server, by its pages of links or by WebDAV."""
     folder = nginx.folder / name
+    if webdav:
+        return files_below(folder, f"webdav://{name}", {"base_url": f"{nginx.url}/dav/"})
+    return files_below(folder, f"{nginx.url}/{name}")
+
+
+def files_below(folder: Path, url: str, options: dict[str, Any] | None = None, is_dated: bool = True) -> Store:
+    """A local folder that is reached at a URL. is_dated: its versions are whole seconds, so each size has a time."""
 
     def put(path: str, data: bytes) -> None:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
-        os.utime(folder / path, (len(data), len(data)))  # versions are of whole seconds
+        if is_dated:
+            os.utime(folder / path, (len(data), len(data)))
 
-    def delete(path: str) -> None:
-        (folder / path).unlink()
-
-    if webdav:
-        return Store(f"webdav://{name}", put, delete, {"base_url": f"{nginx.url}/dav/"})
-    return Store(f"{nginx.url}/{name}", put, delete)
+    return Store(url, put, lambda path: (folder / path).unlink(), options or {})

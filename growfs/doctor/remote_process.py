@@ -25,12 +25,12 @@ from humanfriendly import format_size, format_timespan
 from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, ok, warning
 from growfs.doctor.remote_messages import Busy, Finished, Phase, RemoteToTry
 from growfs.errors import GrowfsError
-from growfs.remote import open_remote, open_store
-from growfs.remote.errors import LOGIN
+from growfs.remote import open_remote
 from growfs.remote.http.connection import Headers
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
-from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.base import StoreRemote
+from growfs.remote.stores.registry import open_store
 from growfs.remote.wrappers import producer_pool
 from growfs.workers import messages
 from growfs.workers.downloader import Downloader
@@ -84,10 +84,7 @@ def _run(probe: RemoteToTry, send: Send) -> None:
         if not (spec.producer and spec.producer.seed is not None):
             name = "remote"
             send(Phase("opening the remote"))
-            store = open_store(spec)
-            if store.store == "file":
-                send(ok("server", "none: a local folder"))
-            elif not _reach(store, send):
+            if not _reach(open_store(spec), send):
                 return
         name = "listing"
         send(Phase("listing the remote", probe.list_s))
@@ -109,10 +106,13 @@ def _check_producer(spec: RemoteSpec) -> Check:
     return warning("producer", f"{text}; nothing keeps it from writing elsewhere", "use a kernel with Landlock")
 
 
-def _reach(store: FsspecRemote, send: Send) -> bool:
+def _reach(store: StoreRemote, send: Send) -> bool:
     """Whether the server can be reached. Sends a Check for each step of the way."""
     send(Phase("looking for credentials"))
     access = store.access()
+    if access is None:
+        send(ok("server", "none: a local folder"))
+        return True
     host = urlsplit(access.server).hostname or ""
     is_direct = host and not store.is_proxied(access.server)
     if is_direct:
@@ -124,7 +124,7 @@ def _reach(store: FsspecRemote, send: Send) -> bool:
     elif host:
         send(ok("server", f"{host}, through a proxy"))
     if not access.credentials:
-        send(Check(Level.FAILURE, "credentials", "none found", LOGIN[store.store]))
+        send(Check(Level.FAILURE, "credentials", "none found", store.login))
         return False
     send(ok("credentials", access.credentials))
     headers: Headers = {}

@@ -17,7 +17,6 @@ from growfs.remote.rate_limits import SharedLimits
 if TYPE_CHECKING:
     from growfs.remote.http.threads import TransferThreads
     from growfs.remote.manifests.manifest import Manifest
-    from growfs.remote.stores.fsspec import FsspecRemote
 
 __all__ = [
     "Page",
@@ -27,7 +26,6 @@ __all__ = [
     "RemoteSpec",
     "Skipped",
     "open_remote",
-    "open_store",
     "preload",
     "preload_transfer",
 ]
@@ -72,8 +70,9 @@ def _open_source(
         from growfs.remote.wrappers.produced import SampledRemote
 
         return SampledRemote(spec, spec.producer, limits)
-    if not spec.manifest and spec.url.startswith(("http://", "https://")) and _is_table(spec.url):
-        spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
+    from growfs.remote.stores.registry import open_store, store_class
+
+    spec = store_class(spec.url).of_folder(spec)
     remote: Remote = open_store(spec, threads)
     if spec.manifest:
         from growfs.remote.manifests.manifest import ManifestRemote
@@ -87,27 +86,16 @@ def _open_source(
     return RetryingRemote(remote, on_busy, threads.sleep if threads else time.sleep) if repeats else remote
 
 
-def _is_table(url: str) -> bool:
-    from growfs.remote.manifests.tables import SUFFIXES, suffix_of
-
-    return suffix_of(url) in SUFFIXES
-
-
 def preload(spec: RemoteSpec) -> None:
     """Import what open_remote(spec) and its first use import, for a process that forks afterwards.
 
     Creates no filesystem, thread or event loop. Raises UsageError as open_remote does.
     """
     open_remote(spec)
-    from growfs.remote.stores.fsspec import store_of
+    if not (spec.producer and spec.producer.seed is not None):
+        from growfs.remote.stores.registry import open_store
 
-    store = store_of(spec.url)
-    if store == "s3" and not (spec.producer and spec.producer.seed is not None):
-        from growfs.remote.stores.s3 import client
-
-        client.preload()
-    elif store == "webdav":
-        import httpcore  # noqa: F401 - its first client does so otherwise
+        open_store(spec).preload()
 
 
 def preload_transfer() -> None:
@@ -115,41 +103,15 @@ def preload_transfer() -> None:
     import awscrt.checksums  # noqa: F401 - of each file a digest is computed
 
 
-def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> FsspecRemote:
-    """The store behind the remote, without its wrappers. Raises UsageError as open_remote does."""
-    from growfs.remote.stores.fsspec import FsspecRemote, import_store, store_of
-
-    store = store_of(spec.url)
-    if store == "file":
-        from growfs.remote.stores.local import LocalRemote
-
-        return LocalRemote(spec, threads)
-    if store == "s3":
-        from growfs.remote.stores.s3.bucket import S3Remote
-
-        return S3Remote(spec, threads)  # it imports s3fs where it needs it
-    import_store(spec.url)
-    if store == "http":
-        from growfs.remote.stores.web import HttpRemote
-
-        return HttpRemote(spec, threads)
-    if store == "hf" and not spec.url.startswith("hf://buckets/"):
-        from growfs.remote.stores.hf import HubRemote
-
-        return HubRemote(spec, threads)
-    return FsspecRemote(spec, threads)
-
-
 def _open_manifest(spec: RemoteSpec, url: str) -> Manifest:
     """The manifest at url. In the same store as the files it is read with their options; in another one with none."""
     from growfs.remote.manifests.inventory import Inventory
     from growfs.remote.manifests.manifest import PathTable
     from growfs.remote.manifests.tables import open_table, suffix_of
-    from growfs.remote.stores.fsspec import FsspecRemote, import_store, store_of
+    from growfs.remote.stores.registry import open_store, store_class, store_name
 
-    import_store(url)
-    same = store_of(url) == store_of(spec.url)
-    manifest = FsspecRemote(replace(spec, url=url) if same else RemoteSpec(url))
+    manifest = open_store(replace(spec, url=url) if store_name(url) == store_name(spec.url) else RemoteSpec(url))
+    manifest.load_library()
     if suffix_of(url) == ".json" or url.endswith("/"):
         return Inventory(manifest, spec)
-    return PathTable(open_table(manifest), spec.url)
+    return PathTable(open_table(manifest), spec.url, store_class(spec.url).is_percent_encoded)

@@ -124,7 +124,7 @@ def test_no_files(growfs: Growfs, tmp_path: Path, rclone_s3: S3Server, remote: P
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("nope://bucket", "nope:// is no store"),
+        ("nope://bucket", "nope:// is not a store"),
         ("", "the URL is empty"),
         ("s3://", "s3://: names no bucket; write it as s3://bucket/prefix"),
         ("s3:///train", "s3:///train: names no bucket"),

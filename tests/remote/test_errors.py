@@ -24,11 +24,12 @@ from growfs.errors import (
     RemoteError,
     UsageError,
 )
-from growfs.remote import open_remote, open_store
-from growfs.remote.errors import translate
+from growfs.remote import open_remote
 from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.stores.fsspec import FsspecRemote, store_of
+from growfs.remote.stores.base import StoreRemote
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.registry import open_store, store_name
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote
 from tests.remote.fake_remote import FakeRemote
@@ -94,19 +95,13 @@ def test_an_unreachable_server_is_busy(tmp_path: Path) -> None:
     options = {"key": "growfs-access", "secret": SECRET}
     assert isinstance(error_of(RemoteSpec("s3://b", options, f"http://127.0.0.1:{port}")), RemoteBusy)
     with pytest.raises(RemoteBusy, match="cannot reach"):
-        open_once(RemoteSpec(f"http://me:{port}@127.0.0.1:{port}/")).stat("x")
-
-
-def open_once(spec: RemoteSpec) -> Any:
-    from growfs.remote import open_store
-
-    return open_store(spec)
+        open_store(RemoteSpec(f"http://me:{port}@127.0.0.1:{port}/")).stat("x")
 
 
 @pytest.mark.parametrize(
     ("url", "more", "message"),
     [
-        ("nope://x", {}, "no store that fsspec knows; examples: s3://"),
+        ("nope://x", {}, "is not a store that fsspec knows; examples: s3://"),
         ("/tmp", {"anon": True}, "--anon makes no sense for file://"),
         ("https://h/", {"endpoint_url": "http://x"}, "--endpoint-url makes no sense for http://"),
         ("memory://h/", {"endpoint_url": "http://x"}, "--endpoint-url makes no sense for memory://"),
@@ -124,7 +119,7 @@ def test_options_that_make_no_sense_are_usage_errors(url: str, more: dict[str, A
 def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(_registry, store_of(url), raising=False)  # where another test has imported it
+    monkeypatch.delitem(_registry, store_name(url), raising=False)  # where another test has imported it
     monkeypatch.delitem(sys.modules, "fsspec.implementations.webdav", raising=False)
     with pytest.raises(UsageError, match=f"pip install {package}"):
         open_remote(RemoteSpec(url, {"base_url": "https://h/"} if package == "webdav4" else {}))
@@ -135,7 +130,9 @@ def test_options_reach_each_store() -> None:
 
     def options(spec: RemoteSpec) -> dict[str, Any]:
         timeouts = {"config_kwargs", "read_timeout"}
-        return {key: value for key, value in FsspecRemote(spec)._options.items() if key not in timeouts}
+        store = open_store(spec)
+        assert isinstance(store, FsspecRemote)
+        return {key: value for key, value in store._options.items() if key not in timeouts}
 
     assert options(RemoteSpec("s3://b", {}, url, True)) == {"client_kwargs": {"endpoint_url": url}, "anon": True}
     assert options(RemoteSpec("gs://b", {}, url, True)) == {"endpoint_url": url, "token": "anon"}
@@ -264,7 +261,7 @@ def test_progress_counts_no_byte_twice(tmp_path: Path) -> None:
 
 def test_secrets_are_removed_from_client_messages() -> None:
     cause = ConnectionResetError(f"GET https://me:{SECRET}@h/x?X-Amz-Signature=abc with {SECRET}\nand more")
-    message = str(translate(cause, f"https://me:{SECRET}@h/x", "http", {SECRET}))
+    message = str(open_store(RemoteSpec(f"https://me:{SECRET}@h/x", {"headers": {"X-Key": SECRET}})).translated(cause))
     assert "abc" not in message
     assert "secret" not in message
     assert message.startswith("https://h/x: cannot reach the server (GET https://h/x?X-Amz-Signature=*** with ***")
@@ -273,14 +270,14 @@ def test_secrets_are_removed_from_client_messages() -> None:
 def test_a_failed_precondition_means_the_file_changed() -> None:
     error = OSError("x")
     error.response = {"ResponseMetadata": {"HTTPStatusCode": 412}}  # type: ignore[attr-defined]
-    assert type(translate(error, "s3://b/x", "s3")) is RemoteChanged
+    assert type(open_store(RemoteSpec("s3://b/x")).translated(error)) is RemoteChanged
 
 
 class Refused(Exception):
     """A client library's error with a status, and Azure's with a code."""
 
     def __init__(self, status: int, code: str = "") -> None:
-        super().__init__("no\nRequestId:1")
+        super().__init__("no\nRequestId:1" if code else "no")
         self.status, self.error_code = status, code
 
 
@@ -303,28 +300,59 @@ def untrusted() -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "store", "server", "message"),
+    ("error", "url", "server", "message"),
     [
-        (ConnectionError("refused"), "s3", "http://h:1", "(refused); check the network and --endpoint-url http://h:1"),
-        (ConnectionError("refused"), "webdav", "http://h/", "and the option base_url http://h/"),
-        (ConnectionError("refused"), "az", "", "and --endpoint-url or the connection string"),
-        (ConnectionError("refused"), "az", "https://h", "the network and --endpoint-url https://h"),
-        (untrusted(), "s3", "https://h", "(self-signed certificate); check --endpoint-url https://h; for a server"),
-        (untrusted(), "s3", "", "for a server of your own set AWS_CA_BUNDLE"),
-        (Refused(405), "webdav", "https://h/", "u: its server has no WebDAV there; check the option base_url https://h/"),
-        (ClientResponseError("Unauthorized"), "http", "", "access denied (401: Unauthorized); credentials"),
-        (untrusted(), "http", "", "check the URL; for a server of your own set SSL_CERT_FILE"),
-        (Refused(403), "hf", "", "denied (403: no); credentials: HF_TOKEN in the environment; check its"),
-        (Refused(403, "AuthenticationFailed"), "az", "", "have expired (no); credentials: HF_TOKEN in"),
-        (ClientAuthenticationError("a page of text"), "az", "", "no credentials found; set AZURE_STORAGE_ACCOUNT_NAME"),
+        (
+            ConnectionError("refused"),
+            "s3://b",
+            "http://h:1",
+            "(refused); check the network and --endpoint-url http://h:1",
+        ),
+        (ConnectionError("refused"), "webdav://x", "http://h/", "and the option base_url http://h/"),
+        (ConnectionError("refused"), "az://c", "", "and --endpoint-url or the connection string"),
+        (ConnectionError("refused"), "az://c", "https://h", "the network and --endpoint-url https://h"),
+        (untrusted(), "s3://b", "https://h", "(self-signed certificate); check --endpoint-url https://h; for a server"),
+        (untrusted(), "s3://b", "", "for a server of your own set AWS_CA_BUNDLE"),
+        (
+            Refused(405),
+            "webdav://x",
+            "https://h/",
+            "webdav://x: its server has no WebDAV there; check the option base_url https://h/",
+        ),
+        (
+            ClientResponseError("Unauthorized"),
+            "http://u:p@h/",
+            "",
+            "access denied (401: Unauthorized); credentials: in the URL",
+        ),
+        (untrusted(), "https://h/", "", "check the URL; for a server of your own set SSL_CERT_FILE"),
+        (Refused(403), "hf://datasets/d", "", "denied (403: no); credentials: HF_TOKEN in the environment; check its"),
+        (
+            Refused(403, "AuthenticationFailed"),
+            "az://c",
+            "",
+            "have expired (no); credentials: AZURE_STORAGE_SAS_TOKEN in the environment; set AZURE",
+        ),
+        (
+            ClientAuthenticationError("a page of text"),
+            "az://c",
+            "",
+            "no credentials found; set AZURE_STORAGE_ACCOUNT_NAME",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_message_names_the_server_the_credentials_and_what_to_do(
-    error: Exception, store: str, server: str, message: str
+    error: Exception, url: str, server: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert message in str(
-        translate(error, "u", store, server=server, credentials=lambda: "HF_TOKEN in the environment")
-    )
+    monkeypatch.setenv("HF_TOKEN", "t")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "t")
+    is_webdav = url.startswith("webdav")
+    spec = RemoteSpec(url, {"base_url": server} if is_webdav else {}, None if is_webdav else server or None)
+    assert message in str(open_store(spec).translated(error))
+
+
+def open_webdav(server: str) -> StoreRemote:
+    return open_store(RemoteSpec("webdav://x", {"base_url": server}))
 
 
 def test_the_certificate_is_named_where_httpcore_hides_the_cause() -> None:
@@ -334,18 +362,15 @@ def test_the_certificate_is_named_where_httpcore_hides_the_cause() -> None:
     error, hidden = httpx.ConnectError("failed"), httpcore.ConnectError("failed")
     hidden.__context__, hidden.__suppress_context__ = untrusted(), True
     error.__cause__ = hidden
-    assert "the server's certificate is not trusted" in str(translate(error, "webdav://x", "webdav"))
+    assert "the server's certificate is not trusted" in str(open_webdav("https://h/").translated(error))
 
 
 def test_the_server_of_webdav_is_named_without_a_password() -> None:
-    def store(server: str) -> FsspecRemote:
-        return open_store(RemoteSpec("webdav://x", {"base_url": server}))
-
-    with pytest.raises(RemoteBusy, match="base_url https://h:1/dav/"), store("https://h:1/dav/").translating():
+    with pytest.raises(RemoteBusy, match="base_url https://h:1/dav/"), open_webdav("https://h:1/dav/").translating():
         raise ConnectionError("refused")
-    with pytest.raises(RemoteDenied, match="credentials: none; check"), store("https://h:1/dav/").translating():
+    with pytest.raises(RemoteDenied, match="credentials: none; check"), open_webdav("https://h:1/dav/").translating():
         raise Refused(401)
-    with pytest.raises(RemoteBusy) as caught, store(f"https://me:{SECRET}@h:1/dav/").translating():
+    with pytest.raises(RemoteBusy) as caught, open_webdav(f"https://me:{SECRET}@h:1/dav/").translating():
         raise ConnectionError(f"https://me:{SECRET}@h:1/dav/")
     assert SECRET not in str(caught.value)
 

@@ -153,7 +153,7 @@ def test_the_newest_manifest_of_a_configuration_folder_is_used(inventories: Inve
         ("CSV", [row("a")], {"sourceBucket": "theirs"}, "is the inventory of s3://theirs, not of s3://growfs-test"),
         ("CSV", [row("a")], {"fileSchema": "Bucket, Name"}, "line 1 has no column 'key'"),
         ("CSV", [row("a")], {"fileSchema": "Bucket, Key"}, "line 1 has 8 columns, not 2"),
-        ("CSV", [row("a")], {"files": None}, r"is no manifest\.json of an S3 Inventory \(TypeError"),
+        ("CSV", [row("a")], {"files": None}, r"is not a manifest\.json of an S3 Inventory \(TypeError"),
         ("CSV", [row("a")], {"files": [{"key": "inv/gone.csv.gz"}]}, r"inv/gone\.csv\.gz: no such file"),
         ("CSV", [row("a"), row("b", size="big")], {}, "line 2 has a size that is no number: 'big'"),
         ("CSV", [row("a", bucket="theirs")], {}, "line 1 is of s3://theirs, not of s3://growfs-test"),
@@ -174,7 +174,7 @@ def test_errors_name_what_is_wrong(
     [
         ("CSV", slice(-20), "is cut short or damaged after line"),
         ("CSV", slice(0), r"is not the file that the inventory lists \(its MD5 differs\)"),
-        ("Parquet", slice(-20), "is no whole Parquet file"),
+        ("Parquet", slice(-20), "is not a whole Parquet file"),
     ],
 )
 def test_truncated_data_files_are_refused(inventories: InventoryBucket, kind: str, at: slice, message: str) -> None:
@@ -185,7 +185,7 @@ def test_truncated_data_files_are_refused(inventories: InventoryBucket, kind: st
 
 def test_a_manifest_that_is_no_inventory_is_refused(inventories: InventoryBucket) -> None:
     inventories.put("some/manifest.json", b"[1, 2]")
-    with pytest.raises(RemoteError, match=r"some/manifest\.json: is no manifest\.json of an S3 Inventory"):
+    with pytest.raises(RemoteError, match=r"some/manifest\.json: is not a manifest\.json of an S3 Inventory"):
         listed(inventories, f"s3://{inventories.name}/some/manifest.json")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied
-from growfs.remote.errors import translate
 from growfs.remote.http.connection import ConnectionFailed, HttpRequest
 from growfs.remote.http.download import HttpError
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
@@ -58,11 +57,11 @@ def test_signed_urls_are_not_exposed(
     assert fetched(remote, tmp_path) == DATA
     assert library_fetches == ["x"]
     for error in (ConnectionFailed(f"GET {url}"), HttpError(403, f"GET {url}")):
-        message = str(translate(error, "s3://bucket/x", "s3"))
+        message = str(remote.translated(error, "x"))
         assert not [
             secret for secret in re.findall(r"(?:Signature|Credential|Token)=([^&]+)", url) if secret in message
         ]
-    assert type(translate(ConnectionFailed("x"), "s3://bucket/x", "s3")) is RemoteBusy
+    assert type(remote.translated(ConnectionFailed("x"), "x")) is RemoteBusy
 
 
 def test_s3_requests_carry_what_the_options_say(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:

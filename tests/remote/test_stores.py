@@ -20,6 +20,7 @@ from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.gs import GoogleRemote
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
 from tests.servers import S3Server, serving
 
@@ -96,7 +97,7 @@ def test_google_storage_is_fetched_in_parts_with_a_token(cloud: CloudStorage, se
     store = FakeStore(DATA, extra_headers=crc32c(DATA))
     cloud.server = serve(store)
     file = RemoteFile("a b/%", len(DATA), None, "")
-    assert FsspecRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(file, tmp_path / "file")).size == len(DATA)
+    assert GoogleRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(file, tmp_path / "file")).size == len(DATA)
     assert (tmp_path / "file").read_bytes() == DATA
     assert {request.target for request in store.requests} == {"/bucket/a%20b/%25"}
     assert {request.headers["Authorization"] for request in store.requests} == {"Bearer token"}
@@ -107,7 +108,7 @@ def test_the_checksum_of_google_storage_counts(cloud: CloudStorage, serve: Serve
     cloud.server = serve(FakeStore(DATA, extra_headers=crc32c(b"other")))
     file = RemoteFile("file", len(DATA), None, "")
     with pytest.raises(RemoteError, match="CRC32C"):
-        FsspecRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(file, tmp_path / "file"))
+        GoogleRemote(RemoteSpec("gs://bucket")).fetch(FetchTask(file, tmp_path / "file"))
 
 
 def crc32c(data: bytes) -> dict[str, str]:
@@ -278,7 +279,7 @@ def test_folders_are_listed_in_parallel() -> None:
 
 
 def test_a_url_that_is_no_page_of_links_is_refused(site: str) -> None:
-    with pytest.raises(RemoteError, match="is no page of links"):
+    with pytest.raises(RemoteError, match="is not a page of links"):
         listed(RemoteSpec(f"{site}bin"))
     with pytest.raises(UsageError, match="without \\? and #"):
         open_remote(RemoteSpec(f"{site}root/?list=1"))

@@ -13,7 +13,7 @@ import pytest
 from growfs.errors import RemoteError, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import RemoteFile, RemoteSpec
-from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.local import LocalRemote
 from tests.servers import WebFolder
 
 SECONDS = 1704164645
@@ -95,7 +95,7 @@ def test_parquet_manifests_are_read(tmp_path: Path) -> None:
         ({"path": ["a"], "size": [[1]]}, "row 1 has a size that is no number"),
         ({"path": ["a"], "mtime": ["soon"]}, "row 1 has an mtime that is no time: 'soon'"),
         ({"path": ["s3://other/b"]}, "row 1 names a file outside the remote"),
-        (None, r"l\.parquet: is no whole Parquet file"),
+        (None, r"l\.parquet: is not a whole Parquet file"),
     ],
 )
 def test_errors_in_parquet_name_the_row(tmp_path: Path, columns: dict[str, Any] | None, message: str) -> None:
@@ -127,7 +127,7 @@ def test_only_the_needed_columns_and_rows_of_parquet_are_read(tmp_path: Path, mo
             read.append(len(data or b""))
             return data
 
-    monkeypatch.setattr(FsspecRemote, "as_file", lambda self, *_, **__: Counted(self.spec.url))
+    monkeypatch.setattr(LocalRemote, "as_file", lambda self, *_, **__: Counted(self.spec.url))
     remote = open_remote(RemoteSpec(str(tmp_path), manifest=str(tmp_path / "l.parquet")))
     pages = list(remote.pages())
     whole = sum(read)

@@ -44,15 +44,7 @@ def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
     if kind in ("nginx", "webdav"):
         return nginx_folder(request.getfixturevalue("nginx"), name, kind == "webdav")
     shared: Store = request.getfixturevalue(f"{kind}_store")
-    return Store(
-        f"{shared.url}/{name}",
-        lambda path, data: shared.put(f"{name}/{path}", data),
-        lambda path: shared.delete(f"{name}/{path}"),
-        shared.options,
-        shared.endpoint_url,
-        shared.anon,
-        shared.env,
-    )
+    return shared.below(name)
 
 
 @pytest.fixture(params=KINDS)

@@ -10,7 +10,7 @@ import pytest
 from growfs.remote.digest import Digest, of
 from growfs.remote.http.threads import Job, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile
-from growfs.remote.stores.library_transfer import LibraryTransfer
+from growfs.remote.stores.fsspec import LibraryTransfer
 
 DATA = bytes(range(256)) * 41
 PART = 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote_plus
@@ -15,7 +16,8 @@ from urllib.parse import unquote_plus
 from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.manifests.tables import Csv, Parquet, Table
-from growfs.remote.stores.fsspec import FsspecRemote, store_of
+from growfs.remote.stores.base import StoreRemote
+from growfs.remote.stores.registry import open_store, store_class
 
 MANIFEST_BYTES_MAX = 64 << 20
 SECOND_NS = 10**9
@@ -31,18 +33,18 @@ class Inventory:
     A cursor is the manifest.json, the number of the data file, and the row in it.
     """
 
-    def __init__(self, manifest: FsspecRemote, spec: RemoteSpec) -> None:
+    def __init__(self, manifest: StoreRemote, spec: RemoteSpec) -> None:
         """manifest: a manifest.json, or the folder of an inventory's configuration; then its newest one is used.
 
-        spec: of the bucket. The data files are read with its options. Raises UsageError if it is no bucket.
+        spec: of the bucket. The data files are read with its options. Raises UsageError if it is not a bucket.
         """
-        if store_of(spec.url) != "s3":
+        if not store_class(spec.url).has_inventories:
             raise UsageError(f"{manifest.safe_url()}: is an inventory of a bucket; mount that, as s3://bucket/prefix")
         self._manifest = manifest
         self._spec = spec
         self._bucket, _, prefix = spec.url.partition("://")[2].rstrip("/").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._data: dict[str, FsspecRemote] = {}  # by URL; kept because the first request of each is slow
+        self._data: dict[str, StoreRemote] = {}  # by URL; kept because the first request of each is slow
 
     def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
         where, first, after = cursor or (self._newest(), 0, 0)
@@ -60,11 +62,11 @@ class Inventory:
     def _newest(self) -> str:
         if not self._manifest.spec.url.endswith("/"):
             return ""
-        with self._manifest.translating():
-            names = [name.rstrip("/").rpartition("/")[2] for name in self._manifest.fs.ls(self._manifest.root, False)]
-            for name in sorted(filter(_DATED.fullmatch, names), reverse=True):
-                if self._manifest.fs.exists(f"{self._manifest.root}/{name}/manifest.json"):
-                    return f"{name}/manifest.json"
+        folders = [name for name in self._manifest.read_folder("") if isinstance(name, str) and _DATED.fullmatch(name)]
+        for folder in sorted(folders, reverse=True):
+            with suppress(RemoteMissing):
+                self._manifest.stat(path := f"{folder}/manifest.json")
+                return path
         raise RemoteMissing(
             f"{self._manifest.safe_url()}: has no folder such as 2026-01-31T01-00Z with a manifest.json;"
             " give that of an inventory's configuration, or a manifest.json"
@@ -81,7 +83,7 @@ class Inventory:
             files = [(str(file["key"]), str(file.get("MD5checksum", ""))) for file in manifest["files"]]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise RemoteError(f"{safe_url}: is no manifest.json of an S3 Inventory ({what})") from None
+            raise RemoteError(f"{safe_url}: is not a manifest.json of an S3 Inventory ({what})") from None
         if source != self._bucket:
             raise RemoteError(f"{safe_url}: is the inventory of s3://{source}, not of {self._spec.url}; mount that")
         if kind not in ("CSV", "Parquet"):
@@ -89,7 +91,7 @@ class Inventory:
                 f"{safe_url}: its files are {kind}; let the inventory's configuration write CSV or Parquet"
             )
         url = f"s3://{target.rpartition(':')[2]}"
-        data = self._data.setdefault(url, FsspecRemote(replace(self._spec, url=url)))
+        data = self._data.setdefault(url, open_store(replace(self._spec, url=url)))
         for key, md5 in files:  # a Parquet file is never read whole, so its MD5 stays unknown
             yield Csv(data, key, md5.lower(), names=names) if kind == "CSV" else Parquet(data, key)
 

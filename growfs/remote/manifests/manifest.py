@@ -50,10 +50,11 @@ class ManifestRemote(RemoteWrapper):
 class PathTable:
     """The rows of a table with a column of paths. A cursor: the number of a row."""
 
-    def __init__(self, table: Table, root: str) -> None:
-        """root: the URL that the paths are relative to."""
+    def __init__(self, table: Table, root: str, is_percent_encoded: bool) -> None:
+        """root: the URL that the paths are relative to. is_percent_encoded: whether URLs below it are."""
         self._table = table
         self._root = root.rstrip("/") + "/"
+        self._is_percent_encoded = is_percent_encoded
 
     def files(self, cursor: Any = None) -> Iterator[tuple[Any, RemoteFile]]:
         table = self._table
@@ -67,8 +68,8 @@ class PathTable:
         path = path.removeprefix("./")
         if path.startswith(self._root):
             path = path[len(self._root) :]
-            if self._root.startswith("http"):
-                path = unquote(path, errors="surrogateescape")  # URLs are percent-encoded, paths are not
+            if self._is_percent_encoded:
+                path = unquote(path, errors="surrogateescape")  # a path in the manifest is not
         if "://" in path or (path.startswith("/") and self._root.startswith("/")):
             raise self._table.error(row, "names a file outside the remote")
         return path

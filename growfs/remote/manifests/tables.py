@@ -19,7 +19,7 @@ from typing import Any
 
 from growfs.errors import RemoteError, UsageError
 from growfs.remote.metadata import to_ns
-from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.base import StoreRemote
 
 Row = tuple[Any, ...]
 
@@ -34,7 +34,7 @@ class Table:
 
     unit = "line"
 
-    def __init__(self, store: FsspecRemote, path: str = "", md5: str = "") -> None:
+    def __init__(self, store: StoreRemote, path: str = "", md5: str = "") -> None:
         """path: relative to the root of the store; empty for the root itself. md5: in hexadecimal."""
         self.store = store
         self.path = path
@@ -114,7 +114,7 @@ class Csv(Text):
     """Columns named by a header line, or by given names; then each row must have exactly those."""
 
     def __init__(
-        self, store: FsspecRemote, path: str = "", md5: str = "", delimiter: str = ",", names: Sequence[str] = ()
+        self, store: StoreRemote, path: str = "", md5: str = "", delimiter: str = ",", names: Sequence[str] = ()
     ) -> None:
         super().__init__(store, path, md5)
         self._delimiter = delimiter
@@ -148,7 +148,7 @@ class Parquet(Table):
 
     unit = "row"
 
-    def __init__(self, store: FsspecRemote, path: str = "") -> None:
+    def __init__(self, store: StoreRemote, path: str = "") -> None:
         """Raises UsageError if the package is missing."""
         super().__init__(store, path)
         if find_spec("pyarrow") is None:
@@ -163,7 +163,7 @@ class Parquet(Table):
             try:
                 file = ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)  # else it reads whole row groups
             except ArrowInvalid as error:
-                raise RemoteError(f"{self.store.safe_url(self.path)}: is no whole Parquet file: {error}") from None
+                raise RemoteError(f"{self.store.safe_url(self.path)}: is not a whole Parquet file: {error}") from None
             names = {normalize(name): name for name in reversed(file.schema_arrow.names)}
             if columns[0] not in names:
                 raise RemoteError(f"{self.store.safe_url(self.path)}: has no column {columns[0]!r}")
@@ -182,7 +182,7 @@ class Parquet(Table):
                         yield number, row
 
 
-def open_table(store: FsspecRemote) -> Table:
+def open_table(store: StoreRemote) -> Table:
     """The table at the URL of the store. Its suffix says which kind; text if there is no known suffix."""
     suffix = suffix_of(store.spec.url)
     if suffix == ".parquet":

@@ -1,7 +1,7 @@
-"""`FsspecRemote`: a remote at any fsspec URL, and the base of S3Remote, HttpRemote and LocalRemote.
+"""`FsspecRemote`: everything else that fsspec opens, and the base of the stores that are read by a library of fsspec.
 
-It owns how options reach a store, the walk over folders, and the checks after a transfer. The filesystem instance and
-its thread are created at the first call, so not in a process that forks later.
+It owns how files are read by plain GETs, and by the library if they cannot be. The filesystem instance and its thread
+are created at the first call, so not in a process that forks later.
 """
 
 from __future__ import annotations
@@ -10,79 +10,146 @@ import os
 import re
 import ssl
 import threading
-import weakref
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from types import MethodType
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing, UsageError
-from growfs.remote import walk
-from growfs.remote.errors import DISK_ERRNOS, clean, secrets_in, translate, userinfo
-from growfs.remote.http.connection import (
-    TIMEOUTS,
-    Connection,
-    ConnectionFailed,
-    FallBack,
-    Headers,
-    HttpRequest,
-)
+from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
+from growfs.remote.digest import Digest
+from growfs.remote.errors import translate
+from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
 from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownloader
 from growfs.remote.http.stream import FileStream, HttpStream
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.interface import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
-from growfs.remote.metadata import file_from_headers, file_from_info, to_ns
-from growfs.remote.names import reason_to_skip
-from growfs.remote.stores.access import SERVERS, Access, credentials_of
-from growfs.remote.stores.library_transfer import LibraryTransfer
-from growfs.remote.stores.plain_gets import PLAIN_GETS, SIGNED_S
+from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.metadata import file_from_info
+from growfs.remote.stores.base import Access, StoreRemote
 from growfs.remote.walk import Entry
 
-FOLDERS_PARALLEL_MAX = 16
 LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
 PAGE_READ_S = 300
 """How long a library that lists waits for a page: a server may need minutes. Those of gs and http do so too."""
+SIGNED_S = 3600
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
-
-AZURE_ACCOUNT = ("account_name", "connection_string")
-"""Options of az:// and, in capitals after AZURE_STORAGE_, variables that say which storage account it is."""
-
-_STORES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http", "local": "file"}
-_ANON: dict[str, dict[str, Any]] = {"gs": {"token": "anon"}, "hf": {"token": False}}
-_PACKAGES = {
-    "s3": "s3fs",
-    "gs": "gcsfs",
-    "az": "adlfs",
-    "hf": "huggingface_hub",
-    "http": "aiohttp",
-    "webdav": "webdav4",
-}
+LEFT_TO_LIBRARY = "left to the store's library"
 
 
-class FsspecRemote:
+class FsspecRemote(StoreRemote):
     """A remote at any URL that fsspec opens. Subclasses know more of one store.
 
-    `store` is the name of the store ('s3' for s3a:// too). `fs` and `root` are made at their first use.
+    `fs` and `root` are made at their first use.
     """
 
-    _sequential_options: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}  # for files that are read in order
+    package: ClassVar[str] = ""
+    """What pip installs for it."""
+    needs_library: ClassVar[bool] = True
+    """Whether every use of it needs that package."""
+    server: ClassVar[str] = ""
+    """The URL of its server, if it is always the same one."""
+    credential_variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables from which its library takes credentials."""
+    default_credentials: ClassVar[str] = LEFT_TO_LIBRARY
+    """Where credentials come from if neither options nor variables give them."""
+    fresh_options: ClassVar[dict[str, Any]] = {"use_listings_cache": False}
+    """With which its library shows each change."""
+    sequential_options: ClassVar[dict[str, Any]] = {"block_size": 4 << 20}
+    """For files that are read in order."""
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
-        """Raises UsageError if the URL or the options are wrong. Does not touch the network."""
-        self.spec = spec
-        self._threads = threads or TransferThreads()
+        super().__init__(spec, threads)
         self._own = threading.local()
         self._has_ranges = True  # until the library returns more than the range that was requested
-        self.store = store_of(spec.url)
-        self._secrets = {*secrets_in(spec.storage_options), *secrets_in(userinfo(spec.url))}
-        self._options = self._store_options()
+        if self.needs_library:
+            self.load_library()
+        self._options = self._library_options()
 
-    def pages(self, cursor: Any = None) -> Iterator[Page]:
-        parallel = FOLDERS_PARALLEL_MAX if self._is_thread_safe else 1
-        return walk.pages(self._read_folder, parallel, cursor)
+    def load_library(self) -> None:
+        from fsspec import get_filesystem_class
+
+        scheme = scheme_of(self.spec.url)
+        try:
+            get_filesystem_class(self.name or scheme)
+        except ImportError as error:
+            what = self.package and f"pip install {self.package}"
+            raise UsageError(f"{scheme}:// needs a package that is not installed: {what or error}") from None
+        except ValueError:
+            raise UsageError(f"{scheme}:// is not a store that fsspec knows; examples: {EXAMPLES}") from None
+
+    def _library_options(self) -> dict[str, Any]:
+        """The storage options, with --endpoint-url and --anon as the store's library names them."""
+        return dict(self.spec.storage_options)
+
+    # The library's filesystem.
+
+    @property
+    def fs(self) -> Any:
+        """The library's filesystem: one for all threads, or one for each if they might disturb each other."""
+        if self._is_thread_safe:
+            return self._shared[0]
+        if not hasattr(self._own, "fs"):
+            self._own.fs = self._new_filesystem()[0]
+        return self._own.fs
+
+    @cached_property
+    def root(self) -> str:
+        """The prefix of all names in the store, without a slash at the end."""
+        return str(self._shared[1]).rstrip("/")
+
+    @property
+    def _is_thread_safe(self) -> bool:
+        """Libraries with an event loop can be used from any thread; of others that is not known."""
+        return bool(self._shared[0].async_impl)
+
+    @cached_property
+    def _shared(self) -> tuple[Any, str]:
+        return self._new_filesystem()
+
+    def _new_filesystem(self) -> tuple[Any, str]:
+        """(a filesystem of the library, the prefix of all names)."""
+        try:
+            return self._open_library({"skip_instance_cache": True, **self.fresh_options, **self._options})
+        except (TypeError, KeyError, ValueError) as error:
+            raise UsageError(f"{self.translated(error)}; see --storage-option") from None
+        except Exception as error:  # noqa: BLE001 - the libraries' exceptions have no common base
+            raise self.translated(error) from None
+
+    def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
+        """The same, with all options. A store sees to it that its library repeats no request.
+
+        Only RetryingRemote does: the libraries would repeat them for half a minute and more, in silence.
+        """
+        from fsspec.core import url_to_fs
+
+        fs, root = url_to_fs(self.spec.url, **options)
+        return fs, str(root)
+
+    def _key(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    # Listing.
+
+    def _list_folder(self, folder: str) -> list[Entry]:
+        found: list[Entry] = []
+        key = self._key(folder)
+        for info in self.fs.ls(key or "/", detail=True):
+            name, kind = str(info["name"]), info["type"]
+            path = name[len(self.root) + 1 :]
+            if name.rstrip("/") == key.rstrip("/"):
+                if kind == "file" and not folder and not name.endswith("/"):
+                    raise RemoteError(f"{self.safe_url()}: is a file; give the URL of its folder")
+            elif not name.startswith(self.root + "/"):
+                found.append(Skipped("name outside the remote", name))
+            elif kind == "directory":
+                found.append(path.rstrip("/") if not path.endswith("//") else path)
+            elif kind != "file":
+                found.append(Skipped("not a regular file", path))
+            elif info.get("size") or not path.endswith("/"):  # else a marker that stands for a folder
+                found.append(file_from_info(path, info))
+        return found
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         with self.translating(path):
@@ -91,6 +158,8 @@ class FsspecRemote:
             if info["type"] == "directory":
                 raise RemoteMissing(f"{self.safe_url(path)}: is a folder now; list again")
             return file_from_info(path, info)
+
+    # The content of a file.
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         if found := self._fetch_by_get(task):
@@ -104,61 +173,21 @@ class FsspecRemote:
 
         return self._by_library(replace(task, progress=throttle))
 
-    def as_file(self, path: str = "", **options: Any) -> Any:
-        """A seekable file object, opened with fsspec's options. Read it inside `translating`."""
-        fs = self.fs if self._is_thread_safe else self._new_filesystem()[0]  # another thread may read the file
-        return fs.open(self._key(path), "rb", **options)
-
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
             return self._verified(file, self._file_from_headers(file, size, headers) or self.stat(file.path))
 
         if self._downloader.usable:
-            to_error = partial(self._translated, path=file.path)
+            to_error = partial(self.translated, path=file.path)
             with suppress(FallBack):
                 return HttpStream(self._downloader, partial(self._sign, file), start, check, to_error)
         return self._open_by_library(file, start)
 
-    def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
-        now = self._verified(file, self.stat(file.path))
-        translating = partial(self.translating, file.path)
-        with translating():
-            source = self.as_file(file.path, **self._sequential_options)
-        return FileStream(source, now, start, partial(self.stat, file.path), self._threads.throttle, translating)
+    def as_file(self, path: str = "", **options: Any) -> Any:
+        fs = self.fs if self._is_thread_safe else self._new_filesystem()[0]  # another thread may read the file
+        return fs.open(self._key(path), "rb", **options)
 
-    def access(self) -> Access:
-        """How the store is reached. May ask servers for credentials. Raises a RemoteError if there are none."""
-        parts = urlsplit(self.spec.endpoint_url or SERVERS.get(self.store) or self.spec.url)
-        is_web = parts.scheme in ("http", "https")
-        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if is_web else ""
-        if is_web and parts.username:
-            return Access(server, "in the URL")
-        has_options = bool(self.spec.storage_options.keys() - {"base_url"})
-        return Access(server, credentials_of(self.store, has_options, self.spec.anon))
-
-    def is_proxied(self, server: str) -> bool:
-        """Whether requests to the URL of a server go through a proxy (HTTPS_PROXY and others)."""
-        return self._downloader.is_proxied(*HttpRequest(server).origin)
-
-    def head(self, url: str) -> Headers:
-        """The headers with which a server of the store answers a request without credentials, whatever its status.
-
-        Empty where only the store's library can talk to it. Raises RemoteBusy.
-        """
-        connection = Connection(lambda: self._tls)
-        try:
-            return connection.send(HttpRequest(url, method="HEAD"), {}).headers
-        except ConnectionFailed as error:
-            raise translate(error, url, self.store, self._secrets) from None
-        except FallBack:
-            return {}
-        finally:
-            connection.close()
-
-    @property
-    def _is_thread_safe(self) -> bool:
-        """Libraries with an event loop can be used from any thread; of others that is not known."""
-        return bool(self._shared[0].async_impl)
+    # By plain GETs.
 
     def _fetch_by_get(self, task: FetchTask) -> RemoteFile | None:
         """Fetch by plain GETs; None if the library has to do it."""
@@ -173,7 +202,7 @@ class FsspecRemote:
         try:
             found = self._downloader.fetch(task, partial(self._sign, file), check)
         except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
-            raise self._translated(error, file.path) from None
+            raise self.translated(error, file.path) from None
         return found and self._verified(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
 
     def _sign(self, file: RemoteFile, method: str = "GET") -> HttpRequest:
@@ -190,26 +219,17 @@ class FsspecRemote:
         """A freshly signed GET or HEAD of path. Raises any error if there cannot be one."""
         if method != "GET":
             raise FallBack("no HEAD", counts=False)
-        fs = self._shared[0] if self.store in PLAIN_GETS else self.fs  # these only read what it holds
-        return self._signed(fs, self._key(path))
+        return self._get(self._key(path))
 
-    @cached_property
-    def _signed(self) -> Callable[[Any, str], HttpRequest]:
-        return PLAIN_GETS.get(self.store, lambda fs, key: HttpRequest(fs.sign(key, expiration=SIGNED_S)))
+    def _get(self, key: str) -> HttpRequest:
+        """A GET of the file with this name in the store."""
+        return HttpRequest(self.fs.sign(key, expiration=SIGNED_S))
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         """The version of a file that the headers of a GET describe; None if they lack what its listing has."""
         if headers.get("content-encoding", "identity") != "identity":
             raise FallBack("encoded")
-        if generation := headers.get("x-goog-generation"):
-            return RemoteFile(file.path, size, to_ns(headers.get("last-modified")), generation)
-        if self.store not in ("az", "webdav"):
-            return None
-        now = file_from_headers(file.path, size, headers)
-        if self.store == "az" or now.version == file.version:
-            return now
-        now = file_from_headers(file.path, size, {**headers, "etag": ""})  # some servers list no ETags, but send them
-        return now if now.version == file.version else None
+        return None
 
     @cached_property
     def _downloader(self) -> RangeDownloader:
@@ -222,10 +242,19 @@ class FsspecRemote:
     def _trusted(self) -> ssl.SSLContext:
         return ssl.create_default_context()  # it honors SSL_CERT_FILE and SSL_CERT_DIR
 
+    # By the library.
+
+    def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
+        now = self._verified(file, self.stat(file.path))
+        translating = partial(self.translating, file.path)
+        with translating():
+            source = self.as_file(file.path, **self.sequential_options)
+        return FileStream(source, now, start, partial(self.stat, file.path), self._threads.throttle, translating)
+
     def _by_library(self, task: FetchTask) -> RemoteFile:
         """Fetch by the store's library. task.digest gets no bytes of a file that is read as a whole."""
         file, target = task.file, task.target
-        target.open("wb").close()  # an empty file has no callback; and a bad target is no error of the remote
+        target.open("wb").close()  # an empty file has no callback; and a bad target is not an error of the remote
         if task.byte_range:
             return self._fetch_parts_by_library(task, task.byte_range)
         if self._is_thread_safe and self._has_ranges and (file.size or 0) > self._threads.part_bytes(file.size):
@@ -273,215 +302,107 @@ class FsspecRemote:
         LibraryTransfer(self._threads, task, extent, part_bytes if self._has_ranges else extent.size, read).run()
         return self._verified(now, self.stat(file.path))
 
-    def _check_length(self, path: str, part: ByteRange, got: int) -> None:
-        if got > part.size:
-            raise RemoteError(f"{self.safe_url(path)}: its server sends whole files only; use one that has ranges")
-        if got < part.size:
-            raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {part.size} bytes; try again")
+    # How the server is reached.
+
+    def access(self) -> Access:
+        parts = urlsplit(self.spec.endpoint_url or self.server or self.spec.url)
+        is_web = parts.scheme in ("http", "https")
+        server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if is_web else ""
+        if is_web and parts.username:
+            return Access(server, "in the URL")
+        return Access(server, self._credentials_by_options() or self._credentials_by_environment())
+
+    def _credentials_by_options(self) -> str:
+        """Where the options say that credentials come from; empty if they say nothing."""
+        if self.spec.anon:
+            return "none, because of --anon"
+        return "by --storage-option" if self.spec.storage_options.keys() - self.public_options else ""
+
+    def _credentials_by_environment(self) -> str:
+        found = [name for name in self.credential_variables if os.environ.get(name)]
+        return f"{found[0]} in the environment" if found else self.default_credentials
+
+    def known_credentials(self) -> str:
+        found = self.access().credentials
+        return "" if found == LEFT_TO_LIBRARY else found
 
     @property
-    def fs(self) -> Any:
-        """The library's filesystem: one for all threads, or one for each where they might disturb each other."""
-        if self._is_thread_safe:
-            return self._shared[0]
-        if not hasattr(self._own, "fs"):
-            self._own.fs = self._new_filesystem()[0]
-        return self._own.fs
+    def server_option(self) -> str:
+        return f"{super().server_option} {self.clean(self.spec.endpoint_url or '')}".strip()
 
-    @cached_property
-    def root(self) -> str:
-        """The prefix of all names in the store, without a slash at the end."""
-        return str(self._shared[1]).rstrip("/")
+    def is_proxied(self, server: str) -> bool:
+        return self._downloader.is_proxied(*HttpRequest(server).origin)
 
-    @cached_property
-    def _shared(self) -> tuple[Any, str]:
-        return self._new_filesystem()
-
-    def _new_filesystem(self) -> tuple[Any, str]:
-        """(a filesystem of the library, the prefix of all names)."""
-        if self.store == "az" and not _names_account(self.spec.url, self._options):
-            raise UsageError(
-                f"{self.safe_url()}: names no storage account;"
-                " set AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNECTION_STRING"
-            )
-        fresh = {"skip_instance_cache": True}
-        if self.store != "webdav":  # it has no such cache, and takes the option for one of its HTTP client
-            fresh["use_listings_cache"] = False
+    def head(self, url: str) -> Headers:
+        connection = Connection(lambda: self._tls)
         try:
-            fs, root = _url_to_fs(self.store, self.spec.url, {**fresh, **self._options})
-        except (TypeError, KeyError, ValueError) as error:
-            raise UsageError(f"{self._translated(error)}; see --storage-option") from None
-        except Exception as error:  # noqa: BLE001 - the libraries' exceptions have no common base
-            raise self._translated(error) from None
-        _retry_nothing(self.store, fs)
-        return fs, root
+            return connection.send(HttpRequest(url, method="HEAD"), {}).headers
+        except ConnectionFailed as error:
+            raise translate(error, url, self) from None
+        except FallBack:
+            return {}
+        finally:
+            connection.close()
 
-    def _store_options(self) -> dict[str, Any]:
-        """The storage options, with --endpoint-url and --anon as the store's library names them."""
-        options, url = dict(self.spec.storage_options), self.spec.endpoint_url
-        if url and self.store not in ("s3", "gs", "az", "hf"):
-            raise UsageError(f"--endpoint-url makes no sense for {self.store}://; it is for s3, gs, az and hf")
-        if self.spec.anon and self.store not in ("s3", "gs", "az", "hf"):
-            raise UsageError(f"--anon makes no sense for {self.store}://; it is for s3, gs, az and hf")
-        if self.store == "s3":
-            config = {"connect_timeout": TIMEOUTS.connect_s, "read_timeout": TIMEOUTS.read_s}
-            signed = {"signature_version": "s3v4"}  # botocore's default for a signed URL is v2
-            once = {"retries": {"total_max_attempts": 1}}  # botocore's own
-            options["config_kwargs"] = {**config, **signed, **once, **options.get("config_kwargs", {})}
-        if url and self.store == "s3":
-            options.pop("endpoint_url", None)
-            options["client_kwargs"] = {**options.get("client_kwargs", {}), "endpoint_url": url}
-        elif url and self.store == "az":
-            if not url.startswith("https://"):
-                raise UsageError("--endpoint-url of az:// begins with https://; else use the option connection_string")
-            options["account_host"] = url[len("https://") :].rstrip("/")
-        elif url:
-            options["endpoint_url" if self.store == "gs" else "endpoint"] = url
-        if self.store == "webdav" and not options.get("base_url"):
-            raise UsageError(
-                f"{clean(self.spec.url, self._secrets)}: needs its server: --storage-option base_url=https://host/dav/"
-            )
-        if self.store == "webdav":
-            options.setdefault(
-                "timeout", (TIMEOUTS.connect_s, PAGE_READ_S, PAGE_READ_S, TIMEOUTS.connect_s)
-            )  # of httpx
-        if self.store == "az":
-            options.setdefault("read_timeout", PAGE_READ_S)
-        if self.store == "webdav" and isinstance(options.get("auth"), list):
-            options["auth"] = tuple(options["auth"])  # as JSON, it is a list
-        if self.spec.anon:
-            options |= _ANON.get(self.store, {"anon": True})
-        return options
 
-    def _key(self, path: str) -> str:
-        return f"{self.root}/{path}" if path else self.root
+class LibraryTransfer:
+    """Owns the parts that are left. read: returns the bytes from an offset of the file up to another."""
 
-    def _url(self, path: str = "") -> str:
-        return f"{self.spec.url.rstrip('/')}/{path}" if path else self.spec.url
+    def __init__(
+        self,
+        threads: TransferThreads,
+        task: FetchTask,
+        extent: ByteRange,
+        part_bytes: int,
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        self._threads = threads
+        self._task = task
+        self._digest = task.digest or Digest()
+        self._first, self._end = extent.offset, extent.offset + extent.size
+        self._part_bytes = part_bytes
+        self._starts: Iterator[int] = iter(range(self._first, self._end, part_bytes))
+        self._read = read
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
 
-    @contextmanager
-    def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
-        """Turn client errors into growfs's own. What progress raised, and a full local disk, are raised as they are.
+    def run(self) -> None:
+        """Write all parts to task.target, which exists. Raises the first error of read and of task.progress."""
+        with self._task.target.open("r+b", buffering=0) as out:
+            self._fd = out.fileno()
+            with self._threads.helping(self._fetch_part):
+                while self._fetch_part():
+                    pass
+        if self._error:
+            raise self._error
 
-        raised: returns the error that progress raised, which the library may have wrapped.
-        """
+    def _fetch_part(self) -> bool:
+        """Fetch one part; False if there is none left."""
+        with self._lock:
+            start = None if self._error else next(self._starts, None)
+        if start is None:
+            return False
         try:
-            yield
-        except Exception as error:
-            if (callback_error := raised()) is not None:
-                raise callback_error from None
-            if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
-                raise
-            raise self._translated(error, path) from None
+            self._copy(start, min(start + self._part_bytes, self._end))
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
+            with self._lock:
+                self._error = self._error or error
+        return True
 
-    def _translated(self, error: BaseException, path: str = "") -> GrowfsError:
-        server = self.spec.endpoint_url or str(self._options.get("base_url", ""))
-        return translate(error, self._url(path), self.store, self._secrets, server, self._known_credentials)
-
-    def _known_credentials(self) -> str:
-        """Where the credentials that were used come from, in words; empty where that is not known."""
-        found = self.access().credentials
-        return "" if found.startswith("left to") else found
-
-    def _read_folder(self, folder: str) -> list[Entry]:
-        """_list_folder, with names that cannot be local skipped. A folder that has disappeared meanwhile is empty."""
-        try:
-            with self.translating(folder):
-                found = self._list_folder(folder)
-        except RemoteMissing:
-            if folder:
-                return []
-            raise
-        entries: list[Entry] = []
-        for entry in found:
-            path, size = (entry, None) if isinstance(entry, str) else (entry.path, getattr(entry, "size", None))
-            reason = reason_to_skip(path, size)
-            entries.append(Skipped(reason, path) if reason else entry)
-        return entries
-
-    def _list_folder(self, folder: str) -> list[Entry]:
-        """The files in a folder and, as strings, the folders in it: each with its path from the root."""
-        found: list[Entry] = []
-        key = self._key(folder)
-        for info in self.fs.ls(key or "/", detail=True):
-            name, kind = str(info["name"]), info["type"]
-            path = name[len(self.root) + 1 :]
-            if name.rstrip("/") == key.rstrip("/"):
-                if kind == "file" and not folder and not name.endswith("/"):
-                    raise RemoteError(f"{self.safe_url()}: is a file; give the URL of its folder")
-            elif not name.startswith(self.root + "/"):
-                found.append(Skipped("name outside the remote", name))
-            elif kind == "directory":
-                found.append(path.rstrip("/") if not path.endswith("//") else path)
-            elif kind != "file":
-                found.append(Skipped("not a regular file", path))
-            elif info.get("size") or not path.endswith("/"):  # else a marker that stands for a folder
-                found.append(file_from_info(path, info))
-        return found
-
-    def _verified(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
-        """`now`, if it is the version that was requested, and all of it arrived. written: the bytes that arrived."""
-        if (file.version and now.version and file.version != now.version) or (
-            file.size is not None and now.size is not None and file.size != now.size
-        ):
-            raise RemoteChanged(f"{self.safe_url(file.path)}: is no longer the version that was listed; list again")
-        mtime_ns = now.mtime_ns
-        if file.version and file.version == now.version and file.mtime_ns is not None:
-            mtime_ns = file.mtime_ns  # headers have whole seconds only
-        size = file.size if now.size is None else now.size
-        if written is not None and size is not None and written != size:
-            raise RemoteBusy(f"{self.safe_url(file.path)}: cut short at {written} of {size} bytes; try again")
-        return RemoteFile(file.path, size if written is None else written, mtime_ns, now.version or file.version)
-
-    def safe_url(self, path: str = "") -> str:
-        """The URL of path without its secrets, for messages."""
-        return clean(self._url(path), self._secrets)
+    def _copy(self, start: int, end: int) -> None:
+        began = time.monotonic()
+        content = memoryview(self._read(start, end))
+        at = start - self._first
+        self._digest.part(at).update(content)
+        while content:
+            written = os.pwrite(self._fd, content, at)
+            at, content = at + written, content[written:]
+        self._threads.throttle(end - start)
+        self._threads.record(end - start, time.monotonic() - began)
+        with self._lock:
+            self._task.progress(end - start)
 
 
-def _url_to_fs(store: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    if store == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
-        from gcsfs.core import GCSFileSystem
-
-        # The class that gcsfs registers asks Google by gRPC what each bucket is, for a minute where that cannot be.
-        return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)
-    fs, root = url_to_fs(url, **options)
-    if store == "webdav":
-        weakref.finalize(fs, fs.client.http.close)
-    return fs, root
-
-
-def _names_account(url: str, options: dict[str, Any]) -> bool:
-    known = any(options.get(name) or os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in AZURE_ACCOUNT)
-    return known or ".core.windows.net" in url
-
-
-def _retry_nothing(store: str, fs: Any) -> None:
-    """Only RetryingRemote repeats requests: the libraries would do so for half a minute and more, in silence."""
-    fs.retries = 1  # of s3fs
-    if store == "az":
-        fs.service_client._config.retry_policy.total_retries = 0
-    elif store == "gs" and (request := getattr(type(fs)._request, "__wrapped__", None)):
-        fs._request = MethodType(request, fs)
-
-
-def store_of(url: str) -> str:
-    """The store of a URL ('s3', 'gs', 'az', 'hf', 'http', 'file', 'memory', ...)."""
-    protocol = re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"
-    return _STORES.get(protocol, protocol)
-
-
-def import_store(url: str) -> None:
-    """Import what a URL needs. Raises UsageError if its store is unknown or its package is not installed."""
-    from fsspec import get_filesystem_class
-
-    store = store_of(url)
-    try:
-        get_filesystem_class(store)
-    except ImportError as error:
-        if package := _PACKAGES.get(store):
-            raise UsageError(f"{store}:// needs a package that is not installed: pip install {package}") from None
-        raise UsageError(f"{store}:// needs a package that is not installed: {error}") from None
-    except ValueError:
-        raise UsageError(f"{store}:// is no store that fsspec knows; examples: {EXAMPLES}") from None
+def scheme_of(url: str) -> str:
+    """The scheme of a URL, in lower case; 'file' if it is a path."""
+    return re.split("::|://", url, maxsplit=1)[0].lower() if "::" in url or "://" in url else "file"

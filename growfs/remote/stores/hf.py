@@ -1,7 +1,8 @@
-"""`HubRemote`: a repository of the Hugging Face Hub, by plain requests of its HTTP API (https://huggingface.co/docs/hub/api).
+"""The Hugging Face Hub: `RepositoryRemote` for models, data sets and spaces, and `HubRemote` for its buckets.
 
-huggingface_hub finds the token and reads the URL. Its filesystem lists a whole folder for each file that it looks at,
-so it is used only where a plain GET cannot be.
+Repositories are read by plain requests of the hub's HTTP API (https://huggingface.co/docs/hub/api). huggingface_hub
+finds the token and reads the URL. Its filesystem lists a whole folder for each file that it looks at, so it is used
+only if a plain GET cannot be.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
-from growfs.errors import RemoteError
+from growfs.errors import GrowfsError, RemoteError
+from growfs.remote.errors import Problem
 from growfs.remote.http.connection import TIMEOUTS, FallBack, Headers, HttpRequest
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import Page, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.names import reason_to_skip
+from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 
 PAGE_FILES_MAX = 1000
@@ -23,6 +26,40 @@ GIT_DIGITS = 40
 
 
 class HubRemote(FsspecRemote):
+    """Anything on the hub, by huggingface_hub."""
+
+    name = "hf"
+    schemes = ("hf",)
+    takes_endpoint = True
+    package = "huggingface_hub"
+    server = "https://huggingface.co"
+    public_options = frozenset({"endpoint"})
+    credential_variables = ("HF_TOKEN",)
+    login = "set HF_TOKEN, or run 'hf auth login'"
+    refused = frozenset({"GatedRepoError"})
+
+    @classmethod
+    def class_for(cls, url: str) -> type[StoreRemote]:
+        return cls if url.startswith("hf://buckets/") else RepositoryRemote
+
+    def _library_options(self) -> dict[str, Any]:
+        options = super()._library_options()
+        if self.spec.endpoint_url:
+            options["endpoint"] = self.spec.endpoint_url
+        if self.spec.anon:
+            options["token"] = False
+        return options
+
+    def own_error(self, problem: Problem) -> GrowfsError | None:
+        if "RepositoryNotFoundError" in problem.words and "GatedRepoError" not in problem.words:
+            return problem.denied("no such repository, or it is private", "check the name; ")
+        return None
+
+    def text_of(self, error: BaseException) -> str:
+        return str(getattr(error, "server_message", "") or error)
+
+
+class RepositoryRemote(HubRemote):
     """The files below a folder of a repository. The cursor of a page is the URL of the next one.
 
     The version of a file is the SHA-256 of a large one, which the hub redirects to another server, and the git object

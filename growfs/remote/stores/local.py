@@ -1,4 +1,4 @@
-"""`LocalRemote`: a local folder, or one on a network mount, as a remote. It needs no fsspec.
+"""`LocalRemote`: a local folder, or one on a network mount, as a remote.
 
 Symbolic links to files inside the folder are followed; links that lead out of it are neither listed nor read.
 """
@@ -12,19 +12,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
-from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.base import StoreRemote
 from growfs.remote.walk import Entry
 
 CHUNK_BYTES = 1 << 20
 
 
-class LocalRemote(FsspecRemote):
+class LocalRemote(StoreRemote):
     """The files below a folder. `base` is the real path of the folder."""
+
+    name = "file"
+    schemes = ("file", "local")
+    login = "check who may read it"
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
@@ -33,6 +38,9 @@ class LocalRemote(FsspecRemote):
     @property
     def _is_thread_safe(self) -> bool:
         return True
+
+    def as_file(self, path: str = "", **options: Any) -> Any:
+        return open(os.path.join(self.base, path) if path else self.base, "rb")
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         with self.translating(path):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
 from growfs.remote.http.connection import FallBack, Headers, HttpRequest
-from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.metadata import file_from_headers
+from growfs.remote.names import redact
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.walk import Entry
 
@@ -21,20 +22,32 @@ LISTING_BYTES_MAX = 64 << 20
 class HttpRemote(FsspecRemote):
     """The files that a page links to below itself, and those of the folders' pages below it."""
 
-    _sequential_options: ClassVar[dict[str, Any]] = {"block_size": 0}
+    name = "http"
+    schemes = ("https", "http")
+    package = "aiohttp"
+    is_percent_encoded = True
+    default_credentials = "none"
+    login = "with a password the URL is https://user:password@host/folder/"
+    sequential_options = {"block_size": 0}  # noqa: RUF012
 
-    def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
-        super().__init__(spec, threads)
+    @classmethod
+    def of_folder(cls, spec: RemoteSpec) -> RemoteSpec:
+        """The URL of a table is that of its folder, with the table as the manifest."""
+        from growfs.remote.manifests.tables import SUFFIXES, suffix_of
+
+        if not spec.manifest and suffix_of(spec.url) in SUFFIXES:
+            spec = replace(spec, url=spec.url.split("?")[0].rsplit("/", 1)[0] + "/", manifest=spec.url)
         if "?" in spec.url or "#" in spec.url:
-            raise UsageError(f"{self.safe_url()}: give a folder's URL, without ? and #")
-        headers = {
-            "Accept-Encoding": "identity",
-            **self._options.get("headers", {}),
-        }  # else sizes are of gzipped data
-        self._options["headers"] = headers
+            raise UsageError(f"{redact(spec.url)}: give a folder's URL, without ? and #")
+        return spec
+
+    def _library_options(self) -> dict[str, Any]:
+        options = super()._library_options()
+        options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}  # else sizes are of gzip
+        return options
 
     def _key(self, path: str) -> str:
-        return f"{self.root}/{quote(path)}"
+        return f"{self.root}/{quote(path)}" if path else self.root
 
     def _request(self, path: str, method: str = "GET") -> HttpRequest:
         if method != "GET" or self._options.keys() - {"headers"}:
@@ -52,8 +65,12 @@ class HttpRemote(FsspecRemote):
             return None  # a range has a version of its own
         return file_from_headers(file.path, size, headers)
 
+    def text_of(self, error: BaseException) -> str:
+        is_response = type(error).__name__ == "ClientResponseError"  # of aiohttp: its text has the URL and the status
+        return str(getattr(error, "message", error) if is_response else error)
+
     def _list_folder(self, folder: str) -> list[Entry]:
-        page = self._key(folder and f"{folder}/")
+        page = f"{self._key(folder)}/"
         links = _LinkParser()
         links.feed(self._text(page))
         home = urlsplit(page)
@@ -79,7 +96,9 @@ class HttpRemote(FsspecRemote):
             while part := stream.read(1 << 20):
                 parts.append(part)
                 if sum(map(len, parts)) > LISTING_BYTES_MAX or b"\0" in part:
-                    raise RemoteError(f"{self.safe_url()}: is no page of links; give a folder's URL, or a .txt or .csv")
+                    raise RemoteError(
+                        f"{self.safe_url()}: is not a page of links; give a folder's URL, or a .txt or .csv"
+                    )
         return b"".join(parts).decode(errors="replace")
 
 

@@ -21,7 +21,8 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
 
-from growfs.errors import BucketMissing, RemoteBusy, RemoteDenied, RemoteError, RemoteMissing, UsageError
+from growfs.errors import BucketMissing, GrowfsError, RemoteBusy, RemoteDenied, RemoteError, RemoteMissing, UsageError
+from growfs.remote.errors import Problem
 from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.http.connection import (
     TIMEOUTS,
@@ -37,10 +38,9 @@ from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.metadata import file_from_headers, file_from_info
-from growfs.remote.stores.access import Access
-from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.stores.plain_gets import SIGNED_S
-from growfs.remote.stores.s3 import listing
+from growfs.remote.stores.base import Access
+from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
+from growfs.remote.stores.s3 import client, listing
 from growfs.remote.stores.s3.client import Client, library_client, plain_client
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, KeyPage, ParallelLister
@@ -71,6 +71,27 @@ _CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file
 class S3Remote(FsspecRemote):
     """A bucket, or the keys below a prefix of it. The cursor of a page is the key ranges that are left."""
 
+    name = "s3"
+    schemes = ("s3", "s3a")
+    takes_endpoint = True
+    has_inventories = True
+    package = "s3fs"
+    needs_library = False  # but for options that only s3fs knows
+    public_options = frozenset({"endpoint_url", "profile", "region_name"})
+    login = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket"
+    ca_variable = "AWS_CA_BUNDLE"
+    no_credentials = frozenset(
+        {"CredentialRetrievalError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
+    )
+    wrong_credentials = frozenset({"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
+    busy_codes = frozenset(
+        {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException"}
+        | {"RequestLimitExceeded", "OperationAborted", "BandwidthLimitExceeded"}
+    )
+    unreachable = frozenset(
+        {"HTTPClientError", "IncompleteReadError", "ResponseParserError", "FlexibleChecksumError", "ChecksumError"}
+    )
+
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         super().__init__(spec, threads)
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
@@ -82,6 +103,27 @@ class S3Remote(FsspecRemote):
         self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
         self._has_served = False
         self._renewed_at = -math.inf
+
+    def preload(self) -> None:
+        client.preload()
+
+    def _library_options(self) -> dict[str, Any]:
+        options, url = super()._library_options(), self.spec.endpoint_url
+        config = {"connect_timeout": TIMEOUTS.connect_s, "read_timeout": TIMEOUTS.read_s}
+        signed = {"signature_version": "s3v4"}  # botocore's default for a signed URL is v2
+        once = {"retries": {"total_max_attempts": 1}}  # botocore's own
+        options["config_kwargs"] = {**config, **signed, **once, **options.get("config_kwargs", {})}
+        if url:
+            options.pop("endpoint_url", None)
+            options["client_kwargs"] = {**options.get("client_kwargs", {}), "endpoint_url": url}
+        if self.spec.anon:
+            options["anon"] = True
+        return options
+
+    def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
+        fs, root = super()._open_library(options)
+        fs.retries = 1
+        return fs, root
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         bucket, prefix = self._bucket_and_prefix
@@ -135,10 +177,8 @@ class S3Remote(FsspecRemote):
 
     def _credentials(self, client: Client) -> str:
         """Where the credentials come from (botocore.credentials); empty if there are none."""
-        if self.spec.anon:
-            return "none, because of --anon"
-        if self._options.get("key") or self._options.get("client_kwargs", {}).get("aws_access_key_id"):
-            return "by --storage-option"
+        if by_options := self._credentials_by_options():
+            return by_options
         session = client.session
         found = client.call(session.get_credentials)
         if not found:
@@ -148,10 +188,26 @@ class S3Remote(FsspecRemote):
             return _CREDENTIAL_SOURCES.get(found.method, str(found.method))
         return f"{session.get_config_variable(variable)}, profile {session.profile or 'default'}"
 
-    def _known_credentials(self) -> str:
+    def _credentials_by_options(self) -> str:
+        has_key = self._options.get("key") or self._options.get("client_kwargs", {}).get("aws_access_key_id")
+        return super()._credentials_by_options() if self.spec.anon or has_key else ""
+
+    def known_credentials(self) -> str:
         with suppress(Exception):  # what is wrong with them is the error that is being described
             return self._credentials(self._client(self._bucket_and_prefix[0]))
         return ""
+
+    def own_error(self, problem: Problem) -> GrowfsError | None:
+        if "NoSuchBucket" in problem.words:
+            return BucketMissing(f"{problem.where}: no such bucket; check the name and --endpoint-url")
+        return problem.without_credentials() if "NoCredentialsError" in problem.words else None
+
+    def status_of(self, error: BaseException) -> int:
+        response = _response(error)
+        return super().status_of(error) if response is None else response["ResponseMetadata"].get("HTTPStatusCode", 0)
+
+    def code_of(self, error: BaseException) -> str:
+        return str((_response(error) or {}).get("Error", {}).get("Code") or "")
 
     def _connection(self) -> Connection:
         return Connection(lambda: self._tls)
@@ -172,7 +228,7 @@ class S3Remote(FsspecRemote):
                 if isinstance(error, ConnectionTimedOut):
                     longer = connection.timeouts.doubled()
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
-                raise self._translated(error) from None
+                raise self.translated(error) from None
             except FallBack:
                 self._listing_fallbacks += 1
         reply = self._call("", "list_objects_v2", **parameters)
@@ -277,7 +333,7 @@ class S3Remote(FsspecRemote):
                     try:
                         chunk = await body.read(CHUNK_BYTES)
                     except Exception as error:  # noqa: BLE001 - only the errors of `read` are the remote's
-                        raise self._translated(error, file.path) from None
+                        raise self.translated(error, file.path) from None
                     if not chunk:
                         return written
                     out.write(chunk)
@@ -300,7 +356,7 @@ class S3Remote(FsspecRemote):
             self._check_length(file.path, part, written)
         now = self._verified(file, now, None if part else written)
         if expected and (mismatch := expected.mismatch(written, task.target)):
-            raise self._translated(ChecksumMismatch(mismatch), file.path)
+            raise self.translated(ChecksumMismatch(mismatch), file.path)
         return now
 
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
@@ -325,6 +381,12 @@ class S3Remote(FsspecRemote):
         with self.translating(path):
             reply: dict[str, Any] = self.fs.call_s3(method, **arguments)
             return reply
+
+
+def _response(error: BaseException) -> dict[str, Any] | None:
+    """What botocore makes of a response, in its exceptions."""
+    response = getattr(error, "response", None)
+    return {"ResponseMetadata": {}, **response} if isinstance(response, dict) else None
 
 
 class _Body(io.RawIOBase):

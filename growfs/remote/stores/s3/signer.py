@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from growfs.remote.http.connection import HttpRequest
-from growfs.remote.stores.plain_gets import SIGNED_S
+from growfs.remote.stores.fsspec import SIGNED_S
 from growfs.remote.stores.s3.client import Client
 
 FRESH_S = 60  # then a new Signer is made: the library renews credentials ten minutes before they expire

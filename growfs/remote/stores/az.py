@@ -1,0 +1,106 @@
+"""`AzureRemote`: a container of Azure Blob Storage, or a folder of it, by adlfs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+from growfs.errors import GrowfsError, UsageError
+from growfs.remote.errors import Problem
+from growfs.remote.http.connection import Headers, HttpRequest
+from growfs.remote.interface import RemoteFile
+from growfs.remote.metadata import file_from_headers
+from growfs.remote.stores.fsspec import PAGE_READ_S, SIGNED_S, FsspecRemote
+
+API_VERSION = "2021-12-02"  # the oldest of these has strong ETags, and the MD5 of the whole file beside a range
+TOKEN_SCOPE = "https://storage.azure.com/.default"
+TOKEN_LEFT_S_MIN = 300
+ACCOUNT = ("account_name", "connection_string")
+"""Options and, in capitals after AZURE_STORAGE_, variables that say which storage account it is."""
+
+
+class AzureRemote(FsspecRemote):
+    """The container, and in the URL or in ACCOUNT the storage account that it is in."""
+
+    name = "az"
+    schemes = ("az", "abfs", "abfss")
+    takes_endpoint = True
+    package = "adlfs"
+    credential_variables = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN")
+    login = (
+        "set AZURE_STORAGE_ACCOUNT_NAME, and run 'az login' or set AZURE_STORAGE_ACCOUNT_KEY,"
+        " or pass --anon for a public container"
+    )
+    no_credentials = frozenset({"CredentialUnavailableError"})
+    wrong_credentials = frozenset({"AuthenticationFailed", "AzureSigningError"})
+    refused = frozenset({"ClientAuthenticationError"})
+    unreachable = frozenset({"IncompleteReadError", "ServiceRequestError", "ServiceResponseError"})
+
+    def _library_options(self) -> dict[str, Any]:
+        options, url = super()._library_options(), self.spec.endpoint_url
+        if url:
+            if not url.startswith("https://"):
+                raise UsageError("--endpoint-url of az:// begins with https://; else use the option connection_string")
+            options["account_host"] = url[len("https://") :].rstrip("/")
+        options.setdefault("read_timeout", PAGE_READ_S)
+        if self.spec.anon:
+            options["anon"] = True
+        return options
+
+    def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
+        named = any(options.get(name) or os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in ACCOUNT)
+        if not named and ".core.windows.net" not in self.spec.url:
+            raise UsageError(
+                f"{self.safe_url()}: names no storage account;"
+                " set AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNECTION_STRING"
+            )
+        fs, root = super()._open_library(options)
+        fs.service_client._config.retry_policy.total_retries = 0
+        return fs, root
+
+    def _get(self, key: str) -> HttpRequest:
+        """By an account key, else a token of Microsoft Entra ID, else a shared access signature, else by nothing."""
+        fs = self._shared[0]
+        headers = {"x-ms-version": API_VERSION}
+        if fs.account_key or "accountkey=" in (fs.connection_string or "").lower():
+            return HttpRequest(fs.sign(key, expiration=SIGNED_S), headers)
+        if fs.sync_credential is not None:
+            headers["Authorization"] = f"Bearer {_token(fs.sync_credential)}"
+        container, name, _ = fs.split_path(key)
+        return HttpRequest(fs.service_client.get_blob_client(container, name).url, headers)
+
+    def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_from_headers(file, size, headers)
+        return file_from_headers(file.path, size, headers)
+
+    @property
+    def server_option(self) -> str:
+        return super().server_option if self.spec.endpoint_url else "--endpoint-url or the connection string"
+
+    def own_error(self, problem: Problem) -> GrowfsError | None:
+        if "ClientAuthenticationError" in problem.words and not problem.status:  # it asked all that may have some
+            return problem.without_credentials()
+        return None
+
+    def code_of(self, error: BaseException) -> str:
+        code = getattr(error, "error_code", None)
+        return str(getattr(code, "value", code) or "")  # they are members of an enumeration
+
+    def text_of(self, error: BaseException) -> str:
+        return str(error).partition("\nRequestId:")[0]  # numbers follow
+
+
+_lock = threading.Lock()
+_tokens: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _token(credential: Any) -> str:
+    """The token of a credential. Some run a program for each that they are asked for, so it is kept."""
+    with _lock:
+        token = _tokens.get(credential)
+        if token is None or token.expires_on - time.time() < TOKEN_LEFT_S_MIN:
+            token = _tokens[credential] = credential.get_token(TOKEN_SCOPE)
+        return str(token.token)

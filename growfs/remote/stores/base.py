@@ -1,0 +1,236 @@
+"""`StoreRemote`: the base of all stores. A store is a place where files are, as a remote without what wraps one.
+
+Each store has a file (or folder) here, which holds all that growfs knows of that store, and a line in registry.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
+from growfs.remote import errors, walk
+from growfs.remote.http.connection import Headers
+from growfs.remote.http.threads import TransferThreads
+from growfs.remote.interface import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.names import reason_to_skip
+from growfs.remote.walk import Entry
+
+FOLDERS_PARALLEL_MAX = 16
+_NO_WORDS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a store is reached, in words. It holds no secret."""
+
+    server: str = ""
+    """The URL of the store's server, without a path; empty if it is not known."""
+    credentials: str = ""
+    """Where they come from; empty if there are none, and they are needed."""
+    region: str = ""
+    """Empty if the store has none."""
+    path: str = ""
+    """Of the bucket on the server."""
+
+
+class StoreRemote(ABC):
+    """A remote in one store. Implements `growfs.remote.interface.Remote`.
+
+    A store sets the class attributes that differ, and implements the abstract methods.
+    """
+
+    # How a URL and the options name it.
+
+    name: ClassVar[str] = ""
+    """The scheme of its URLs, in messages."""
+    schemes: ClassVar[tuple[str, ...]] = ()
+    """All schemes of its URLs, in lower case."""
+    takes_endpoint: ClassVar[bool] = False
+    """Whether --endpoint-url and --anon mean something to it."""
+    public_options: ClassVar[frozenset[str]] = frozenset()
+    """The storage options that hold no secret, so that messages may show them."""
+    is_percent_encoded: ClassVar[bool] = False
+    """Whether its URLs are percent-encoded, those in a manifest too."""
+    has_inventories: ClassVar[bool] = False
+    """Whether a manifest may be an S3 Inventory."""
+
+    # How its errors read: names of exception classes of its libraries, and error codes of its server.
+
+    login: ClassVar[str] = "see --storage-option"
+    """What to say when credentials are missing or refused."""
+    ca_variable: ClassVar[str] = "SSL_CERT_FILE"
+    """The environment variable that names the certificates to trust."""
+    no_credentials: ClassVar[frozenset[str]] = _NO_WORDS
+    wrong_credentials: ClassVar[frozenset[str]] = _NO_WORDS
+    refused: ClassVar[frozenset[str]] = _NO_WORDS
+    busy_codes: ClassVar[frozenset[str]] = _NO_WORDS
+    unreachable: ClassVar[frozenset[str]] = _NO_WORDS
+
+    def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
+        """Raises UsageError if the URL or the options are wrong. Does not touch the network."""
+        self.spec = spec
+        self._threads = threads or TransferThreads()
+        self._secrets = {
+            *errors.secrets_in(spec.storage_options, self.public_options),
+            *errors.secrets_in(errors.userinfo(spec.url)),
+        }
+
+    @classmethod
+    def class_for(cls, url: str) -> type[StoreRemote]:
+        """The class for one of its URLs."""
+        return cls
+
+    @classmethod
+    def of_folder(cls, spec: RemoteSpec) -> RemoteSpec:
+        """The spec as that of a folder of files. Raises UsageError if its URL cannot be one."""
+        return spec
+
+    def preload(self) -> None:  # noqa: B027 - most need no more
+        """Import what its first use imports, for a process that forks afterwards. Starts no thread."""
+
+    def load_library(self) -> None:  # noqa: B027 - there may be none
+        """Import what `as_file` needs, for the same. Raises UsageError if a package is missing."""
+
+    # How its server is reached.
+
+    def access(self) -> Access | None:
+        """None if it has no server. May ask servers for credentials. Raises a RemoteError if there are none."""
+        return None
+
+    def is_proxied(self, server: str) -> bool:
+        """Whether requests to the URL of a server go through a proxy (HTTPS_PROXY and others)."""
+        return False
+
+    def head(self, url: str) -> Headers:
+        """The headers with which a server of the store answers a request without credentials, whatever its status.
+
+        Empty if only the store's library can talk to it. Raises RemoteBusy.
+        """
+        return {}
+
+    # The listing of a store whose folders are read one by one.
+
+    @property
+    @abstractmethod
+    def _is_thread_safe(self) -> bool:
+        """Whether several threads may use its library at a time."""
+
+    def pages(self, cursor: Any = None) -> Iterator[Page]:
+        parallel = FOLDERS_PARALLEL_MAX if self._is_thread_safe else 1
+        return walk.pages(self.read_folder, parallel, cursor)
+
+    def read_folder(self, folder: str) -> list[Entry]:
+        """What is in a folder, names that cannot be local skipped. A folder that has disappeared meanwhile is empty."""
+        try:
+            with self.translating(folder):
+                found = self._list_folder(folder)
+        except RemoteMissing:
+            if folder:
+                return []
+            raise
+        entries: list[Entry] = []
+        for entry in found:
+            path, size = (entry, None) if isinstance(entry, str) else (entry.path, getattr(entry, "size", None))
+            reason = reason_to_skip(path, size)
+            entries.append(Skipped(reason, path) if reason else entry)
+        return entries
+
+    @abstractmethod
+    def _list_folder(self, folder: str) -> list[Entry]:
+        """The files in a folder and, as strings, the folders in it: each with its path from the root."""
+
+    # One file.
+
+    @abstractmethod
+    def stat(self, path: str, version: str = "") -> RemoteFile: ...
+
+    @abstractmethod
+    def fetch(self, task: FetchTask) -> RemoteFile: ...
+
+    @abstractmethod
+    def open(self, file: RemoteFile, start: int = 0) -> RemoteStream: ...
+
+    @abstractmethod
+    def as_file(self, path: str = "", **options: Any) -> Any:
+        """A seekable file object. Read it inside `translating`. options: of fsspec's `open`, if that opens it."""
+
+    def _verified(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
+        """`now`, if it is the version that was requested, and all of it arrived. written: the bytes that arrived."""
+        if (file.version and now.version and file.version != now.version) or (
+            file.size is not None and now.size is not None and file.size != now.size
+        ):
+            raise RemoteChanged(f"{self.safe_url(file.path)}: is no longer the version that was listed; list again")
+        mtime_ns = now.mtime_ns
+        if file.version and file.version == now.version and file.mtime_ns is not None:
+            mtime_ns = file.mtime_ns  # headers have whole seconds only
+        size = file.size if now.size is None else now.size
+        if written is not None and size is not None and written != size:
+            raise RemoteBusy(f"{self.safe_url(file.path)}: cut short at {written} of {size} bytes; try again")
+        return RemoteFile(file.path, size if written is None else written, mtime_ns, now.version or file.version)
+
+    def _check_length(self, path: str, part: ByteRange, got: int) -> None:
+        if got > part.size:
+            raise RemoteError(f"{self.safe_url(path)}: its server sends whole files only; use one that has ranges")
+        if got < part.size:
+            raise RemoteBusy(f"{self.safe_url(path)}: cut short at {got} of {part.size} bytes; try again")
+
+    # Errors and what they show.
+
+    @contextmanager
+    def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
+        """Turn client errors into growfs's own. What progress raised, and a full local disk, are raised as they are.
+
+        raised: returns the error that progress raised, which the library may have wrapped.
+        """
+        try:
+            yield
+        except Exception as error:
+            if (callback_error := raised()) is not None:
+                raise callback_error from None
+            if isinstance(error, OSError) and error.errno in errors.DISK_ERRNOS:
+                raise
+            raise self.translated(error, path) from None
+
+    def translated(self, error: BaseException, path: str = "") -> GrowfsError:
+        """The error as one of growfs's own, which says what happened to path."""
+        return errors.translate(error, self._url(path), self)
+
+    def own_error(self, problem: errors.Problem) -> GrowfsError | None:
+        """The error that a problem of this store alone is; None for those that all stores have."""
+        return None
+
+    def status_of(self, error: BaseException) -> int:
+        """The HTTP status in an exception; 0 if there is none."""
+        return errors.status_of(error)
+
+    def code_of(self, error: BaseException) -> str:
+        """The error code of the store's server in an exception; empty if there is none."""
+        return ""
+
+    def text_of(self, error: BaseException) -> str:
+        """What happened, in the words of an exception, without the URL and the status if that can be."""
+        return str(error)
+
+    def known_credentials(self) -> str:
+        """Where the credentials that were used come from, in words; empty if that is not known."""
+        return ""
+
+    @property
+    def server_option(self) -> str:
+        """How the user says which server it is, and which one that is, for messages."""
+        return "--endpoint-url" if self.takes_endpoint else "the URL"
+
+    def _url(self, path: str = "") -> str:
+        return f"{self.spec.url.rstrip('/')}/{path}" if path else self.spec.url
+
+    def safe_url(self, path: str = "") -> str:
+        """The URL of path without its secrets, for messages."""
+        return self.clean(self._url(path))
+
+    def clean(self, text: str) -> str:
+        """The text as one line, without the store's secrets."""
+        return errors.clean(text, self._secrets)

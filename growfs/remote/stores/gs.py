@@ -1,0 +1,68 @@
+"""`GoogleRemote`: a bucket of Google Cloud Storage, or a folder of it, by gcsfs."""
+
+from __future__ import annotations
+
+import os
+from types import MethodType
+from typing import Any
+from urllib.parse import quote
+
+from growfs.remote.errors import status_of
+from growfs.remote.http.connection import Headers, HttpRequest
+from growfs.remote.interface import RemoteFile
+from growfs.remote.metadata import to_ns
+from growfs.remote.stores.fsspec import FsspecRemote
+
+
+class GoogleRemote(FsspecRemote):
+    """The version of a file is its generation, which the headers of a GET have, too."""
+
+    name = "gs"
+    schemes = ("gs", "gcs")
+    takes_endpoint = True
+    package = "gcsfs"
+    server = "https://storage.googleapis.com"
+    public_options = frozenset({"endpoint_url", "project"})
+    credential_variables = ("GOOGLE_APPLICATION_CREDENTIALS",)
+    login = "run 'gcloud auth application-default login', or pass --anon for a public bucket"
+    no_credentials = frozenset({"DefaultCredentialsError"})
+    refused = frozenset({"RefreshError"})
+    unreachable = frozenset({"ChecksumError"})
+
+    def _library_options(self) -> dict[str, Any]:
+        options = super()._library_options()
+        if self.spec.endpoint_url:
+            options["endpoint_url"] = self.spec.endpoint_url
+        if self.spec.anon:
+            options["token"] = "anon"
+        return options
+
+    def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
+        if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
+            from gcsfs.core import GCSFileSystem
+
+            # The class that gcsfs registers asks Google by gRPC what each bucket is, for a minute if that cannot be.
+            fs, root = GCSFileSystem(**options), str(GCSFileSystem._strip_protocol(self.spec.url))
+        else:
+            fs, root = super()._open_library(options)
+        if request := getattr(type(fs)._request, "__wrapped__", None):  # without the decorator that repeats it
+            fs._request = MethodType(request, fs)
+        return fs, root
+
+    def _get(self, key: str) -> HttpRequest:
+        """With a token: the default credentials of a machine cannot sign a URL."""
+        fs = self._shared[0]
+        headers: dict[str, str] = {}
+        fs.credentials.apply(headers)  # a new token, if it is about to expire
+        server = fs.url(key).partition("/download/")[0]
+        return HttpRequest(f"{server}/{quote(key)}", headers)
+
+    def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_from_headers(file, size, headers)
+        generation = headers.get("x-goog-generation")
+        return RemoteFile(file.path, size, to_ns(headers.get("last-modified")), generation) if generation else None
+
+    def status_of(self, error: BaseException) -> int:
+        if type(error) is OSError and str(error).startswith("Forbidden: "):
+            return 403  # gcsfs says it in this text alone
+        return status_of(error)

@@ -1,0 +1,73 @@
+"""`WebdavRemote`: a folder of a WebDAV server, by webdav4."""
+
+from __future__ import annotations
+
+import weakref
+from base64 import b64encode
+from typing import Any
+from urllib.parse import quote
+
+from growfs.errors import GrowfsError, RemoteError, UsageError
+from growfs.remote.errors import Problem
+from growfs.remote.http.connection import TIMEOUTS, FallBack, Headers, HttpRequest
+from growfs.remote.interface import RemoteFile
+from growfs.remote.metadata import file_from_headers
+from growfs.remote.stores.fsspec import PAGE_READ_S, FsspecRemote
+
+
+class WebdavRemote(FsspecRemote):
+    """The URL names the folder, and the option base_url its server."""
+
+    name = "webdav"
+    schemes = ("webdav",)
+    package = "webdav4"
+    public_options = frozenset({"base_url"})
+    default_credentials = "none"
+    login = 'with a password pass --storage-option \'auth=["user", "password"]\''
+    fresh_options = {}  # noqa: RUF012 - it has no cache, and takes the option for one of its HTTP client
+
+    def preload(self) -> None:
+        import httpcore  # noqa: F401 - its first client does so otherwise
+
+    def _library_options(self) -> dict[str, Any]:
+        options = super()._library_options()
+        if not options.get("base_url"):
+            raise UsageError(f"{self.safe_url()}: needs its server: --storage-option base_url=https://host/dav/")
+        options.setdefault("timeout", (TIMEOUTS.connect_s, PAGE_READ_S, PAGE_READ_S, TIMEOUTS.connect_s))  # of httpx
+        if isinstance(options.get("auth"), list):
+            options["auth"] = tuple(options["auth"])  # as JSON, it is a list
+        return options
+
+    def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
+        fs, root = super()._open_library(options)
+        weakref.finalize(fs, fs.client.http.close)
+        return fs, root
+
+    def _get(self, key: str) -> HttpRequest:
+        """With a name and a password, if there are any."""
+        fs = self._shared[0]
+        http, auth = fs.client.http, fs.storage_options.get("auth")
+        is_plain = auth is None or isinstance(auth, (list, tuple))
+        if fs.storage_options.keys() - {"base_url", "auth", "timeout"} or not is_plain:
+            raise FallBack("an option that only the library knows")
+        headers = {}
+        if auth:
+            headers["Authorization"] = f"Basic {b64encode(':'.join(auth).encode()).decode()}"
+        return HttpRequest(f"{str(http.base_url).rstrip('/')}/{quote(key)}", headers)
+
+    def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
+        super()._file_from_headers(file, size, headers)
+        now = file_from_headers(file.path, size, headers)
+        if now.version == file.version:
+            return now
+        now = file_from_headers(file.path, size, {**headers, "etag": ""})  # some servers list no ETags, but send them
+        return now if now.version == file.version else None
+
+    @property
+    def server_option(self) -> str:
+        return f"the option base_url {self.clean(self._options['base_url'])}"
+
+    def own_error(self, problem: Problem) -> GrowfsError | None:
+        if problem.status in (405, 501):
+            return RemoteError(f"{problem.where}: its server has no WebDAV there; check {self.server_option}")
+        return None
