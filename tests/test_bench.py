@@ -21,7 +21,6 @@ FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", 
 EXPECTED = {
     "reads": ["cold, mmap, 1 reader", "libfuse, warm, daemon's CPU"],
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
-    "directory": ["libfuse, os.listdir", "libfuse, open and read while it is listed, p99"],
     "walk": ["plain files, os.walk", "libfuse, again, os.stat"],
     "frameworks": [
         "TFRecordDataset, records of 100 kB, libfuse, later",
@@ -31,22 +30,23 @@ EXPECTED = {
         "nothing is read, libfuse, a step takes",
         "tf.data, libfuse, samples a second",
         "Python in a thread, libfuse, of which it waits",
-        "Python in 2 processes, libfuse, the GIL comes late, p99",
+        "Python in 2 processes, libfuse, a step takes",
     ],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
     "rotation": ["plain files", "libfuse, of plain files", "libfuse, of the data set seen"],
-    "page-cache": ["native, by /proc/meminfo", "libfuse, by /proc/meminfo"],
+    "page-cache": ["native", "libfuse"],
     "folios": ["written in blocks", "fetched by http, ", "fetched by https, "],
     "idle": ["libfuse, daemon's CPU"],
-    "catalog": [
-        "keys listed per second",
-        "second mount returns",
-        "side by side",
-    ],  # a listing this short may end before it is observed
-    "start": ["mount returns"],
-    "first": ["first file, growfs", "k files, the worst k", "a miss, of the time allowed", "rate, of rclone copy"],
-    "shards": ["rclone copy", "s5cmd cp", "growfs, of ", "growfs mount, from its start to its end"],
-    "shards-tls": ["rclone copy", "s5cmd cp", "growfs, of "],
+    "start": [
+        "growfs mount s3://, an empty cache",
+        "with its cache",
+        "growfs mount file://",
+        "growfs status",
+        "in a shell",
+    ],
+    "first": ["first file, growfs", "k files, the worst k", "a miss, of the ", "rate, of rclone copy"],
+    "download": ["rclone copy", "s5cmd cp", "growfs, of "],
+    "https": ["rclone copy", "s5cmd cp", "growfs, of "],
     "producers": ["copied, of fetched", "computed by 1"],
     "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
     "stores": ["s3://", "http://, of s3://", "webdav://, of s3://"],
@@ -68,13 +68,13 @@ NEEDED_MODULES = {
     "frameworks": ("tensorflow", "torchvision"),
     "gil": ("tensorflow", "torch"),
     "recipes": ("torchvision",),
-    **dict.fromkeys(("shards", "shards-tls", "small-fetch", "far", "first"), ("s5cmd",)),
+    **dict.fromkeys(("download", "https", "small-fetch", "far", "first"), ("s5cmd",)),
 }
 
 FRAMEWORKS = {"frameworks", "gil", "recipes"}
 """Benchmarks that start programs which import TensorFlow or PyTorch."""
-MAY_BE_ZERO = {"catalog", "directory", "gil", "idle", "page-cache"}
-"""An idle daemon sleeps, other programs use the page cache, memory may not grow, and no thread may wait for the GIL."""
+MAY_BE_ZERO = {"gil", "idle"}
+"""An idle daemon sleeps, and no thread may wait for the GIL."""
 
 
 def bench(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,60 +27,46 @@ from rich.table import Table
 from rich.text import Text
 
 import growfs
-from tools.benchmarks import (
-    catalog,
-    directory,
-    far,
-    first,
-    folios,
-    frameworks,
-    gil,
-    idle,
-    nodes,
-    page_cache,
-    producers,
-    reads,
-    recipes,
-    rotation,
-    shards,
-    shards_tls,
-    small_fetch,
-    small_files,
-    stalls,
-    start,
-    stores,
-    walk,
-    while_filling,
-)
-from tools.benchmarks.measure import NOISE_MAX, BenchError, Figure, Setting, temporary_folder
-from tools.benchmarks.mounts import ENGINES, PEERS, working_engines
+from tools.benchmarks import cached, filling, training
+from tools.benchmarks.first import first
+from tools.benchmarks.folios import folios
+from tools.benchmarks.measure import ENGINES, NOISE_MAX, BenchError, Figure, Figures, Setting, temporary_folder
+from tools.benchmarks.mounts import PEERS, working_engines
+from tools.benchmarks.nodes import nodes
+from tools.benchmarks.rotation import rotation
+from tools.benchmarks.stalls import stalls
+from tools.benchmarks.start import start
+from tools.benchmarks.stores import stores
+from tools.benchmarks.while_filling import while_filling
 from tools.peers import main as peers
 
-BENCHMARKS = {
-    "reads": reads,
-    "small-files": small_files,
-    "walk": walk,
-    "directory": directory,
-    "frameworks": frameworks,
-    "gil": gil,
-    "recipes": recipes,
+BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
+    "reads": cached.reads,
+    "small-files": cached.small_files,
+    "walk": cached.walk,
+    "frameworks": training.frameworks,
+    "gil": training.gil,
+    "recipes": training.recipes,
     "rotation": rotation,
-    "page-cache": page_cache,
+    "page-cache": cached.page_cache,
     "folios": folios,
-    "idle": idle,
-    "catalog": catalog,
+    "idle": cached.idle,
     "start": start,
     "first": first,
-    "shards": shards,
-    "shards-tls": shards_tls,
-    "producers": producers,
-    "small-fetch": small_fetch,
-    "far": far,
+    "download": filling.download,
+    "https": filling.https,
+    "producers": filling.producers,
+    "small-fetch": filling.small_fetch,
+    "far": filling.far,
     "stores": stores,
     "while-filling": while_filling,
     "stalls": stalls,
     "nodes": nodes,
 }
+"""Each measures, and returns the title of its figures."""
+
+FIELDS = ("name", "measured", "unit", "rounds", "noise", "target", "met")
+"""Of a figure, as --json writes them."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -99,7 +85,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def table_of(title: str, figures: list[Figure]) -> Table:
+def table_of(title: str, figures: Iterable[Figure]) -> Table:
     """A table of figures."""
     table = Table(title=title, title_justify="left")
     for name in ("figure", "median", "range", "noise", "target", ""):
@@ -183,11 +169,13 @@ def main() -> int:
             with temporary_folder() as folder:
                 rounds = arguments.rounds or (2 if arguments.quick else 5)
                 setting = Setting(folder, arguments.quick, rounds, contenders, arguments.plot)
-                began = time.monotonic()
+                began, found = time.monotonic(), Figures()
                 with console.status(f"{name} ...") if console.is_terminal else nullcontext():
-                    title, figures = BENCHMARKS[name].measure(setting)
-            console.print(table_of(f"{name}: {title} ({time.monotonic() - began:.0f} s)", figures))
-            results += [{"benchmark": name, **asdict(figure)} for figure in figures]
+                    title = BENCHMARKS[name](setting, found)
+            console.print(table_of(f"{name}: {title} ({time.monotonic() - began:.0f} s)", found.values()))
+            results += [
+                {"benchmark": name} | {field: getattr(figure, field) for field in FIELDS} for figure in found.values()
+            ]
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

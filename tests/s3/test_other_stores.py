@@ -22,16 +22,18 @@ from tests.harness import Growfs, until
 from tests.s3.proxy import proxy_to, s3_error
 from tests.servers import free_port, running, serving
 from tests.store_servers import (
+    AZURE_ACCOUNT,
+    AZURE_KEY,
     HUB_TOKEN,
     Nginx,
     Store,
     azure_container,
+    azurite_command,
     google_bucket,
     hub_data_set,
     hub_server,
     nginx_folder,
 )
-from tools.benchmarks.servers import AZURE_ACCOUNT, AZURE_KEY, azurite_command
 
 KINDS = ("azure", "google", "hub", "nginx", "webdav")
 LARGE = 20_000_000

@@ -8,27 +8,16 @@ its own name, or, with s5cmd, written for the last time. The files are equal, so
 from __future__ import annotations
 
 import os
-import subprocess
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.benchmarks.bucket_copy import COPIERS, NAME, Source
-from tools.benchmarks.measure import (
-    ACCESS_KEY,
-    SECRET_KEY,
-    Figure,
-    Setting,
-    at_least,
-    figure,
-    make_file,
-    need_space,
-    run,
-    wait_until,
-)
-from tools.benchmarks.mounts import GROWFS, RCLONE_TUNED, mounted
-from tools.benchmarks.servers import behind_link, rclone_binary, rclone_server
+from tools.benchmarks.filling import COPIERS, NAME, Source
+from tools.benchmarks.measure import Figures, Setting, make_file, need_space, run
+from tools.benchmarks.mounts import GROWFS, mounted, rclone_mount
+from tools.benchmarks.servers import behind_link, rclone_keys, rclone_server
 
 FIRST_FACTOR, FIRST_MORE_S = 1.25, 1.2
 NTH_FACTOR, NTH_MORE_S = 1.1, 1.5
@@ -61,93 +50,70 @@ CASES = (
 QUICK_CASES = (Case("60 MB/s, 8 MiB", 60_000_000, 0.01, 4, 8),)
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The arrivals of one run, in seconds from the call of the command, in order."""
-
-    contender: str
-    arrivals: list[float]
+Arrivals = list[float]
+"""Of the files of one run, in seconds from the call of the command, in order."""
 
 
-def measure(setting: Setting) -> tuple[str, list[Figure]]:
+def first(setting: Setting, found: Figures) -> str:
     """Measure every case, and draw the curves of the last rounds if a plot is wanted."""
-    found: list[Figure] = []
-    drawn: list[tuple[Case, list[Curve]]] = []
-    for number, case in enumerate(QUICK_CASES if setting.quick else CASES):
-        folder = setting.folder / str(number)
-        figures, curves = measure_case(setting, case, folder)
-        found += figures
-        drawn.append((case, curves))
-        run(["rm", "-r", folder])
+    cases = QUICK_CASES if setting.quick else CASES
+    curves = [_measure_case(setting, found, case, setting.folder / str(number)) for number, case in enumerate(cases)]
     if setting.plot:
-        draw(drawn, setting.plot)
-    return "arrivals, files of a bucket behind a link", found
+        _draw(dict(zip(cases, curves, strict=True)), setting.plot)
+    return "arrivals, files of a bucket behind a link"
 
 
-def measure_case(setting: Setting, case: Case, folder: Path) -> tuple[list[Figure], list[Curve]]:
-    """Measure one case in an empty folder."""
+def _measure_case(setting: Setting, found: Figures, case: Case, folder: Path) -> dict[str, Arrivals]:
+    """Measure one case in an empty folder; returns the arrivals of the last round, by contender."""
     folder.mkdir()
     need_space(folder, 3 * case.files * case.mib << 20)
     for number in range(case.files):
         make_file(folder / "remote" / NAME / f"{number:03}.bin", case.mib)
-    runs: dict[str, list[Curve]] = {}
-    firsts: list[float] = []
-    misses: list[float] = []
+    found.add(f"{case.name}: first file, the link alone", case.file_s, unit="s")
+    arrivals: dict[str, Arrivals] = {}
     with (
         rclone_server(folder / "remote", folder / "server.log") as server,
         behind_link(server.endpoint, case.rtt_s, case.rate, folder / "link.log") as link,
     ):
         source = Source(link, case.files, case.files * case.mib << 20)
-        for number in range(min(setting.rounds, ROUNDS_MAX)):
+        for _ in range(min(setting.rounds, ROUNDS_MAX)):
             for contender in ("growfs", *COPIERS):
-                target = folder / f"{number}-{contender.replace(' ', '-')}"
+                target = folder / "target"
                 target.mkdir()
                 os.sync()
-                copy = COPIERS.get(contender)
                 began = time.time()
-                if copy:
+                if copy := COPIERS.get(contender):
                     copy(source, target)
-                    arrivals = arrivals_in(target, began)
+                    arrivals[contender] = _arrivals_in(target, began)
                 else:
-                    arrivals = fill(setting.contenders[0], source, target, began)
-                runs.setdefault(contender, []).append(Curve(contender, arrivals))
-                run(["rm", "-r", target])
-            misses.append(wait_of_miss(setting.contenders[0], source, folder / f"{number}-miss"))
-            firsts.append(first_through_rclone_mount(source, folder / f"{number}-mount"))
-    return figures_of(case, runs, firsts, misses), [curves[-1] for curves in runs.values()]
+                    arrivals[contender] = _fill(setting.contenders[0], source, target, began)
+                found.add(f"{case.name}: first file, {contender}", arrivals[contender][0], unit="s")
+                shutil.rmtree(target)
+            through_rclone_s = _first_through_rclone_mount(source, folder / "rclone")
+            found.add(f"{case.name}: first file, read through rclone mount", through_rclone_s, unit="s")
+            own = arrivals["growfs"]
+            miss_s = _wait_of_miss(setting.contenders[0], source, folder / "miss")
+            found.add(f"{case.name}: a miss waits", miss_s, unit="s")
+            for name, took, allowed in (
+                ("first file", own[0], FIRST_FACTOR * case.file_s + FIRST_MORE_S),
+                ("a miss", miss_s, MISS_FACTOR * case.file_s + MISS_MORE_S),
+            ):
+                found.add(f"{case.name}: {name}, of the {allowed:.1f} s allowed", took / allowed, at_most=1)
+            found.add(f"{case.name}: k files, the worst k, of the time allowed", _worst_of(case, own), at_most=1)
+            of_rclone = arrivals["rclone copy"][-1] / own[-1]
+            found.add(f"{case.name}: all files, rate, of rclone copy", of_rclone, at_least=RATE_TARGET)
+    shutil.rmtree(folder)
+    return arrivals
 
 
-def figures_of(case: Case, runs: dict[str, list[Curve]], firsts: list[float], misses: list[float]) -> list[Figure]:
-    """The figures of one case, with the targets of growfs."""
-    own = [curve.arrivals for curve in runs["growfs"]]
-    found = [figure(f"{case.name}: first file, the link alone", [case.file_s], "s")]
-    for contender, curves in runs.items():
-        found.append(figure(f"{case.name}: first file, {contender}", [curve.arrivals[0] for curve in curves], "s"))
-    found.append(figure(f"{case.name}: first file, read through rclone mount", firsts, "s"))
-    first_s = FIRST_FACTOR * case.file_s + FIRST_MORE_S
-    miss_s = MISS_FACTOR * case.file_s + MISS_MORE_S
-    bounded: list[tuple[str, list[float], str]] = [
-        ("first file", [arrivals[0] / first_s for arrivals in own], f"{FIRST_FACTOR:g} x link + {FIRST_MORE_S:g} s"),
-        ("k files, the worst k", [worst_of(case, one) for one in own], f"{NTH_FACTOR:g} x link + {NTH_MORE_S:g} s"),
-        ("a miss", [miss / miss_s for miss in misses], f"{MISS_FACTOR:g} x link + {MISS_MORE_S:g} s"),
-    ]
-    for name, ratios, bound in bounded:
-        found.append(
-            figure(f"{case.name}: {name}, of the time allowed", ratios, "", f"1 ({bound})", lambda ratio: ratio <= 1)
-        )
-    rates = [a.arrivals[-1] / b[-1] for a, b in zip(runs["rclone copy"], own, strict=True)]
-    found.append(at_least(f"{case.name}: all files, rate, of rclone copy", rates, "", RATE_TARGET))
-    return found
-
-
-def worst_of(case: Case, arrivals: Sequence[float]) -> float:
+def _worst_of(case: Case, arrivals: Sequence[float]) -> float:
     """The largest share that an arrival takes of the time allowed for it."""
     return max(
         arrival / (NTH_FACTOR * count * case.file_s + NTH_MORE_S) for count, arrival in enumerate(arrivals, start=1)
     )
 
 
-def arrivals_in(folder: Path, began: float) -> list[float]:
+def _arrivals_in(folder: Path, began: float) -> list[float]:
     """When each file in the folder arrived."""
     return sorted(path.stat().st_ctime - began for path in folder.rglob("*.bin"))
 
@@ -155,63 +121,48 @@ def arrivals_in(folder: Path, began: float) -> list[float]:
 # growfs.
 
 
-def flags(engine: str, source: Source) -> list[object]:
+def _flags(engine: str, source: Source) -> list[object]:
     """Of a mount with an empty cache that the whole bucket fits into."""
     found: list[object] = ["--engine", engine, "--endpoint-url", source.server.endpoint, "--refresh", 0]
     return [*found, "--cache-size", 2 * source.bytes + (1 << 30)]
 
 
-def fill(engine: str, source: Source, folder: Path, began: float) -> list[float]:
+def _fill(engine: str, source: Source, folder: Path, began: float) -> list[float]:
     """Mount until everything is cached."""
-    with mounted(f"s3://{NAME}", folder, *flags(engine, source), "--no-wait") as mount:
+    with mounted(f"s3://{NAME}", folder, *_flags(engine, source), "--no-wait") as mount:
         run([*GROWFS, "wait", mount.mountpoint, "--all"])
-        return arrivals_in(mount.files, began)
+        return _arrivals_in(mount.files, began)
 
 
-def wait_of_miss(engine: str, source: Source, folder: Path) -> float:
+def _wait_of_miss(engine: str, source: Source, folder: Path) -> float:
     """How long an open waits, of a file that is not under way, while others fill the link."""
     folder.mkdir()
-    with mounted(f"s3://{NAME}", folder, *flags(engine, source), "--wait-files", 1) as mount:
-        missing = [name for name in bucket_names(source) if not (mount.files / name).exists()]
+    with mounted(f"s3://{NAME}", folder, *_flags(engine, source), "--wait-files", 1) as mount:
+        missing = [name for name in _bucket_names(source) if not (mount.files / name).exists()]
         began = time.monotonic()
         with (mount.mountpoint / missing[-1]).open("rb"):
             waited = time.monotonic() - began
-    run(["rm", "-r", folder])
+    shutil.rmtree(folder)
     return waited
 
 
-def bucket_names(source: Source) -> list[str]:
+def _bucket_names(source: Source) -> list[str]:
     """The names of the files."""
     return [f"{number:03}.bin" for number in range(source.files)]
 
 
-# rclone mount.
-
-
-def first_through_rclone_mount(source: Source, folder: Path) -> float:
+def _first_through_rclone_mount(source: Source, folder: Path) -> float:
     """Seconds from the call of `rclone mount` until the first file is read."""
-    mountpoint = folder / "mnt"
-    mountpoint.mkdir(parents=True)
-    keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY, "ENDPOINT": source.server.endpoint}
-    env = {**os.environ, **{f"RCLONE_S3_{name}": value for name, value in {**keys, "PROVIDER": "Other"}.items()}}
-    options = [f"--{name}={value}" for name, value in RCLONE_TUNED.items()]
-    command = [rclone_binary(), "mount", f":s3:{NAME}", mountpoint, "--config", os.devnull, "--cache-dir", folder]
+    folder.mkdir()
     began = time.monotonic()
-    process = subprocess.Popen([str(word) for word in [*command, *options]], env=env, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: os.path.ismount(mountpoint), "rclone mount", every_s=0.01)
-        (mountpoint / bucket_names(source)[0]).read_bytes()
-        return time.monotonic() - began
-    finally:
-        process.terminate()
-        process.wait()
-        run(["rm", "-r", folder])
+    with rclone_mount(f":s3:{NAME}", folder, **rclone_keys(source.server.endpoint)) as mount:
+        (mount.mountpoint / _bucket_names(source)[0]).read_bytes()
+        took_s = time.monotonic() - began
+    shutil.rmtree(folder)
+    return took_s
 
 
-# The plot.
-
-
-def draw(cases: list[tuple[Case, list[Curve]]], path: Path) -> None:
+def _draw(cases: dict[Case, dict[str, Arrivals]], path: Path) -> None:
     """Write the arrival curves as an image."""
     import matplotlib
 
@@ -219,11 +170,11 @@ def draw(cases: list[tuple[Case, list[Curve]]], path: Path) -> None:
     from matplotlib import pyplot
 
     drawing, axes = pyplot.subplots(1, len(cases), figsize=(4.5 * len(cases), 4), layout="constrained", squeeze=False)
-    for (case, curves), place in zip(cases, axes[0], strict=True):
+    for (case, curves), place in zip(cases.items(), axes[0], strict=True):
         counts = list(range(1, case.files + 1))
         place.plot([count * case.file_s for count in counts], counts, "k:", label="the link alone")
-        for curve in curves:
-            place.step(curve.arrivals, counts[: len(curve.arrivals)], where="post", label=curve.contender)
+        for contender, arrivals in curves.items():
+            place.step(arrivals, counts[: len(arrivals)], where="post", label=contender)
         place.set(title=case.name, xlabel="seconds from the call of the command", ylabel="whole files")
         place.grid(alpha=0.3)
     axes[0][0].legend()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from tools.benchmarks.measure import Figure, Setting, at_least, fault_in_memory, figure, make_file, need_space
+from tools.benchmarks.cached import MIB
+from tools.benchmarks.measure import Figures, Setting, fault_in_memory, make_file, need_space
 from tools.benchmarks.mounts import mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import Certificate, rclone_server
@@ -16,19 +17,15 @@ from tools.benchmarks.servers import Certificate, rclone_server
 READS = 5
 """Reads of each file in a round, of which the median counts."""
 TARGET = 0.95
-MIB = 1 << 20
 
 
-def measure(setting: Setting) -> tuple[str, list[Figure]]:
+def folios(setting: Setting, found: Figures) -> str:
     """Fetch a shard by http and by https, and read it beside the shard on the server's disk."""
     mib = 16 if setting.quick else 512
     need_space(setting.folder, 3 * mib * MIB)
     plain = setting.folder / "remote" / "bucket" / "shard.bin"
     make_file(plain, mib)  # in blocks of 1 MiB
-    rates: list[float] = []
-    found: list[Figure] = []
     for scheme, certificate in (("http", None), ("https", Certificate.create(setting.folder))):
-        ratios: list[float] = []
         with rclone_server(setting.folder / "remote", setting.folder / f"{scheme}.log", certificate) as server:
             for number in range(setting.rounds):
                 folder = setting.folder / f"{scheme}-{number}"
@@ -45,7 +42,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                             began, ended = reader.call("sequential", path, MIB)
                             times.append(ended - began)
                     fetched.unlink()
-                rates.append(mib * MIB / 1e9 / median(seconds[plain]))
-                ratios.append(median(seconds[plain]) / median(seconds[fetched]))
-        found.append(at_least(f"fetched by {scheme}, read at so much of that rate", ratios, "x", TARGET))
-    return f"a file of {mib} MiB in the page cache", [figure("written in blocks of 1 MiB", rates, "GB/s"), *found]
+                found.add("written in blocks of 1 MiB", mib * MIB / 1e9 / median(seconds[plain]), unit="GB/s")
+                ratio = median(seconds[plain]) / median(seconds[fetched])
+                found.add(f"fetched by {scheme}, read at so much of that rate", ratio, unit="x", at_least=TARGET)
+    return f"a file of {mib} MiB in the page cache"

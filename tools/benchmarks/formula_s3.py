@@ -1,8 +1,8 @@
 """A synthetic S3 server with any number of keys, computed from a formula, so it needs no disk.
 
-`python -m tools.benchmarks.formula_s3 KEYS SIZE DELAY_S PER_DIRECTORY` serves the bucket 'formula' on loopback, prints
-its URL, and runs until it is terminated. Each listing page is delayed by DELAY_S. With 1000 keys per directory, key
-number n is d{n // 1000}/f{n % 1000}.bin; keys sort as their numbers do. It supports ListObjectsV2 and ListObjects (with
+`python -m tools.benchmarks.formula_s3 KEYS SIZE` serves the bucket 'formula' on loopback, prints
+its URL, and runs until it is terminated. With 1000 keys per directory, key number n is d{n // 1000}/f{n % 1000}.bin;
+keys sort as their numbers do. It supports ListObjectsV2 and ListObjects (with
 the delimiter /), HEAD and GET, and ignores credentials.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import sys
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -21,10 +20,10 @@ MODIFIED_ISO = "2024-05-06T07:08:09.000Z"
 MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
 
 
-def key(number: int, per_directory: int = PER_DIRECTORY) -> str:
+def key(number: int) -> str:
     """The name of a key. Names sort as their numbers up to ten million."""
-    directory, place = divmod(number, per_directory)
-    return f"d{directory:04}/f{place:0{max(4, len(str(per_directory - 1)))}}.bin"
+    directory, place = divmod(number, PER_DIRECTORY)
+    return f"d{directory:04}/f{place:04}.bin"
 
 
 def etag(number: int) -> str:
@@ -40,8 +39,6 @@ class Formula(BaseHTTPRequestHandler):
     wbufsize = 1 << 16
     keys = 0
     size = 0
-    delay_s = 0.0
-    per_directory = PER_DIRECTORY
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a million lines would distort the measurement."""
@@ -63,14 +60,13 @@ class Formula(BaseHTTPRequestHandler):
             self._list_keys(prefix, after, min(PAGE_KEYS_MAX, int(query.get("max-keys") or PAGE_KEYS_MAX)))
 
     def _list_keys(self, prefix: str, after: str, count_max: int) -> None:
-        numbers, key = range(self.keys), self._key
+        numbers = range(self.keys)
         start = bisect.bisect_left(numbers, prefix, key=key)
         start = max(start, bisect.bisect_right(numbers, after, key=key) if after else 0)
         end = min(self.keys, start + count_max)
         while end > start and not key(end - 1).startswith(prefix):
             end -= 1
         more = end < self.keys and end > start and key(end).startswith(prefix)
-        time.sleep(self.delay_s)
         contents = "".join(
             f"<Contents><Key>{key(number)}</Key><LastModified>{MODIFIED_ISO}</LastModified>"
             f"<ETag>{etag(number)}</ETag><Size>{self.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
@@ -79,11 +75,9 @@ class Formula(BaseHTTPRequestHandler):
         self._answer_page(prefix, end - start, key(end - 1) if more else "", contents)
 
     def _list_directories(self, prefix: str, after: str) -> None:
-        count = -(-self.keys // self.per_directory)
-        names = (self._key(number * self.per_directory).partition("/")[0] + "/" for number in range(count))
+        names = (key(number).partition("/")[0] + "/" for number in range(0, self.keys, PER_DIRECTORY))
         left = [name for name in names if name.startswith(prefix) and name > after]
         page = left[:PAGE_KEYS_MAX]
-        time.sleep(self.delay_s)
         contents = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in page)
         self._answer_page(prefix, len(page), page[-1] if len(left) > len(page) else "", contents)
 
@@ -101,9 +95,6 @@ class Formula(BaseHTTPRequestHandler):
             ).encode(),
         )
 
-    def _key(self, number: int) -> str:
-        return key(number, self.per_directory)
-
     def _answer(self, code: int, body: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Type", "application/xml")
@@ -113,8 +104,8 @@ class Formula(BaseHTTPRequestHandler):
 
     def _object(self, body: bool) -> None:
         name = unquote(urlsplit(self.path).path).strip("/").partition("/")[2]
-        number = bisect.bisect_left(range(self.keys), name, key=self._key)
-        if number >= self.keys or self._key(number) != name:
+        number = bisect.bisect_left(range(self.keys), name, key=key)
+        if number >= self.keys or key(number) != name:
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>" if body else b"")
             return
         self.send_response(200)
@@ -131,8 +122,7 @@ class Formula(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until terminated."""
-    Formula.keys, Formula.size, Formula.delay_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    Formula.per_directory = int(sys.argv[4])
+    Formula.keys, Formula.size = int(sys.argv[1]), int(sys.argv[2])
     with ThreadingHTTPServer(("127.0.0.1", 0), Formula) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 ACCESS_KEY, SECRET_KEY = "growfs-bench", "growfs-bench-secret"
 COMMAND_S_MAX = 900.0
 NOISE_MAX = 0.03
+ENGINES = ("passthrough", "libfuse")
 CACHESTAT = 451
 """The number of cachestat(2) on all architectures (Linux 6.5)."""
 
@@ -34,60 +35,77 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to measure. folder: empty, for this benchmark alone. contenders: engines and peers. plot: where to draw."""
+    """How to measure."""
 
     folder: Path
+    """Empty, for this benchmark alone."""
     quick: bool
+    """Small sizes, to see that it runs."""
     rounds: int
     contenders: tuple[str, ...]
+    """Engines and peers."""
     plot: Path | None = None
+    """Where to draw."""
+
+    @property
+    def engines(self) -> list[str]:
+        """The contenders that are engines of growfs."""
+        return [contender for contender in self.contenders if contender in ENGINES]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Figure:
-    """A median and the values it was taken from. met: None where there is no target.
-
-    noise: the median's standard error, as a fraction of it; None with too few rounds.
-    """
+    """A value for each round, and the target for their median."""
 
     name: str
-    measured: float
     unit: str
+    at_least: float | None
+    at_most: float | None
     rounds: list[float] = field(default_factory=list)
-    noise: float | None = None
-    target: str | None = None
-    met: bool | None = None
+
+    @property
+    def measured(self) -> float:
+        """The median."""
+        return statistics.median(self.rounds)
+
+    @property
+    def noise(self) -> float | None:
+        """The median's standard error as a fraction of it, None with too few rounds: 1.25 sigma / sqrt(n), with sigma
+        from the quartiles, so that outliers count little.
+        """
+        if len(self.rounds) < 3 or not self.measured:
+            return None
+        lower, _, upper = statistics.quantiles(self.rounds, n=4, method="inclusive")
+        return abs(1.25 * (upper - lower) / 1.35 / math.sqrt(len(self.rounds)) / self.measured)
+
+    @property
+    def target(self) -> str | None:
+        """What the median should be, None if there is no target."""
+        if self.at_least is not None:
+            return f"at least {self.at_least:g}"
+        return None if self.at_most is None else f"at most {self.at_most:g}"
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met, None if there is none."""
+        if self.at_least is not None:
+            return self.measured >= self.at_least
+        return None if self.at_most is None else self.measured <= self.at_most
 
 
-def figure(
-    name: str, rounds: Sequence[float], unit: str, target: str | None = None, met: Callable[[float], bool] | None = None
-) -> Figure:
-    """The median of the rounds, compared with the target."""
-    median = statistics.median(rounds)
-    return Figure(name, median, unit, list(rounds), noise(rounds), target, met(median) if met else None)
+class Figures(dict[str, Figure]):
+    """The figures of a benchmark by name, in the order in which they first came."""
+
+    def add(
+        self, name: str, *values: float, unit: str = "", at_least: float | None = None, at_most: float | None = None
+    ) -> None:
+        """Add the value of a round, or those of all rounds. at_least, at_most: the target for the median, if any."""
+        self.setdefault(name, Figure(name, unit, at_least, at_most)).rounds.extend(values)
 
 
-def at_least(name: str, rounds: Sequence[float], unit: str, target: float | None) -> Figure:
-    """A figure whose target, if it has one, is a lower bound."""
-    if target is None:
-        return figure(name, rounds, unit)
-    return figure(name, rounds, unit, f"at least {target:g}", lambda median: median >= target)
-
-
-def at_most(name: str, rounds: Sequence[float], unit: str, target: float | None) -> Figure:
-    """A figure whose target, if it has one, is an upper bound."""
-    if target is None:
-        return figure(name, rounds, unit)
-    return figure(name, rounds, unit, f"at most {target:g}", lambda median: median <= target)
-
-
-def noise(rounds: Sequence[float]) -> float | None:
-    """1.25 sigma / sqrt(n), the standard error of a median; sigma from the quartiles, so outliers count little."""
-    median = statistics.median(rounds)
-    if len(rounds) < 3 or not median:
-        return None
-    lower, _, upper = statistics.quantiles(rounds, n=4, method="inclusive")
-    return abs(1.25 * (upper - lower) / 1.35 / math.sqrt(len(rounds)) / median)
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Round by round."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 # Disk and commands.
@@ -183,13 +201,6 @@ def cpu_s(pid: int) -> float:
     Its resolution is a nanosecond; that of /proc/PID/stat is 10 ms.
     """
     return time.clock_gettime(~pid << 3 | 2)
-
-
-def memory_mb(pid: int, which: str) -> float:
-    """VmRSS or VmHWM (the peak), in 10^6 bytes."""
-    found = re.search(rf"^{which}:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024 / 1e6
 
 
 @contextlib.contextmanager

@@ -17,11 +17,10 @@ from growfs.daemon.launch import stop
 from growfs.daemon.running import find_living
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
-from tools.benchmarks.measure import BenchError, cpu_s, run, wait_until
+from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, run, wait_until
 from tools.benchmarks.servers import rclone_binary, running
 
 GROWFS = [sys.executable, "-c", "import growfs; growfs.main()"]
-ENGINES = ("passthrough", "libfuse")
 PEERS = ("rclone", "folder")
 CACHE_SIZE = "8GB"
 
@@ -158,17 +157,19 @@ RCLONE_TUNED = {
 
 
 @contextlib.contextmanager
-def rclone_mount(source: Path, folder: Path) -> Iterator[Mount]:
-    """The same files through `rclone mount`, with the fastest flags found. `folder` keeps its cache."""
+def rclone_mount(source: object, folder: Path, **variables: str) -> Iterator[Mount]:
+    """The same files through `rclone mount`, with the fastest flags found. `folder` keeps its cache.
+
+    variables: for its environment.
+    """
     mountpoint = folder / "rclone-mnt"
     mountpoint.mkdir(exist_ok=True)
     flags = ["--config", os.devnull, "--cache-dir", folder / "rclone-cache"]
     flags += [f"--{name}={value}" for name, value in RCLONE_TUNED.items()]
     try:
-        with running(
-            [rclone_binary(), "mount", "-v", source, mountpoint, *flags], folder / "rclone.log", "()"
-        ) as process:
-            wait_until(lambda: os.path.ismount(mountpoint), "rclone mount")
+        command = [rclone_binary(), "mount", source, mountpoint, *flags]
+        with running(command, folder / "rclone.log", "()", **variables) as process:
+            wait_until(lambda: os.path.ismount(mountpoint), "rclone mount", every_s=0.01)
             yield Mount(mountpoint, Path(f"{folder}/rclone-cache/vfs/local{source}"), process.pid)
     finally:
         if os.path.ismount(mountpoint):

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from tools.benchmarks.measure import BenchError, Figure, Setting, at_least, at_most, figure, run, wait_until
+from tests.servers import free_port
+from tools.benchmarks.measure import BenchError, Figures, Setting, ratios, run, wait_until
 from tools.benchmarks.mounts import Mount, mounted
-from tools.benchmarks.servers import free_port, rclone_binary, rclone_server, running
+from tools.benchmarks.servers import rclone_binary, rclone_server, running
 
 NODES, CACHE = 4, 0.3
 """How many, and the share of the data that each can cache."""
@@ -29,7 +30,7 @@ NAMESPACE, LINK = "growfs-bench", "growfsb"
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 
 
-def measure(setting: Setting) -> tuple[str, list[Figure]]:
+def nodes(setting: Setting, found: Figures) -> str:
     """How often the bucket is read until each of the nodes has seen every file; then the rate between two of them."""
     files, size = (80, 16 << 10) if setting.quick else (800, 64 << 10)
     data = setting.folder / "buckets/data"
@@ -38,14 +39,13 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(size))
     (setting.folder / "token").write_text("bench\n")
-    found = []
     with rclone_server(setting.folder / "buckets", setting.folder / "rclone.log", etags="MD5") as server:
         for feeds in (True, False):
             reads = _reads(setting, server.endpoint, files, files * size, feeds)
             name = "the bucket is read, by nodes " + ("that feed one another" if feeds else "that do not")
-            found.append(at_most(name, [reads], "times", TARGET_READS if feeds else None))
-    found += _rates(setting)
-    return f"{NODES} nodes, each with a cache of {CACHE:.0%} of {files} files", found
+            found.add(name, reads, unit="times", at_most=TARGET_READS if feeds else None)
+    _add_rates(setting, found)
+    return f"{NODES} nodes, each with a cache of {CACHE:.0%} of {files} files"
 
 
 def _reads(setting: Setting, endpoint: str, files: int, bytes: int, feeds: bool) -> float:
@@ -96,10 +96,10 @@ def _read(mountpoint: Path, seen: set[str], all_have_seen: Callable[[], bool], e
 # The rate between two network namespaces.
 
 
-def _rates(setting: Setting) -> list[Figure]:
+def _add_rates(setting: Setting, found: Figures) -> None:
     """How fast a node gets files from another one, and rclone from rclone. Nothing where namespaces cannot be made."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("nsenter"):
-        return []
+        return
     folder = setting.folder / "rate"
     count, mib = (4, 2) if setting.quick else (16, 64)
     for number in range(count):
@@ -120,12 +120,9 @@ def _rates(setting: Setting) -> list[Figure]:
                 shutil.rmtree(target)
                 rclone.append(_received(bytes, partial(run, [*copy, target])))
                 shutil.rmtree(target)
-    ratios = [ours / theirs for ours, theirs in zip(growfs, rclone, strict=True)]
-    return [
-        figure("between two namespaces, from node to node", growfs, "MB/s"),
-        figure("between two namespaces, rclone copy from rclone serve", rclone, "MB/s"),
-        at_least("between two namespaces, of rclone's rate", ratios, "", RATE_TARGET),
-    ]
+    found.add("between two namespaces, from node to node", *growfs, unit="MB/s")
+    found.add("between two namespaces, rclone copy from rclone serve", *rclone, unit="MB/s")
+    found.add("between two namespaces, of rclone's rate", *ratios(growfs, rclone), at_least=RATE_TARGET)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A program that reads files and times it, with the standard library alone.
+"""A program that reads files and times it, with the standard library alone, or as training does.
 
 Each line on standard input is a command, [NAME, ARGUMENT...] in JSON; for each it prints its measurements, one line of
 JSON. Times are in seconds.
@@ -6,6 +6,7 @@ JSON. Times are in seconds.
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -16,10 +17,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 BUFFER = 1 << 20
 PAGE = 4096
-PROBE_EVERY_S = 0.005
 ALTERNATE_EVERY_S = 0.001
 COMMANDS = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered: select() sees the next line
 
@@ -73,28 +74,6 @@ def walk(folder: str, stat: bool) -> dict[str, float]:
     for path in paths if stat else ():
         os.stat(path)
     return {"files": len(paths), "os.walk": listed - began, "os.stat": time.perf_counter() - listed}
-
-
-def probe(folder: str, names: int, per_directory: int) -> dict[str, dict[str, float]]:
-    """Until the next input line: time a stat of a name that the kernel has not seen, and an open.
-
-    names: how many names, the first of formula_s3.py, may be used.
-    """
-    numbers = list(range(names))
-    random.Random(1).shuffle(numbers)
-    resident = next(os.path.join(root, names[0]) for root, _, names in os.walk(folder) if names)
-    took: dict[str, list[float]] = {"stat": [], "open": []}
-    while not select.select([COMMANDS], [], [], PROBE_EVERY_S)[0]:
-        if numbers:
-            directory, number = divmod(numbers.pop(), per_directory)
-            began = time.perf_counter()
-            os.stat(f"{folder}/d{directory:04}/f{number:04}.bin")
-            took["stat"].append(time.perf_counter() - began)
-        began = time.perf_counter()
-        os.close(os.open(resident, os.O_RDONLY))
-        took["open"].append(time.perf_counter() - began)
-    COMMANDS.readline()
-    return {what: spread(times) for what, times in took.items() if len(times) > 1}
 
 
 def alternate(folders: list[str], names: str) -> list[dict[str, float]]:
@@ -151,26 +130,42 @@ def train(folder: str, epochs: int, compute_s: float) -> dict[str, float]:
     return {"busy": count * compute_s / (time.perf_counter() - began), "files": count, "different": len(seen)}
 
 
-def listing(folder: str) -> dict[str, float]:
-    """List one directory."""
+def images(folder: str, workers: int) -> dict[str, float]:
+    """An epoch with torchvision's ImageFolder: list the folder, start the workers, and decode everything."""
+    import torch
+    from PIL import Image
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+
+    def tensor(image: Image.Image) -> torch.Tensor:  # the usual input of a network
+        return torch.frombuffer(bytearray(image.resize((224, 224)).tobytes()), dtype=torch.uint8)
+
     began = time.perf_counter()
-    files = len(os.listdir(folder))
-    return {"files": files, "s": time.perf_counter() - began}
+    loader = DataLoader(ImageFolder(folder, tensor), batch_size=32, shuffle=True, num_workers=workers)
+    return {"files": sum(len(labels) for _, labels in loader), "seconds": time.perf_counter() - began}
 
 
-def random_opens(folder: str, files: int) -> dict[str, float]:
-    """Until the next input line: time open, read and close of random files in the first directory of formula_s3.py."""
-    digits = max(4, len(str(files - 1)))
-    took: list[float] = []
-    while not select.select([COMMANDS], [], [], PROBE_EVERY_S)[0] or len(took) < 2:
-        path = f"{folder}/f{random.randrange(files):0{digits}}.bin"
-        began = time.perf_counter()
-        fd = os.open(path, os.O_RDONLY)
-        os.read(fd, PAGE)
-        os.close(fd)
-        took.append(time.perf_counter() - began)
-    COMMANDS.readline()
-    return spread(took)
+@functools.cache
+def _bytes_of() -> Callable[[Any], Any]:
+    """Reads all records of files in TensorFlow's own threads, and returns their bytes."""
+    import tensorflow as tf
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def bytes_of(paths: Any) -> Any:
+        sizes = tf.data.TFRecordDataset(paths).map(tf.strings.length)
+        return sizes.reduce(tf.constant(0, tf.int64), lambda total, size: total + tf.cast(size, tf.int64))
+
+    return bytes_of  # type: ignore[no-any-return]
+
+
+def records(folder: str) -> dict[str, float]:
+    """An epoch with tf.data.TFRecordDataset: list the folder, and read everything."""
+    import tensorflow as tf
+
+    bytes_of = _bytes_of()
+    began = time.perf_counter()
+    read = bytes_of(tf.constant(tf.io.gfile.glob(f"{folder}/*.tfrecord")))
+    return {"bytes": int(read), "seconds": time.perf_counter() - began}
 
 
 def spread(times: list[float]) -> dict[str, float]:
@@ -187,15 +182,4 @@ def serve(commands: Mapping[str, Callable[..., object]]) -> None:
 
 
 if __name__ == "__main__":
-    serve(
-        {
-            "sequential": sequential,
-            "files": files,
-            "walk": walk,
-            "probe": probe,
-            "alternate": alternate,
-            "train": train,
-            "listing": listing,
-            "random_opens": random_opens,
-        }
-    )
+    serve({each.__name__: each for each in (sequential, files, walk, alternate, train, images, records)})

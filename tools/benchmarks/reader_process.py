@@ -1,4 +1,4 @@
-"""Starts the programs that read (reader.py and the training programs) and talks to them."""
+"""Starts the programs that read (reader.py and train_gil.py) and talks to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReaderProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**environment(), "PYTHONPATH": str(SHIM)},
+            env={**environment(), "PYTHONPATH": str(SHIM), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
             cwd="/",
         )
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import defaultdict
 
-from tools.benchmarks.bucket_copy import NAME, ratios
-from tools.benchmarks.measure import Figure, Setting, at_least, figure
-from tools.benchmarks.mounts import ENGINES, mounted
+from tools.benchmarks.filling import NAME
+from tools.benchmarks.measure import Figures, Setting
+from tools.benchmarks.mounts import mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import behind_link, rclone_server
 
@@ -24,7 +23,7 @@ TARGET = 0.85
 PLAIN = "plain files"
 
 
-def measure(setting: Setting) -> tuple[str, list[Figure]]:
+def rotation(setting: Setting, found: Figures) -> str:
     """Each mount in turn with a folder of as many plain files as the cache has."""
     files, epochs = (200, 3) if setting.quick else (12_000, 20)
     cached = files // CACHED_SHARE
@@ -34,9 +33,6 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
             path = folder / f"class{number % DIRECTORIES}" / f"{number:06}.bin"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(os.urandom(SIZE))
-    busy: dict[str, list[float]] = defaultdict(list)
-    engines = [contender for contender in setting.contenders if contender in ENGINES]
-    different: dict[str, list[float]] = defaultdict(list)
     with (
         rclone_server(remote, setting.folder / "rclone.log", low_priority=True, etags="crc32") as server,
         behind_link(server.endpoint, RTT_S, RATE, setting.folder / "link.log") as link,
@@ -44,23 +40,15 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     ):
         flags = ["--endpoint-url", link.endpoint, "--cache-size", cached * (SIZE + 3000), "--wait-files", cached // 2]
         for number in range(setting.rounds):
-            for contender in engines:
-                folder = setting.folder / f"{number}-{contender}"
+            busy = reader.call("train", plain, epochs, COMPUTE_S)["busy"]
+            found.add(PLAIN, busy, unit="of the time")
+            for engine in setting.engines:
+                folder = setting.folder / f"{number}-{engine}"
                 folder.mkdir()
-                with mounted(f"s3://{NAME}", folder, "--engine", contender, *flags) as mount:
-                    found = reader.call("train", mount.mountpoint, epochs, COMPUTE_S)
-                busy[contender].append(found["busy"])
-                different[contender].append(found["different"] / files)
+                with mounted(f"s3://{NAME}", folder, "--engine", engine, *flags) as mount:
+                    trained = reader.call("train", mount.mountpoint, epochs, COMPUTE_S)
                 shutil.rmtree(folder)
-            busy[PLAIN].append(reader.call("train", plain, epochs, COMPUTE_S)["busy"])
-    figures = [figure(PLAIN, busy[PLAIN], "of the time")]
-    for contender in engines:
-        figures += [
-            at_least(contender, busy[contender], "of the time", TARGET),
-            figure(f"{contender}, of {PLAIN}", ratios(busy[contender], busy[PLAIN]), ""),
-            figure(f"{contender}, of the data set seen", different[contender], ""),
-        ]
-    return (
-        f"{files:,} files of {SIZE // 1000} kB, a tenth cached, {epochs} epochs, 0.5 ms of computing for each",
-        figures,
-    )
+                found.add(engine, trained["busy"], unit="of the time", at_least=TARGET)
+                found.add(f"{engine}, of {PLAIN}", trained["busy"] / busy)
+                found.add(f"{engine}, of the data set seen", trained["different"] / files)
+    return f"{files:,} files of {SIZE // 1000} kB, a tenth cached, {epochs} epochs, 0.5 ms of computing for each"

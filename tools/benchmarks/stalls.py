@@ -48,7 +48,7 @@ from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.space import Space
 from growfs.workers.make_order import candidates
 from growfs.workers.process import tune_gc
-from tools.benchmarks.measure import Figure, Setting, at_most
+from tools.benchmarks.measure import Figures, Setting
 
 NUMBER, NUMBER_QUICK = 1_000_000, 1000
 TARGET_MS = 20
@@ -179,13 +179,12 @@ def _order(catalog: Path) -> bytes:
 Step = Callable[[Scene], Awaitable[object]]
 
 
-def measure(setting: Setting) -> tuple[str, list[Figure]]:
+def stalls(setting: Setting, found: Figures) -> str:
     """Each scene is played once a round."""
     number = NUMBER_QUICK if setting.quick else NUMBER
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)  # as the daemon
     tune_gc()
-    rounds: dict[str, list[float]] = {}
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as planner, _made_up_processes():
             planner.submit(os.getpid).result()  # forked before there are other threads
@@ -193,12 +192,11 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                 for name, (files, directories, play) in scenes(number).items():
                     scene = Scene(setting.folder / f"{round}-{name.split()[0]}", files, directories, planner)
                     for step, stall_s in trio.run(_play, scene, play).items():
-                        rounds.setdefault(f"{name}, {step}", []).append(stall_s * 1000)
+                        found.add(f"{name}, {step}", stall_s * 1000, unit="ms", at_most=TARGET_MS)
                     scene.close()
     finally:
         sys.setswitchinterval(switch_s)
-    title = f"longest stalls of the answering thread, {number:,} of each"
-    return title, [at_most(name, stalls, "ms", TARGET_MS) for name, stalls in rounds.items()]
+    return f"longest stalls of the answering thread, {number:,} of each"
 
 
 def scenes(number: int) -> dict[str, tuple[int, int, Callable[[Scene], Iterator[tuple[str, Step]]]]]:

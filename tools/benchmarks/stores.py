@@ -7,60 +7,57 @@ programs, so their ratios say as much of them as of growfs. A store whose server
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from urllib.request import Request, urlopen
 
-from tools.benchmarks import shards
-from tools.benchmarks.bucket_copy import NAME, Source, compare, growfs_mount, ratios
-from tools.benchmarks.measure import Figure, Setting, at_least, figure, need_space, wait_until
-from tools.benchmarks.servers import (
+from tests.servers import free_port
+from tests.servers import running as listening
+from tests.store_servers import (
     AZURE_ACCOUNT,
-    AZURE_KEY,
+    AZURITE,
     NGINX,
-    Server,
+    NODE,
+    Store,
+    azure_container,
     azurite_command,
-    free_port,
-    rclone_server,
-    rclone_webdav_server,
-    running,
+    google_bucket,
 )
+from tools.benchmarks.filling import NAME, Source, compare, growfs_mount, make_shards
+from tools.benchmarks.measure import Figures, Setting, environment, need_space, ratios
+from tools.benchmarks.servers import Server, rclone_server, rclone_webdav_server
 
 SHARDS = 8
 TARGET = 0.7
+Place = tuple[Server, str, Sequence[object]]
+"""A server, the URL of what it has, and the flags with which growfs reaches it."""
 
 
-def measure(setting: Setting) -> tuple[str, list[Figure]]:
+def stores(setting: Setting, found: Figures) -> str:
     """Measure all stores that are installed, one after the other in each round."""
     mib = 1 if setting.quick else 64
-    remote = setting.folder / "remote"
     need_space(setting.folder, 8 * setting.rounds * SHARDS * mib << 20)
-    bytes = shards.make(remote, SHARDS, mib)
+    bytes = make_shards(setting.folder / "remote", SHARDS, mib)
+    rates: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         sources = {}
         for kind in (_s3, _http, _webdav, _azure, _google):
-            if (found := stack.enter_context(kind(setting.folder))) is not None:
-                server, url, flags = found
-                sources[url.partition("://")[0]] = Source(server, SHARDS, bytes, url=url, flags=flags)
-        rates: dict[str, list[float]] = {name: [] for name in sources}
+            if place := stack.enter_context(kind(setting.folder)):
+                server, url, flags = place
+                sources[f"{url.partition('://')[0]}://"] = Source(server, SHARDS, bytes, url=url, flags=flags)
         for number in range(setting.rounds):
             for name, source in sources.items():
                 copy = {"growfs": growfs_mount(setting.contenders[0])}
-                results = compare(source, setting.folder / f"{number}-{name}", 1, copy)
-                rates[name] += results.per_s("growfs", bytes / 1e6)
-    figures = [figure(f"{name}://", values, "MB/s") for name, values in rates.items()]
+                runs = compare(source, setting.folder / f"{number}-{name[:-3]}", 1, copy)
+                rates.setdefault(name, []).append(bytes / 1e6 / runs["growfs"][0].seconds)
     for name, values in rates.items():
-        if name != "s3":
-            figures.append(at_least(f"{name}://, of s3://", ratios(values, rates["s3"]), "", TARGET))
-    return f"{SHARDS} shards of {mib} MiB from stores on loopback", figures
-
-
-Place = tuple[Server, str, Sequence[object]]
-"""A server, the URL of what it has, and the flags with which growfs reaches it."""
+        found.add(name, *values, unit="MB/s")
+    for name, values in rates.items():
+        if name != "s3://":
+            found.add(f"{name}, of s3://", *ratios(values, rates["s3://"]), at_least=TARGET)
+    return f"{SHARDS} shards of {mib} MiB from stores on loopback"
 
 
 @contextlib.contextmanager
@@ -72,7 +69,7 @@ def _s3(folder: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def _http(folder: Path) -> Iterator[Place | None]:
     """nginx. `rclone serve http` is half as fast as its S3 server, whoever reads from it."""
-    if NGINX is None:
+    if not NGINX:
         print("nginx is not installed: http:// is left out")
         yield None
         return
@@ -85,7 +82,7 @@ def _http(folder: Path) -> Iterator[Place | None]:
         f" events {{ }} http {{ access_log off; sendfile on; {temporary}"
         f" server {{ listen 127.0.0.1:{port}; location / {{ root {folder}/remote; autoindex on; }} }} }}"
     )
-    with _listening([NGINX, "-e", "stderr", "-c", settings], port, folder / "nginx.log") as server:
+    with _server([NGINX, "-e", "stderr", "-c", str(settings)], port) as server:
         yield server, f"http://127.0.0.1:{port}/{NAME}/", []
 
 
@@ -98,56 +95,37 @@ def _webdav(folder: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def _azure(folder: Path) -> Iterator[Place | None]:
     port = free_port()
-    command = azurite_command(port)
-    if not all(Path(word).exists() for word in command[:2]):
+    if not (AZURITE.exists() and NODE.exists()):
         print("Azurite is not installed: az:// is left out")
         yield None
         return
-    from azure.storage.blob import BlobServiceClient
-
-    with _listening(command, port, folder / "azurite.log") as server:
-        endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
-        connection = f"AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};BlobEndpoint={endpoint};"
-        with BlobServiceClient.from_connection_string(connection) as service:
-            container = service.create_container(NAME)
-            for path in (folder / "remote" / NAME).iterdir():
-                container.upload_blob(path.name, path.read_bytes())
-        yield server, f"az://{NAME}", ["--storage-option", f"connection_string={connection}"]
+    with _server(azurite_command(port), port) as server:
+        with azure_container(f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}", NAME) as store:
+            _upload(folder, store)
+        option = f"connection_string={store.options['connection_string']}"
+        yield server, store.url, ["--storage-option", option]
 
 
 @contextlib.contextmanager
 def _google(folder: Path) -> Iterator[Place | None]:
-    try:
-        import gcp_storage_emulator  # noqa: F401
-        import gcsfs  # noqa: F401
-    except ImportError as error:
-        print(f"{error.name} is not installed: gs:// is left out")
+    if missing := [name for name in ("gcp_storage_emulator", "gcsfs") if not find_spec(name)]:
+        print(f"{missing[0]} is not installed: gs:// is left out")
         yield None
         return
     port = free_port()
-    command = [sys.executable, "-m", "tests.gcs_emulator", port]
-    with _listening(command, port, folder / "google.log") as server:
-        endpoint = f"http://127.0.0.1:{port}"
-        _post(f"{endpoint}/storage/v1/b", json.dumps({"name": NAME}).encode(), "application/json")
-        for path in (folder / "remote" / NAME).iterdir():
-            url = f"{endpoint}/upload/storage/v1/b/{NAME}/o?uploadType=media&name={path.name}"
-            _post(url, path.read_bytes(), "application/octet-stream")
-        yield server, f"gs://{NAME}", ["--endpoint-url", endpoint, "--anon"]
-
-
-def _post(url: str, body: bytes, kind: str) -> None:
-    with urlopen(Request(url, body, {"Content-Type": kind})) as response:
-        response.read()
+    with _server([sys.executable, "-m", "tests.gcs_emulator", str(port)], port) as server:
+        store = google_bucket(f"http://127.0.0.1:{port}", NAME)
+        _upload(folder, store)
+        yield server, store.url, store.flags
 
 
 @contextlib.contextmanager
-def _listening(command: Sequence[object], port: int, log: Path) -> Iterator[Server]:
-    """Run a server that does not print when it has started, and wait until its port is open."""
+def _server(command: list[str], port: int) -> Iterator[Server]:
+    """A server that does not print when it has started."""
+    with listening(command, port, environment()) as process:
+        yield Server(process.pid, f"http://127.0.0.1:{port}")
 
-    def is_open() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    with running(command, log, "()") as server:
-        wait_until(is_open, f"{command[0]} did not start", timeout_s=60)
-        yield server
+def _upload(folder: Path, store: Store) -> None:
+    for path in (folder / "remote" / NAME).iterdir():
+        store.put(path.name, path.read_bytes())

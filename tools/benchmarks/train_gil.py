@@ -22,9 +22,6 @@ from typing import Any
 
 from reader import serve  # type: ignore[import-not-found]  # beside this file, which runs as a script
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
 LABEL_BYTES, PIXEL_BYTES = 1, 32 * 32 * 3
 """A sample is an image of CIFAR-10's binary version."""
 BATCH = 512
@@ -32,7 +29,6 @@ AHEAD = 4
 """Batches that each kind of input may prefetch."""
 OPERATIONS = 20
 OPERATION_S, DEVICE_S = 0.0001, 0.002
-PROBE_S = 0.001
 COUNT, COUNT_FOR_S = 10_000, 0.2
 
 
@@ -107,29 +103,6 @@ INPUTS: dict[str, Callable[[list[str]], Iterator[Any]]] = {
 }
 
 
-class GilProbe(threading.Thread):
-    """A thread that takes the GIL each millisecond and records how late it gets it, in seconds.
-
-    Waiting for a core does not count.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.late: list[float] = []
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        while not self._stopping.is_set():
-            queued, began = run_queue_s(), time.perf_counter()
-            time.sleep(PROBE_S)
-            self.late.append(time.perf_counter() - began - PROBE_S - (run_queue_s() - queued))
-
-    def stop(self) -> None:
-        """Stop the thread and wait for its end."""
-        self._stopping.set()
-        self.join()
-
-
 def count(number: int) -> None:
     """Run Python bytecode, which holds the GIL."""
     for _ in range(number):
@@ -163,13 +136,10 @@ def step(number: int) -> None:
 
 def train(batches: Iterable[Any], number: int) -> dict[str, float]:
     """Run a step for each batch."""
-    probe = GilProbe()
     step_s = waited_s = began = 0.0
     steps = 0
     for _ in batches:
-        if not steps:  # time before the first batch is start-up, not training
-            probe.start()
-            began = time.perf_counter()
+        began = began or time.perf_counter()  # time before the first batch is start-up, not training
         queued, cpu, start = run_queue_s(), time.thread_time(), time.perf_counter()
         step(number)
         took, cpu = time.perf_counter() - start, time.thread_time() - cpu
@@ -177,15 +147,8 @@ def train(batches: Iterable[Any], number: int) -> dict[str, float]:
         step_s += took
         steps += 1
     all_s = time.perf_counter() - began
-    probe.stop()
-    cuts = statistics.quantiles(probe.late, n=100, method="inclusive")
-    return {
-        "samples/s": steps * BATCH / all_s,
-        "step_ms": step_s / steps * 1e3,
-        "waited_ms": waited_s / steps * 1e3,
-        "late_p50_ms": cuts[49] * 1e3,
-        "late_p99_ms": cuts[98] * 1e3,
-    }
+    per_step_ms = 1e3 / steps
+    return {"samples/s": steps * BATCH / all_s, "step_ms": step_s * per_step_ms, "waited_ms": waited_s * per_step_ms}
 
 
 def epoch(folder: str, kind: str) -> dict[str, float]:

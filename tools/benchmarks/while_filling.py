@@ -19,10 +19,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from tools.benchmarks import shards
-from tools.benchmarks.bucket_copy import NAME, ratios
-from tools.benchmarks.measure import BenchError, Figure, Setting, at_most, fault_in_memory, figure, on_cores, wait_until
-from tools.benchmarks.mounts import ENGINES, Mount, mounted
+from tools.benchmarks.filling import NAME, SHARDS, make_shards
+from tools.benchmarks.measure import BenchError, Figures, Setting, fault_in_memory, on_cores, ratios, wait_until
+from tools.benchmarks.mounts import Mount, mounted
 from tools.benchmarks.reader_process import ReaderProcess
 from tools.benchmarks.servers import rclone_server
 
@@ -36,7 +35,7 @@ LOADS = ("filling", "idle")
 PERCENTILES = ("p50_ms", "p99_ms")
 
 
-def measure(setting: Setting) -> tuple[str, list[Figure]]:
+def while_filling(setting: Setting, found: Figures) -> str:
     """Each mount while it fills its empty cache, then for the same time while it is idle."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -44,14 +43,13 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
     server_cores, growfs_cores = set(cores[: len(cores) // 2]), set(cores[len(cores) // 2 :])
     mib = 4 if setting.quick else 128
     remote = setting.folder / "remote"
-    bytes = shards.make(remote, shards.SHARDS, mib)
+    bytes = make_shards(remote, SHARDS, mib)
     names, local = setting.folder / "names", setting.folder / "local"
     names.write_text("".join(f"{number:03}.bin\n" for number in range(FILES)))
     for folder in (remote / NAME / SMALL, local):
         folder.mkdir()
         for name in names.read_text().splitlines():
             (folder / name).write_bytes(os.urandom(SIZE))
-    engines = [contender for contender in setting.contenders if contender in ENGINES]
     latencies: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
@@ -61,7 +59,7 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
         reader = stack.enter_context(ReaderProcess())
         flags = ["--endpoint-url", server.endpoint, "--cache-size", 2 * bytes + (1 << 30)]
         for _ in range(setting.rounds):
-            for contender in engines:
+            for contender in setting.engines:
                 folder = setting.folder / contender
                 folder.mkdir()
                 engine_flags = [*flags, "--engine", contender]
@@ -77,18 +75,18 @@ def measure(setting: Setting) -> tuple[str, list[Figure]]:
                     for subject, one in zip((contender, *controls(contender)), both, strict=True):
                         latencies[subject, contender, load].append(one)
                 shutil.rmtree(folder)
-    found = []
-    for contender in engines:
-        found.append(figure(f"{contender}, fetched meanwhile", rates[contender], "MB/s"))
+    for contender in setting.engines:
+        found.add(f"{contender}, fetched meanwhile", *rates[contender], unit="MB/s")
         for subject in (contender, *controls(contender)):
             for which in PERCENTILES:
                 values = {load: [one[which] for one in latencies[subject, contender, load]] for load in LOADS}
                 name = f"{subject}, {which[:3]}"
-                found += [figure(f"{name}, {load}", values[load], "ms") for load in LOADS]
+                for load in LOADS:
+                    found.add(f"{name}, {load}", *values[load], unit="ms")
                 target = TARGET if (subject, which) == (contender, "p99_ms") else None
                 slower = ratios(values["filling"], values["idle"])
-                found.append(at_most(f"{name}, filling, of idle", slower, "", target))
-    return f"open and read of a cached file of 100 kB, while {shards.SHARDS} shards of {mib} MiB are fetched", found
+                found.add(f"{name}, filling, of idle", *slower, at_most=target)
+    return f"open and read of a cached file of 100 kB, while {SHARDS} shards of {mib} MiB are fetched"
 
 
 def controls(contender: str) -> tuple[str, str]:
@@ -106,9 +104,7 @@ def probe_latency(
     began, before = time.monotonic(), fetched(mount)
     reader.send("alternate", folders, names)
     mount.set(bandwidth=0)
-    wait_until(
-        lambda: len(list(mount.files.glob("shard-*"))) == shards.SHARDS, "filling"
-    )  # without a request to the daemon
+    wait_until(lambda: len(list(mount.files.glob("shard-*"))) == SHARDS, "filling")  # without a request to the daemon
     filling, fill_s = reader.call("stop"), time.monotonic() - began
     reader.send("alternate", folders, names)
     time.sleep(fill_s)

@@ -44,7 +44,7 @@ def attempt(setting: Setting, case: str, peer: Peer, name: str, measured: Callab
         try:
             setting.results.add(case, peer.name, name, measured(folder))
         except (BenchError, OSError, ValueError) as error:
-            setting.results.delisted[f"{peer.name} ({case}, {name})"] = str(error).splitlines()[0][:200]
+            setting.results.left_out[f"{peer.name} ({case}, {name})"] = str(error).splitlines()[0][:200]
             print(f"  failed: {error}", file=sys.stderr, flush=True)
 
 

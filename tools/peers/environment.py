@@ -76,7 +76,7 @@ def create() -> None:
 
 def install() -> list[str]:
     """Install the packages that can be installed, once, and return what could not be, a line each."""
-    delisted = []
+    left_out = []
     for package in PACKAGES:
         done = FOLDER / f"installed-{package}"
         if done.exists():
@@ -91,7 +91,7 @@ def install() -> list[str]:
                 check=True,
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            delisted.append(f"{package}: {type(error).__name__}")
+            left_out.append(f"{package}: {type(error).__name__}")
         else:
             done.touch()
     for package, program in PROGRAMS.items():
@@ -100,5 +100,5 @@ def install() -> list[str]:
         try:
             run(["apt-get", "install", "-y", "--no-install-recommends", package])
         except BenchError as error:
-            delisted.append(str(error))
-    return delisted
+            left_out.append(str(error))
+    return left_out

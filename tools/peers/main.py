@@ -54,7 +54,7 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
     results = Results.load(file) if arguments.add or arguments.page else Results()
     if not arguments.page:
         measure(arguments, machine, results)
-    results.delisted |= LEFT_OUT
+    results.left_out |= LEFT_OUT
     results.note = arguments.note or results.note
     results.save(file)
     page.write(results, arguments.out)
@@ -73,9 +73,9 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
         if peer.name not in wanted:
             continue
         if reason := peer.unavailable():
-            results.delisted[peer.name] = reason
+            results.left_out[peer.name] = reason
         else:
-            results.delisted.pop(peer.name, None)
+            results.left_out.pop(peer.name, None)
             found.append(peer)
     known = {peer.name: described(peer) for peer in found}
     known = {**results.peers, **known}

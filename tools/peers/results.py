@@ -16,7 +16,7 @@ FILE = Path(__file__).parents[2] / "docs" / "benchmarks.json"
 class Results:
     """All runs.
 
-    machine: what the figures depend on. note: what else the page says of it. peers: what ran, by name. delisted: why
+    machine: what the figures depend on. note: what else the page says of it. peers: what ran, by name. left_out: why
     others did not, by name.
     cases: the sizes of each case that ran. runs: a dictionary each: case, peer, setting, figures.
     """
@@ -26,7 +26,7 @@ class Results:
     quick: bool = False
     note: str = ""
     peers: dict[str, dict[str, str]] = field(default_factory=dict)
-    delisted: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
     runs: list[dict[str, Any]] = field(default_factory=list)
 

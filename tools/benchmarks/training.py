@@ -1,0 +1,269 @@
+"""Training programs over a mount whose files are all cached, beside the same over the plain files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from threading import Timer
+
+from tools.benchmarks import recipe_data
+from tools.benchmarks.measure import (
+    COMMAND_S_MAX,
+    ROOT,
+    BenchError,
+    Figures,
+    Setting,
+    environment,
+    need_modules,
+    need_space,
+)
+from tools.benchmarks.mounts import fully_cached
+from tools.benchmarks.reader_process import SHIM, ReaderProcess
+
+TARGETS = {"passthrough": 0.97}
+
+
+# Readers of frameworks.
+
+SHARD_COUNT, SHARD_BYTES = 8, 64 << 20
+IMAGE_COUNT, CLASSES = 600, 10
+RECORDS = {"records of 1 MiB": 1 << 20, "records of 100 kB": 100_000}
+
+
+def frameworks(setting: Setting, found: Figures) -> str:
+    """Epochs of TFRecordDataset and ImageFolder. Each lists the folder again; that is part of its time."""
+    need_modules("tensorflow", "torch", "torchvision")
+    need_space(setting.folder, 6 * SHARD_COUNT * SHARD_BYTES)
+    shards, shard_bytes, images = (2, 2 << 20, CLASSES) if setting.quick else (SHARD_COUNT, SHARD_BYTES, IMAGE_COUNT)
+    with ReaderProcess() as reader:
+        for what, size in RECORDS.items():
+            remote = setting.folder / f"shards of {what}"
+            recipe_data.random_records(remote, shards, shard_bytes // size, size)
+            _epochs(setting, found, reader, remote, f"TFRecordDataset, {what}", "records")
+    with ReaderProcess() as reader:
+        remote = setting.folder / "images"
+        recipe_data.images(remote, CLASSES, images // CLASSES)
+        for workers in (1, 2):
+            _epochs(setting, found, reader, remote, f"ImageFolder, workers: {workers}", "images", workers)
+    return f"{shards} shards of {shard_bytes >> 20} MiB; {images:,} JPEGs of 110 kB"
+
+
+def _epochs(
+    setting: Setting, found: Figures, reader: ReaderProcess, remote: Path, name: str, command: str, *arguments: int
+) -> None:
+    """The first epoch of a fresh mount; then pairs of an epoch over the plain files and one through the mount."""
+    folder = setting.folder / f"mounts of {remote.name}"
+    folder.mkdir(exist_ok=True)
+    for number in range(setting.rounds):
+        for contender in setting.contenders:
+            with fully_cached(contender, remote, folder) as mount:
+                reader.call(command, mount.files, *arguments)  # not timed: brings the cached files into memory
+                for turn in range(2 if setting.quick else 4):
+                    seconds = {}
+                    for path in (mount.files, mount.mountpoint)[:: -1 if (number + turn) % 2 else 1]:
+                        seconds[path] = reader.call(command, path, *arguments)["seconds"]
+                    plain, through = seconds[mount.files], seconds[mount.mountpoint]
+                    found.add(f"{name}, plain files", plain, unit="s")
+                    which = "later epochs" if turn else "first epoch"
+                    target = TARGETS.get(contender) if turn else None
+                    found.add(f"{name}, {contender}, {which}, of plain", plain / through, at_least=target)
+
+
+# Python's lock.
+
+INPUTS = {
+    "nothing": "nothing is read",
+    "native": "tf.data",
+    "thread": "Python in a thread",
+    "processes": "Python in 2 processes",
+}
+GIL_SHARDS, GIL_SAMPLES = 8, 16_384
+GIL_MS_MAX = 0.4
+"""The longest wait for the GIL per step with tf.data: a tenth of the step."""
+
+
+def gil(setting: Setting, found: Figures) -> str:
+    """How long a training loop waits for the GIL while its input is read by C++, by a thread, or by other processes.
+
+    train_gil.py reads the same mount with three kinds of input, and once with none, which shows the time of the step
+    alone: 20 operations of Python in 2 ms, then a simulated device for 2 ms. So it trains on at most 128,000 samples a
+    second, 400 MB/s. Each kind runs in one process for all rounds, after one epoch that is not timed.
+    """
+    need_modules("tensorflow", "torch")
+    shards, samples = (2, 2048) if setting.quick else (GIL_SHARDS, GIL_SAMPLES)
+    need_space(setting.folder, 2 * shards * samples * recipe_data.CIFAR_BYTES)
+    remote = setting.folder / "remote"
+    recipe_data.shards(remote, shards, samples)
+    for contender in setting.contenders:
+        folder = setting.folder / contender
+        folder.mkdir(exist_ok=True)
+        with fully_cached(contender, remote, folder) as mount:
+            for kind, words in INPUTS.items():
+                with ReaderProcess("train_gil.py") as reader:
+                    reader.call("epoch", mount.mountpoint, kind)
+                    for _ in range(setting.rounds):
+                        epoch, name = reader.call("epoch", mount.mountpoint, kind), f"{words}, {contender}"
+                        found.add(f"{name}, samples a second", epoch["samples/s"], unit="/s")
+                        found.add(f"{name}, a step takes", epoch["step_ms"], unit="ms")
+                        waits, most = f"{name}, of which it waits for the GIL", GIL_MS_MAX if kind == "native" else None
+                        found.add(waits, epoch["waited_ms"], unit="ms", at_most=most)
+    return f"{shards} shards of {samples:,} samples of 3 kB; a step of 512 is 2 ms of Python and 2 ms of a device"
+
+
+# Recipes.
+
+DATA_BYTES_MAX = 400 << 20
+EPOCH = re.compile(r"epoch \d+: .*?([\d.]+) samples/s")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A recipe's data set. make: writes it to a folder, with the arguments `full`, or `quick` for --quick."""
+
+    make: Callable[..., None]
+    full: tuple[int, ...]
+    quick: tuple[int, ...]
+
+    def folder(self, setting: Setting) -> Path:
+        """The data set's folder. The first call writes it."""
+        numbers = self.quick if setting.quick else self.full
+        folder = setting.folder / " ".join((self.make.__name__, *map(str, numbers)))
+        if not folder.exists():
+            self.make(folder, *numbers)
+        return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """program: its name in tools/recipes. needs: modules. launcher: Python's arguments before the program."""
+
+    program: str
+    data: Data
+    epochs: int
+    arguments: str
+    needs: tuple[str, ...]
+    launcher: tuple[str, ...] = ()
+
+
+IMAGES = Data(recipe_data.images, full=(10, 40), quick=(2, 4, 32, 32))
+TRAIN_AND_VAL = Data(recipe_data.train_and_val, full=(10, 40, 4), quick=(10, 4, 1, 32, 32))
+SHARDS = Data(recipe_data.shards, full=(16, 1000), quick=(4, 20))
+EXAMPLES = Data(recipe_data.examples, full=(16, 5000), quick=(4, 20))
+EXAMPLES_AND_VAL = Data(recipe_data.train_and_val_examples, full=(16, 2, 5000), quick=(4, 1, 20))
+OBJECTS = Data(recipe_data.objects, full=(1000, 128), quick=(20, 8))
+TARS = Data(recipe_data.tars, full=(8, 100), quick=(2, 4, 32, 32))
+TENSORS = Data(recipe_data.tensors, full=(2, 24_000), quick=(2, 20))
+RAWS = Data(recipe_data.raws, full=(8, 64), quick=(2, 80))
+TABLES = Data(recipe_data.tables, full=(16, 10_000), quick=(2, 100))
+VOLUMES = Data(recipe_data.volumes, full=(16, 256), quick=(4, 32))
+
+RECIPES = [
+    Recipe("torch_imagefolder.py", IMAGES, 8, "--workers 1", ("torchvision",)),
+    Recipe("torch_shards.py", SHARDS, 8, "--workers 1", ("torch",)),
+    Recipe("torch_prefetch.py", VOLUMES, 8, "--workers 1 --crops 40", ("torch",)),
+    Recipe("torch_nodes.py", TRAIN_AND_VAL, 8, "--workers 1", ("torchvision",), TORCHRUN),
+    Recipe("lightning_reload.py", IMAGES, 8, "--workers 1", ("torchvision", "lightning")),
+    Recipe("tf_tfrecord.py", EXAMPLES, 6, "", ("tensorflow",)),
+    Recipe("tf_input_fn.py", EXAMPLES_AND_VAL, 6, "", ("tensorflow",)),
+    Recipe("keras_dataframe.py", OBJECTS, 8, "", ("tensorflow", "pandas")),
+    Recipe("webdataset_shards.py", TARS, 6, "--workers 1", ("webdataset", "torch")),
+    Recipe("safetensors_mmap.py", TENSORS, 20, "", ("safetensors", "torch")),
+    Recipe("numpy_volumes.py", RAWS, 8, "--workers 1 --crops 50", ("numpy",)),
+    Recipe("hf_datasets.py", TABLES, 6, "", ("datasets",)),
+]
+
+
+def recipes(setting: Setting, found: Figures) -> str:
+    """The programs of tools/recipes, over a mount and over the plain files: samples per second.
+
+    One process trains over each, and they alternate epoch by epoch, because a machine's speed changes by a tenth from
+    one minute to the next. The first epoch is a warm-up; the figure is the median ratio of the others, each of which
+    lists again. PyTorch computes with one thread, as under torchrun: a recipe then keeps one core busy with its model
+    and one with its loader. With more threads than cores the figure would be about the kernel's scheduler: a thread
+    that sleeps briefly, in an open for instance, finds its core taken. To add a recipe, add a line to RECIPES.
+    """
+    need_space(setting.folder, 6 * DATA_BYTES_MAX)
+    wanted = RECIPES[:1] if setting.quick else RECIPES  # so short a run is mostly imports
+    missing = {recipe.program: module for recipe in wanted for module in recipe.needs if find_spec(module) is None}
+    if missing.keys() == {recipe.program for recipe in wanted}:
+        raise BenchError(f"{', '.join(sorted(set(missing.values())))}: not installed; tools/setup test installs them")
+    for recipe in wanted:
+        if recipe.program not in missing:
+            _compare(setting, found, recipe)
+    without = [f"{program} needs {module}" for program, module in missing.items()]
+    return "; ".join(["samples per second in the median epoch of each recipe", *without])
+
+
+def _compare(setting: Setting, found: Figures, recipe: Recipe) -> None:
+    """The figures of one recipe."""
+    remote, name = recipe.data.folder(setting), recipe.program.removesuffix(".py")
+    folder = setting.folder / f"mounts of {remote.name}"
+    folder.mkdir(exist_ok=True)
+    for _ in range(setting.rounds):
+        for contender in setting.contenders:
+            with fully_cached(contender, remote, folder) as mount:
+                pairs = _alternate(recipe, remote, mount.mountpoint, 2 if setting.quick else recipe.epochs)
+            found.add(f"{name}, plain files", median(plain for plain, _ in pairs), unit="samples/s")
+            ratio = median(mounted / plain for plain, mounted in pairs)
+            found.add(f"{name}, {contender}, of plain", ratio, at_least=TARGETS.get(contender))
+
+
+def _alternate(recipe: Recipe, plain: Path, mounted: Path, epochs: int) -> list[tuple[float, float]]:
+    """Samples per second over the plain files and over the mount, for each epoch but the first."""
+    found = []
+    with _training(recipe, plain, epochs) as over_plain, _training(recipe, mounted, epochs) as over_mounted:
+        for number in range(epochs):
+            rates = {over: over() for over in (over_plain, over_mounted)[:: -1 if number % 2 else 1]}
+            found.append((rates[over_plain], rates[over_mounted]))
+    return found[1:]
+
+
+@contextlib.contextmanager
+def _training(recipe: Recipe, folder: Path, epochs: int) -> Iterator[Callable[[], float]]:
+    """Start a recipe that pauses before each epoch. Yields a function that runs an epoch and returns samples/s."""
+    program = [Path(__file__).with_name("pause_epochs.py"), ROOT / "tools" / "recipes" / recipe.program, folder]
+    words = [sys.executable, *recipe.launcher, *program, "--epochs", epochs, *recipe.arguments.split()]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [str(word) for word in words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment() | {"PYTHONPATH": f"{SHIM}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
+            cwd=ROOT,
+        ) as process,
+    ):
+        output, commands = process.stdout, process.stdin
+        assert output
+        assert commands
+
+        def epoch() -> float:
+            with contextlib.suppress(BrokenPipeError):
+                commands.write("\n")
+                commands.flush()
+            for line in output:
+                if found := EPOCH.match(line):
+                    return float(found[1])
+            process.wait()
+            errors.seek(0)
+            raise BenchError(f"{recipe.program} ended: {errors.read().strip()[-500:] or process.returncode}")
+
+        timeout = Timer(COMMAND_S_MAX, process.kill)
+        timeout.start()
+        try:
+            yield epoch
+        finally:
+            process.communicate()  # it ends by itself after its last epoch
+            timeout.cancel()
