@@ -1,1 +1,1 @@
-"""What tools/bench measures, a module each. `measure(setting)` returns (what was measured, figures)."""
+"""What tools/bench measures. A benchmark adds its figures, and returns the title of their table."""
