@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from tools.benchmarks.formula_s3 import PER_DIRECTORY
 from tools.benchmarks.measure import BenchError, make_file, run, temporary_folder
 from tools.benchmarks.recipe_data import images
 from tools.benchmarks.servers import formula_server, rclone_server
-from tools.peers.environment import Environment
+from tools.peers import environment
 from tools.peers.peer import BUCKET, Peer
 from tools.peers.results import Results
-from tools.peers.training import Link, Reading, Training, beside, look_up, read, train
+from tools.peers.runs import Link, Stage, beside, look_up, read, train
 
 CACHES = (0.1, 0.35, 0.65)
 """Sizes of the cache, as shares of the data set."""
@@ -36,26 +36,30 @@ class Setting:
     peers: Sequence[Peer]
     results: Results
 
+    @property
+    def mounts(self) -> list[Peer]:
+        """The peers that show a folder."""
+        return [peer for peer in self.peers if peer.source == "files"]
 
-def attempt(setting: Setting, case: str, peer: Peer, name: str, measured: Callable[[Path], dict[str, Any]]) -> None:
-    """Add a run to the results. A peer that fails is noted with the message, and the others go on."""
-    print(f"{case}: {peer.name}, {name}", file=sys.stderr, flush=True)
-    with temporary_folder() as folder:
-        try:
-            setting.results.add(case, peer.name, name, measured(folder))
-        except (BenchError, OSError, ValueError) as error:
-            setting.results.left_out[f"{peer.name} ({case}, {name})"] = str(error).splitlines()[0][:200]
-            print(f"  failed: {error}", file=sys.stderr, flush=True)
+    @contextmanager
+    def bucket(self, sizes: dict[str, int] | None = None) -> Iterator[tuple[str, Path]]:
+        """A server with the data set of data.py, if it has a size: (its endpoint, the bucket as a folder)."""
+        bucket = self.folder / "remote" / BUCKET
+        if sizes:
+            words = (sizes[name] for name in ("samples", "sample_bytes", "per_shard"))
+            run([environment.PYTHON, Path(__file__).with_name("data.py"), bucket, *words], **environment.VARIABLES)
+        with rclone_server(bucket.parent, self.folder / "server.log", hashes=False, etags=ETAGS) as server:
+            yield server.endpoint, bucket
 
-
-@contextmanager
-def bucket(folder: Path, sizes: Sequence[int]) -> Iterator[tuple[str, Path]]:
-    """A server with the data set of data.py, if it has a size: (its endpoint, the bucket as a folder)."""
-    if sizes:
-        data = Path(__file__).with_name("data.py")
-        run([Environment.python(), data, folder / "remote" / BUCKET, *sizes], **Environment.variables())
-    with rclone_server(folder / "remote", folder / "server.log", hashes=False, etags=ETAGS) as server:
-        yield server.endpoint, folder / "remote" / BUCKET
+    def attempt(self, case: str, peer: Peer, name: str, measured: Callable[[Path], dict[str, Any]]) -> None:
+        """Add a run to the results. A peer that fails is noted with the message, and the others go on."""
+        print(f"{case}: {peer.name}, {name}", file=sys.stderr, flush=True)
+        with temporary_folder() as folder:
+            try:
+                self.results.add(case, peer.name, name, measured(folder))
+            except (BenchError, OSError, ValueError) as error:
+                self.results.left_out[f"{peer.name} ({case}, {name})"] = str(error).splitlines()[0][:200]
+                print(f"  failed: {error}", file=sys.stderr, flush=True)
 
 
 # 1. The data set is larger than the cache.
@@ -63,33 +67,24 @@ def bucket(folder: Path, sizes: Sequence[int]) -> Iterator[tuple[str, Path]]:
 LARGER = "larger-than-cache"
 INGEST_FACTOR = 5
 """How much more the accelerator takes than the link brings."""
+SAMPLES = {"sample_bytes": 102_400, "per_shard": 10, "batch": 20}
 
 
 def larger_than_cache(setting: Setting) -> None:
     """Three epochs, from an empty cache, with caches that hold a part of the data set."""
-    samples = 200 if setting.quick else 2000
     link = Link(0.02, 20_000_000)
-    sizes = {
-        "samples": samples,
-        "sample_bytes": 102_400,
-        "per_shard": 10,
-        "batch": 20,
-        "epochs": 2 if setting.quick else 3,
-    }
-    setting.results.cases[LARGER] = {**sizes, **asdict(link), "ingest": INGEST_FACTOR * link.rate}
+    samples, epochs = (200, 2) if setting.quick else (2000, 3)
+    sizes = {"samples": samples, **SAMPLES, "epochs": epochs, **asdict(link), "ingest": INGEST_FACTOR * link.rate}
+    setting.results.cases[LARGER] = sizes
     caches = CACHES[1:2] if setting.quick else CACHES
-    with bucket(setting.folder, [samples, sizes["sample_bytes"], sizes["per_shard"]]) as (endpoint, plain):
+    with setting.bucket(sizes) as (endpoint, plain):
         for _ in range(setting.rounds):
             for share in caches:
                 for peer in setting.peers:
                     if peer.has_cache or share == caches[0]:
-                        training = Training(
-                            **sizes,
-                            ingest=INGEST_FACTOR * link.rate,
-                            cache_bytes=int(share * samples * sizes["sample_bytes"]),
-                        )
+                        stage = Stage(peer, endpoint, plain, link, int(share * samples * sizes["sample_bytes"]))
                         name = f"{share:.0%}" if peer.has_cache else "any"
-                        attempt(setting, LARGER, peer, name, partial(train, peer, endpoint, plain, link, training))
+                        setting.attempt(LARGER, peer, name, partial(train, stage, sizes))
 
 
 # 2. Cold start.
@@ -100,23 +95,25 @@ LINKS = (Link(0.05, 5_000_000), Link(0.02, 20_000_000), Link(0.005, 100_000_000)
 
 def cold_start(setting: Setting) -> None:
     """The first batch, from an empty cache, at three links."""
-    sizes = {"samples": 400, "sample_bytes": 102_400, "per_shard": 10, "batch": 20, "epochs": 0}
+    sizes = {"samples": 400, **SAMPLES, "epochs": 0}
     setting.results.cases[COLD] = sizes
     cache_bytes = sizes["samples"] * sizes["sample_bytes"] * 35 // 100
-    with bucket(setting.folder, [400, 102_400, 10]) as (endpoint, plain):
+    with setting.bucket(sizes) as (endpoint, plain):
         for _ in range(setting.rounds):
             for link in LINKS[1:2] if setting.quick else LINKS:
                 for peer in setting.peers:
-                    training = Training(**sizes, ingest=INGEST_FACTOR * link.rate, cache_bytes=cache_bytes)
-                    attempt(setting, COLD, peer, str(link), partial(train, peer, endpoint, plain, link, training))
+                    stage = Stage(peer, endpoint, plain, link, cache_bytes)
+                    spec = sizes | {"ingest": INGEST_FACTOR * link.rate}
+                    setting.attempt(COLD, peer, str(link), partial(train, stage, spec))
 
 
 # 3. and 4. Small files, and reads of what is cached.
 
 IMAGES, WARM = "small-files", "warm-reads"
+IMAGE_BYTES, SHARD_BYTES = 250_000, 64 << 20
+"""At most, and of each."""
 NEAR = Link(0.01, 50_000_000)
 FAST = Link(0.0, 2_000_000_000)
-PASSES = 3
 
 
 def small_files(setting: Setting) -> None:
@@ -124,14 +121,14 @@ def small_files(setting: Setting) -> None:
     classes, each = (2, 20) if setting.quick else (10, 130)
     setting.results.cases[IMAGES] = {"classes": classes, "each": each, **asdict(NEAR)}
     images(setting.folder / "remote" / BUCKET / "images", classes, each)
-    work = Reading(classes * each, classes * each * 250_000, decodes=True, passes=1)
-    with bucket(setting.folder, ()) as (endpoint, plain):
+    spec = {"files": classes * each, "passes": 1, "at": "folder"}
+    with setting.bucket() as (endpoint, plain):
         for _ in range(setting.rounds):
             for processes in (2,) if setting.quick else (2, 8):
-                for peer in (peer for peer in setting.peers if peer.source == "files"):
-                    loader = replace(work, processes=processes)
-                    measured = partial(read, peer, endpoint, plain, NEAR, loader, prefix="images")
-                    attempt(setting, IMAGES, peer, f"{processes} processes", measured)
+                for peer in setting.mounts:
+                    stage = Stage(peer, endpoint, plain, NEAR, classes * each * IMAGE_BYTES, "images")
+                    measured = partial(read, stage, spec | {"processes": processes})
+                    setting.attempt(IMAGES, peer, f"{processes} processes", measured)
 
 
 def warm_reads(setting: Setting) -> None:
@@ -139,20 +136,22 @@ def warm_reads(setting: Setting) -> None:
     counts = {"shards": 4, "images": 40} if setting.quick else {"shards": 16, "images": 1300}
     setting.results.cases[WARM] = {**counts, "shard_bytes": SHARD_BYTES}
     images(setting.folder / "remote" / BUCKET / "images", 10, counts["images"] // 10)
-    for number in range(counts["shards"]):
-        make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", SHARD_BYTES >> 20)
-    with bucket(setting.folder, ()) as (endpoint, plain):
+    make_shards(setting, counts["shards"])
+    with setting.bucket() as (endpoint, plain):
         for _ in range(setting.rounds):
             for prefix, files in counts.items():
-                size = SHARD_BYTES if prefix == "shards" else 250_000
-                work = Reading(files, 2 * files * size, passes=PASSES)
-                for peer in (peer for peer in setting.peers if peer.source == "files"):
+                cache_bytes = 2 * files * (SHARD_BYTES if prefix == "shards" else IMAGE_BYTES)
+                for peer in setting.mounts:
+                    stage = Stage(peer, endpoint, plain, FAST, cache_bytes, prefix)
                     for at in ("folder", "cached") if peer.name == "growfs" else ("folder",):
-                        measured = partial(read, peer, endpoint, plain, FAST, work, prefix=prefix, at=at)
-                        attempt(setting, WARM, peer, f"{prefix}, {at}", measured)
+                        spec = {"files": files, "processes": 0, "passes": 3, "at": at}
+                        setting.attempt(WARM, peer, f"{prefix}, {at}", partial(read, stage, spec))
 
 
-SHARD_BYTES = 64 << 20
+def make_shards(setting: Setting, count: int) -> None:
+    """Write large files into the bucket."""
+    for number in range(count):
+        make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", SHARD_BYTES >> 20)
 
 
 # 5. What a job loses while a peer fills.
@@ -165,14 +164,12 @@ def beside_filling(setting: Setting) -> None:
     """A job that needs all cores, alone and while caches fill at the link's rate."""
     shards, cores, seconds = 4 if setting.quick else 20, os.cpu_count() or 1, 1 if setting.quick else 6
     setting.results.cases[BESIDE] = {"processes": cores, **asdict(FILLED)}
-    for number in range(shards):
-        make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", SHARD_BYTES >> 20)
-    work = Reading(shards, 2 * shards * SHARD_BYTES, processes=cores)
-    with bucket(setting.folder, ()) as (endpoint, plain):
+    make_shards(setting, shards)
+    with setting.bucket() as (endpoint, plain):
         for _ in range(setting.rounds):
-            for peer in (peer for peer in setting.peers if peer.source == "files" and peer.name != "local disk"):
-                measured = partial(beside, peer, endpoint, plain, FILLED, work, prefix="shards", seconds=seconds)
-                attempt(setting, BESIDE, peer, "shards", measured)
+            for peer in (peer for peer in setting.mounts if peer.name != "local disk"):
+                stage = Stage(peer, endpoint, plain, FILLED, 2 * shards * SHARD_BYTES)
+                setting.attempt(BESIDE, peer, "shards", partial(beside, stage, cores, seconds))
 
 
 # 6. The catalog.
@@ -180,6 +177,8 @@ def beside_filling(setting: Setting) -> None:
 CATALOG = "catalog"
 KEYS = (10_000, 100_000, 1_000_000, 10_000_000)
 KEY_BYTES = 1000
+CATALOG_CACHE = 8 << 20
+"""Small, as a mount waits until a tenth is filled, and what is measured is the catalog."""
 
 
 def catalog(setting: Setting) -> None:
@@ -188,13 +187,9 @@ def catalog(setting: Setting) -> None:
     for keys in KEYS[:1] if setting.quick else KEYS:
         with formula_server(keys, KEY_BYTES, setting.folder / "formula.log") as endpoint:
             for _ in range(setting.rounds):
-                for peer in (peer for peer in setting.peers if peer.source == "files" and peer.has_cache):
-                    measured = partial(look_up, peer, endpoint, keys, cache_bytes=CATALOG_CACHE)
-                    attempt(setting, CATALOG, peer, f"{keys:,} keys", measured)
-
-
-CATALOG_CACHE = 8 << 20
-"""Small, as a mount waits until a tenth is filled, and what is measured is the catalog."""
+                for peer in (peer for peer in setting.mounts if peer.has_cache):
+                    measured = partial(look_up, peer, endpoint, keys, CATALOG_CACHE)
+                    setting.attempt(CATALOG, peer, f"{keys:,} keys", measured)
 
 
 CASES: dict[str, Callable[[Setting], None]] = {

@@ -11,12 +11,19 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
+from collections.abc import Iterator
 
 from tools.benchmarks.measure import ROOT, BenchError, run
 
 FOLDER = ROOT / "build" / "peers"
-SHIM = ROOT / "tests" / "frameworks" / "shim"  # lets torchvision be imported
+PYTHON = FOLDER / "bin" / "python"
+"""The interpreter that has the peers."""
+VARIABLES = {
+    "PYTHONPATH": str(ROOT / "tests" / "frameworks" / "shim"),  # lets torchvision be imported
+    "PYTHONWARNINGS": "ignore",
+    "AWS_ALLOW_HTTP": "true",
+}
+"""What it has to have in its environment."""
 PACKAGES = {
     "mosaicml-streaming": "streaming",
     "s3torchconnector": "s3torchconnector",
@@ -28,70 +35,47 @@ PROGRAMS = {"s3fs": "s3fs", "libfuse2": ""}
 INSTALL_S_MAX = 420
 
 
-class Environment:
-    """Where the peers are installed."""
+def version(package: str) -> str:
+    """The version of a package that is installed in the environment."""
+    script = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+    return run([PYTHON, "-c", script, package]).strip()
 
-    @staticmethod
-    def python() -> Path:
-        """The interpreter that has the peers."""
-        return FOLDER / "bin" / "python"
 
-    @staticmethod
-    def variables() -> dict[str, str]:
-        """What it has to have in its environment."""
-        return {"PYTHONPATH": str(SHIM), "PYTHONWARNINGS": "ignore", "AWS_ALLOW_HTTP": "true"}
+def missing_module(module: str) -> str | None:
+    """Why a module cannot be imported, or None."""
+    try:
+        run([PYTHON, "-c", f"import {module}"], **VARIABLES)
+    except BenchError as error:
+        return f"cannot be imported: {str(error).splitlines()[-1]}"
+    return None
 
-    @staticmethod
-    def version(package: str) -> str:
-        """The version of a package that is installed in it."""
-        script = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-        return run([Environment.python(), "-c", script, package]).strip()
 
-    @staticmethod
-    def missing_module(module: str) -> str | None:
-        """Why a module cannot be imported, or None."""
-        done = subprocess.run(
-            [Environment.python(), "-c", f"import {module}"],
-            env={**os.environ, **Environment.variables()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = done.stderr.strip().splitlines()
-        return None if not done.returncode else f"cannot be imported: {lines[-1] if lines else done.returncode}"
-
-    @staticmethod
-    def missing_program(program: str) -> str | None:
-        """Why a program cannot be run, or None."""
-        return None if shutil.which(program) else f"{program} is not installed"
+def missing_program(program: str) -> str | None:
+    """Why a program cannot be run, or None."""
+    return None if shutil.which(program) else f"{program} is not installed"
 
 
 def create() -> None:
-    """Create the environment, where it is missing. It is enough for growfs, rclone and the local disk."""
-    if not Environment.python().exists():
+    """Create the environment if it is missing. It is enough for growfs, rclone and the local disk."""
+    if not PYTHON.exists():
         run([sys.executable, "-m", "venv", "--without-pip", FOLDER])
         (site,) = FOLDER.glob("lib/python*/site-packages")
-        (site / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        project = sysconfig.get_path("purelib")
+        (site / "project.pth").write_text(f"import site; site.addsitedir({project!r})\n")  # with its own .pth files
 
 
-def install() -> list[str]:
-    """Install the packages that can be installed, once, and return what could not be, a line each."""
-    left_out = []
+def install() -> Iterator[str]:
+    """Install the packages that can be installed, once. Yields what could not be, a line each."""
     for package in PACKAGES:
         done = FOLDER / f"installed-{package}"
         if done.exists():
             continue
         print(f"installing {package} (pip)", file=sys.stderr, flush=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--quiet", "--no-input", package]
         try:
-            pip = [sys.executable, "-m", "pip", "--python", str(Environment.python())]
-            subprocess.run(
-                [*pip, "install", "--quiet", "--no-input", package],
-                timeout=INSTALL_S_MAX,
-                capture_output=True,
-                check=True,
-            )
+            subprocess.run(pip, timeout=INSTALL_S_MAX, capture_output=True, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            left_out.append(f"{package}: {type(error).__name__}")
+            yield f"{package}: {type(error).__name__}"
         else:
             done.touch()
     for package, program in PROGRAMS.items():
@@ -100,5 +84,4 @@ def install() -> list[str]:
         try:
             run(["apt-get", "install", "-y", "--no-install-recommends", package])
         except BenchError as error:
-            left_out.append(str(error))
-    return left_out
+            yield str(error)

@@ -1,9 +1,9 @@
 """Epochs over the files of a folder: `python epochs.py decode|read`.
 
 It runs in the peers' own environment and imports nothing of growfs. When it has imported what it needs it prints
-"ready", and waits for a line of JSON: the folder, how many files it is to have seen, the processes that read, and the
-passes after that. An epoch lists the folder, and then decodes or reads each file. It prints a line of JSON when it has
-seen all files, and one for each pass.
+"ready", and waits for a line of JSON: the folder (`at` is its key), how many files it is to have seen, the processes
+that read, and the passes after that. An epoch lists the folder, and then decodes or reads each file. It prints a line
+of JSON when it has seen all files, and one for each pass.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def main() -> None:
     seen: set[str] = set()
     epochs = 0
     while len(seen) < spec["files"]:
-        paths = [str(path) for path in Path(spec["folder"]).rglob("*.*") if path.is_file()]
+        paths = [str(path) for path in Path(spec[spec["at"]]).rglob("*.*") if path.is_file()]
         epoch(paths, spec["processes"], decodes)
         seen.update(paths)
         epochs += 1
     print(json.dumps({"all_seen_s": time.monotonic() - spec["began"], "epochs": epochs}), flush=True)
     for _ in range(spec["passes"]):
         began = time.monotonic()
-        paths = [str(path) for path in Path(spec["folder"]).rglob("*.*") if path.is_file()]
+        paths = [str(path) for path in Path(spec[spec["at"]]).rglob("*.*") if path.is_file()]
         length = epoch(paths, spec["processes"], decodes)
         seconds = time.monotonic() - began
         print(json.dumps({"files_per_s": len(paths) / seconds, "bytes_per_s": length / seconds}), flush=True)

@@ -8,18 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.benchmarks.measure import temporary_folder
-from tools.peers import page
+from tools.peers import environment, page
 from tools.peers.cases import CASES, Setting
-from tools.peers.environment import create, install
-from tools.peers.libraries import Mosaicml, NeverEvict, S3Torch, WebDataset
-from tools.peers.mounting import Disk, DownloadFirst, Fsspec, Growfs, Rclone, S3fs
-from tools.peers.peer import Peer
+from tools.peers.peer import PEERS, QUICK, Peer
 from tools.peers.results import FILE, Results
 
-PEERS: tuple[type[Peer], ...] = (
-    Growfs, Rclone, S3fs, Fsspec, Mosaicml, S3Torch, WebDataset, NeverEvict, DownloadFirst, Disk,
-)  # fmt: skip
-QUICK = (Growfs, Rclone)
 LEFT_OUT = {
     "goofys, GeeseFS, Mountpoint for S3": "no package of Debian or PyPI",
     "LitData": "its downloader refuses a store without TLS, and this one has none",
@@ -64,8 +57,8 @@ def main(given: Sequence[str], machine: dict[str, object]) -> int:
 def measure(arguments: argparse.Namespace, machine: dict[str, object], results: Results) -> None:
     """Run the cases that are wanted with the peers that work here."""
     results.machine, results.quick = machine, arguments.quick
-    create()
-    for line in () if arguments.quick else install():
+    environment.create()
+    for line in () if arguments.quick else environment.install():
         print(f"not installed: {line}", file=sys.stderr)
     wanted = arguments.peer or [peer.name for peer in (QUICK if arguments.quick else PEERS)]
     found = []
@@ -90,7 +83,7 @@ def described(peer: Peer) -> dict[str, str]:
     return {
         "about": peer.about,
         "version": peer.version(),
-        "flags": peer.flags(),
+        "flags": peer.flags,
         "documents": peer.documents,
         "note": peer.note,
     }

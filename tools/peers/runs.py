@@ -1,0 +1,210 @@
+"""Runs a program over a peer behind a link, and counts what that takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from tools.benchmarks.cgroup import Cgroup
+from tools.benchmarks.formula_s3 import key
+from tools.benchmarks.link_emulator import COUNTS
+from tools.benchmarks.measure import BenchError, environment, run, wait_until
+from tools.benchmarks.servers import behind_link
+from tools.peers.environment import PYTHON, VARIABLES
+from tools.peers.peer import Peer, Remote, Room
+
+TRAINER, EPOCHS, BURN = (Path(__file__).with_name(name) for name in ("trainer.py", "epochs.py", "burn.py"))
+LOOKUPS = 50
+LOOK_EVERY_S = 0.01
+RUN_S_MAX = 240.0
+"""A peer that takes longer is stopped; the epochs that it finished count."""
+LIST_S_MAX = 900.0
+"""For a bucket of ten million keys, which the benchmark's own server lists as fast as Python computes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Of a round trip and a rate, in bytes/s."""
+
+    rtt_s: float
+    rate: int
+
+    def __str__(self) -> str:
+        return f"{self.rate / 1e6:.0f} MB/s, {self.rtt_s * 1000:.0f} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a run needs."""
+
+    peer: Peer
+    server: str
+    """The endpoint of the server."""
+    plain: Path
+    """The bucket as a folder."""
+    link: Link
+    """Between them."""
+    cache_bytes: int
+    prefix: str = "shards"
+    """The folder of the bucket."""
+
+
+def train(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train, from an empty cache. spec: for trainer.py. folder: an empty one.
+
+    `epochs` has what trainer.py prints of each, with the bytes and requests that went over the link. Raises BenchError.
+    """
+    spec = spec | {"step_s": spec["batch"] * spec["sample_bytes"] / spec["ingest"]}
+    (first, *epochs), daemon_mb = _over_peer(stage, [TRAINER, stage.peer.source], spec, folder)
+    return {"first_batch_s": first["first_batch_s"], "epochs": epochs, "daemon_mb": daemon_mb}
+
+
+def read(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Read all files of a folder of the bucket, from an empty cache that holds them, and then again and again.
+
+    spec: for epochs.py. Returns what that prints.
+    """
+    (first, *passes), daemon_mb = _over_peer(stage, [EPOCHS, "decode" if spec["processes"] else "read"], spec, folder)
+    return {**first, "passes": passes, "daemon_mb": daemon_mb}
+
+
+def _over_peer(
+    stage: Stage, words: list[object], spec: dict[str, Any], folder: Path
+) -> tuple[list[dict[str, Any]], float]:
+    """The lines that a program prints, with the counts at that time; the memory of the peer's daemons in the end."""
+    counts, log = folder / "counts", folder / "program.log"
+    (folder / "peer").mkdir()
+    with (
+        behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log", counts) as near,
+        Cgroup("-daemons") as daemons,
+        Cgroup("-program") as programs,
+        _program(stage.peer.name, words, programs, log) as process,
+    ):
+        remote = Remote(near.endpoint, stage.plain, spec.get("samples", 0) // spec.get("per_shard", 1))
+        before, began = programs.cpu_s() or 0.0, time.monotonic()
+        with stage.peer.running(remote, Room(folder / "peer", stage.cache_bytes, daemons), stage.prefix) as more:
+            lines = []
+            for line in _answers(process, {**spec, **more, "began": began}):
+                bytes, lists, gets = COUNTS.unpack(counts.read_bytes())
+                cpu = {"daemon_cpu_s": daemons.cpu_s(), "program_cpu_s": (programs.cpu_s() or 0.0) - before}
+                lines.append(line | cpu | {"remote_bytes": bytes, "lists": lists, "gets": gets})
+            if not lines:
+                raise BenchError(f"{stage.peer.name}: {_last_line(log)}")
+            return lines, _memory_mb(daemons)
+
+
+def beside(stage: Stage, processes: int, seconds: int, folder: Path) -> dict[str, Any]:
+    """What a job that needs all cores makes in so many seconds alone, and while a peer fills its cache."""
+    (folder / "peer").mkdir()
+    counts, link = folder / "counts", stage.link
+
+    def job() -> float:
+        return float(run([PYTHON, BURN, seconds, processes], **VARIABLES))
+
+    def received() -> int:
+        return int(COUNTS.unpack(counts.read_bytes())[0])
+
+    def fill() -> None:
+        room = Room(folder / "peer", stage.cache_bytes, daemons)
+        with stage.peer.running(Remote(near.endpoint, stage.plain), room, stage.prefix) as more:
+            if not stage.peer.fills_by_itself:
+                for path in Path(more["folder"]).rglob("*.*"):
+                    if ended.is_set():
+                        break
+                    path.read_bytes()
+            ended.wait()
+
+    with (
+        behind_link(stage.server, link.rtt_s, link.rate, folder / "link.log", counts) as near,
+        Cgroup("-daemons") as daemons,
+    ):
+        alone, ended = job(), threading.Event()
+        filling = threading.Thread(target=fill)
+        filling.start()
+        try:
+            wait_until(lambda: received() > link.rate / 10, "filling", every_s=0.05)
+            before = received()
+            return {"alone_per_s": alone, "beside_per_s": job(), "bytes_per_s": (received() - before) / seconds}
+        finally:
+            ended.set()
+            filling.join()
+
+
+def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path) -> dict[str, Any]:
+    """The time until a name of a large bucket is found, that of other names, and the daemon's memory."""
+    generator = Random(7)
+    with Cgroup("-daemons") as daemons:
+        began = time.monotonic()
+        (folder / "peer").mkdir()
+        remote = Remote(endpoint, folder, bucket="formula")
+        with peer.running(remote, Room(folder / "peer", cache_bytes, daemons), "") as more:
+            waits = []
+            for _ in range(LOOKUPS):
+                path = os.path.join(more["folder"], key(generator.randrange(keys)))
+                wait_until(partial(os.path.exists, path), path, LOOK_EVERY_S, LIST_S_MAX)  # it may not be listed yet
+                waits.append(time.monotonic() - began)
+                began = time.monotonic()
+            return {"ready_s": waits[0], "other_ms": 1000 * median(waits[1:]), "daemon_mb": _memory_mb(daemons)}
+
+
+@contextmanager
+def _program(name: str, words: list[object], group: Cgroup, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program of the peers' environment, which has imported what it needs. name: of the peer."""
+    command = [str(word) for word in group.command([PYTHON, *words])]
+    pipe, env = subprocess.PIPE, environment() | VARIABLES
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=output, text=True, start_new_session=True, env=env
+        )
+    assert process.stdout
+    try:
+        if process.stdout.readline().strip() != "ready":
+            raise BenchError(f"{name}: {_last_line(log)}")
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _answers(process: subprocess.Popen[str], words: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Start the program's work, and yield the lines that it prints, until it ends or the time is over."""
+    assert process.stdin
+    assert process.stdout
+    timer = threading.Timer(RUN_S_MAX, process.kill)
+    timer.start()
+    try:
+        process.stdin.write(json.dumps(words) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+    finally:
+        timer.cancel()
+
+
+def _memory_mb(group: Cgroup) -> float:
+    """The proportional set size of the group's processes, in 10^6 bytes."""
+    total = 0
+    for pid in group.processes():
+        with suppress(OSError, IndexError):  # it has ended, or is the kernel's
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += int(text.split("\nPss:")[1].split()[0])
+    return total * 1024 / 1e6
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it ended without a message"
