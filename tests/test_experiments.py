@@ -108,7 +108,7 @@ def test_the_plot_shows_the_rotation(quick: Path) -> None:
 
 
 def test_the_committed_results_cover_these_ways() -> None:
-    assert {row["way"] for row in rows((ROOT / "tools" / "experiments.md").read_text())} == WAYS
+    assert {row["way"] for row in rows((ROOT / "docs" / "experiments.md").read_text())} == WAYS
 
 
 def test_the_experiment_runs_through_a_mount(quick: Path) -> None:

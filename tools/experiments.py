@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from tools.training.orders import Reading, cached, everything, stream
 from tools.training.results import CONFIDENCE, GOAL_OPENS_MAX, GOAL_POINTS, Row
 from tools.training.through_mount import train_mounted
 
-ROOT = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 REPETITIONS, REPETITIONS_MOUNT = 30, 5
 EPOCHS = (10, 40)
 """Lengths of training, in epochs of everything local: each is a number of opens."""
@@ -80,19 +81,19 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 def ways() -> list[tuple[Row, Way]]:
     """All ways to read. The first is the baseline."""
-    found: list[tuple[Row, Way]] = []
-    found.append((Row("everything local", None), lambda labels, opens, seed: everything(opens, seed)))
-    found += [(Row("growfs", number), growfs(number)) for number in OPENS_PER_FETCH]
-    found.append((Row("LRU", USUAL), lambda *args: cached("lru", 1 / USUAL, *args)))
-    found.append((Row("never evict", None), lambda *args: cached("never", 1 / USUAL, *args)))
-    found += [(Row("stream, repeated", number), streamed(number)) for number in OPENS_PER_FETCH]
-    found.append((Row("stream, once", None), lambda labels, opens, seed: stream(1.0, opens // USUAL, seed)))
-    return found
+    return [
+        (Row("everything local", None), lambda labels, opens, seed: everything(opens, seed)),
+        *((Row("growfs", number), growfs(number)) for number in OPENS_PER_FETCH),
+        (Row("LRU", USUAL), partial(cached, "lru", 1 / USUAL)),
+        (Row("never evict", None), partial(cached, "never", 1 / USUAL)),
+        *((Row("stream, repeated", number), streamed(number)) for number in OPENS_PER_FETCH),
+        (Row("stream, once", None), lambda labels, opens, seed: stream(1.0, opens // USUAL, seed)),
+    ]
 
 
 def growfs(opens_per_fetch: int) -> Way:
     """Reading through a mount, simulated."""
-    return lambda *args: cached("growfs", 1 / opens_per_fetch, *args)
+    return partial(cached, "growfs", 1 / opens_per_fetch)
 
 
 def streamed(opens_per_fetch: int) -> Way:
@@ -142,7 +143,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=int, help=f"default: {REPETITIONS}; with --mount: {REPETITIONS_MOUNT}")
     parser.add_argument("--epochs", type=int, action="append", help="a length of training; may be repeated")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write the page there (default: tools; with --quick: nowhere)"
+        "--out", type=Path, metavar="FOLDER", help="write the page there (default: docs; with --quick: nowhere)"
     )
     arguments = parser.parse_args(given)
     usual = 1 if arguments.quick else REPETITIONS_MOUNT if arguments.mount else REPETITIONS
@@ -175,7 +176,7 @@ def main(given: Sequence[str] | None = None) -> int:
     command = " ".join(["tools/experiments", *words])
     page = report(found, command, repetitions, arguments.mount)
     print(page)
-    if out := arguments.out or (None if arguments.quick else ROOT):
+    if out := arguments.out or (None if arguments.quick else DOCS):
         name = "experiments-mount" if arguments.mount else "experiments"
         (out / f"{name}.md").write_text(page)
         if not arguments.mount:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -42,21 +42,13 @@ class Row:
         return f"{self.way}, {self.opens_per_fetch}" if self.opens_per_fetch else self.way
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean and the half-width of its confidence interval (nan for a single repetition)."""
-
-    mean: float
-    half: float
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """The interval by Student's t distribution."""
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """A mean and the half-width of its confidence interval by Student's t (nan for a single repetition)."""
     mean = float(np.mean(values))
     if len(values) < 2:
-        return Interval(mean, math.nan)
+        return mean, math.nan
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Interval(mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error)
+    return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -67,30 +59,22 @@ def table(rows: Iterable[Row]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        steps, per_open, fetched, seen, waited = np.mean(
-            [
-                (len(one.samples) / BATCH, one.fetches_per_open, one.fetched, one.seen, one.waited / len(one.samples))
-                for one in row.readings
-            ],
-            axis=0,
-        )
-        cells = (
-            row.name,
-            f"{steps:,.0f}",
-            f"{per_open:.3f}",
-            f"{fetched:.1f}",
-            f"{seen:.1%}",
-            f"{waited:.1%}",
-            shown(interval(row.accuracies), ""),
-            shown(interval(row.differences), "+") if any(row.differences) or row.opens_per_fetch else "",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        shares = [
+            (len(one.samples) / BATCH, one.fetches_per_open, one.fetched, one.seen, one.waited / len(one.samples))
+            for one in row.readings
+        ]
+        forms = ("{:,.0f}", "{:.3f}", "{:.1f}", "{:.1%}", "{:.1%}")
+        cells = [form.format(mean) for form, mean in zip(forms, np.mean(shares, axis=0), strict=True)]
+        is_other = any(row.differences) or row.opens_per_fetch
+        cells += [shown(row.accuracies), shown(row.differences, "+") if is_other else ""]
+        lines.append(f"| {' | '.join([row.name, *cells])} |")
     return "\n".join(lines) + "\n"
 
 
-def shown(value: Interval, sign: str) -> str:
+def shown(values: Sequence[float], sign: str = "") -> str:
     """The interval as text. sign: "+" to show the sign of gains too."""
-    return f"{value.mean:{sign}.2f}" + ("" if math.isnan(value.half) else f" ± {value.half:.2f}")
+    mean, half = interval(values)
+    return f"{mean:{sign}.2f}" + ("" if math.isnan(half) else f" ± {half:.2f}")
 
 
 def verdict(rows: Iterable[Row]) -> list[str]:
@@ -98,13 +82,13 @@ def verdict(rows: Iterable[Row]) -> list[str]:
     lines = []
     for row in rows:
         if row.way.startswith("growfs") and row.opens_per_fetch and row.opens_per_fetch <= GOAL_OPENS_MAX:
-            found = interval(row.differences)
-            met = "met" if found.mean >= -GOAL_POINTS else "missed"
-            if math.isnan(found.half):
+            mean, half = interval(row.differences)
+            met = "met" if mean >= -GOAL_POINTS else "missed"
+            if math.isnan(half):
                 met = "unknown from one repetition"
-            elif abs(found.mean + GOAL_POINTS) < found.half:
+            elif abs(mean + GOAL_POINTS) < half:
                 met += ", with the goal inside the interval"
-            lines.append(f"- {row.name}: {shown(found, '+')} points: {met}.")
+            lines.append(f"- {row.name}: {shown(row.differences, '+')} points: {met}.")
     return lines
 
 
@@ -136,22 +120,16 @@ def draw_length(axis: Axes, epochs: int, rows: list[Row]) -> None:
             for row in rows
             if row.way == way
         ]
-        axis.errorbar(
-            [x * 1.03**number for x, _ in points],  # side by side, so the bars do not overlap
-            [found.mean for _, found in points],
-            [0 if math.isnan(found.half) else found.half for _, found in points],
-            marker="o",
-            markersize=4,
-            capsize=3,
-            linewidth=1,
-            color=colour,
-            label=way,
-        )
+        x = [mean * 1.03**number for mean, _ in points]  # side by side, so the bars do not overlap
+        means, halves = zip(*(of for _, of in points), strict=True)
+        bars = [0 if math.isnan(half) else half for half in halves]
+        style: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 3, "linewidth": 1}
+        axis.errorbar(x, means, bars, color=colour, label=way, **style)
     axis.set_xscale("log")
     axis.set_xticks([1, 2, 4, 10], ["1", "2", "4", "10"])
     axis.minorticks_off()
     axis.set_xlabel("opens per fetch")
     for row in rows:
         if row.way == "never evict":
-            note = f"never evict: {interval(row.differences).mean:+.1f}"
+            note = f"never evict: {interval(row.differences)[0]:+.1f}"
             axis.text(0.62, 0.03, note, transform=axis.transAxes, ha="center", fontsize=8)
