@@ -7,6 +7,8 @@ their way from a worker process, so each takes its message as the only argument.
 from __future__ import annotations
 
 import errno
+import shlex
+import sys
 
 
 class GrowfsError(Exception):
@@ -107,3 +109,8 @@ class NotHere(GrowfsError):
     """The file is not cached, and the mount was started with --on-miss error."""
 
     errno = errno.ENOENT
+
+
+def pip_install(*words: str) -> str:
+    """The command that installs packages, or an extra such as `growfs[report]`, for the Python that runs growfs."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *words])

@@ -22,7 +22,7 @@ from growfs.cache.cache_folder import DATABASE
 from growfs.client.charts import LEGENDS, STATES, Charts, charts, coverage
 from growfs.client.figures import Figures, read
 from growfs.daemon.running import find
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, pip_install
 
 WIDE = ("states", "coverage", "directories")
 TITLES = {
@@ -85,7 +85,7 @@ def _library() -> str:
     try:
         from vl_convert import javascript_bundle
     except ImportError:
-        raise GrowfsError("report: needs vl-convert-python: pip install 'growfs[report]'") from None
+        raise GrowfsError(f"report: needs vl-convert-python: {pip_install('growfs[report]')}") from None
     return str(javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 

@@ -14,7 +14,7 @@ from humanfriendly import format_size
 from growfs.cache.open_files import IDLE_MAX
 from growfs.doctor.check import Check, Level, attempt, ok, warning
 from growfs.errors import GrowfsError
-from growfs.fuse.engine import EngineChoice
+from growfs.fuse.engine import EngineChoice, has_pyfuse3
 from growfs.fuse.mounting import (
     DEVICE,
     check_allow_other,
@@ -59,7 +59,8 @@ def check_engine(requested: str, folder: Path) -> tuple[Check, str]:
     except OSError as error:
         return Check(Level.FAILURE, "engine", f"cannot be tried: {error}", "pass another --cache-dir"), ""
     if choice.passthrough:
-        return ok("engine", f"passthrough: {choice.reason}"), "passthrough"
+        other = "is installed, too" if has_pyfuse3() else "is not installed, nor needed here"
+        return ok("engine", f"passthrough: {choice.reason}; libfuse {other}"), "passthrough"
     if requested == "libfuse":
         return ok("engine", f"libfuse: {choice.reason}"), "libfuse"
     text, _, remedy = choice.reason.partition("; ")

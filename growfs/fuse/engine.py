@@ -1,18 +1,21 @@
-"""The choice between the two engines, passthrough and libfuse."""
+"""The choice between the two engines, passthrough and libfuse. Only libfuse needs pyfuse3, of the extra `libfuse`."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, pip_install
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.probe import why_not_passthrough
 from growfs.vfs.filesystem import Vfs
+
+PACKAGES = "apt install fuse3 libfuse3-dev pkg-config gcc python3-dev"
+"""On Debian and Ubuntu: what pyfuse3 is compiled with, and fusermount3."""
 
 
 class Engine(Protocol):
@@ -75,11 +78,19 @@ class EngineChoice:
             return PassthroughEngine
         try:
             from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
-        except (ImportError, OSError) as error:  # it was not built, or its library is missing, or of another version
+        except (ImportError, OSError) as error:  # its C library may be missing, or of another version
+            if has_pyfuse3():
+                found = f"cannot be imported: {error}"
+                remedy = pip_install("--force-reinstall", "--no-cache-dir", "--no-binary", "pyfuse3", "pyfuse3")
+            else:
+                found, remedy = "is not installed", pip_install("growfs[libfuse]")
             raise GrowfsError(
-                f"the libfuse engine ({self.reason}) needs pyfuse3, which cannot be imported: {error}; install fuse3,"
-                f" libfuse3-dev, pkg-config and gcc, and then: {sys.executable} -m pip install --force-reinstall"
-                " --no-cache-dir --no-binary pyfuse3 pyfuse3"
+                f"the libfuse engine ({self.reason}) needs pyfuse3, which {found}; {PACKAGES} && {remedy}"
             ) from None
 
         return LibfuseEngine
+
+
+def has_pyfuse3() -> bool:
+    """Whether pyfuse3 is installed; it may need a library that is not."""
+    return find_spec("pyfuse3") is not None

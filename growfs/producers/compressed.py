@@ -8,6 +8,8 @@ import shutil
 import sys
 from typing import BinaryIO
 
+from growfs.errors import pip_install
+
 COPY_BYTES = 1 << 17  # a larger buffer does not fit in a core's cache, and takes twice the CPU
 
 
@@ -29,13 +31,13 @@ def unxz(source: BinaryIO, out: BinaryIO) -> None:
 
 
 def unzstd(source: BinaryIO, out: BinaryIO) -> None:
-    """Decompress a zstd file. Needs Python 3.14, or the package backports.zstd: pip install 'growfs[zstd]'."""
+    """Decompress a zstd file. Needs Python 3.14, or the package backports.zstd, of the extra `zstd`."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
         try:
             from backports import zstd
         except ImportError:
-            raise ImportError("unzstd needs a package that is not installed: pip install backports.zstd") from None
+            raise ImportError(f"unzstd needs a package that is not installed: {pip_install('growfs[zstd]')}") from None
     with zstd.open(source, "rb") as unpacked:
         shutil.copyfileobj(unpacked, out, COPY_BYTES)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import BinaryIO
 
+from growfs.errors import pip_install
+
 
 def resize(source: BinaryIO, out: BinaryIO, pixels: int, quality: int = 90) -> None:
     """Shrink an image to at most so many pixels in width and height; its format stays. Needs Pillow."""
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError("resize needs a package that is not installed: pip install pillow") from None
+        raise ImportError(f"resize needs a package that is not installed: {pip_install('growfs[images]')}") from None
     with Image.open(source) as image:
         format = image.format
         image.draft("RGB", (pixels, pixels))  # a JPEG is decoded only as far as needed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from growfs.errors import GrowfsError, UsageError
+from growfs.errors import GrowfsError, UsageError, pip_install
 from growfs.simulation.plan import TITLES, PolicyResult
 
 DAYS_FROM_S = 3 * 86_400
@@ -15,7 +15,7 @@ def draw(found: list[PolicyResult], path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise GrowfsError("plan: --draw needs matplotlib: pip install 'growfs[report]'") from None
+        raise GrowfsError(f"plan: --draw needs matplotlib: {pip_install('growfs[report]')}") from None
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse import protocol
+from growfs.fuse.engine import PACKAGES
 from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import assert_refused, leftovers, mark_environment, needs_root
 from tests.harness import Growfs, make_tree
@@ -156,5 +157,10 @@ def test_libfuse_without_pyfuse3_says_what_to_install(without_pyfuse3: Growfs, t
     growfs = mark_environment(without_pyfuse3)
     make_tree(tmp_path / "remote", directories=1, files=1)
     refused = growfs.mount(tmp_path / "remote", "--engine", "libfuse", check=False)
-    assert_refused(refused, "the libfuse engine (requested by --engine) needs pyfuse3", "install fuse3", "pip install")
+    assert_refused(
+        refused,
+        "the libfuse engine (requested by --engine) needs pyfuse3, which cannot",
+        PACKAGES,
+        "pip install --force",
+    )
     assert leftovers(growfs) == []

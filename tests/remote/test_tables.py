@@ -110,7 +110,7 @@ def test_errors_in_parquet_name_the_row(tmp_path: Path, columns: dict[str, Any] 
 
 def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.remote.manifests.tables.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"l\.parquet: Parquet needs a package .*: pip install pyarrow"):
+    with pytest.raises(UsageError, match=r"l\.parquet: Parquet needs a package .* pip install 'growfs\[inventory\]'"):
         open_remote(RemoteSpec(str(tmp_path), manifest=str(tmp_path / "l.parquet")))
 
 

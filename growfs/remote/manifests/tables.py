@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from growfs.errors import RemoteError, UsageError
+from growfs.errors import RemoteError, UsageError, pip_install
 from growfs.remote.metadata import to_ns
 from growfs.remote.stores.base import StoreRemote
 
@@ -153,7 +153,9 @@ class Parquet(Table):
         super().__init__(store, path)
         if find_spec("pyarrow") is None:
             safe_url = store.safe_url(path)
-            raise UsageError(f"{safe_url}: Parquet needs a package that is not installed: pip install pyarrow")
+            raise UsageError(
+                f"{safe_url}: Parquet needs a package that is not installed: {pip_install('growfs[inventory]')}"
+            )
 
     def rows(self, columns: Sequence[str], after: int = 0) -> Iterator[tuple[int, Row]]:
         from pyarrow import ArrowInvalid
