@@ -10,7 +10,8 @@ import pytest
 from growfs.fuse.mounting import mounts
 from tests.forkserver import FORK_ALL_VARIABLE
 from tests.frameworks.harness import ENV, FORKS
-from tools.soaking.content import Part, WrongBytes, checked, content, framed, records, versions
+from tools.benchmarks.recipe_data import tfrecord
+from tools.soaking.content import Part, WrongBytes, checked, content, records, versions
 from tools.soaking.readers import Judge
 from tools.soaking.report import Epoch, errno_in
 from tools.soaking.soak import ACTIONS
@@ -37,7 +38,7 @@ def test_readers_see_no_fault_but_those_that_are_due(tmp_path: Path) -> None:
 def test_a_damaged_record_is_noticed() -> None:
     whole = records(SHARD, 3)
     assert versions([SHARD], map(checked, whole)) == {SHARD: 3}
-    assert content(SHARD, 3) == b"".join(map(framed, whole))
+    assert content(SHARD, 3) == tfrecord(whole)
     for damaged in (whole[0][:-1], whole[0] + b"x", whole[0].replace(b" 3 ", b" 4 ", 1), b"", bytes(100)):
         with pytest.raises(WrongBytes):
             checked(damaged)

@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +26,10 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 
 from rich.console import Console
+
+from tools.benchmarks.measure import BenchError, environment, need_space, temporary_folder
+from tools.benchmarks.mounts import GROWFS, mounted
+from tools.benchmarks.servers import rclone_server
 
 SHARDS = 64
 RECORDS_PER_SHARD = 128
@@ -41,21 +42,12 @@ NOISE = 2.0  # standard deviation around a class's centre; that of the centres i
 CACHE_SIZE_MB = 96
 SERVER_MIB_PER_S = 10  # slow enough to watch the mount grow
 DISK_NEEDED_MB = 500
-ACCESS_KEY, SECRET_KEY = "demo", "demo-secret"
-
-SERVER_START_S_MAX = 20
 MOUNT_S_MAX = 120
-COMMAND_S_MAX = 30
 
 # Keras warns about every data set of unknown length, and a TFRecordDataset always is one.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"keras\.")
 
 console = Console(highlight=False, soft_wrap=True)
-bin_dir = Path(sys.executable).parent
-
-
-class DemoError(Exception):
-    """The demonstration cannot continue; `str(error)` is the whole message."""
 
 
 # --- The training code, which does not know growfs.
@@ -146,85 +138,10 @@ def make_data(folder: Path) -> tuple[Any, Any]:
     return draw(2000)
 
 
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A folder that is deleted at the block's end, unless something is still mounted in it."""
-    folder = Path(tempfile.mkdtemp(prefix="growfs-demo-"))
-    try:
-        free_mb = shutil.disk_usage(folder).free // 10**6
-        if free_mb < DISK_NEEDED_MB:
-            raise DemoError(
-                f"{folder.parent} has {free_mb} MB free, but {DISK_NEEDED_MB} MB are needed; "
-                "use another folder: TMPDIR=/somewhere tools/demo"
-            )
-        yield folder
-    finally:
-        if is_mounted(folder / "mnt"):
-            console.print(f"[red]{folder / 'mnt'} is still mounted[/]; unmount it and remove {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def s3_server(folder: Path, log: Path) -> Iterator[str]:
-    """Serve the folders in `folder` as buckets; yield the endpoint's URL."""
-    command = ["rclone", "serve", "s3", "--addr", "127.0.0.1:0", "--bwlimit", f"{SERVER_MIB_PER_S}M"]
-    # With ETags it would read every file before it answers the first listing.
-    command += ["--etag-hash", "", "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(folder)]
-    # In its own session, so that Ctrl-C does not stop it before the mount is gone.
-    with log.open("wb") as output:
-        server = subprocess.Popen([bin_dir / command[0], *command[1:]], stderr=output, start_new_session=True)
-    try:
-        deadline = time.monotonic() + SERVER_START_S_MAX
-        while not (found := re.search(r"server on \[(http://[^/\]]+)", log.read_text())):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise DemoError(f"the S3 server did not start; its output: {log.read_text().strip() or 'none'}")
-            time.sleep(0.05)
-        yield found[1]
-    finally:
-        server.terminate()
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def is_mounted(folder: Path) -> bool:
-    # Not os.path.ismount: it calls the file system, and hangs if that hangs.
-    name = str(folder).replace(" ", r"\040")
-    return any(line.split(" ")[1] == name for line in Path("/proc/self/mounts").read_text().splitlines())
-
-
-def show(command: str, short: dict[str, str]) -> None:
-    """Print a command as a user would type it. short: maps paths to shorter names."""
-    for long, name in short.items():
-        command = command.replace(long, name)
-    console.print(f"[bold green]$[/] [bold]{command}[/]")
-
-
-@contextlib.contextmanager
-def mounted(url: str, mnt: Path, cache: Path, endpoint: str, short: dict[str, str]) -> Iterator[None]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-    environ |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "no_proxy": "127.0.0.1"}
-    arguments = [url, str(mnt), "--cache-dir", str(cache), "--cache-size", f"{CACHE_SIZE_MB}MB"]
-    arguments += ["--endpoint-url", endpoint, "--seed", "1"]
-    mnt.mkdir()
-    show(shlex.join(["growfs", "mount", *arguments]), short)
-    try:
-        mount = subprocess.run([bin_dir / "growfs", "mount", *arguments], env=environ, timeout=MOUNT_S_MAX, check=False)
-        if mount.returncode:
-            raise DemoError("growfs mount failed; its message is above, and `growfs doctor` may know more")
-        yield
-        console.print()
-        show(shlex.join(["growfs", "umount", str(mnt)]), short)
-    finally:
-        if is_mounted(mnt):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([bin_dir / "growfs", "umount", str(mnt)], timeout=COMMAND_S_MAX, check=False)
-        if is_mounted(mnt):
-            subprocess.run(["fusermount3", "-u", "-z", str(mnt)], timeout=COMMAND_S_MAX, check=False)
+def show(command: Sequence[object], folder: Path) -> None:
+    """Print a command as a user would type it in the folder."""
+    words = ("growfs", *map(str, command[len(GROWFS) :])) if command[: len(GROWFS)] == GROWFS else map(str, command)
+    console.print(f"[bold green]$[/] [bold]{shlex.join(words).replace(f'{folder}/', '')}[/]")
 
 
 def print_epochs(epochs: Iterator[Epoch]) -> tuple[int, int]:
@@ -247,17 +164,26 @@ def print_epochs(epochs: Iterator[Epoch]) -> tuple[int, int]:
 def demonstrate(epochs: int) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
-        mnt, cache = folder / "mnt", folder / "cache"
+        need_space(folder, DISK_NEEDED_MB * 10**6)
         with console.status("creating a data set ..."):
             data = folder / "remote" / "demo" / "train"
             held_out = make_data(data)
             data_mb = sum(file.stat().st_size for file in data.iterdir()) // 10**6
-        endpoint = stack.enter_context(s3_server(folder / "remote", folder / "server.log"))
+        limit = ("--bwlimit", f"{SERVER_MIB_PER_S}M")
+        server = stack.enter_context(rclone_server(folder / "remote", folder / "server.log", more=limit))
         console.print(
             f"A bucket holds {SHARDS} TFRecord files, {data_mb} MB, on a server that sends {SERVER_MIB_PER_S} MiB/s. "
             f"The cache holds {CACHE_SIZE_MB} MB.\n"
         )
-        stack.enter_context(mounted("s3://demo/train", mnt, cache, endpoint, {f"{folder}/": ""}))
+
+        def start(command: Sequence[object]) -> None:
+            show(command, folder)
+            words = [str(word) for word in command]
+            if subprocess.run(words, env=environment(), timeout=MOUNT_S_MAX, check=False).returncode:
+                raise BenchError("growfs mount failed; its message is above, and `growfs doctor` may know more")
+
+        flags = ["--cache-size", f"{CACHE_SIZE_MB}MB", "--endpoint-url", server.endpoint, "--seed", 1]
+        mount = stack.enter_context(mounted("s3://demo/train", folder, *flags, start=start))
         # Runs first in the cleanup: a second Ctrl-C must not interrupt it.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
@@ -266,13 +192,14 @@ def demonstrate(epochs: int) -> None:
             "The mount lists only files that are whole on the local disk; each epoch lists again and finds new ones.\n"
             "Once the cache is full, the files listed for longest are evicted for files that the model has not seen.\n"
         )
-        listed, seen = print_epochs(train(mnt, epochs, held_out))
+        listed, seen = print_epochs(train(mount.mountpoint, epochs, held_out))
 
         console.print()
-        show("cat mnt/.growfs/status", {})
-        print((mnt / ".growfs" / "status").read_text().rstrip())
+        show(["cat", "mnt/.growfs/status"], folder)
+        print((mount.mountpoint / ".growfs" / "status").read_text().rstrip())
         console.print()
-        console.print(f"The model has seen {seen} of {SHARDS} files; the last listing had {listed}.")
+        console.print(f"The model has seen {seen} of {SHARDS} files; the last listing had {listed}.\n")
+        show([*GROWFS, "umount", mount.mountpoint], folder)
 
 
 def stop(signum: int, frame: object) -> NoReturn:
@@ -293,7 +220,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("\ninterrupted; everything was removed again")
         return 130
-    except DemoError as error:
+    except BenchError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     return 0

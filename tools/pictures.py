@@ -60,7 +60,7 @@ def save_svg(text: str, name: str) -> None:
 
 def demo() -> None:
     """Write docs/demo.svg."""
-    command = [sys.executable, str(Path(__file__).parent / "demo.py")]
+    command = [sys.executable, "-m", "tools.demo"]
     env = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
     printed = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     shown: list[str] = []

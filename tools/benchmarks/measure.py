@@ -114,12 +114,12 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """A folder that is deleted at the block's end, unless something is still mounted in it."""
-    folder = Path(tempfile.mkdtemp(prefix="growfs-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="growfs-"))
     try:
         yield folder
     finally:
         if f"{folder}/" in Path("/proc/self/mounts").read_text():
-            print(f"bench: something is still mounted in {folder}; unmount it and remove the folder", file=sys.stderr)
+            print(f"something is still mounted in {folder}; unmount it and remove the folder", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -130,7 +130,7 @@ def need_space(folder: Path, bytes: int) -> None:
     if free < bytes + (2 << 30):  # growfs itself keeps 1 GiB free
         raise BenchError(
             f"{folder.parent} has {free >> 20} MiB free, but {(bytes >> 20) + 2048} MiB are needed;"
-            " use another folder: TMPDIR=/somewhere tools/bench"
+            " use another folder: TMPDIR=/somewhere"
         )
 
 

@@ -67,14 +67,15 @@ def rclone_server(
     low_priority: bool = False,
     hashes: bool = True,
     etags: str = "",
+    more: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Run `rclone serve s3`; each folder in `folder` is a bucket.
 
     certificate: serve TLS with it. low_priority: use only CPU time that no other process wants. hashes: rclone's
     default, which computes every hash it knows of each file that is read as a whole, at a third of the rate. etags: the
-    hash that the ETags are made of; without one they are empty.
+    hash that the ETags are made of; without one they are empty. more: options.
     """
-    options = ["--etag-hash", etags, "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
+    options = ["--etag-hash", etags, "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", *more]
     if not hashes:
         options.append("--no-checksum")
     if certificate:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from awscrt.checksums import crc32c
+from tools.benchmarks.recipe_data import tfrecord
 
 RECORDS_MAX = 24
 RECORD_BYTES = 2_000, 20_000
@@ -47,18 +47,7 @@ def record(part: Part) -> bytes:
 def content(name: str, version: int) -> bytes:
     """All bytes of a version of a file."""
     parts = records(name, version)
-    return b"".join(map(framed, parts)) if name.endswith(SHARD) else parts[0]
-
-
-def framed(data: bytes) -> bytes:
-    """A record of a TFRecord file: length, its masked CRC-32C, data, its masked CRC-32C (record_writer.h)."""
-    length = len(data).to_bytes(8, "little")
-    return length + _masked(length) + data + _masked(data)
-
-
-def _masked(data: bytes) -> bytes:
-    crc = int(crc32c(data))
-    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+    return tfrecord(parts) if name.endswith(SHARD) else parts[0]
 
 
 def checked(data: bytes) -> Part:

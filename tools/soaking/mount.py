@@ -7,10 +7,8 @@ import random
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from growfs.cache.cache_folder import daemon_of
-from growfs.daemon.control_client import call
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, unmount
 from tools.benchmarks.measure import BenchError
@@ -38,29 +36,26 @@ class SoakMount:
         """Mount, over a dead mount too. Raises BenchError if that fails."""
         engine = self._random.choice(self._engines)
         fixed = [url, self.mountpoint, "--cache-dir", self.cache_dir, "--endpoint-url", endpoint, "--engine", engine]
-        process = processes.start(
-            [*GROWFS, "mount", *fixed, *self._flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        try:
-            said, _ = process.communicate(timeout=MOUNT_S)
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"growfs mount has not returned after {MOUNT_S:g} s") from None
-        finally:
-            if process.poll() is None:
-                processes.kill_session(process)
-        if process.returncode:
-            raise BenchError(f"growfs mount: {said.strip()}")
+        if said := self._run("mount", *fixed, *self._flags):
+            raise BenchError(f"growfs mount: {said}")
         self.pids()
 
     def umount(self, lazy: bool) -> str:
         """Unmount; returns what the command said if it refused."""
-        process = processes.start(
-            [*GROWFS, "umount", *(["--lazy"] if lazy else []), self.mountpoint],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        said, _ = process.communicate(timeout=MOUNT_S)
-        return said.strip() if process.returncode else ""
+        return self._run("umount", *(["--lazy"] if lazy else []), self.mountpoint)
+
+    @staticmethod
+    def _run(*words: object) -> str:
+        """Run a command; returns what it said if it failed, else nothing. Raises BenchError if it does not return."""
+        process = processes.start([*GROWFS, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            said, _ = process.communicate(timeout=MOUNT_S)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"growfs {words[0]} has not returned after {MOUNT_S:g} s") from None
+        finally:
+            if process.poll() is None:
+                processes.kill_session(process)
+        return (said.strip() or f"it ended with {process.returncode}") if process.returncode else ""
 
     @property
     def daemon(self) -> int:
@@ -85,13 +80,6 @@ class SoakMount:
         """SIGKILL one of the processes of the daemon."""
         processes.wait_for(lambda: self.pids()[1:])
         processes.kill(self._random.choice(self.pids()[1:]))
-
-    def status(self) -> dict[str, Any]:
-        """The status of the mount. Raises GrowfsError."""
-        mounted = mounted_at(self.mountpoint)
-        if mounted is None:
-            raise GrowfsError(f"{self.mountpoint}: growfs is not mounted there")
-        return dict(call(mounted.cache, "status"))
 
     def usage(self) -> list[Usage]:
         """What the daemon uses, and each of its processes; empty if it does not run."""

@@ -96,12 +96,12 @@ class Judge:
 
 
 class Reader:
-    """A reader program. kind: which, read_KIND.py. pause_s: how long it waits after each epoch."""
+    """A reader program. kind: its framework. pause_s: how long it waits after each epoch."""
 
     def __init__(self, kind: str, mountpoint: Path, pause_s: float, folder: Path, judge: Judge) -> None:
         self.kind = kind
-        program = ["-W", "ignore", "-m", f"tools.soaking.read_{kind}"]
-        self._command = [processes.PYTHON, *program, mountpoint, pause_s]
+        program = ["-W", "ignore", "-m", "tools.soaking.report"]
+        self._command = [processes.PYTHON, *program, kind, mountpoint, pause_s]
         self._output = folder / f"{kind}.out"
         self._errors = folder / f"{kind}.err"
         self._judge = judge

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from socket import create_connection, socket
+from socket import socket
 
+from tests.servers import listens
 from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError
 from tools.benchmarks.servers import rclone_binary
 from tools.soaking import processes
@@ -118,7 +119,7 @@ class Remote:
         options = ["--config", os.devnull, "--etag-hash", "", "--dir-cache-time", "0s", "--no-checksum"]
         options += ["--addr", f"127.0.0.1:{self._port}", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
         server = processes.start([rclone_binary(), "serve", "s3", *options, self._folder])
-        if not processes.wait_for(lambda: _listens(self._port)):
+        if not processes.wait_for(lambda: listens(self._port)):
             processes.kill_session(server)
             raise BenchError("rclone did not start")
         return server
@@ -141,11 +142,3 @@ def _free_port(generator: random.Random) -> int:
         with socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def _listens(port: int) -> bool:
-    try:
-        create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True

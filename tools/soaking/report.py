@@ -1,4 +1,7 @@
-"""What a reader reports of each epoch: one line of JSON."""
+"""A reader: trains on a folder, epoch after epoch, and reports each as one line of JSON.
+
+Arguments: the framework, tensorflow or torch; the folder; how long to wait after each epoch.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from tools.soaking.content import WrongBytes
+from tools.soaking.content import Part, WrongBytes, checked, versions
 
+Read = tuple[dict[str, int], int]
+"""The version of each file that was read, all of it checked, and the bytes."""
+Sample = tuple[Part, int]
 ERRNO_TEXTS = {os.strerror(number): number for number in range(1, 134)}
 
 
@@ -31,19 +38,56 @@ class Epoch:
     wrong: bool = False
 
 
-def run_epochs(read: Callable[[], tuple[dict[str, int], int]]) -> None:
-    """Run epochs for ever, and report each on standard output. read: returns (versions, bytes).
+def tensorflow(folder: str) -> Callable[[], Read]:
+    """Reads the .tfrecord files by tf.data."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
 
-    After each it waits as a training that saves and validates: the second argument of the program, in seconds.
-    """
-    pause_s = float(sys.argv[2])
+    def read() -> Read:
+        files = tf.io.gfile.glob(f"{folder}/records/*.tfrecord")
+        dataset = tf.data.TFRecordDataset(files, num_parallel_reads=4).shuffle(64).prefetch(4)
+        records = list(dataset.as_numpy_iterator())
+        names = (os.path.relpath(file, folder) for file in files)
+        return versions(names, map(checked, records)), sum(map(len, records))
+
+    return read
+
+
+def torch(folder: str) -> Callable[[], Read]:
+    """Reads the class folders by DatasetFolder and a DataLoader."""
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import DatasetFolder
+
+    def read() -> Read:
+        dataset = DatasetFolder(f"{folder}/classes", load, extensions=(".bin",))
+        loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1, collate_fn=together)
+        samples = [sample for batch in loader for sample in batch]
+        names = (os.path.relpath(file, folder) for file, _ in dataset.samples)
+        return versions(names, (part for part, _ in samples)), sum(size for _, size in samples)
+
+    return read
+
+
+def load(path: str) -> Sample:
+    """A file, checked."""
+    data = Path(path).read_bytes()
+    return checked(data), len(data)
+
+
+def together(batch: list[tuple[Sample, int]]) -> list[Sample]:
+    """A batch without its labels."""
+    return [sample for sample, _ in batch]
+
+
+def run_epochs(read: Callable[[], Read], pause_s: float) -> None:
+    """Run epochs for ever, and report each. After each it waits, as a training that saves and validates."""
     while True:
         began = time.monotonic()
         try:
-            versions, read_bytes = read()
-            if not versions:
+            found, read_bytes = read()
+            if not found:
                 raise FileNotFoundError(2, "No such file or directory: nothing is listed")
-            epoch = Epoch(began, time.monotonic(), read_bytes, versions)
+            epoch = Epoch(began, time.monotonic(), read_bytes, found)
         except Exception as error:  # noqa: BLE001 - whatever a framework makes of it
             text = " ".join(str(error).split())
             wrong = isinstance(error, WrongBytes) or "WrongBytes" in text or type(error).__name__ == "DataLossError"
@@ -62,3 +106,7 @@ def errno_in(error: Exception) -> int:
     if isinstance(error, FileNotFoundError):  # torchvision's, when it finds no file in the class folders
         return errno.ENOENT
     return next((number for text, number in ERRNO_TEXTS.items() if text in str(error)), 0)
+
+
+if __name__ == "__main__":
+    run_epochs({"tensorflow": tensorflow, "torch": torch}[sys.argv[1]](sys.argv[2]), float(sys.argv[3]))
