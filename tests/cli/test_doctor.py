@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import select
 import signal
 import socket
 import subprocess
@@ -288,14 +289,14 @@ def test_an_unknown_host(growfs: Growfs, s3: S3Server) -> None:
 
 
 @contextmanager
-def silent_server() -> Iterator[str]:
-    """The URL of a server that accepts connections and never answers."""
+def silent_server() -> Iterator[tuple[str, socket.socket]]:
+    """The URL of a server that never answers, and its socket, which is readable once a client has connected."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", server
 
 
 def test_a_server_that_does_not_answer(growfs: Growfs, s3: S3Server) -> None:
-    with silent_server() as url:
+    with silent_server() as (url, _):
         done = doctor(mark_environment(growfs), f"s3://{s3.bucket}", "--endpoint-url", url, "--timeout", "500ms")
     assert_failed(done, "server", "no answer for 0.5 seconds (waiting for 127.0.0.1)", "check the network")
     until(lambda: processes_of(growfs.mountpoint.parent) == [])
@@ -305,9 +306,12 @@ def test_a_server_that_does_not_answer(growfs: Growfs, s3: S3Server) -> None:
 def test_it_leaves_nothing_behind_when_it_is_interrupted(growfs: Growfs, s3: S3Server, number: int) -> None:
     growfs.cache_dir.mkdir()
     arguments = ("doctor", f"s3://{s3.bucket}", "--cache-dir", growfs.cache_dir, *QUICK)
-    with silent_server() as url, start_growfs(mark_environment(growfs), *arguments, "--endpoint-url", url) as process:
+    with (
+        silent_server() as (url, server),
+        start_growfs(mark_environment(growfs), *arguments, "--endpoint-url", url) as process,
+    ):
         until(lambda: list(growfs.cache_dir.glob(".growfs-doctor-*")))
-        until(lambda: len(processes_of(growfs.mountpoint.parent)) > 1)
+        until(lambda: select.select([server], [], [], 0)[0])  # not while it forks: a handler of logging's runs then
         process.send_signal(number)
         assert process.wait(30) == 1
         assert process.stderr
