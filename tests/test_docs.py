@@ -17,6 +17,7 @@ from growfs.cli import main
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.status_fields import FIELDS, LABELLED
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
+from growfs.fuse.engine import PACKAGES
 from growfs.scheduler.readiness import MountState
 
 ROOT = Path(__file__).parent.parent
@@ -223,3 +224,8 @@ def rows_of(text: str) -> list[tuple[str, set[str]]]:
         for row in cells
         if len(row) > 1 and (figures := set(re.findall(r"[\d,.]*\d", " | ".join(row[1:]))))
     ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+def test_the_packages_of_libfuse_are_those_that_its_error_names(page: str) -> None:
+    assert PACKAGES in (ROOT / page).read_text()
