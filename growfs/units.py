@@ -7,10 +7,27 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 import humanfriendly
 
 from growfs.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The limit of the cache: bytes, or a share of the disk space that is free or already used by the cache."""
+
+    bytes: int | None = None
+    share: float | None = None
+
+    def of(self, available: int) -> int:
+        """The limit in bytes. available: the bytes of which it may be a share."""
+        if self.bytes is not None:
+            return self.bytes
+        assert self.share is not None
+        return int(available * self.share)
+
 
 MULTIPLES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 

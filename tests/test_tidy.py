@@ -101,6 +101,16 @@ def test_only_wiring_constructs_components() -> None:
     assert not {name: components for name, components in constructed.items() if components}
 
 
+def test_no_component_is_changed_by_the_name_of_an_attribute() -> None:
+    setattr_calls = {
+        name
+        for name, tree in MODULES.items()
+        for call in calls(tree)
+        if isinstance(call.func, ast.Name) and call.func.id == "setattr"
+    }
+    assert not {name for name in setattr_calls if name.startswith("growfs.daemon")}
+
+
 CONNECT_SOCKETS = {"growfs.daemon.control_client", "growfs.daemon.service_manager", "growfs.remote.http.connection"}
 
 

@@ -7,18 +7,20 @@ import time
 
 from growfs.cache.database import Database
 from growfs.cache.schema import set_meta
+from growfs.signal import Signal
 
 DAY_S = 86_400
 
 
 class Budget:
-    """Owns the bytes fetched today. limit: bytes a day (UTC); None: any number.
+    """Owns the bytes fetched today. limit: bytes a day (UTC); None: any number. `changed` notifies of a new limit.
 
     A miss is fetched even when the budget is spent, and counts.
     """
 
     def __init__(self, database: Database, limit: int | None) -> None:
         self.limit = limit
+        self.changed = Signal[[]]()
         self._day = int(database.meta("budget_day", 0))
         self._spent = int(database.meta("budget_spent", 0))
         self._saved = self._day, self._spent
@@ -32,6 +34,11 @@ class Budget:
     def is_spent(self) -> bool:
         """Whether prefetching has to stop until tomorrow."""
         return not self.covers(0)
+
+    def set_limit(self, limit: int | None) -> None:
+        """Have another limit from now on."""
+        self.limit = limit
+        self.changed.notify()
 
     def covers(self, in_flight: int) -> bool:
         """Whether more may be prefetched while so many bytes are in flight."""

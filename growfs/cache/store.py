@@ -22,6 +22,7 @@ from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, 
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
 from growfs.signal import Signal
+from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,10 @@ class Store:
     renewal_bytes: what new versions need that wait for space.
     """
 
-    def __init__(self, folder: Path, database: Database, catalog: Catalog, min_free: int) -> None:
+    def __init__(
+        self, folder: Path, database: Database, catalog: Catalog, cache_size: CacheSize, min_free: int
+    ) -> None:
         self.folder = folder
-        self.limit_bytes = 0
         self.min_free = min_free
         self.reserved_bytes = 0
         self.evicted_files = self.evicted_bytes = 0
@@ -72,6 +74,7 @@ class Store:
             "SELECT count(r.suffix), coalesce(sum(r.bytes), 0), coalesce(sum(iif(n.is_dir, 0, n.size)), 0),"
             " max(coalesce(max(r.seq), 0), coalesce(max(r.queue_position), 0)) FROM resident r JOIN node n USING (id)"
         )
+        self.limit_bytes = self._limit(cache_size)
         (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
         self._publisher = Publisher(self._files, catalog.paths, max(self.shown_seq, last_place))
@@ -169,10 +172,17 @@ class Store:
 
     # Admission and eviction.
 
-    def set_limit(self, limit_bytes: int) -> None:
-        """Change the quota. `Space.shrink` evicts what exceeds it."""
-        self.limit_bytes = limit_bytes
+    def set_cache_size(self, size: CacheSize) -> None:
+        """Change the quota. `Space.set_cache_size` evicts what exceeds it."""
+        self.limit_bytes = self._limit(size)
         self.space_freed.notify()
+
+    def _limit(self, size: CacheSize) -> int:
+        return size.of(disk.free_bytes(self.folder) + self.resident_bytes)
+
+    def set_min_free(self, min_free: int) -> None:
+        """Change how much of the disk is left to other programs."""
+        self.min_free = min_free
 
     async def admit(self, staged: list[StagedFile], refused: dict[int, OSError] | None = None) -> set[int]:
         """Publish files, in this order, in one transaction; returns the ids that became resident.

@@ -18,7 +18,6 @@ from growfs.cache.database import Database
 from growfs.cache.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
 from growfs.cache.store import Store
 from growfs.daemon.control import Command
-from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import Options, flag_name, parse_value
 from growfs.daemon.render import files
 from growfs.errors import GrowfsError, UsageError
@@ -264,24 +263,6 @@ class FileCommands:
                     await finished.wait()
                 reported = done
                 yield result
-
-
-async def set_cache_size(store: Store, space: Space, size: CacheSize) -> None:
-    """Change the limit of the cache, and evict what is over it. Raises GrowfsError if not all of that can go."""
-    limit = limit_bytes(size, store)
-    if not await space.shrink(limit):
-        raise GrowfsError(
-            f"cache-size is {format_size(limit)} now, but {format_size(store.used_bytes)} cannot be"
-            " evicted: open files, which go once they are closed, pinned files, or a directory's last files"
-        )
-
-
-def limit_bytes(size: CacheSize, store: Store) -> int:
-    """A cache size in bytes; a share is of the disk space that is free or already used by the cache."""
-    if size.bytes is not None:
-        return size.bytes
-    assert size.share is not None
-    return int((disk.free_bytes(store.folder) + store.resident_bytes) * size.share)
 
 
 def _match(database: Database, paths: PathFilter) -> Matching:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -15,20 +14,12 @@ from growfs.errors import UsageError
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
 from growfs.rotation.pass_order import GROUP_FIELDS
-from growfs.units import size
+from growfs.units import CacheSize, size
 
 PYTHON_SCHEME = "py:"
 """The prefix of a URL that is a Python function, which creates the files."""
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65535
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSize:
-    """The limit of the cache: bytes, or a share of the disk space that is free or already used by the cache."""
-
-    bytes: int | None = None
-    share: float | None = None
 
 
 def cache_size(text: str) -> CacheSize:

@@ -20,7 +20,6 @@ from platformdirs import user_cache_path
 
 from growfs.daemon.option_parsers import (
     PYTHON_SCHEME,
-    CacheSize,
     absolute,
     cache_size,
     engine,
@@ -42,8 +41,8 @@ from growfs.errors import UsageError
 from growfs.remote.interface import Producer, RemoteSpec
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
+from growfs.units import CacheSize, fraction_of, positive, rate, seconds, size
 from growfs.units import count as whole
-from growfs.units import fraction_of, positive, rate, seconds, size
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -107,7 +107,7 @@ class Status:
             "seed": prefetch["seed"],
             "partition": prefetch["partition"],
             "peers": figures["peers"] or None,
-            "rotation": self._readers.rotation,
+            "rotation": self._generations.rotation,
             "generation": self._generations.number,
             "remote": figures["remote"],
             "cache": {**cache, "left_out_bytes": totals.delisted_bytes},

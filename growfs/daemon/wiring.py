@@ -19,10 +19,9 @@ from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
-from growfs.daemon.commands import FileCommands, MountCommands, Setter, limit_bytes, set_cache_size
+from growfs.daemon.commands import FileCommands, MountCommands, Setter
 from growfs.daemon.control import Command, Control
 from growfs.daemon.metrics import MetricsServer, listening
-from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.status import Figures, MountInfo, Status
 from growfs.daemon.virtual_files import RecentLog, virtual_files
@@ -30,7 +29,7 @@ from growfs.errors import GrowfsError
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
-from growfs.rotation.generations import Generations, TurnoverPolicy
+from growfs.rotation.generations import Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.readers import Readers
 from growfs.scheduler.dispatcher import Dispatcher
@@ -82,6 +81,7 @@ class _Cache:
 class _Rotation:
     generations: Generations
     readers: Readers
+    folder: FolderEngine | None
     space: Space
 
 
@@ -121,12 +121,12 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     cache = _build_cache(options, folder, producer is not None and producer.rename is not None)
     first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
     peers = _build_peers(request, workers, cache, first.place)
-    rotation = _build_rotation(options, cache, workers, peers)
+    rotation = _build_rotation(request, cache, workers, peers)
     scheduler = _build_scheduler(request, folder, workers, cache, rotation, first, peers)
 
     virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
-    if request.fills:
-        front = _build_folder(request, cache, rotation)
+    if engine := rotation.folder:
+        front = _FrontEnd(engine, engine.reason, Misses(), engine.opens, engine.table())
     else:
         front = _build_mount(options, virtual, cache, rotation, scheduler)
     mount = MountInfo(
@@ -201,48 +201,47 @@ def _build_mount(
     return _FrontEnd(engine, choice.reason, vfs.misses, vfs.opens, {})
 
 
-def _build_folder(request: MountRequest, cache: _Cache, rotation: _Rotation) -> _FrontEnd:
-    engine = FolderEngine(
-        (request.mountpoint, request.options.keep_generations),
-        (cache.database, cache.catalog, cache.store, cache.usage),
-        rotation.generations,
-        lambda: rotation.readers.settle_s,
-        rotation.readers.released.notify,
-    )
-    rotation.readers.other_holds = engine.holds
-    return _FrontEnd(engine, engine.reason, Misses(), engine.opens, engine.table())
-
-
 def _build_cache(options: Options, folder: CacheFolder, has_names_of_its_own: bool) -> _Cache:
     """has_names_of_its_own: the files are not named as those of the remote, which --include and --exclude match."""
     database = Database(folder.database)
     recover(database, folder.path)
     catalog = Catalog(database, options.freeze)
-    store = Store(folder.path, database, catalog, options.min_free)
+    store = Store(folder.path, database, catalog, options.cache_size, options.min_free)
     if not has_names_of_its_own:
         given = json.dumps([options.include, options.exclude])
         store.count_dropped(
             catalog.forget_excluded(PathFilter(options.include, options.exclude), given, store.drop_files)
         )
-    store.limit_bytes = limit_bytes(options.cache_size, store)
     budget = Budget(database, options.remote_budget)
     usage = UsageCounters(database, budget)
     store.admitted.connect(usage.mark_changed)
+    budget.changed.connect(store.space_freed.notify)
     return _Cache(database, catalog, store, budget, usage)
 
 
-def _build_rotation(options: Options, cache: _Cache, workers: WorkerPool, peers: Peers | None) -> _Rotation:
-    database, store = cache.database, cache.store
-    rotates = options.rotation != "never"
-    decide = partial(plan_next, workers, store, database.path)
-    policy = TurnoverPolicy(rotates, options.turnover, options.show_files)
-    generations = Generations(database, cache.catalog, store, policy, decide)
-    always = options.rotation == "always"
-    readers = Readers(generations, options.settle, options.hold_idle, always, cache.usage.recently_opened)
-    space = Space(database, store, generations, readers.holds, peers.awaits if peers else None)
-    for evictable in (readers.released, generations.written):
+def _build_rotation(request: MountRequest, cache: _Cache, workers: WorkerPool, peers: Peers | None) -> _Rotation:
+    options, database, catalog, store = request.options, cache.database, cache.catalog, cache.store
+    generations = Generations(
+        database,
+        catalog,
+        store,
+        partial(plan_next, workers, store, database.path),
+        rotation=options.rotation,
+        turnover=options.turnover,
+        show_files=options.show_files,
+        settle_s=options.settle,
+    )
+    readers = Readers(generations, options.hold_idle, cache.usage.recently_opened)
+    folder = None
+    if request.fills:
+        folder = FolderEngine(
+            request.mountpoint, options.keep_generations, database, catalog, store, cache.usage, generations
+        )
+    holders = folder or readers
+    space = Space(database, store, generations, holders.holds, peers.awaits if peers else None)
+    for evictable in (holders.released, generations.written):
         evictable.connect(store.space_freed.notify)
-    return _Rotation(generations, readers, space)
+    return _Rotation(generations, readers, folder, space)
 
 
 def _build_scheduler(
@@ -282,6 +281,8 @@ def _build_scheduler(
     )
     prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files, outage)
     store.returned_to_pass.connect(prefetch.draw_evicted)
+    for more in (rotation.space.resized, rotation.generations.rotation_changed):
+        more.connect(prefetch.invalidate_order)
     for changed in (outage.began, outage.ended):
         changed.connect(prefetch.changed.notify)
     drawer = Drawer(catalog, store, fetcher, rotation.space, cache.budget, prefetch)
@@ -344,45 +345,28 @@ def _commands(
 def _setters(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[str, Setter]:
     """What `growfs set` can change, by the names of the options."""
 
-    async def cache_size(size: CacheSize) -> None:
-        await set_cache_size(cache.store, rotation.space, size)
-        scheduler.prefetch.invalidate_order()
-
-    async def refresh(interval_s: float) -> None:
-        scheduler.catalog_sync.set_interval(interval_s)
-
-    async def set_rotation(when: str) -> None:
-        rotation.readers.rotation = when
-        scheduler.prefetch.invalidate_order()
-
-    async def remote_budget(limit: int | None) -> None:
-        cache.budget.limit = limit
-        cache.store.space_freed.notify()
-
-    async def set_peers(sources: tuple[str, ...]) -> None:
+    def set_peers(sources: tuple[str, ...]) -> None:
         if scheduler.peers is None:
             raise GrowfsError("mounted without --peers; mount again with it")
         scheduler.peers.set_sources(sources)
 
     return {
-        "peers": set_peers,
-        "cache_size": cache_size,
-        "min_free": _assign(cache.store, "min_free"),
-        "rotation": set_rotation,
-        "turnover": _assign(rotation.generations, "share"),
-        "hold_idle": _assign(rotation.readers, "hold_idle_s"),
-        "remote_budget": remote_budget,
-        "bandwidth": _assign(scheduler.dispatcher, "bytes_per_s"),
-        "refresh": refresh,
-        "miss_timeout": _assign(scheduler.fetcher, "miss_timeout_s"),
-        "settle": _assign(rotation.readers, "settle_s"),
+        "peers": _at_once(set_peers),
+        "cache_size": rotation.space.set_cache_size,
+        "min_free": _at_once(cache.store.set_min_free),
+        "rotation": _at_once(rotation.generations.set_rotation),
+        "turnover": _at_once(rotation.generations.set_turnover),
+        "hold_idle": _at_once(rotation.readers.set_hold_idle),
+        "remote_budget": _at_once(cache.budget.set_limit),
+        "bandwidth": _at_once(scheduler.dispatcher.set_bandwidth),
+        "refresh": _at_once(scheduler.catalog_sync.set_interval),
+        "miss_timeout": _at_once(scheduler.fetcher.set_miss_timeout),
+        "settle": _at_once(rotation.generations.set_settle),
     }
 
 
-def _assign(component: object, attribute: str) -> Setter:
-    assert hasattr(component, attribute), f"{type(component).__name__} has no {attribute}"
+def _at_once(change: Callable[[Any], None]) -> Setter:
+    async def set_option(value: Any) -> None:
+        change(value)
 
-    async def assign(value: Any) -> None:
-        setattr(component, attribute, value)
-
-    return assign
+    return set_option

@@ -17,7 +17,6 @@ from humanfriendly import format_size
 
 from growfs import disk
 from growfs.cache.cache_folder import DATABASE, check_cache, other_format, unusable
-from growfs.daemon.option_parsers import CacheSize
 from growfs.daemon.options import Options
 from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.errors import GrowfsError
@@ -89,7 +88,7 @@ class CacheDisk:
     def _check_space(self) -> Check:
         options = self._options
         free, used = disk.free_bytes(self.folder), self._used_bytes()
-        wanted = size_of(options.cache_size, free + used)
+        wanted = options.cache_size.of(free + used)
         room = min(wanted, free + used - options.min_free)
         self.disk, self.spare = Disk(max(0, room)), max(0, free - options.min_free)
         state = f"{format_size(free)} free" + (f", {format_size(used)} cached already" if used else "")
@@ -148,14 +147,6 @@ def _check_format(cache: Path) -> Check | None:
         return Check.failed("catalog", error)
     text, remedy = f"{other}; a mount empties it and fills it again", "to keep what is cached, pass another --cache-dir"
     return warning("catalog", text, remedy) if other else None
-
-
-def size_of(size: CacheSize, available: int) -> int:
-    """A cache size in bytes; a share is of the bytes that are available."""
-    if size.bytes is not None:
-        return size.bytes
-    assert size.share is not None
-    return int(available * size.share)
 
 
 def file_system(folder: Path) -> tuple[str, Path]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from growfs.folder.opens import OpenCounter
 from growfs.folder.trees import Tree
 from growfs.rotation.generations import Generations
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
+from growfs.signal import Signal
 from growfs.vfs.filesystem import Opens
 
 log = logging.getLogger(__name__)
@@ -55,28 +56,32 @@ COUNTED_FILES_MAX = 1000
 class FolderEngine:
     """Owns the trees. Always: what a tree shows is held, and `store.mirrors` has every tree that has links.
 
-    settle_s: how old a generation is before the folder grows by itself. keep: how many generations stay, whether or not
-    anybody has said to read them. released: called when a generation has ended, so that its files may be evicted.
+    `released` notifies when a generation has ended, so that its files may be evicted. keep_generations: how many stay,
+    whether or not anybody has said to read them.
     """
 
     name = "folder"
 
     def __init__(
         self,
-        place: tuple[Path, int],
-        cache: tuple[Database, Catalog, Store, UsageCounters],
+        folder: Path,
+        keep_generations: int,
+        database: Database,
+        catalog: Catalog,
+        store: Store,
+        usage: UsageCounters,
         generations: Generations,
-        settle_s: Callable[[], float],
-        released: Callable[[], None],
     ) -> None:
-        """place: the folder, and how many generations to keep."""
-        self.folder, self.keep = place[0].resolve(), place[1]  # as /proc names what is open there
+        self.folder = folder.resolve()  # as /proc names what is open there
+        self.keep_generations = keep_generations
         self.requests: Counter[str] = Counter()
         self.opens = Opens()
-        self._db, self._catalog, self._store, self._usage = cache
+        self.released = Signal[[]]()
+        self._db = database
+        self._catalog = catalog
+        self._store = store
+        self._usage = usage
         self._generations = generations
-        self._settle_s = settle_s
-        self._released = released
         has_hard_links = trees.has_hard_links(self.folder, self._store.folder)
         self._files, self._link = self._store.folder / "files", disk.link
         self.reason = "plain files, hard links to the cached ones"
@@ -145,9 +150,9 @@ class FolderEngine:
         """Leave the folder as it is."""
         self._counter.close()
 
-    def holds(self) -> list[Mapping[int, Hold]]:
+    def holds(self) -> Holds:
         """What the trees hold."""
-        return [{EVERYWHERE: tree.hold} for tree in self._trees]
+        return Holds([{EVERYWHERE: tree.hold} for tree in self._trees])
 
     # Commands.
 
@@ -179,7 +184,7 @@ class FolderEngine:
         if not self._trees or self._generations.current is None:
             return True
         tree = self._trees[-1]
-        is_young = trio.current_time() - tree.began_at < self._settle_s()
+        is_young = trio.current_time() - tree.began_at < self._generations.settle_s
         if tree.number > after and (after or is_young):  # another rank has begun it, or another new process
             return False
         return self._has_news()
@@ -236,7 +241,7 @@ class FolderEngine:
         if not self._trees or self._generations.current is None:
             return False
         tree, now = self._trees[-1], trio.current_time()
-        if now < max(tree.began_at + self._settle_s(), self._retry_at) or trees.is_locked(tree.path):
+        if now < max(tree.began_at + self._generations.settle_s, self._retry_at) or trees.is_locked(tree.path):
             return False
         is_filling = self._store.bytes_short(self._store.wanted_bytes) <= 0
         return (is_filling or self._was_read()) and self._has_news()
@@ -300,7 +305,7 @@ class FolderEngine:
         return [
             tree
             for place, tree in enumerate(self._trees[:-1])
-            if (tree.is_claimed or len(self._trees) - place > self.keep)
+            if (tree.is_claimed or len(self._trees) - place > self.keep_generations)
             and now >= tree.unused_at
             and not trees.is_locked(tree.path)
         ]
@@ -317,7 +322,7 @@ class FolderEngine:
             self._spare = None
         if await self._db.run_in_writer(partial(self._set_aside, tree)):
             self._trees.remove(tree)
-            self._released()
+            self.released.notify()
 
     def _set_aside(self, tree: Tree) -> bool:
         """Make a tree the spare one, unless somebody has locked it; on the writing thread, as `_place`."""

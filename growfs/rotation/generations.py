@@ -10,7 +10,6 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import trio
 
@@ -37,23 +36,12 @@ FIRST_RETRY_S = 0.1
 """The same for the first time: a full disk has room for it by then."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnoverPolicy:
-    """How generations change. rotates: whether they delist anything. share: of the cache, how much they delist.
-
-    show_files: each lists exactly so many files.
-    """
-
-    rotates: bool
-    share: float
-    show_files: int | None = None
-
-
 class Generations:
-    """Owns what is listed. `began` notifies when a generation has begun, `written` when its rows say what it changed.
+    """Owns what is listed. `began` notifies when a generation has begun, `written` when its rows say what it changed,
+    `rotation_changed` when listed files may be evicted that might not be before, or the other way round.
 
-    rotates, share, show_files: as in TurnoverPolicy; they may be set. decide: as turnover.plan_generation, without
-    blocking the daemon.
+    decide: as turnover.plan_generation, without blocking the daemon. rotation, turnover, show_files, settle_s: as the
+    options of these names.
     """
 
     def __init__(
@@ -61,12 +49,18 @@ class Generations:
         database: Database,
         catalog: Catalog,
         store: Store,
-        policy: TurnoverPolicy,
         decide: Callable[[int, TurnoverInput], Awaitable[GenerationPlan]],
+        *,
+        rotation: str = "auto",
+        turnover: float,
+        show_files: int | None = None,
+        settle_s: float,
     ) -> None:
-        self.rotates = policy.rotates
-        self.share = policy.share
-        self.show_files = policy.show_files
+        self.rotation = rotation
+        self.turnover = turnover
+        self.show_files = show_files
+        self.settle_s = settle_s
+        self.rotation_changed = Signal[[]]()
         self.current: Generation | None = None
         self.began = Signal[[]]()
         self.written = Signal[[]]()
@@ -78,6 +72,24 @@ class Generations:
         self._requeued: Sequence[int] | None = None
         self._refused = False
         self._rotating = trio.Lock()
+
+    def set_rotation(self, rotation: str) -> None:
+        """Change when listed files may be evicted."""
+        self.rotation = rotation
+        self.rotation_changed.notify()
+
+    def set_turnover(self, turnover: float) -> None:
+        """Change which share of a full cache each new generation delists."""
+        self.turnover = turnover
+
+    def set_settle(self, settle_s: float) -> None:
+        """Change how long a generation is kept for processes that list and open nothing."""
+        self.settle_s = settle_s
+
+    @property
+    def rotates(self) -> bool:
+        """Whether generations delist anything."""
+        return self.rotation != "never"
 
     @property
     def number(self) -> int:
@@ -185,7 +197,7 @@ class Generations:
         lacking = share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0
         return TurnoverInput(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -short)),  # the disk may have less space than that
-            share=self.share,
+            turnover=self.turnover,
             largest=store.wanted_bytes,
             lacking=lacking + store.renewal_bytes,
             # What is in flight was not listed yet, and need not be delisted for. Where others fill the disk, nothing is

@@ -6,10 +6,9 @@ numbers. It is looked up while the kernel keeps that thread waiting in its call,
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import trio
 
@@ -17,7 +16,7 @@ from growfs.errors import TooManyOpen
 from growfs.proc import Process, process, thread_group
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import DirectoryHolds, Reader
-from growfs.rotation.rules import EVERYWHERE, Generation, Hold, Holds, begins_epoch, begins_generation
+from growfs.rotation.rules import EVERYWHERE, Generation, Holds, begins_epoch, begins_generation
 from growfs.signal import Signal
 from growfs.syscalls import pidfd_open
 
@@ -36,25 +35,15 @@ FOREIGN = 0
 class Readers:
     """Owns the readers and their holds, and begins a mount's generations. `released` notifies when holds have ended.
 
-    settle_s: how long a generation is kept for processes that list and open nothing. hold_idle_s: after how long a
-    silence a reader's holds end. release_when_read: a reader that has opened all files that it was shown holds nothing.
-    recently_opened: returns ids of files that were opened, whose rows may not say so yet. other_holds: returns holds
-    that are not of a process.
+    hold_idle_s: after how long a silence a reader's holds end. recently_opened: returns ids of files that were opened,
+    whose rows may not say so yet.
     """
 
     def __init__(
-        self,
-        generations: Generations,
-        settle_s: float,
-        hold_idle_s: float,
-        release_when_read: bool,
-        recently_opened: Callable[[], frozenset[int]],
+        self, generations: Generations, hold_idle_s: float, recently_opened: Callable[[], frozenset[int]]
     ) -> None:
-        self.settle_s = settle_s
-        self.hold_idle_s = hold_idle_s
-        self.release_when_read = release_when_read
+        self._hold_idle_s = hold_idle_s
         self.released = Signal[[]]()
-        self.other_holds: Callable[[], Iterable[Mapping[int, Hold]]] = tuple
         self._generations = generations
         self._recently_opened = recently_opened
         self._beginning = trio.Lock()
@@ -73,19 +62,13 @@ class Readers:
                 await trio.sleep(SILENCE_EVERY_S)
                 now = trio.current_time()
                 for reader in self._readers.values():
-                    if reader.holds and reader.is_silent(now, self.hold_idle_s):
+                    if reader.holds and reader.is_silent(now, self._hold_idle_s):
                         reader.release()
                         self.released.notify()
 
-    @property
-    def rotation(self) -> str:
-        """When listed files may be evicted: auto, never or always, as --rotation has it."""
-        return "never" if not self._generations.rotates else "always" if self.release_when_read else "auto"
-
-    @rotation.setter
-    def rotation(self, rotation: str) -> None:
-        self._generations.rotates = rotation != "never"
-        self.release_when_read = rotation == "always"
+    def set_hold_idle(self, hold_idle_s: float) -> None:
+        """Change after how long a silence a reader's holds end."""
+        self._hold_idle_s = hold_idle_s
 
     # What readers do.
 
@@ -101,8 +84,8 @@ class Readers:
         now = trio.current_time()
         context = reader.about_to_list(directory, generation, now)
         others_listing = self._others_are_listing(reader, generation, now)
-        if begins_epoch(context, now - generation.began_at, self.settle_s, others_listing):
-            if self._is_beginning or begins_generation(context, self.settle_s):
+        if begins_epoch(context, now - generation.began_at, self._generations.settle_s, others_listing):
+            if self._is_beginning or begins_generation(context, self._generations.settle_s):
                 return None
             generation = self._generations.continue_for_another_epoch(generation)
         return self._join(reader, directory, generation)
@@ -137,7 +120,7 @@ class Readers:
         have_listed: list[Reader] = []
         try:
             for other in self._listing:
-                if not other.is_listing(generation, now, self.settle_s):
+                if not other.is_listing(generation, now, self._generations.settle_s):
                     have_listed.append(other)
                 elif other is not reader:
                     return True
@@ -177,16 +160,17 @@ class Readers:
     # What readers hold.
 
     def holds(self) -> Holds:
-        """The holds of all readers, and the others."""
-        readers = (reader.holds for reader in self._holding())
-        return Holds(itertools.chain(readers, self.other_holds()), self._is_foreign_holding)
+        """The holds of all readers."""
+        return Holds((reader.holds for reader in self._holding()), self._is_foreign_holding)
 
     @property
     def _is_foreign_holding(self) -> bool:
         return any(reader.pid == FOREIGN and reader.holds for reader in self._readers.values())
 
     def _holding(self) -> Iterator[Reader]:
-        return (reader for reader in self._readers.values() if not (self.release_when_read and reader.opened_all))
+        """Those that hold something: with --rotation always, until they have opened all that they were shown."""
+        release_when_read = self._generations.rotation == "always"
+        return (reader for reader in self._readers.values() if not (release_when_read and reader.opened_all))
 
     def release(self) -> None:
         """End all holds."""

@@ -280,13 +280,13 @@ class Delisting:
     freed: int = field(default=0, compare=False)
 
 
-def turnover_bytes(limit: int, share: float, largest: int, lacking: int, free: int) -> int:
-    """How many bytes a new generation delists: with the free bytes they make `share` of the cache.
+def turnover_bytes(limit: int, turnover: float, largest: int, lacking: int, free: int) -> int:
+    """How many bytes a new generation delists: with the free bytes they make the share `turnover` of the cache.
 
     At least two of the largest files, so that something can change in a small cache, and never more than the catalog
     lacks locally. limit: the cache's size. free: of that, or reserved for files that were not listed yet.
     """
-    wanted = min(max(share * limit, 2 * largest), limit, lacking)
+    wanted = min(max(turnover * limit, 2 * largest), limit, lacking)
     return max(0, math.ceil(wanted) - free)
 
 
@@ -364,7 +364,7 @@ class TurnoverInput:
     """The figures that decide what the next generation delists. Sizes in bytes.
 
     limit: of the cache.
-    share: of the cache that is to change.
+    turnover: the share of the cache that is to change.
     largest: of the cached files and of the one that waits for room.
     lacking: what the catalog has and the cache has not.
     free: of the limit, or reserved for files that were not listed yet.
@@ -377,7 +377,7 @@ class TurnoverInput:
     """
 
     limit: int
-    share: float
+    turnover: float
     largest: int
     lacking: int
     free: int
@@ -428,7 +428,7 @@ def next_generation(
     files = sum(counts.values())
     surplus = None if turnover.show_files is None else max(0, files - turnover.show_files)
     lacking = turnover.lacking if turnover.rotates else 0
-    need = turnover_bytes(turnover.limit, turnover.share, turnover.largest, lacking, turnover.free)
+    need = turnover_bytes(turnover.limit, turnover.turnover, turnover.largest, lacking, turnover.free)
     keep = LastOfKind(counts)
     chosen = delist(file_groups(queue, turnover.lasting_holds, turnover.opened), keep, need, surplus)
     last_seq = turnover.last_seq

@@ -127,8 +127,8 @@ class Dispatcher:
         """The bandwidth of all workers together; 0: unlimited."""
         return self._bytes_per_s
 
-    @bytes_per_s.setter
-    def bytes_per_s(self, bytes_per_s: int) -> None:
+    def set_bandwidth(self, bytes_per_s: int) -> None:
+        """Change the bandwidth of all workers together."""
         self._bytes_per_s = bytes_per_s
         self._share_limits()
 

@@ -76,7 +76,7 @@ class Fetcher:
         outage: Outage,
         miss_timeout_s: float,
     ) -> None:
-        self.miss_timeout_s = miss_timeout_s
+        self._miss_timeout_s = miss_timeout_s
         self.counters = Counters()
         self.progressed = Signal[[]]()
         self._downloads = downloads
@@ -98,6 +98,10 @@ class Fetcher:
             nursery.start_soon(self._dispatcher.run, self._handle_result, self._handle_worker_death)
             for task in (self._admit, self._reserve_in_order, self._retry_no_space):
                 nursery.start_soon(task)
+
+    def set_miss_timeout(self, timeout_s: float) -> None:
+        """Change how long a miss may take."""
+        self._miss_timeout_s = timeout_s
 
     # Requests.
 
@@ -194,7 +198,7 @@ class Fetcher:
             return  # it is cached by now, or gone
         if not download.urgent:
             self._prioritize(download.group)
-        with trio.move_on_after(self.miss_timeout_s):
+        with trio.move_on_after(self._miss_timeout_s):
             await download.finished.wait()
         if not download.finished.is_set():
             if download.disk_full:
@@ -202,7 +206,7 @@ class Fetcher:
             if download.no_space_since is not None:
                 raise self._no_room(download)
             why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
-            raise TimedOut(f"{path}: not fetched within {self.miss_timeout_s:g} s{why}")
+            raise TimedOut(f"{path}: not fetched within {self._miss_timeout_s:g} s{why}")
         if download.error:
             raise download.error
 
@@ -254,7 +258,7 @@ class Fetcher:
     async def _may_wait_for_space(self, download: Download) -> bool:
         """Whether a download that finds no space waits for it."""
         if download.no_space_since is not None:
-            return trio.current_time() - download.no_space_since < self.miss_timeout_s
+            return trio.current_time() - download.no_space_since < self._miss_timeout_s
         if not (download.urgent or download.renews):
             return False  # it was drawn, and is larger than expected: those that were drawn after it wait for it
         return await self._space.may_ever_fit(self.least(download.node))
@@ -288,7 +292,7 @@ class Fetcher:
         """
         if download.disk_full is None:
             download.disk_full_since = trio.current_time()
-        if not download.urgent or trio.current_time() - download.disk_full_since >= self.miss_timeout_s:
+        if not download.urgent or trio.current_time() - download.disk_full_since >= self._miss_timeout_s:
             return False
         download.disk_full = error
         self._discard(download)

@@ -12,15 +12,19 @@ from functools import partial
 from typing import Protocol
 
 import trio
+from humanfriendly import format_size
 
 from growfs import disk
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
+from growfs.errors import GrowfsError
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import for_a_draw, for_a_miss, kept_bytes, of_these
 from growfs.rotation.rules import CachedFile, Holds
+from growfs.signal import Signal
+from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class Space:
         self._store = store
         self._generations = generations
         self._holds = holds
+        self.resized = Signal[[]]()
         self._making_room = trio.Lock()
         self._warns_from = -math.inf
         self._are_awaited = are_awaited
@@ -132,11 +137,17 @@ class Space:
         kept = await self._db.query_in_thread(kept_bytes)
         return kept + disk.allocation(size) <= self._store.limit_bytes
 
-    async def shrink(self, limit_bytes: int) -> bool:
-        """Change the quota and evict what exceeds it; returns whether the cache is within it now."""
-        self._store.set_limit(limit_bytes)
+    async def set_cache_size(self, size: CacheSize) -> None:
+        """Change the quota, and evict what exceeds it. Raises GrowfsError if not all of that can go."""
+        store = self._store
+        store.set_cache_size(size)
         await self._evict_excess()
-        return self._store.used_bytes <= limit_bytes
+        self.resized.notify()
+        if store.used_bytes > store.limit_bytes:
+            raise GrowfsError(
+                f"cache-size is {format_size(store.limit_bytes)} now, but {format_size(store.used_bytes)} cannot be"
+                " evicted: open files, which go once they are closed, pinned files, or a directory's last files"
+            )
 
     async def _evict_excess(self) -> None:
         store = self._store

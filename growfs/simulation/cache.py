@@ -288,7 +288,7 @@ class Rotating(Cache):
         self.holds(now)  # ends those of silent readers
         turnover = TurnoverInput(
             limit=self.limit,
-            share=self._settings.turnover,
+            turnover=self._settings.turnover,
             largest=self._largest,
             lacking=self.catalog_bytes - self.used,
             free=self.limit - self.used,

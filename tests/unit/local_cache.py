@@ -17,12 +17,14 @@ from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.schema import ROOT, read_only
 from growfs.cache.store import Store
+from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
-from growfs.rotation.generations import Generations, TurnoverPolicy
+from growfs.rotation.generations import Generations
 from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.space import Space
+from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
 from growfs.vfs.filesystem import visible_entries
 
@@ -112,6 +114,14 @@ class LocalCache:
         staged = replace(staged, node=replace(staged.node, version=version), fetched=fetched, renews=True)
         assert await self.store.admit([staged])
 
+    async def shrink(self, limit_bytes: int) -> bool:
+        """Change the quota; whether the cache is within it then."""
+        try:
+            await self.space.set_cache_size(CacheSize(bytes=limit_bytes))
+        except GrowfsError:
+            return False
+        return True
+
     async def begin(
         self, lasting_holds: Holds | None = None, opened: frozenset[int] = frozenset()
     ) -> Generation | None:
@@ -181,13 +191,12 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
     database = Database(folder / "catalog.sqlite")
     recover(database, folder)
     catalog = Catalog(database)
-    store = Store(folder, database, catalog, min_free=0)
-    store.limit_bytes = limit_bytes
+    store = Store(folder, database, catalog, CacheSize(bytes=limit_bytes), min_free=0)
 
     async def decide(number: int, turnover: TurnoverInput) -> GenerationPlan:
         return plan_generation(database.path, number, turnover)
 
-    generations = Generations(database, catalog, store, TurnoverPolicy(rotates=True, share=0.2), decide)
+    generations = Generations(database, catalog, store, decide, turnover=0.2, settle_s=60.0)
     cache: LocalCache
     space = Space(database, store, generations, lambda: cache.holds)
     cache = LocalCache(folder, database, catalog, store, generations, space, Holds())

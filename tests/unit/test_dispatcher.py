@@ -429,7 +429,7 @@ async def test_a_change_of_the_bandwidth_applies_at_once() -> None:
     async with start_scene(2) as scene:
         scene.enqueue("a", "b")
         await quiet()
-        scene.dispatcher.bytes_per_s = 5000
+        scene.dispatcher.set_bandwidth(5000)
         assert (scene.dispatcher.bytes_per_s, scene.pool.limits.bytes_per_s) == (5000, 2500)
         scene.pool.all[0].report_fetched()
         await quiet()

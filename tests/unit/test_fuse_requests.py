@@ -67,7 +67,7 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     await cache.list([file("a/1", 100)])
     await cache.admit("a/1")
     usage = UsageCounters(cache.database, Budget(cache.database, None))
-    readers = Readers(cache.generations, 60, 3600, False, usage.recently_opened)
+    readers = Readers(cache.generations, 3600, usage.recently_opened)
     vfs = Vfs(cache.catalog, cache.store, readers, VirtualFolder([], Path("/")), None)
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -14,7 +14,6 @@ from growfs import cli
 from growfs.daemon import launch
 from growfs.daemon.job import OPEN_MPI, OPEN_MPI_LOCAL, SLURM, SLURM_NODES, TORCHRUN
 from growfs.daemon.option_parsers import (
-    CacheSize,
     absolute,
     cache_size,
     group,
@@ -27,7 +26,7 @@ from growfs.daemon.option_parsers import (
 from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.user_functions import Function
-from growfs.units import count, fraction_of, positive, seconds, size
+from growfs.units import CacheSize, count, fraction_of, positive, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}
 VALID: dict[str, tuple[Any, Any]] = {

@@ -31,7 +31,7 @@ FILE = 5000
 
 @pytest.fixture
 async def readers(cache: LocalCache) -> AsyncIterator[Readers]:
-    readers = Readers(cache.generations, SETTLE_S, HOLD_IDLE_S, False, frozenset)
+    readers = Readers(cache.generations, HOLD_IDLE_S, frozenset)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(readers.run)
         nursery.start_soon(cache.generations.run)
@@ -287,8 +287,8 @@ async def test_readers_that_cannot_be_identified_hold_everything(readers: Reader
     assert not readers.holds().foreign
 
 
-async def test_with_release_when_read_only_readers_with_unopened_files_hold(readers: Readers) -> None:
-    readers.release_when_read = True
+async def test_with_rotation_always_only_readers_with_unopened_files_hold(cache: LocalCache, readers: Readers) -> None:
+    cache.generations.set_rotation("always")
     reader, _ = await lists(readers, ME, 7)
     reader.is_shown(7, 2)
     opens(readers, ME)

@@ -51,7 +51,7 @@ class Twins:
 
     def set_turnover(self, share: float) -> None:
         """Set the share that each generation delists."""
-        self.cache.generations.share = share
+        self.cache.generations.turnover = share
         self.simulated._settings = replace(self.simulated._settings, turnover=share)
 
     def resident_file(self, number: int) -> int:

@@ -20,6 +20,7 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Groups, InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
+from growfs.units import CacheSize
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
@@ -46,7 +47,7 @@ async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path
 
 async def test_without_rotation_nothing_is_delisted_even_where_the_disk_is_full(tmp_path: Path) -> None:
     cache = await full_cache(tmp_path)
-    cache.generations.rotates = False
+    cache.generations.rotation = "never"
     cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
     assert len(cache.listed()) == FILES
@@ -153,7 +154,7 @@ async def test_a_new_version_arrives_before_a_generation_is_decided_or_after_it_
     before = cache.listed()
     await cache.generations.begin(Holds(), frozenset())
     expected = cache.listed()
-    cache.store.set_limit(2 * FILES * SIZE)
+    cache.store.set_cache_size(CacheSize(bytes=2 * FILES * SIZE))
     delisted = cache.node(min(before - expected))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)

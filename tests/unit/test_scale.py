@@ -84,7 +84,7 @@ async def full_cache(cache: LocalCache) -> list[str]:
     await cache.admit(*names, content=b"x" * BLOCK)
     await cache.admit("b/0", content=b"x" * BLOCK)
     cache.store.limit_bytes = cache.store.used_bytes
-    cache.generations.share = 0.5
+    cache.generations.turnover = 0.5
     ids = frozenset(cache.node(name).id for name in names)
     for _ in range(2):
         assert await cache.begin(opened=ids)
@@ -187,7 +187,7 @@ async def test_the_readers_of_a_thousand_threads_are_known_until_a_second_has_pa
 
     monkeypatch.setattr(readers_module, "thread_group", find)
     monkeypatch.setattr(readers_module, "time", SimpleNamespace(monotonic=lambda: now))
-    readers = Readers(cache.generations, 60.0, 3600.0, False, frozenset)
+    readers = Readers(cache.generations, 3600.0, frozenset)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(readers.run)
         await wait_all_tasks_blocked()
@@ -248,7 +248,7 @@ async def test_a_listing_asks_few_other_readers_whether_they_list(
     monkeypatch.setattr(readers_module, "_watched", lambda pid: None)
     await cache.list([file("a/1")])
     await cache.begin()
-    readers = Readers(cache.generations, 60.0, 3600.0, False, frozenset)
+    readers = Readers(cache.generations, 3600.0, frozenset)
     for pid in range(2, 102):
         assert readers.listing(pid, ROOT)
         readers.opened(readers.opener(pid), 5000, False)
@@ -385,7 +385,7 @@ async def test_files_that_may_be_evicted_are_read_one_by_one(tmp_path: Path, mon
     held = Holds([{EVERYWHERE: Hold(0, cache.generations.number)}])
     assert await cache.reserve_by_rotation(20 * BLOCK, held)
     assert await cache.reserve_by_eviction(200 * BLOCK, held) is None
-    assert not await cache.space.shrink(BLOCK), "the last files of the directories stay"
+    assert not await cache.shrink(BLOCK), "the last files of the directories stay"
     assert 0 < most < 5, "of the files that it passes, the interpreter keeps none"
     cache.close()
 

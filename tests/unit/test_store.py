@@ -259,7 +259,7 @@ async def test_a_directory_keeps_one_file_of_each_extension(cache: LocalCache) -
     await list_files(cache, *paths)
     await cache.admit(*paths)
     await cache.begin()
-    assert not await cache.space.shrink(0)
+    assert not await cache.shrink(0)
     cache.store.limit_bytes = 4 * BLOCK
     assert await cache.reserve_by_eviction(BLOCK, Holds())
     kinds = {(path.partition("/")[0], path.rpartition(".")[2]) for path in cache.resident()}
@@ -282,14 +282,14 @@ async def test_a_large_reservation_evicts_several_files(cache: LocalCache) -> No
 
 async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
     await fill(cache)
-    assert await cache.space.shrink(2 * BLOCK)
+    assert await cache.shrink(2 * BLOCK)
     assert cache.store.used_bytes == 2 * BLOCK
     assert cache.resident() == {"a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
     await fill(cache, count=1, shown=1)
-    assert not await cache.space.shrink(0)
+    assert not await cache.shrink(0)
     assert cache.resident() == {"a/0.jpg"}
 
 

@@ -63,8 +63,8 @@ class TurnoverScene:
 
         opened: the names of the files that were opened; by default all.
         """
-        self.cache.generations.share = delist * BLOCK / self.store.limit_bytes
-        self.cache.generations.rotates = delist > 0
+        self.cache.generations.turnover = delist * BLOCK / self.store.limit_bytes
+        self.cache.generations.rotation = "auto" if delist > 0 else "never"
         ids = [self.id(name) for name in (self.names if opened is None else opened) if self.is_resident(name)]
         generation = await self.cache.begin(lasting_holds, frozenset(ids))
         assert generation
@@ -95,7 +95,7 @@ class TurnoverScene:
         store: Store = self.store
         inputs: dict[str, object] = {
             "limit": store.limit_bytes,
-            "share": 0.2,
+            "turnover": 0.2,
             "largest": 0,
             "lacking": 100 * BLOCK,
             "free": 0,
@@ -723,7 +723,7 @@ async def test_files_are_listed_again_before_the_generation_is_committed(scene: 
     await show_all(scene, "1234")
     await scene.begin(delist=2)
     generations = scene.cache.generations
-    generations.rotates = False
+    generations.rotation = "never"
     written = [generations.is_written]
     await generations.begin(Holds(), frozenset())
     assert scene.listed() == "1234"
@@ -744,7 +744,7 @@ async def test_a_miss_evicts_nothing_by_rows_that_a_generation_is_about_to_chang
     """By the rows, an open file that is delisted would still be listed, and the only listed one could go."""
     await show_all(scene, "12")
     generations = scene.cache.generations
-    generations.rotates, generations.share = True, 0.5
+    generations.rotation, generations.turnover = "auto", 0.5
     await generations.begin(Holds(), frozenset(map(scene.id, "12")))
     assert scene.listed() == "2"
     assert scene.store.open(scene.id("1"))
@@ -761,7 +761,7 @@ async def test_a_miss_evicts_nothing_by_rows_that_a_generation_is_about_to_chang
 async def test_files_are_delisted_before_the_generation_is_committed(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
     generations, first = scene.cache.generations, scene.cache.generations.current
-    generations.rotates, generations.share = True, 0.5
+    generations.rotation, generations.turnover = "auto", 0.5
     await generations.begin(Holds(), frozenset(map(scene.id, "1234")))
     assert scene.row("1")[2] is None
     assert scene.listed() == "34"

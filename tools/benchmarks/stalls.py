@@ -35,7 +35,7 @@ from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.proc import Process
 from growfs.rotation import readers
-from growfs.rotation.generations import Generations, TurnoverPolicy
+from growfs.rotation.generations import Generations
 from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
@@ -46,6 +46,7 @@ from growfs.scheduler.outage import Outage
 from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.scheduler.space import Space
+from growfs.units import CacheSize
 from growfs.workers.make_order import candidates
 from growfs.workers.process import tune_gc
 from tools.benchmarks.measure import Figures, Setting
@@ -92,11 +93,11 @@ class Scene:
         self.database.write_now(self._fill)
         self._planner = planner
         self.catalog = Catalog(self.database)
-        self.store = Store(folder, self.database, self.catalog, 0)
+        self.store = Store(folder, self.database, self.catalog, CacheSize(bytes=0), 0)
         self.store.limit_bytes = self.store.used_bytes
-        self.generations = Generations(self.database, self.catalog, self.store, TurnoverPolicy(True, 0.2), self._plan)
+        self.generations = Generations(self.database, self.catalog, self.store, self._plan, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, None))
-        self.readers = Readers(self.generations, 60.0, 3600.0, False, self.usage.recently_opened)
+        self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
         self.space = Space(self.database, self.store, self.generations, self.readers.holds)
         self.commands = FileCommands(self.database, self.catalog, self.store, self.space, self._fetch)
         fetcher: Any = SimpleNamespace(counters=Counters())
@@ -231,7 +232,10 @@ def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
     yield "a generation that delists a fifth", next_generation
     yield "room for a draw, all is held", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
     yield "no room for a miss", lambda scene: scene.space.reserve_by_eviction(2 * scene.store.limit_bytes)
-    yield "the cache is made smaller", lambda scene: scene.space.shrink(scene.store.limit_bytes * 9 // 10)
+    yield (
+        "the cache is made smaller",
+        lambda scene: scene.space.set_cache_size(CacheSize(bytes=scene.store.limit_bytes * 9 // 10)),
+    )
 
 
 def of_directories(scene: Scene) -> Iterator[tuple[str, Step]]:
