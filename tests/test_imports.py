@@ -51,6 +51,14 @@ def test_the_daemon_starts_its_fork_server_before_it_imports() -> None:
     assert imported("import sys, growfs.workers.fork_server", {*COMMANDS, "growfs.remote", "dataclasses"}) == []
 
 
+def test_a_folder_is_listed_and_fetched_without_fsspec(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote/x").write_bytes(b"content")
+    target = tmp_path / "target"
+    assert imported(FETCH.format(url=str(tmp_path / "remote"), target=str(target)), {*S3, "botocore"}) == []
+    assert target.read_bytes() == b"content"
+
+
 def test_a_bucket_is_listed_and_fetched_without_s3fs(rclone_s3: S3Server, tmp_path: Path) -> None:
     rclone_s3.put("imports/x", b"content")
     target = tmp_path / "target"

@@ -40,7 +40,7 @@ class Function:
         """Parse 'module:function' or 'file.py:function'; a name alone is one of growfs's own. Raises UsageError."""
         found = _PATTERN.fullmatch(text)
         if not found:
-            raise UsageError(f"{text!r} is no function; write it as module:function, or as path/to/file.py:function")
+            raise UsageError(f"{text!r} is not a function; write it as module:function, or as path/to/file.py:function")
         module = found[1] or READY_MADE
         if module.endswith(".py"):
             module = str(Path(folder, Path(module).expanduser()))

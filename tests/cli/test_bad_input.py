@@ -380,7 +380,7 @@ def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
             "there is no module no_such_module; it is looked for in",
         ),
         (("--members", "tarr"), "has no function tarr; check the name"),
-        (("--members", "a b"), "--members: 'a b' is no function; write it as module:function"),
+        (("--members", "a b"), "--members: 'a b' is not a function; write it as module:function"),
         (("--config", "/no/such.toml"), "/no/such.toml: No such file or directory"),
     ],
 )

@@ -219,8 +219,8 @@ def with_members(monkeypatch: pytest.MonkeyPatch, cache: Path, *members: Any) ->
     ("member", "reason"),
     [
         (("a", 50, 51), "a ends behind the end of the file"),
-        (("a", -1, 5), "('a', -1, 5) is no member: a name, an offset and a size"),
-        ((b"a", 1, 5), "(b'a', 1, 5) is no member: a name, an offset and a size"),
+        (("a", -1, 5), "('a', -1, 5) is not a member: a name, an offset and a size"),
+        ((b"a", 1, 5), "(b'a', 1, 5) is not a member: a name, an offset and a size"),
         (("a", 1), "not enough values to unpack (expected 3, got 2)"),
     ],
 )

@@ -155,7 +155,7 @@ def test_the_newest_manifest_of_a_configuration_folder_is_used(inventories: Inve
         ("CSV", [row("a")], {"fileSchema": "Bucket, Key"}, "line 1 has 8 columns, not 2"),
         ("CSV", [row("a")], {"files": None}, r"is not a manifest\.json of an S3 Inventory \(TypeError"),
         ("CSV", [row("a")], {"files": [{"key": "inv/gone.csv.gz"}]}, r"inv/gone\.csv\.gz: no such file"),
-        ("CSV", [row("a"), row("b", size="big")], {}, "line 2 has a size that is no number: 'big'"),
+        ("CSV", [row("a"), row("b", size="big")], {}, "line 2 has a size that is not a number: 'big'"),
         ("CSV", [row("a", bucket="theirs")], {}, "line 1 is of s3://theirs, not of s3://growfs-test"),
         ("Parquet", [row("a", bucket="theirs")], {}, "row 1 is of s3://theirs, not of s3://growfs-test"),
         ("Parquet", [row("a")], {"files": [{"key": "inv/gone.parquet"}]}, r"inv/gone\.parquet: no such file"),

@@ -79,8 +79,8 @@ def test_a_listing_resumes_from_each_cursor(
     [
         ("l.csv", "name,size\na,1\n", "line 1 has no column 'path'"),
         ("l.csv", "", "line 1 has no column 'path'"),
-        ("l.csv", "path,size\na,1\nb,big\n", "line 3 has a size that is no number: 'big'"),
-        ("l.csv", "path,mtime\na,soon\n", "line 2 has an mtime that is no time: 'soon'"),
+        ("l.csv", "path,size\na,1\nb,big\n", "line 3 has a size that is not a number: 'big'"),
+        ("l.csv", "path,mtime\na,soon\n", "line 2 has an mtime that is not a time: 'soon'"),
         ("l.txt", "a\ns3://other/b\n", "line 2 names a file outside the remote"),
         ("l.txt", "a\n/etc/passwd\n", "line 2 names a file outside the remote"),
         ("l.txt", "a" * 100_000, "line 1 is longer than"),

@@ -48,7 +48,7 @@ class Table:
         raise NotImplementedError
 
     def size(self, number: int, value: Any) -> int | None:
-        """A value as a size in bytes. Raises RemoteError with the row if it is none."""
+        """A value as a size in bytes. Raises RemoteError with the row if it is not one."""
         if value is None or value == "":
             return None
         try:
@@ -60,15 +60,15 @@ class Table:
                 return int(value)
         except (TypeError, ValueError):
             pass
-        raise self.error(number, f"has a size that is no number: {value!r}")
+        raise self.error(number, f"has a size that is not a number: {value!r}")
 
     def mtime_ns(self, number: int, value: Any) -> int | None:
-        """A value as nanoseconds since the epoch. Raises RemoteError with the row if it is no time."""
+        """A value as nanoseconds since the epoch. Raises RemoteError with the row if it is not a time."""
         if value is None or value == "":
             return None
         mtime_ns = to_ns(value)
         if mtime_ns is None:
-            raise self.error(number, f"has an mtime that is no time: {value!r}")
+            raise self.error(number, f"has an mtime that is not a time: {value!r}")
         return mtime_ns
 
     def error(self, number: int, what: str) -> RemoteError:

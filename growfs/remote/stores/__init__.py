@@ -1,1 +1,1 @@
-"""The stores: local folders, any fsspec filesystem, web servers, S3. Each class here is a `protocol.Remote`."""
+"""The stores: a file or folder for each, the registry of all, and their base classes (base.py and fsspec.py)."""

@@ -226,5 +226,5 @@ def _checked(entry: Any) -> Member:
     name, offset, size = entry
     member = Member(name, int(offset), int(size))
     if not isinstance(name, str) or member.offset < 0 or member.size < 0:
-        raise ValueError(f"{entry!r} is no member: a name, an offset and a size")
+        raise ValueError(f"{entry!r} is not a member: a name, an offset and a size")
     return member

@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -316,42 +316,30 @@ class S3Remote(FsspecRemote):
         return context
 
     def _by_library(self, task: FetchTask) -> RemoteFile:
-        from fsspec.asyn import sync
-
         file, part = task.file, task.byte_range
         bucket, prefix = self._bucket_and_prefix
         parameters = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part else {}
         with self._threads.unsplit(part.size if part else file.size), task.target.open("wb") as out:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, **parameters)
-            body = reply["Body"]
+            size, written = reply["ContentLength"], 0
             expected = None if part else expected_checksum(reply["ResponseMetadata"]["HTTPHeaders"])
             checksum = expected and expected.part(0)
-
-            async def copy() -> int:
-                written = 0
-                while True:
-                    try:
-                        chunk = await body.read(CHUNK_BYTES)
-                    except Exception as error:  # noqa: BLE001 - only the errors of `read` are the remote's
-                        raise self.translated(error, file.path) from None
-                    if not chunk:
-                        return written
-                    out.write(chunk)
-                    if checksum:
-                        checksum.update(memoryview(chunk))
-                    written += len(chunk)
-                    task.progress(len(chunk))
-
-            try:
-                size = reply["ContentLength"]
+            with closing(_Body(reply["Body"], self.fs.loop)) as body:
                 if part:
                     self._check_length(file.path, part, size)
                     size = int(reply["ContentRange"].rpartition("/")[2])
                 now = _file(file.path, size, reply)
                 self._verified(file, now)
-                written = sync(self.fs.loop, copy)
-            finally:
-                body.close()
+                while True:
+                    with self.translating(file.path):
+                        chunk = body.read(CHUNK_BYTES)
+                    if not chunk:
+                        break
+                    out.write(chunk)
+                    if checksum:
+                        checksum.update(memoryview(chunk))
+                    written += len(chunk)
+                    task.progress(len(chunk))
         if part:
             self._check_length(file.path, part, written)
         now = self._verified(file, now, None if part else written)
