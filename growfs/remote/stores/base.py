@@ -51,7 +51,7 @@ class StoreRemote(ABC):
     """All schemes of its URLs, in lower case."""
     takes_endpoint: ClassVar[bool] = False
     """Whether --endpoint-url and --anon mean something to it."""
-    public_options: ClassVar[frozenset[str]] = frozenset()
+    public_options: ClassVar[frozenset[str]] = frozenset({"endpoint", "endpoint_url"})
     """The storage options that hold no secret, so that messages may show them."""
     is_percent_encoded: ClassVar[bool] = False
     """Whether its URLs are percent-encoded, those in a manifest too."""
@@ -65,10 +65,15 @@ class StoreRemote(ABC):
     ca_variable: ClassVar[str] = "SSL_CERT_FILE"
     """The environment variable that names the certificates to trust."""
     no_credentials: ClassVar[frozenset[str]] = _NO_WORDS
+    """There are none, or they cannot be had."""
     wrong_credentials: ClassVar[frozenset[str]] = _NO_WORDS
+    """The server does not know them, or they have expired."""
     refused: ClassVar[frozenset[str]] = _NO_WORDS
+    """They are not sufficient."""
     busy_codes: ClassVar[frozenset[str]] = _NO_WORDS
+    """The server cannot serve the request now, whatever the status."""
     unreachable: ClassVar[frozenset[str]] = _NO_WORDS
+    """There is no response, or no whole one."""
 
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         """Raises UsageError if the URL or the options are wrong. Does not touch the network."""

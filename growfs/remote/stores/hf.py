@@ -33,7 +33,6 @@ class HubRemote(FsspecRemote):
     takes_endpoint = True
     package = "huggingface_hub"
     server = "https://huggingface.co"
-    public_options = frozenset({"endpoint"})
     credential_variables = ("HF_TOKEN",)
     login = "set HF_TOKEN, or run 'hf auth login'"
     refused = frozenset({"GatedRepoError"})
