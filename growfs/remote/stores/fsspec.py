@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError
+from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError, pip_install
 from growfs.remote.digest import Digest
 from growfs.remote.errors import translate
 from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
@@ -74,7 +74,7 @@ class FsspecRemote(StoreRemote):
         try:
             get_filesystem_class(self.name or scheme)
         except ImportError as error:
-            what = self.package and f"pip install {self.package}"
+            what = self.package and pip_install(self.package)
             raise UsageError(f"{scheme}:// needs a package that is not installed: {what or error}") from None
         except ValueError:
             raise UsageError(f"{scheme}:// is not a store that fsspec knows; examples: {EXAMPLES}") from None
