@@ -99,42 +99,56 @@ class DirectoryHolds:
 
 @dataclass(eq=False, slots=True)
 class Reader:
-    """A process that listed a directory, or opened a file without any ancestor that had listed.
-
-    pid: 0 stands for all processes of other pid namespaces, which the kernel does not identify. start: clock ticks
-    after boot. listed_at, active_at: seconds, of any clock; None: never. generation: the last one in which it listed.
-    generations: in how many it has listed. opens, waited: how many opens, and how many of them were misses. files: the
-    ids that it opened since it first listed in the current generation. handles: how many of its files are open. unread:
-    the share of the files of its listings before that, which it never opened.
-
-    _listed: the directories that it listed in its last epoch. Of its last generation: _listed_whole, the directories
-    that it listed to the end; _shown, how many files it was shown of each of the others.
-    """
+    """A process that listed a directory, or opened a file without any ancestor that had listed."""
 
     pid: int
+    """0 stands for all processes of other pid namespaces, which the kernel does not identify."""
     start: str
+    """When it started, in clock ticks after boot: the kernel uses pids again."""
     command: str
+    """Its name, for people."""
     number: int = 0
+    """Its number in the registry, which its open handles carry."""
     holds: DirectoryHolds = field(default_factory=DirectoryHolds)
+    """What it holds now."""
     listed_at: float | None = None
+    """When it last listed, in seconds of any clock; None: never."""
     active_at: float = 0.0
+    """When it last listed, opened or closed a file, on the same clock."""
     generation: int = 0
+    """The last generation in which it listed."""
     generations: int = 0
+    """In how many generations it has listed."""
     opens: int = 0
+    """How many files it has opened."""
     waited: int = 0
+    """How many of these opens were misses."""
     handles: int = 0
+    """How many of its files are open now."""
     files: BitMap64 = field(default_factory=BitMap64)
+    """The ids that it opened since it first listed in its last generation."""
     unread: float = 0.0
+    """The share of the files of its listings before that, which it never opened."""
     _listing_since: float = 0.0
+    """Since when it has listed without opening a file."""
     _opens_at_listing: int = 0
+    """How many files it had opened when it last listed."""
     _generation_since: float = 0.0
+    """When it first listed in its last generation."""
     _opens_at_generation: int = 0
+    """How many files it had opened then."""
     _epoch: int = 0
+    """The last epoch of its last generation in which it listed."""
     _listed: BitMap64 = field(default_factory=BitMap64)
+    """The directories that it listed in that epoch."""
     _listed_whole: BitMap64 = field(default_factory=BitMap64)
+    """The directories that it listed to the end in its last generation."""
     _shown: dict[int, int] = field(default_factory=dict)
+    """How many files it was shown of each other directory in its last generation."""
     _shown_files: int = 0
+    """How many files it was shown in its last generation, each of a directory once."""
     _shown_everywhere: int = 0
+    """How many files a listing of everything showed it in its last generation."""
 
     @property
     def files_shown(self) -> int:

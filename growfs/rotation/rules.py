@@ -28,21 +28,22 @@ Kind = tuple[int, str]
 
 
 class CachedFile(NamedTuple):
-    """A file that is cached.
-
-    suffix: its extension. bytes: on the disk. seq: its number in the order of admission. queue_position: its place in
-    the queue to be delisted; the files of a group have the same one. delisted: the first generation that does not list
-    it. opened: whether it was opened since its admission.
-    """
+    """A file that is cached."""
 
     id: int
     directory: int
     suffix: str
+    """Its extension."""
     bytes: int
+    """On the disk."""
     seq: int
+    """Its number in the order of admission."""
     queue_position: int
+    """Its place in the queue to be delisted; the files of a group have the same one."""
     delisted: int | None = None
+    """The first generation that does not list it."""
     opened: bool = False
+    """Whether it was opened since its admission."""
 
     @property
     def kind(self) -> Kind:
@@ -67,22 +68,20 @@ between the listings of its training and its validation set. They have to be of 
 
 @dataclass(frozen=True, slots=True)
 class ListingContext:
-    """What is known of a process at the moment when it lists a directory.
-
-    listed_ever: it has listed any directory before.
-    listed_here: it has listed this directory before, in the current epoch.
-    opened_since: it, or a descendant, has opened a file since it last listed any directory.
-    listing_s: for how long it has listed without opening a file: a walk over directories is one listing.
-    generation_s: for how long it has listed the current generation.
-    opened_share: how many files it has opened meanwhile, as a share of those that it was shown.
-    """
+    """What is known of a process at the moment when it lists a directory."""
 
     listed_ever: bool
+    """It has listed any directory before."""
     listed_here: bool
+    """It has listed this directory before, in the current epoch."""
     opened_since: bool
+    """It, or a descendant, has opened a file since it last listed any directory."""
     listing_s: float = 0.0
+    """For how long it has listed without opening a file: a walk over directories is one listing."""
     generation_s: float = 0.0
+    """For how long it has listed the current generation."""
     opened_share: float = 0.0
+    """How many files it has opened meanwhile, as a share of those that it was shown."""
 
 
 def begins_epoch(listing: ListingContext, age_s: float, settle_s: float, others_listing: bool = False) -> bool:
@@ -115,18 +114,21 @@ def begins_generation(listing: ListingContext, settle_s: float) -> bool:
 class Generation:
     """The set of listed files: those admitted up to last_seq that neither it nor an earlier generation delisted.
 
-    began_at: when its epoch began, in seconds of any clock. epoch: counts the epochs for which it lasts. files: how
-    many it lists. delisted, relisted: the ids of the files that it delists, and of those that it lists again: the rows
-    of the files say so a little later.
+    The rows of the files say a little later what it delists and lists again.
     """
 
     number: int
     last_seq: int
     began_at: float
+    """When its epoch began, in seconds of any clock."""
     files: int = 0
+    """How many it lists."""
     delisted: BitMap64 = field(default_factory=BitMap64, compare=False)
+    """The ids of the files that it delists."""
     relisted: BitMap64 = field(default_factory=BitMap64, compare=False)
+    """The ids of the files that it lists again."""
     epoch: int = 0
+    """Counts the epochs for which it lasts."""
 
     def for_another_epoch(self, now: float) -> Generation:
         """The same set of files, listed by an epoch that begins now."""
@@ -225,23 +227,21 @@ class LastOfKind:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """A file, or a group of files, that is delisted as a whole. It was listed, and is neither pinned nor frozen.
-
-    ids, kinds: of each of its files.
-    bytes: of all of them.
-    has_lasting_hold: a process holds it that may never list again.
-    delisted: it is already.
-    opened: a file of it was, since it was admitted.
-    requeued: it went to the end of the queue before.
-    """
+    """A file, or a group of files, that is delisted as a whole. It was listed, and is neither pinned nor frozen."""
 
     ids: tuple[int, ...]
     kinds: tuple[Kind, ...]
+    """Of each of its files."""
     bytes: int
+    """Of all of them."""
     has_lasting_hold: bool = False
+    """A process holds one of them that may never list again."""
     delisted: bool = False
+    """It is already."""
     opened: bool = True
+    """One of them was, since it was admitted."""
     requeued: bool = False
+    """It went to the end of the queue before."""
 
 
 def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Container[int]) -> Iterator[FileGroup]:
@@ -270,14 +270,30 @@ def file_groups(files: Iterable[CachedFile], lasting_holds: Holds, opened: Conta
 
 @dataclass(slots=True)
 class Delisting:
-    """The ids that a generation delists, and the groups that go to the end of the queue instead.
-
-    freed: bytes of what is delisted, without what is held by a process that may never list again.
-    """
+    """The ids that a generation delists, and the groups that go to the end of the queue instead."""
 
     delisted: list[int] = field(default_factory=list)
     requeued: list[tuple[int, ...]] = field(default_factory=list)
+    bytes: int = field(default=0, compare=False)
+    """Of what is delisted."""
     freed: int = field(default=0, compare=False)
+    """The same without what is held by a process that may never list again."""
+
+    def is_enough(self, need: int, files: int | None) -> bool:
+        """Whether so many bytes are delisted, or so many files, if that is given."""
+        return self.bytes >= need if files is None else len(self.delisted) >= files
+
+    def take(self, group: FileGroup, keep: LastOfKind, files: int | None) -> bool:
+        """Delist a group, unless that is more than so many files, or a file of it is the last of its kind."""
+        if files is not None and len(self.delisted) + len(group.ids) > files:
+            return False
+        if not keep.take(group.kinds):
+            return False
+        self.delisted.extend(group.ids)
+        self.bytes += group.bytes
+        if not group.has_lasting_hold:
+            self.freed += group.bytes
+        return True
 
 
 def turnover_bytes(limit: int, turnover: float, largest: int, lacking: int, free: int) -> int:
@@ -301,41 +317,24 @@ def delist(groups: Iterable[FileGroup], keep: LastOfKind, need: int, files: int 
     these, a group that was never opened goes to the end of the queue, once: its reader may be slow.
     """
     chosen = Delisting()
-    taken = freed = 0
     never_opened: list[FileGroup] = []
     held: list[FileGroup] = []
-
-    def enough() -> bool:
-        return freed >= need if files is None else taken >= files
-
-    def take(group: FileGroup) -> bool:
-        nonlocal taken, freed
-        if files is not None and taken + len(group.ids) > files:
-            return False
-        if not keep.take(group.kinds):
-            return False
-        chosen.delisted.extend(group.ids)
-        taken += len(group.ids)
-        freed += group.bytes
-        return True
-
     for group in groups:
-        if enough():
+        if chosen.is_enough(need, files):
             break
         if group.has_lasting_hold:
             held.append(group)
         elif not (group.opened or group.requeued or group.delisted):
             never_opened.append(group)
         else:
-            take(group)
+            chosen.take(group, keep, files)
     for group in never_opened:
-        if enough() or not take(group):
+        if chosen.is_enough(need, files) or not chosen.take(group, keep, files):
             chosen.requeued.append(group.ids)
-    chosen.freed = freed
     for group in held:
-        if enough():
+        if chosen.is_enough(need, files):
             break
-        take(group)
+        chosen.take(group, keep, files)
     return chosen
 
 
@@ -361,32 +360,30 @@ def last_listed(newest: Iterable[tuple[int, Sequence[Kind], int]], keep: LastOfK
 
 @dataclass(frozen=True, slots=True)
 class TurnoverInput:
-    """The figures that decide what the next generation delists. Sizes in bytes.
-
-    limit: of the cache.
-    turnover: the share of the cache that is to change.
-    largest: of the cached files and of the one that waits for room.
-    lacking: what the catalog has and the cache has not.
-    free: of the limit, or reserved for files that were not listed yet.
-    shown_seq: the last admission that the current generation lists.
-    last_seq: the last admission that the next generation may list.
-    lasting_holds: of processes that may never list again.
-    opened: ids of files that were opened, whose rows may not say so yet.
-    show_files: list exactly so many.
-    rotates: whether files are delisted for the sake of change.
-    """
+    """The figures that decide what the next generation delists. Sizes in bytes."""
 
     limit: int
+    """Of the cache."""
     turnover: float
+    """The share of the cache that is to change."""
     largest: int
+    """Of the cached files and of the one that waits for room."""
     lacking: int
+    """What the catalog has and the cache has not."""
     free: int
+    """Of the limit, or reserved for files that were not listed yet."""
     shown_seq: int
+    """The last admission that the current generation lists."""
     last_seq: int
+    """The last admission that the next generation may list."""
     lasting_holds: Holds
+    """Of processes that may never list again."""
     opened: frozenset[int] = frozenset()
+    """Ids of files that were opened, whose rows may not say so yet."""
     show_files: int | None = None
+    """List exactly so many."""
     rotates: bool = True
+    """Whether files are delisted for the sake of change."""
 
 
 @dataclass(frozen=True, slots=True)
