@@ -405,4 +405,4 @@ def _is_suspect(download: Download) -> bool:
 def _request(download: Download, peers: tuple[str, ...]) -> FetchRequest:
     node = download.node
     file = RemoteFile(download.path, node.size, node.mtime_ns, node.version)
-    return FetchRequest(node.id, file, download.target, download.need, download.urgent, peers)
+    return FetchRequest(node.id, file, download.target, download.need, download.urgent, download.number, peers)

@@ -51,7 +51,9 @@ class Downloader:
             self._unfinished += len(batch.files)
             self._report_due.notify()
         for request in batch.files:
-            job = self._jobs[request.id] = Job(partial(self._fetch, request), request.file.size, request.urgent)
+            job = self._jobs[request.id] = Job(
+                partial(self._fetch, request), request.file.size, request.urgent, request.number
+            )
             self._threads.submit(job)
         for id in batch.prioritize:
             if submitted := self._jobs.get(id):
@@ -128,6 +130,7 @@ class Downloader:
     def _report(self) -> None:
         reported_at = time.monotonic()
         while True:
+            self._threads.check_limit()
             with self._report_due:
                 self._report_due.wait_for(lambda: self._unfinished or self._finished)
                 self._report_due.wait_for(self._should_report, REPORT_EVERY_S)

@@ -141,8 +141,9 @@ class Probe:
 class FetchRequest(FastPickle):
     """Write a file to target, checked, complete, and with the remote's mtime.
 
-    size_max: in bytes; a larger file fails with SizeExceeded. urgent: a reader waits for it. peers: HOST:PORT of the
-    nodes that may have it, which are asked before the remote.
+    size_max: in bytes; a larger file fails with SizeExceeded. urgent: a reader waits for it: it comes before all files
+    that are not urgent. number: its place among those that are as urgent. peers: HOST:PORT of the nodes that may have
+    it, which are asked before the remote.
     """
 
     id: int
@@ -150,6 +151,7 @@ class FetchRequest(FastPickle):
     target: Path
     size_max: int
     urgent: bool
+    number: int
     peers: tuple[str, ...] = ()
 
 

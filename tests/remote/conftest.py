@@ -19,10 +19,10 @@ from tests.remote.fake_store import PART, Serve
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", PART)
     monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", PART)
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_UNKNOWN", PART)
     monkeypatch.setattr("growfs.remote.http.connection.BUFFER_BYTES", 1500)
     monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 300)
-    for module in ("connection", "download"):
-        monkeypatch.setattr(f"growfs.remote.http.{module}.WRITE_BYTES", 700)
+    monkeypatch.setattr("growfs.remote.http.connection.WRITE_BYTES", 700)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "AWS_CA_BUNDLE", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

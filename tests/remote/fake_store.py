@@ -22,7 +22,6 @@ from tests.servers import serving
 PART = 1000
 DATA = random.Random(2).randbytes(10 * PART + 500)
 SMALL = random.Random(3).randbytes(PART)
-RESUMED_S = 20.0
 
 
 def part_starts(size: int, first: int = 0) -> range:
@@ -75,8 +74,7 @@ class FakeStore:
 
     ranges: 'partial' (206), 'rclone' (200 with a Content-Range), 'ignored' (200 with the whole file), 'first' (only a
         range from 0 is served)
-    body: 'plain', 'gzip', 'chunked', 'endless' (until the connection ends), 'cut' (half of it), 'stalled' (a byte, and
-        the rest when `resumed` is set)
+    body: 'plain', 'gzip', 'chunked', 'endless' (until the connection ends), 'cut' (half of it)
     """
 
     data: bytes
@@ -94,7 +92,6 @@ class FakeStore:
     status: Callable[[Request], int | None] = lambda _: None
     requests: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    resumed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def gets(self) -> list[Request]:
@@ -152,10 +149,6 @@ class FakeStore:
             handler.send_header(name, value)
         handler.end_headers()
         if handler.command != "HEAD":
-            if how == "stalled":
-                handler.wfile.write(body[:1])
-                self.resumed.wait(RESUMED_S)
-                body = body[1:]
             handler.wfile.write(body)
         handler.close_connection |= self.hangs_up
 

@@ -75,6 +75,7 @@ def configured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("growfs.remote.http.download.RangeDownloader.fetch", lambda *_: None)
     monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MIN", 50_000)
     monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_MAX", 50_000)
+    monkeypatch.setattr("growfs.remote.http.threads.PART_BYTES_UNKNOWN", 50_000)
     # The files are of the current second, so the store's own times would not do as validators.
     monkeypatch.setattr("growfs.remote.http.download._has_validator", lambda _: True)
 

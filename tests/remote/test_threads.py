@@ -15,6 +15,8 @@ from growfs.remote.http.threads import Job, TransferThreads
 from tests.harness import until
 
 WAIT_S = 20
+STRAY_S = 0.3
+MIB = 1 << 20
 
 
 class Jobs:
@@ -51,25 +53,9 @@ class Jobs:
             assert self._changed.wait_for(lambda: condition(self), WAIT_S), (self.order, self.done)
 
 
-class Parts:
-    """A file in parts that threads share: `work` does one part."""
-
-    def __init__(self, name: str, count: int, jobs: Jobs) -> None:
-        self.left = count
-        self.name, self._jobs, self._lock = name, jobs, threading.Lock()
-
-    def work(self) -> bool:
-        with self._lock:
-            if not self.left:
-                return False
-            self.left -= 1
-        self._jobs.job(self.name)()
-        return True
-
-
 def wait_for_stray_work() -> None:
     """Give threads the time to do what they should not do."""
-    time.sleep(3 * module.CHECK_INTERVAL_S)
+    time.sleep(STRAY_S)
 
 
 def test_no_more_jobs_run_at_once_than_the_limit() -> None:
@@ -89,7 +75,7 @@ def test_a_job_that_sleeps_gives_way() -> None:
     jobs, threads = Jobs(), TransferThreads(lambda: 1)
 
     def repeat() -> None:
-        threads.sleep(3 * module.CHECK_INTERVAL_S)
+        threads.sleep(STRAY_S)
         jobs.job("repeated")()
 
     threads.submit(Job(repeat))
@@ -106,7 +92,7 @@ def test_few_jobs_that_sleep_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sleep() -> None:
         jobs.order.append("began")
-        threads.sleep(5 * module.CHECK_INTERVAL_S)
+        threads.sleep(STRAY_S)
         jobs.order.append("repeated")
         jobs.job()()
 
@@ -154,86 +140,79 @@ def test_an_urgent_job_gets_a_thread_when_all_streams_are_busy() -> None:
 
 
 def test_parts_of_the_earliest_file_come_first_and_files_in_order() -> None:
+    """In the order of their numbers, and not in that in which they were submitted."""
     jobs, gate = Jobs(), Jobs()
     jobs.release()
     threads = TransferThreads(lambda: 1)
     threads.submit(Job(gate.job()))
     gate.until(lambda gate: gate.peak == 1)
-    early, late = Parts("early", 3, jobs), Parts("late", 3, jobs)
-    for name in ("next", "last"):
-        threads.submit(Job(jobs.job(name)))
-    shared, ended = threading.Semaphore(0), threading.Event()
 
-    def share(parts: Parts) -> None:
-        with threads.helping(parts.work):
-            shared.release()
-            assert ended.wait(WAIT_S)
+    def share(name: str) -> Callable[[], None]:
+        return lambda: threads.share([jobs.job(name)] * 3)
 
-    for parts in (early, late):
-        threading.Thread(target=share, args=[parts]).start()
-        assert shared.acquire(timeout=WAIT_S)
+    threads.submit(Job(jobs.job("last"), 1, number=4))
+    threads.submit(Job(share("late"), 40 * MIB, number=2))
+    threads.submit(Job(jobs.job("next"), 1, number=3))
+    threads.submit(Job(share("early"), 40 * MIB, number=1))
     gate.release()
     jobs.until(lambda jobs: jobs.done == 8)
-    ended.set()
     assert jobs.order == ["early"] * 3 + ["late"] * 3 + ["next", "last"]
 
 
-def test_a_shared_block_ends_after_its_helpers() -> None:
-    jobs, threads = Jobs(), TransferThreads(lambda: 4)
-    parts = Parts("part", 3, jobs)
-    ended = threading.Event()
+def test_sharing_ends_when_all_parts_have_ended() -> None:
+    jobs, threads, ended = Jobs(), TransferThreads(lambda: 4), threading.Event()
 
     def own() -> None:
-        with threads.helping(parts.work):
-            jobs.until(lambda jobs: jobs.peak == 3)
+        threads.share([lambda: jobs.until(lambda jobs: jobs.peak == 3), *[jobs.job("part")] * 3])
         ended.set()
 
     threads.submit(Job(own))
     jobs.until(lambda jobs: jobs.peak == 3)
-    assert not ended.wait(3 * module.CHECK_INTERVAL_S)
+    assert not ended.wait(STRAY_S)
     jobs.release()
     assert ended.wait(WAIT_S)
     assert jobs.done == 3
 
 
-def test_a_shared_block_that_fails_ends_its_helpers() -> None:
+def test_after_the_first_error_no_part_begins() -> None:
     jobs, threads = Jobs(), TransferThreads(lambda: 4)
-    parts = Parts("part", 1000, jobs)
 
     def fail() -> None:
-        with threads.helping(parts.work):
-            jobs.until(lambda jobs: jobs.peak == 4)
-            threading.Timer(0.1, jobs.release).start()
-            raise InterruptedError
+        jobs.until(lambda jobs: jobs.peak == 4)
+        threading.Timer(0.1, jobs.release).start()
+        raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        fail()
-    done = jobs.done
-    assert done >= 4
+        threads.share([fail, *[jobs.job()] * 1000])
+    assert jobs.done == 4
     wait_for_stray_work()
-    assert jobs.done == done
+    assert jobs.done == 4
+
+
+def test_a_thread_that_waits_for_the_last_part_gives_way() -> None:
+    jobs, threads = Jobs(), TransferThreads(lambda: 2)
+    parts = [lambda: jobs.until(lambda jobs: jobs.order), jobs.job("part")]
+    threads.submit(Job(lambda: threads.share(parts), 40 * MIB))
+    threads.submit(Job(jobs.job("next"), number=1))
+    jobs.until(lambda jobs: jobs.order == ["part", "next"])
+    jobs.release()
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_raised_limit_is_noticed(shared: bool) -> None:
-    """Even if no new job wakes a thread and all threads are busy."""
     limit = 2
     jobs, threads = Jobs(), TransferThreads(lambda: limit)
     if shared:
-        parts = Parts("part", 30, jobs)
-        with threads.helping(parts.work):
-            jobs.until(lambda jobs: jobs.peak == 2)
-            limit = 10
-            jobs.until(lambda jobs: jobs.peak == 10)
-            jobs.release()
+        threads.submit(Job(lambda: threads.share([jobs.job("part")] * 30)))
     else:
         for _ in range(30):
             threads.submit(Job(jobs.job()))
-        jobs.until(lambda jobs: jobs.peak == 2)
-        limit = 10
-        jobs.until(lambda jobs: jobs.peak == 10)
-        jobs.release()
-    jobs.until(lambda jobs: jobs.done >= 10)
+    jobs.until(lambda jobs: jobs.peak == 2)
+    limit = 10
+    threads.check_limit()
+    jobs.until(lambda jobs: jobs.peak == 10)
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 30)
     assert jobs.peak == 10
 
 
@@ -243,7 +222,7 @@ def test_no_thread_is_woken_for_a_job_that_may_not_begin(monkeypatch: pytest.Mon
     threads = TransferThreads(lambda: 1)
     threads.submit(Job(jobs.job()))
     threads.submit(Job(jobs.job()))
-    until(lambda: threads._is_polling)
+    jobs.until(lambda jobs: jobs.peak == 1)
     woken, notify = 0, threads._work_arrived.notify
 
     def wake() -> None:
@@ -262,44 +241,38 @@ def test_no_thread_is_woken_for_a_job_that_may_not_begin(monkeypatch: pytest.Mon
 
 def test_a_lowered_limit_applies_from_the_next_part() -> None:
     """Otherwise a file of many parts would keep its streams until its end."""
-    limit, most_at_end, now = 8, 0, 0
+    limit, most_at_end, now, done = 8, 0, 0, 0
     lock = threading.Lock()
-    done = threading.Semaphore(0)
     threads = TransferThreads(lambda: limit)
 
-    def work() -> bool:
-        nonlocal now, most_at_end
+    def part() -> None:
+        nonlocal limit, most_at_end, now, done
         with lock:
             now += 1
-            most_at_end = max(most_at_end, now)
         time.sleep(0.001)
         with lock:
+            done += 1
+            if done > 70:
+                most_at_end = max(most_at_end, now)
             now -= 1
-        done.release()
-        return True
+            if done == 50:
+                limit = 2
 
-    def wait_for(count: int) -> None:
-        for _ in range(count):
-            assert done.acquire(timeout=WAIT_S)
-
-    with threads.helping(work):
-        wait_for(50)
-        limit = 2
-        wait_for(20)
-        with lock:
-            most_at_end = now
-        wait_for(50)
-    assert most_at_end <= 2
+    threads.share([part] * 120)
+    assert most_at_end <= 3, "this thread is one more"
 
 
 def test_an_urgent_job_runs_between_the_parts_of_a_file() -> None:
     jobs = Jobs()
     threads = TransferThreads(lambda: 1)
     jobs.release()
-    with threads.helping(Parts("part", 10_000, jobs).work):
-        jobs.until(lambda jobs: jobs.done > 10)
+
+    def urge() -> None:
         threads.submit(Job(jobs.job("urgent"), urgent=True))
         jobs.until(lambda jobs: "urgent" in jobs.order)
+
+    threads.share([*[jobs.job("part")] * 10, urge, *[jobs.job("part")] * 1000])
+    assert jobs.order.index("urgent") < 100
 
 
 def test_no_job_is_lost() -> None:
@@ -316,15 +289,7 @@ def test_no_job_is_lost() -> None:
                 all_done.set()
 
     def file() -> None:
-        parts = iter(range(5))
-
-        def work() -> bool:
-            with lock:
-                return next(parts, None) is not None
-
-        with threads.helping(work):
-            while work():
-                pass
+        threads.share([lambda: None] * 5)
         job()
 
     def source(seed: int) -> None:
@@ -332,6 +297,7 @@ def test_no_job_is_lost() -> None:
         for number in range(count):
             threads.submit(Job(file if number % 10 == seed else job, urgent=number % 7 == seed))
             limit = 1 + (number + seed) % 9
+            threads.check_limit()
             if number % 500 == 0:
                 time.sleep(0.01)  # so that threads become idle
 
@@ -340,7 +306,7 @@ def test_no_job_is_lost() -> None:
         thread.start()
     for thread in sources:
         thread.join()
-    assert all_done.wait(WAIT_S), (done, threads._working, threads._idle)
+    assert all_done.wait(WAIT_S), (done, threads._busy, threads._idle)
 
 
 def test_existing_threads_do_all_jobs_when_no_more_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,24 +351,16 @@ def test_a_waiting_job_can_be_made_urgent() -> None:
     gate.set()
 
 
-MIB = 1 << 20
-
-
-def _has_unsplit(threads: TransferThreads, count: int) -> bool:
-    return len(threads._unsplit) == count
-
-
 def test_a_file_begins_when_those_before_it_have_no_part_left() -> None:
     """The threads that are free wait for the parts of the first file, which it knows after its first response."""
     jobs, threads, head = Jobs(), TransferThreads(lambda: 4), threading.Event()
 
     def first() -> None:
         assert head.wait(WAIT_S)
-        with threads.helping(Parts("part", 6, jobs).work):
-            jobs.until(lambda jobs: jobs.order.count("part") == 6)
+        threads.share([lambda: jobs.until(lambda jobs: jobs.order.count("part") == 6), *[jobs.job("part")] * 6])
 
     threads.submit(Job(first, 40 * MIB))
-    threads.submit(Job(jobs.job("second"), 40 * MIB))
+    threads.submit(Job(jobs.job("second"), 40 * MIB, number=1))
     wait_for_stray_work()
     assert jobs.order == []
     head.set()
@@ -420,12 +378,12 @@ def test_threads_do_not_wait_for_parts_that_do_not_come(fails: bool) -> None:
 
     def first() -> None:
         if not fails:
-            threads.release_helpers()
-            jobs.job("first")()
+            with threads.unsplit(40 * MIB):
+                jobs.job("first")()
 
     threads.submit(Job(first, 40 * MIB))
     for _ in range(3):
-        threads.submit(Job(jobs.job("small"), 1))
+        threads.submit(Job(jobs.job("small"), 1, number=1))
     jobs.until(lambda jobs: jobs.order.count("small") == 3)
     jobs.release()
 
@@ -442,23 +400,22 @@ def test_large_files_that_cannot_be_split_come_two_at_a_time_and_in_their_order(
         return run
 
     for number in range(6):
-        threads.submit(Job(file(str(number), 8 * MIB), 8 * MIB))
-        until(partial(_has_unsplit, threads, number + 1))
+        threads.submit(Job(file(str(number), 8 * MIB), 8 * MIB, number=number))
     wait_for_stray_work()
     assert jobs.order == ["0", "1"]
-    threads.submit(Job(file("small", 1000), 1000))
+    threads.submit(Job(file("small", 1000), 1000, number=6))
     jobs.until(lambda jobs: jobs.order == ["0", "1", "small"])
     limit += module.STREAMS_PER_FILE
+    threads.check_limit()
     jobs.until(lambda jobs: jobs.order == ["0", "1", "small", "2"])
     threads.submit(Job(file("urgent", 8 * MIB), 8 * MIB, urgent=True))
     jobs.until(lambda jobs: jobs.order[-1] == "urgent")
     jobs.release()
     jobs.until(lambda jobs: jobs.done == 8)
-    assert sorted(jobs.order[5:]) == ["3", "4", "5"]
+    assert jobs.order[5:] == ["3", "4", "5"]
 
 
-def test_no_other_file_begins_while_an_urgent_one_is_transferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_S", 2.0)
+def test_parts_of_an_urgent_file_come_before_those_of_all_others() -> None:
     jobs, first, threads = Jobs(), Jobs(), TransferThreads(lambda: 2)
     for name in ("a", "b"):
         threads.submit(Job(first.job(name)))
@@ -467,8 +424,7 @@ def test_no_other_file_begins_while_an_urgent_one_is_transferred(monkeypatch: py
         threads.submit(Job(jobs.job(name)))
 
     def urgent() -> None:
-        with threads.helping(Parts("urgent", 4, jobs).work):
-            jobs.until(lambda jobs: jobs.order.count("urgent") == 4)
+        threads.share([lambda: jobs.until(lambda jobs: jobs.order.count("urgent") == 4), *[jobs.job("urgent")] * 4])
 
     threads.submit(Job(urgent, 40 * MIB, urgent=True))
     jobs.until(lambda jobs: len(jobs.order) == 2)
@@ -482,44 +438,39 @@ def test_no_other_file_begins_while_an_urgent_one_is_transferred(monkeypatch: py
 
 
 def test_a_file_that_has_begun_can_become_urgent() -> None:
-    jobs, threads = Jobs(), TransferThreads(lambda: 2)
-    begun = threading.Event()
+    jobs, threads, begun = Jobs(), TransferThreads(lambda: 1), threading.Event()
+    released = threading.Event()
 
     def file() -> None:
         begun.set()
-        with threads.helping(Parts("part", 3, jobs).work):
-            jobs.until(lambda jobs: jobs.order.count("part") == 3)
+        threads.share([lambda: until(released.is_set), *[jobs.job("part")] * 2])
 
-    for _ in range(2):
-        threads.submit(Job(jobs.job("other")))
-    jobs.until(lambda jobs: jobs.peak == 2)
     job = Job(file, 40 * MIB)
     threads.submit(job)
-    threads.prioritize(job)
     assert begun.wait(WAIT_S)
-    jobs.until(lambda jobs: jobs.order.count("part") == 2)
+    wait_for_stray_work()
+    assert jobs.order == []
+    threads.prioritize(job)
+    jobs.until(lambda jobs: jobs.order == ["part"])
+    released.set()
     jobs.release()
-    jobs.until(lambda jobs: jobs.done == 5)
+    jobs.until(lambda jobs: jobs.done == 2)
 
 
-def test_parts_take_a_stream_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_S", 1.0)
-    threads = TransferThreads(lambda: 16)
-    assert threads.part_bytes(64 * MIB) == MIB, "nothing is known: some for each stream"
+def test_a_file_comes_in_so_many_parts_that_each_stream_has_some() -> None:
+    threads = TransferThreads()
+    assert threads.part_bytes(64 * MIB) == MIB
     assert threads.part_bytes(100_000) == 100_000
+    assert threads.part_bytes(400_000) == 400_000, "two parts would be too small"
+    assert threads.part_bytes(4 * MIB) == module.PART_BYTES_MIN
     assert threads.part_bytes(1 << 40) == module.PART_BYTES_MAX
-    threads.record(1000, 1e-6)  # too little to tell
-    for _ in range(15):
-        threads.record(MIB // 4, 0.001)
-    assert threads.part_bytes(64 * MIB) < 2 * MIB, "a burst at first promises nothing"
-    for _ in range(300):
-        threads.record(20 * MIB, 10.0)
-    assert threads.part_bytes(64 * MIB) == 2 * MIB
-    assert threads.part_bytes(3 * MIB) == 3 * MIB, "two parts would take less"
-    assert threads.part_bytes(None) == pytest.approx(2 * MIB, rel=0.01)
-    for _ in range(300):
-        threads.record(MIB, 100.0)
-    assert threads.part_bytes(64 * MIB) == module.PART_BYTES_MIN, "or a slow link would drown in requests"
-    for _ in range(300):
-        threads.record(100 * MIB, 1.0)
-    assert threads.part_bytes(160 * MIB) == 16 * MIB
+    assert threads.part_bytes(None) == module.PART_BYTES_UNKNOWN
+    for _ in range(100):
+        threads.record(MIB, 0.05)
+    assert threads.part_bytes(64 * MIB) == 2 * MIB, "a stream brings that in a moment"
+    for _ in range(100):
+        threads.record(100 * MIB, 0.05)
+    assert threads.part_bytes(64 * MIB) == 4 * MIB, "there is still one for each stream"
+    for _ in range(100):
+        threads.record(MIB, 5.0)
+    assert threads.part_bytes(64 * MIB) == MIB

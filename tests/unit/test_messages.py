@@ -35,7 +35,7 @@ MESSAGES = [
     ListRemote(Path("/x"), 3),
     MakeOrder(Path("/x"), Pass(1, 2, (0, 8), "{stem}", 5), Path("/y")),
     Done(OrderReady(BitMap64([1]), BitMap64([2, 3]), 4, 5, 6, ("a", "b"), True)),
-    FetchFiles([FetchRequest(7, FILE, Path("/y"), 5, True)], [8], True),
+    FetchFiles([FetchRequest(7, FILE, Path("/y"), 5, True, 3)], [8], True),
     FetchProgress(5, 1, [(7, Fetched(FILE, 5, "abc"))], 0.25),
     ListingDiff(1, new=[FILE], changed=[(7, FILE)], gone=[8], skipped=[Skipped("why", "caf\udce9")]),
     RemoteSpec("s3://b", {"key": "A"}),

@@ -156,17 +156,9 @@ class Connection:
         self._keeps = request.method == "HEAD" and received == end + 4 and response.keep_alive
         return response
 
-    def copy(
-        self,
-        response: HttpResponse,
-        fd: int,
-        at: int,
-        on_piece: Callable[[memoryview], None],
-        until: Callable[[], float] = lambda: math.inf,
-    ) -> None:
+    def copy(self, response: HttpResponse, fd: int, at: int, on_piece: Callable[[memoryview], None]) -> None:
         """Write the body to fd from offset `at` on; on_piece gets each piece that arrives.
 
-        until: the offset where to stop, which may come down meanwhile, to the end of a block that is not begun.
         Raises ConnectionFailed, and OSError of the local disk. What on_piece got is written in any case.
         """
         assert self._socket is not None
@@ -176,7 +168,7 @@ class Connection:
         if start == end:
             start = end = 0
         counted = start
-        while left and at < until():
+        while left:
             size = min(left, WRITE_BYTES - at % WRITE_BYTES, len(self._buffer) - start)
             try:
                 while counted < start + size:
@@ -203,9 +195,7 @@ class Connection:
             rest = self._buffer[counted:end]
             self._buffer[: len(rest)] = rest
             start, counted, end = 0, 0, len(rest)
-        if left:
-            self.close()
-        self._keeps = whole and not left and response.keep_alive
+        self._keeps = whole and response.keep_alive
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
         """Read the next bytes of the body, of which `left` bytes are left. Raises ConnectionFailed."""

@@ -17,18 +17,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, partial
 from typing import Generic, TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import (
-    WRITE_BYTES,
     Connection,
     ConnectionFailed,
     ConnectionTimedOut,
@@ -45,10 +44,6 @@ from growfs.remote.interface import FetchTask
 USELESS_HEADS_MAX = 8
 FALLBACKS_MAX = 3  # files in a row that were left to the library; after that all are, for a while
 FALLBACK_S = 60.0  # how long; a store that refused for some seconds is not slow for ever
-SLOW_S = 0.5
-"""A part that needs so much longer, at less than half the rate of the others, is shared with the thread that waits for
-it: its connection may be new, or lose packets, and the file is not shown before its last part is there."""
-CHECK_PARTS_S = 0.1
 CONTINUED_MAX = 4
 """How often a part is continued whose connection failed. Its file would begin anew, with all that its parts brought."""
 GOOD_STATUSES = (200, 206)
@@ -121,8 +116,7 @@ class RangeDownloader:
         with task.target.open("wb", buffering=0) as out:
             transfer = _FileTransfer(self, task, out.fileno(), sign, check)
             try:
-                with self.connection() as connection:
-                    transfer.run(connection)
+                transfer.run()
             except FallBack as reason:
                 self._fallbacks += reason.counts
                 if self._fallbacks >= FALLBACKS_MAX:
@@ -130,8 +124,6 @@ class RangeDownloader:
                 if transfer.has_progress:
                     raise ConnectionFailed(f"an answer that makes no sense: {reason}") from reason
                 return None
-            finally:
-                self.threads.release_helpers()
         self._fallbacks = 0
         return transfer.total, transfer.checked
 
@@ -178,119 +170,106 @@ class RangeDownloader:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Bytes of a target that one stream brings. at: the next one to come. began: when they were requested."""
+    """Bytes of a target that one stream brings: from `at`, the next one to come, up to `end`."""
 
-    start: int
+    at: int
     end: int
-    began: float = field(default_factory=time.monotonic)
-    at: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.at = self.start
-
-    def split(self, bytes_per_s: float) -> _Part | None:
-        """If this part is slow, give away what a stream of that rate brings until this one has brought the rest."""
-        took_s, left = time.monotonic() - self.began, self.end - self.at
-        rate = (self.at - self.start) / took_s
-        if took_s < SLOW_S or left < SLOW_S * rate or bytes_per_s < 2 * rate:
-            return None
-        block = self.at // WRITE_BYTES + 1  # the one being written ends here
-        middle = max(block, round((self.end - left * bytes_per_s / (bytes_per_s + rate)) / WRITE_BYTES)) * WRITE_BYTES
-        if middle >= self.end:
-            return None
-        given = _Part(middle, self.end)
-        self.end = middle
-        return given
 
 
 class _FileTransfer(Generic[T]):
     """The transfer of one file, or of a range of it.
 
-    _begin() sets `total` (the bytes to transfer), `_file_bytes` (the size of the whole file), `_part_bytes` and
-    `checked`, which do not change any more. The threads share the rest. Every response must be of the version of the
-    first one; else the file would be a mix of two versions.
+    _begin() sets `total`, `checked` and `_file_bytes`, which do not change any more. The threads share the rest. Every
+    response must be of the version of the first one; else the file would be a mix of two versions.
     """
 
     total: int
+    """The bytes to transfer."""
     checked: T
+    """What `check` returned."""
     _file_bytes: int
-    _part_bytes: int
+    """The size of the whole file."""
+    _request: HttpRequest
+    """What all parts are requested with, until its signature expires."""
 
     def __init__(
         self, owner: RangeDownloader, task: FetchTask, fd: int, sign: SignRequest, check: CheckResponse[T]
     ) -> None:
         self.has_progress = False
-        self._first = task.byte_range.offset if task.byte_range else 0
         self._owner, self._task, self._fd, self._sign, self._check = owner, task, fd, sign, check
+        self._first = task.byte_range.offset if task.byte_range else 0
         self._digest = task.digest or Digest()
         self._lock = threading.Lock()
-        self._part_ended = threading.Condition(self._lock)
-        self._parts: list[_Part] = []  # under way
         self._error: BaseException | None = None
-        self._validators: dict[str, str | None] = {}
-        self._starts: Iterator[int] = iter(())
-        self._expected: ExpectedChecksum | None = None
         self._connections: list[Connection] = []
+        self._validators: dict[str, str | None] = {}
+        self._expected: ExpectedChecksum | None = None
         self._begun = threading.Event()
         self._is_split = False
 
-    def run(self, connection: Connection) -> None:
-        """Fetch the file, or the first part of it, and all other parts with the help of free threads.
+    def run(self) -> None:
+        """Fetch the file; if it is large, together with the threads that are free.
 
-        If the size is known, the threads request their parts at once, and wait for the head of the first response: it
-        says which version they have to be of.
+        If the size is known, they request their parts at once, and wait for the head of the first response: it says
+        which version they have to be of.
         """
-        owner, part = self._owner, self._task.byte_range
         self._request = self._sign()
-        size = part.size if part else self._task.file.size
-        self._part_bytes = owner.threads.part_bytes(size)
-        at_once = size is not None and size > self._part_bytes and owner.splits_at_once
-        with ExitStack() as stack:
-            if at_once:
-                self.total = size or 0
-                self._starts = iter(range(self._part_bytes, self.total, self._part_bytes))
-                stack.enter_context(owner.threads.helping(self._help))
-            with self._registered(connection):
-                began = time.monotonic()
-                try:
-                    response = self._begin(connection, size)
-                    self._is_split = self.total > (response.length or 0)
-                finally:
-                    self._begun.set()
-                if not self._is_split:
-                    self._starts = iter(())
-                    owner.splits_at_once = owner.splits_at_once and not at_once
-                    owner.threads.release_helpers()
-                elif not at_once:
-                    self._starts = iter(range(response.length or 0, self.total, self._part_bytes))
-                    stack.enter_context(owner.threads.helping(self._help))
-                first = _Part(0, response.length or 0, began)
-                with self._lock:
-                    self._parts.append(first)
-                self._fetch_part(connection, first, response)
-                while more := self._next() or self._rest_of_a_slow_part():
-                    self._fetch_part(connection, more)
-        if self._error:
-            raise self._error
+        size = self._task.byte_range.size if self._task.byte_range else self._task.file.size
+        threads = self._owner.threads
+        length = threads.part_bytes(size)
+        if size is not None and size > length and self._owner.splits_at_once:
+            threads.share([partial(self._fetch_first, size, length), *self._parts(length, size, length)])
+        else:
+            with self._owner.connection() as connection:
+                response = self._begin(connection, size, length)
+                first = partial(self._receive, connection, _Part(0, response.length or 0), response)
+                if self._is_split:
+                    threads.share([first, *self._parts(length, self.total, threads.part_bytes(self.total))])
+                else:
+                    with threads.unsplit(self.total):
+                        first()
         if self._expected and (mismatch := self._expected.mismatch(self.total, self._task.target)):
             raise ChecksumMismatch(mismatch)
 
-    def _begin(self, connection: Connection, size: int | None) -> HttpResponse:
+    def _parts(self, start: int, end: int, step: int) -> Iterator[Callable[[], None]]:
+        return (partial(self._fetch, _Part(at, min(at + step, end))) for at in range(start, end, step))
+
+    def _fetch(self, part: _Part) -> None:
+        if not self._begun.is_set() or self._is_split:
+            with self._owner.connection() as connection:
+                self._receive(connection, part)
+
+    def _fetch_first(self, size: int, length: int) -> None:
+        with self._owner.connection() as connection, self._registered(connection):
+            response = self._begin(connection, size, length)
+            self._owner.splits_at_once = self._is_split
+            with nullcontext() if self._is_split else self._owner.threads.unsplit(self.total):
+                self._receive(connection, _Part(0, response.length or 0), response)
+
+    def _begin(self, connection: Connection, size: int | None, length: int) -> HttpResponse:
         """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
-        part, first, part_bytes = self._task.byte_range, self._first, self._part_bytes
-        whole = part is None and size is not None and size <= part_bytes
-        response = self._owner.begin(connection, self._request, {} if whole else _range(first, first + part_bytes - 1))
+        try:
+            response = self._first_response(connection, size, length)
+            self._is_split = self.total > (response.length or 0)
+            return response
+        finally:
+            self._begun.set()
+
+    def _first_response(self, connection: Connection, size: int | None, part_length: int) -> HttpResponse:
+        part, first = self._task.byte_range, self._first
+        whole = part is None and size is not None and size <= part_length
+        response = self._owner.begin(connection, self._request, {} if whole else _range(first, first + part_length - 1))
         length, extent = extent_of(response)
         if extent:
             start, self._file_bytes = extent
             self.total = part.size if part else self._file_bytes
-            if start != first or length != min(part_bytes, self.total):
+            if start != first or length != min(part_length, self.total):
                 raise FallBack("another range than was requested")
         elif part:
             raise FallBack("the whole file")
         else:
             self.total = self._file_bytes = length
-            if not whole and (length == part_bytes or (size and length != size)):
+            if not whole and (length == part_length or (size and length != size)):
                 raise FallBack("a body that may be the part, or another file")
         self.checked = self._check(self._file_bytes, response.headers)
         self._validators = {name: response.headers.get(name) for name in ("etag", "last-modified")}
@@ -299,8 +278,6 @@ class _FileTransfer(Generic[T]):
                 raise FallBack("no version that lasts")
             if size is not None:  # else it may not fit, and the progress callback ends the fetch in time
                 preallocate(self._fd, self.total)  # the parts are written out of order; so the file is not fragmented
-            else:
-                self._part_bytes = self._owner.threads.part_bytes(self.total)
         if part:
             return response  # a checksum would be of the whole file
         self._expected = expected_checksum(response.headers)
@@ -318,34 +295,45 @@ class _FileTransfer(Generic[T]):
         self._owner.record_head(checksum is not None)
         return checksum
 
-    def _help(self) -> bool:
-        """Fetch one part; False if there is none left."""
-        if (part := self._next()) is None:
-            return False
-        with self._owner.connection() as connection, self._registered(connection):
-            self._fetch_part(connection, part)
-        return True
-
     @contextmanager
     def _registered(self, connection: Connection) -> Iterator[None]:
-        """If one thread fails, the connections of all others are interrupted. The first error counts."""
+        """If one thread fails, the connections of all others are interrupted, and all raise its error."""
         with self._lock:
             self._connections.append(connection)
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - raised by `run`
+        except BaseException as error:  # noqa: BLE001 - or the first one that another thread raised
             with self._lock:
                 self._error = self._error or error
-                self._starts = iter(())
                 for other in self._connections:
                     other.interrupt()
+            raise self._error from None
         finally:
             with self._lock:
                 self._connections.remove(connection)
 
+    def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
+        """Fetch a part; if its connection fails, the rest of it. response: the head of its response, if it came."""
+        with self._registered(connection):
+            for left in reversed(range(CONTINUED_MAX + 1)):
+                try:
+                    if response or (response := self._request_part(connection, part)):
+                        self._copy(connection, response, part)
+                    return
+                except ConnectionTimedOut:
+                    raise
+                except ConnectionFailed:
+                    connection.close()
+                    self._begun.wait()
+                    if self._error or not left or not self._is_split:
+                        raise
+                    if part.at == part.end:
+                        return
+                    response = None
+
     def _copy(self, connection: Connection, response: HttpResponse, part: _Part) -> None:
-        digest = self._digest.part(part.start)
-        expected = self._expected and self._expected.part(part.start)
+        digest = self._digest.part(part.at)
+        expected = self._expected and self._expected.part(part.at)
 
         def on_piece(piece: memoryview) -> None:
             if self._error:
@@ -359,55 +347,10 @@ class _FileTransfer(Generic[T]):
                 self.has_progress = True
                 self._task.progress(len(piece))
 
-        connection.copy(response, self._fd, part.start, on_piece, lambda: part.end)
-        self._owner.threads.record(part.end - part.start, time.monotonic() - part.began)
-
-    def _fetch_part(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
-        """Fetch a part; where its connection fails, the rest of it. response: the head of its response, if it came."""
-        try:
-            for left in reversed(range(CONTINUED_MAX + 1)):
-                try:
-                    if response is None:
-                        part.began = time.monotonic()
-                        response = self._request_part(connection, part)
-                    if response:
-                        self._copy(connection, response, part)
-                    return
-                except ConnectionTimedOut:
-                    raise
-                except ConnectionFailed:
-                    connection.close()
-                    self._begun.wait()
-                    if self._error or not left or not self._is_split:
-                        raise
-                    with self._lock:
-                        part.start, response = part.at, None
-                        if part.start == part.end:
-                            return
-        finally:
-            with self._part_ended:
-                self._parts.remove(part)
-                self._part_ended.notify()
-
-    def _next(self) -> _Part | None:
-        with self._lock:
-            start = next(self._starts, None)
-            if start is None:
-                return None
-            part = _Part(start, min(start + self._part_bytes, self.total))
-            self._parts.append(part)
-            return part
-
-    def _rest_of_a_slow_part(self) -> _Part | None:
-        """Wait for the other threads' parts, or have one of them share its part; None if all have ended."""
-        while self._parts and not self._error:
-            with self._part_ended:
-                for part in self._parts:
-                    if rest := part.split(self._owner.threads.stream_bytes_per_s):
-                        self._parts.append(rest)
-                        return rest
-                self._part_ended.wait(CHECK_PARTS_S)
-        return None
+        start, began = part.at, time.monotonic()
+        connection.copy(response, self._fd, start, on_piece)
+        if self._is_split:
+            self._owner.threads.record(part.at - start, time.monotonic() - began)
 
     def _request_part(self, connection: Connection, part: _Part) -> HttpResponse | None:
         """Request one part; None if the file turns out not to come in parts.
@@ -417,7 +360,7 @@ class _FileTransfer(Generic[T]):
         if self._error:
             raise ConnectionFailed("another part has failed")
         request, etag = self._request, self._validators.get("etag")
-        start, end = self._first + part.start, self._first + part.end - 1
+        start, end = self._first + part.at, self._first + part.end - 1
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
         response = connection.send(request, headers)
         self._begun.wait()

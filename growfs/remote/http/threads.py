@@ -1,322 +1,292 @@
-"""`TransferThreads`: the threads of one process that transfer files. Whole files and parts of files share them.
+"""`TransferThreads`: the threads of one process that transfer files, in the order in which the daemon wants them.
 
-A free thread first helps with the earliest file that has parts left, and only then begins the next file. So the link
-goes to the files that come first, and they arrive in the order in which they were submitted. A file that a reader waits
-for overtakes them all: while it is transferred, no thread begins a part of another file. While there is work, one free
-thread keeps checking for it even if the limit is reached, so that it notices when the limit rises.
+There is one queue. A thread that is free takes the first thing in it that is to be done: a file that has not begun, or
+a part of one that has. So the link goes to the files that come first, and they arrive in their order. Files that
+readers wait for come before all others, and do not wait for the limit on streams.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 
 THREADS_MAX = 192
-"""Above the limit on transfers at a time, so that an urgent job always finds a thread."""
-CHECK_INTERVAL_S = 0.1
-"""How soon a thread notices that the limit has risen."""
+"""Above the limit on streams, so that an urgent file always finds a thread."""
 SLEEPING_MAX = 32
 """Transfers that wait before they repeat a request while others take their place. With more, a store that is
 overloaded would get more requests."""
 THREADS_DEFAULT = 4
 """The limit of a process that is not given one."""
-PART_S = 0.5
-"""A part takes a stream at least this long, so that a slow link does not drown in requests. A miss waits for the parts
-that are under way: with a second, it waited twice as long as the link needs for a file of 4 MiB at 10 MB/s."""
+PARTS_MIN = 16
+PARTS_MAX = 64
+"""A large file has so many parts: four for each of the streams at the start. While the last ones are under way, few
+streams are left without one, and a miss waits for a small share of a file. It has fewer, one for each stream, if a
+stream brings them within PART_S."""
+PART_S = 0.1
+RATE_DECAY = 1 / 16
+"""The mean rate of a stream goes back over about so many parts."""
 PART_BYTES_MIN = 256 << 10
 PART_BYTES_MAX = 16 << 20
-SAMPLE_BYTES_MIN = 64 << 10
-"""A smaller body says more about the round trip than about the link."""
-SAMPLE_DECAY = 1 / 32
-"""The mean rate of a stream goes back over about so many bodies."""
-SAMPLE_MORE_S = 2.0
-"""Added to the time that bodies took. Servers and links let a burst pass before they limit the rate, and parts of what
-a burst promises are whole files, which arrive late and together."""
-PARTS_PER_STREAM = 4
-"""Parts of the first file, for each stream: when the last ones end, few streams are left without one."""
-HOLD_S = 0.5
-"""No other file begins for so long after bytes of a large urgent one arrived."""
+PART_BYTES_UNKNOWN = 1 << 20
+"""What is requested first of a file of unknown size."""
 STREAMS_PER_FILE = 6
-"""A large file that cannot be split counts as so many streams: two of them at first, and more if that brings more."""
+"""A large file that comes in one piece counts as so many streams, or such files would arrive late, and together: two of
+them come at first, and more if more streams bring more."""
 UNSPLIT_BYTES_MIN = 2 << 20
-"""Smaller files that cannot be split go side by side, as the round trips for them count more than their bytes."""
+"""Smaller files come side by side even so, as the round trips for them count more than their bytes."""
 
 
 class Job:
-    """The transfer of one file. run: does it, and raises nothing. size: in bytes, if it is known.
+    """The transfer of one file. What follows `number` belongs to TransferThreads."""
 
-    urgent: a reader waits for the file. Everything else belongs to TransferThreads. work: transfers one part; returns
-    False if there was none left; None while it is not known. helpers_max: for so many more threads there are parts.
-    number: in the order in which jobs begin.
-    """
-
-    def __init__(self, run: Callable[[], None], size: int | None = None, urgent: bool = False) -> None:
+    def __init__(self, run: Callable[[], None], size: int | None = None, urgent: bool = False, number: int = 0) -> None:
         self.run = run
+        """Transfers the file, and raises nothing."""
         self.size = size
+        """In bytes, if it is known."""
         self.urgent = urgent
-        self.work: Callable[[], bool] | None = None
-        self.helpers = self.helpers_max = 0
-        self.number = 0
+        """Whether a reader waits for the file."""
+        self.number = number
+        """Its place among the files that are as urgent."""
+        self.parts: deque[Callable[[], None]] | None = None
+        """The parts that no thread has begun; None while they are not known."""
+        self.helpers = 0
+        """How many threads work on parts, beside the one that runs the job."""
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """The key by which jobs are sorted."""
+        return not self.urgent, self.number
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the file is expected to come in parts, or counts as several streams."""
+        return self.size is not None and self.size >= 2 * PART_BYTES_MIN
 
 
 class TransferThreads:
-    """Owns the threads, which are started as they are needed, and knows how fast one stream is.
+    """Owns the threads, which are started as they are needed, and their queue.
 
-    limit: how many may transfer at the same time; called again and again, as it may change. throttle: each thread
+    limit: how many may transfer at the same time; called again and again, as it may change. throttle: each transfer
     calls it with the number of bytes that it has read; it may sleep.
     """
 
     def __init__(
         self, limit: Callable[[], int] = lambda: THREADS_DEFAULT, throttle: Callable[[int], None] = lambda count: None
     ) -> None:
-        self._throttle = throttle
+        self.throttle = throttle
         self._limit = limit
         self._lock = threading.Lock()
         self._work_arrived = threading.Condition(self._lock)
-        self._shared_changed = threading.Condition(self._lock)
-        self._urgent: deque[Job] = deque()
-        self._jobs: deque[Job] = deque()
-        self._running: list[Job] = []
-        self._begun = 0
-        self._shared: list[Job] = []  # begun, with parts that no thread has begun, in the order in which they began
+        self._helper_ended = threading.Condition(self._lock)
+        self._queue: list[Job] = []
+        """In order: those that have not begun, and those with parts that have not, or may have such."""
+        self._running: set[Job] = set()
+        self._unsplit: set[Job] = set()
+        """Of the running ones: the large files that come in one piece."""
         self._current = threading.local()
-        self._working = self._idle = self._sleeping = 0  # idle: all others, including those that are still starting
-        self._is_polling = False  # one of the idle threads wakes up every CHECK_INTERVAL_S
-        self._unsplit: list[Job] = []  # at work or waiting, in order
-        self._held_until = 0.0
-        self._sampled_bytes = self._sampled_s = 0.0
+        self._busy = self._idle = 0
+        """Threads that transfer, and all others; the latter include those that are still starting."""
+        self._sleeping = 0
+        self._stream_bytes_per_s = 0.0
 
     def submit(self, job: Job) -> None:
-        """Have a thread run the job. The beginning of an urgent one does not count against the limit."""
+        """Have a thread run the job. An urgent one begins even if the limit is reached."""
         with self._lock:
-            (self._urgent if job.urgent else self._jobs).append(job)
-            self._wake()
+            self._enqueue(job)
 
     def prioritize(self, job: Job) -> None:
         """Make a submitted job urgent, whether it has begun or not."""
         with self._lock:
             job.urgent = True
-            if job in self._jobs:
-                self._jobs.remove(job)
-                self._urgent.append(job)
-            elif job in self._shared:
-                self._hold(job)
+            if job in self._queue:
+                self._queue.remove(job)
+                self._enqueue(job)
+
+    def check_limit(self) -> None:
+        """Have threads begin what they may begin now: the limit may have risen."""
+        with self._lock:
             self._wake()
 
-    def throttle(self, bytes: int) -> None:
-        """Called after each read of a transfer. Sleeps as the limit on the bandwidth demands."""
-        self._throttle(bytes)
+    # Called by the job that a thread runs.
+
+    def part_bytes(self, size: int | None) -> int:
+        """The size of the parts of a file of this size; the last one may be smaller."""
+        if size is None:
+            return PART_BYTES_UNKNOWN
+        least = min(max(size // PARTS_MAX, round(self._stream_bytes_per_s * PART_S)), size // PARTS_MIN)
+        least = min(max(least, PART_BYTES_MIN), PART_BYTES_MAX)
+        return -(-size // max(1, size // least, -(-size // PART_BYTES_MAX)))
+
+    def record(self, bytes: int, seconds: float) -> None:
+        """Take into account how long a stream took for a part."""
+        with self._lock:
+            self._stream_bytes_per_s += RATE_DECAY * (bytes / seconds - self._stream_bytes_per_s)
+
+    def share(self, parts: Iterable[Callable[[], None]]) -> None:
+        """Have this thread, which does the first, and those that are free do the parts, in order.
+
+        Returns when all have ended. Raises the first error of a part; those that have not begun then do not begin.
+        """
         job = self._current_job()
-        if job.urgent and (job.size or 0) > PART_BYTES_MIN:
-            self._held_until = time.monotonic() + HOLD_S
+        errors: list[BaseException] = []
+
+        def do(part: Callable[[], None]) -> None:
+            try:
+                part()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                with self._lock:
+                    errors.append(error)
+                    left.clear()
+                    self._dequeue(job)
+
+        left: deque[Callable[[], None]] = deque(partial(do, part) for part in parts)
+        own: Callable[[], None] | None = left.popleft()
+        with self._lock:
+            job.parts = left
+            self._dequeue(job)
+            if left:
+                self._enqueue(job)
+        while own:
+            own()
+            own = self._take_part(job)
+        with self._giving_way(), self._lock:
+            self._helper_ended.wait_for(lambda: not job.helpers)
+        if errors:
+            raise errors[0]
+
+    @contextmanager
+    def unsplit(self, size: int | None) -> Iterator[None]:
+        """The block transfers this many bytes in one piece, which streams cannot share."""
+        job = self._current_job()
+        with self._lock:
+            self._dequeue(job)
+            if (size or 0) >= UNSPLIT_BYTES_MIN:
+                self._unsplit.add(job)
+            self._wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._unsplit.discard(job)
 
     def sleep(self, seconds: float) -> None:
         """Called by a transfer before it repeats a request. Another may begin meanwhile."""
         with self._lock:
-            gives_way = self._sleeping < SLEEPING_MAX and self._current_job() in self._running
-            self._working -= gives_way
-            self._sleeping += gives_way
-            self._wake()
-        time.sleep(seconds)
+            self._dequeue(self._current_job())
+            self._sleeping += 1
+            others_sleep = self._sleeping > SLEEPING_MAX
+        with nullcontext() if others_sleep else self._giving_way():
+            time.sleep(seconds)
         with self._lock:
-            self._working += gives_way
-            self._sleeping -= gives_way
-
-    # The size of parts.
-
-    def record(self, bytes: int, seconds: float) -> None:
-        """Take into account how long one stream took for a body."""
-        if bytes >= SAMPLE_BYTES_MIN:
-            with self._lock:
-                self._sampled_bytes += bytes - SAMPLE_DECAY * self._sampled_bytes
-                self._sampled_s += seconds - SAMPLE_DECAY * self._sampled_s
-
-    @property
-    def stream_bytes_per_s(self) -> float:
-        """The mean rate of one stream, of late; 0 if it is not known. Each body counts by the time that it took."""
-        return self._sampled_bytes / (self._sampled_s + SAMPLE_MORE_S)
-
-    def part_bytes(self, size: int | None) -> int:
-        """The size of the parts of a file of this size; the last one may be smaller.
-
-        Before anything is known about the link, a file has several parts for each stream.
-        """
-        least = self.stream_bytes_per_s * PART_S or (size or 0) / (PARTS_PER_STREAM * self._limit())
-        least = round(min(max(least, PART_BYTES_MIN), PART_BYTES_MAX))
-        if size is None:
-            return least
-        return -(-size // max(1, size // least, -(-size // PART_BYTES_MAX)))
-
-    # Called by the job that a thread runs.
+            self._sleeping -= 1
 
     @contextmanager
-    def helping(self, work: Callable[[], bool]) -> Iterator[None]:
-        """Inside the block, free threads call work, which must raise nothing, until it returns False.
-
-        The block ends once they have all returned.
-        """
-        job = self._current_job()
+    def _giving_way(self) -> Iterator[None]:
+        """Inside the block, this thread does not count, so another one may begin something."""
+        counts = self._current_job() in self._running
         with self._lock:
-            job.work = work
-            job.helpers_max = THREADS_MAX
-            if job not in self._shared:
-                self._shared.append(job)
-            self._shared_changed.notify_all()
+            self._busy -= counts
             self._wake()
         try:
             yield
         finally:
-            self._release_helpers(job)
-
-    def release_helpers(self) -> None:
-        """Let go the threads that wait for parts of this thread's file: it has none, or they cannot be had yet."""
-        self._release_helpers(self._current_job())
-
-    @contextmanager
-    def unsplit(self, size: int | None) -> Iterator[None]:
-        """Wait until a file that cannot be split may be transferred; the block transfers it.
-
-        Streams cannot share such a file. So there are few at a time, or all would arrive late, and together.
-        """
-        job = self._current_job()
-        self._release_helpers(job)
-        if (size or 0) < UNSPLIT_BYTES_MIN:
-            yield
-            return
-        with self._lock:
-            self._unsplit.append(job)
-            self._unsplit.sort(key=lambda job: job.number)  # threads begin in no order
-            while self._unsplit.index(job) >= max(1, self._limit() // STREAMS_PER_FILE) and not job.urgent:
-                self._shared_changed.wait(CHECK_INTERVAL_S)
-        try:
-            yield
-        finally:
             with self._lock:
-                self._unsplit.remove(job)
-                self._shared_changed.notify_all()
-
-    def _release_helpers(self, job: Job) -> None:
-        with self._lock:
-            job.work = None
-            if job in self._shared:
-                self._shared.remove(job)
-            self._shared_changed.notify_all()
-            self._shared_changed.wait_for(lambda: not job.helpers)
+                self._busy += counts
 
     def _current_job(self) -> Job:
-        """The job that this thread runs. Another thread, which is none of these, has a job of its own."""
+        """The job that this thread runs. A thread that is none of these has a job of its own."""
         try:
             return self._current.job  # type: ignore[no-any-return]
         except AttributeError:
             job = self._current.job = Job(lambda: None)
             return job
 
+    # The queue.
+
+    def _enqueue(self, job: Job) -> None:
+        insort(self._queue, job, key=lambda job: job.order)
+        self._wake()
+
+    def _dequeue(self, job: Job) -> None:
+        if job in self._queue:
+            self._queue.remove(job)
+
+    def _next(self) -> Callable[[], None] | None:
+        """What a free thread is to do now; None if there is nothing that it may begin."""
+        limit = self._limit()
+        must_wait = self._busy >= limit
+        for job in self._queue:
+            if must_wait and not job.urgent:
+                return None
+            if job.parts:
+                if job.helpers < limit:  # an urgent one has as many streams as if it were alone
+                    job.helpers += 1
+                    return partial(self._help, job, self._pop_part(job))
+            elif job in self._running:
+                must_wait = True  # its parts will be known in a moment, and come before the files after it
+            elif job.urgent or not job.is_large or len(self._unsplit) < max(1, limit // STREAMS_PER_FILE):
+                return self._begin(job)
+        return None
+
+    def _begin(self, job: Job) -> Callable[[], None]:
+        if not job.is_large:
+            self._queue.remove(job)
+        self._running.add(job)
+        return partial(self._run_job, job)
+
+    def _take_part(self, job: Job) -> Callable[[], None] | None:
+        with self._lock:
+            return self._pop_part(job) if job.parts else None
+
+    def _pop_part(self, job: Job) -> Callable[[], None]:
+        assert job.parts
+        part = job.parts.popleft()
+        if not job.parts:
+            self._dequeue(job)
+        return part
+
     # The threads.
 
     def _wake(self) -> None:
         """Have one thread look for work; before it begins, it wakes the next one."""
-        if self._is_polling and not self._has_urgent() and self._working >= self._limit():
+        if not self._queue or (self._busy >= self._limit() and not self._queue[0].urgent):
             return  # it could not begin, and waking it costs a tenth of a small file
         if self._idle:
             self._work_arrived.notify()
-        elif self._working < THREADS_MAX:
-            with suppress(RuntimeError) if self._working else nullcontext():  # the system allows no more threads
+        elif self._busy < THREADS_MAX:
+            with suppress(RuntimeError) if self._busy else nullcontext():  # the system allows no more threads
                 threading.Thread(target=self._run, daemon=True).start()
                 self._idle += 1
-
-    def _has_urgent(self) -> bool:
-        return bool(self._urgent) or any(job.urgent for job in self._shared)
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 while (task := self._next()) is None:
-                    self._wait()
+                    self._work_arrived.wait()
                 self._idle -= 1
-                self._working += 1
-                if self._urgent or self._shared or self._jobs:
-                    self._wake()
+                self._busy += 1
+                self._wake()
             task()
             with self._lock:
-                self._working -= 1
+                self._busy -= 1
                 self._idle += 1
-
-    def _wait(self) -> None:
-        if self._is_polling or not (self._shared or self._jobs):
-            self._work_arrived.wait()
-            return
-        self._is_polling = True
-        held_s = self._held_until - time.monotonic()
-        self._work_arrived.wait(held_s if 0 < held_s < CHECK_INTERVAL_S else CHECK_INTERVAL_S)
-        self._is_polling = False
-
-    def _next(self) -> Callable[[], None] | None:
-        if self._urgent:
-            return self._begin(self._urgent.popleft())
-        limit = self._limit()
-        shared = next((job for job in self._shared if job.urgent and job.helpers < job.helpers_max), None)
-        if shared and shared.helpers < limit:  # as many as if it were alone; those of other files end meanwhile
-            return self._begin_part(shared)
-        if self._working >= limit or self._is_held:
-            return None
-        shared = next((job for job in self._shared if job.helpers < job.helpers_max), None)
-        if shared:
-            return self._begin_part(shared)
-        return self._begin(self._jobs.popleft()) if self._jobs else None
-
-    def _begin(self, job: Job) -> Callable[[], None]:
-        if job.size is not None and job.size > PART_BYTES_MIN:
-            job.helpers_max = -(-job.size // self.part_bytes(job.size)) - 1
-            if job.helpers_max:
-                self._shared.append(job)  # the others wait for its parts rather than begin the next file
-        self._running.append(job)
-        self._begun += 1
-        job.number = self._begun
-        self._hold(job)
-        return lambda: self._run_job(job)
 
     def _run_job(self, job: Job) -> None:
         self._current.job = job
         job.run()
-        if job.helpers_max:
-            self._release_helpers(job)
         with self._lock:
             self._running.remove(job)
-            if job.urgent:
-                self._wake()  # others may begin again
+            self._dequeue(job)
 
-    def _begin_part(self, job: Job) -> Callable[[], None]:
-        job.helpers += 1
-        self._hold(job)
-        return lambda: self._help(job)
-
-    def _hold(self, job: Job) -> None:
-        """Have no other file begin for as long as a stream may need for a part of an urgent one.
-
-        While bytes of a large one arrive, that is extended. So many small ones do not stop the rest.
-        """
-        if job.urgent:
-            rate = self.stream_bytes_per_s
-            part_s = min(self.part_bytes(job.size) / rate, PART_S) if rate else PART_S
-            self._held_until = max(self._held_until, time.monotonic() + 2 * part_s)
-
-    @property
-    def _is_held(self) -> bool:
-        return time.monotonic() < self._held_until and any(job.urgent for job in self._running)
-
-    def _help(self, job: Job) -> None:
+    def _help(self, job: Job, part: Callable[[], None]) -> None:
         self._current.job = job
-        began = time.monotonic()
-        with self._lock:
-            self._shared_changed.wait_for(lambda: job.work or job not in self._shared)
-            self._sampled_s += time.monotonic() - began  # it could have transferred in that time
-            work = job.work
-        more = work is not None and work()
+        part()
         with self._lock:
             job.helpers -= 1
-            if not more and job in self._shared:
-                self._shared.remove(job)
-            self._shared_changed.notify_all()
+            self._helper_ended.notify_all()

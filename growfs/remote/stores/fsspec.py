@@ -10,8 +10,7 @@ import os
 import re
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -288,7 +287,7 @@ class FsspecRemote(StoreRemote):
     def _fetch_parts_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
         file = task.file
         now = file if task.byte_range else self._verified(file, self.stat(file.path))
-        part_bytes = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX)
+        step = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX) if self._has_ranges else extent.size
 
         def read(start: int, end: int) -> bytes:
             with self.translating(file.path):
@@ -299,7 +298,7 @@ class FsspecRemote(StoreRemote):
             self._check_length(file.path, ByteRange(start, end - start), len(content))
             return content
 
-        LibraryTransfer(self._threads, task, extent, part_bytes if self._has_ranges else extent.size, read).run()
+        LibraryTransfer(self._threads, task, extent, step, read).run()
         return self._verified(now, self.stat(file.path))
 
     # How the server is reached.
@@ -346,7 +345,7 @@ class FsspecRemote(StoreRemote):
 
 
 class LibraryTransfer:
-    """Owns the parts that are left. read: returns the bytes from an offset of the file up to another."""
+    """Transfers one file. read: returns the bytes from an offset of the file up to another."""
 
     def __init__(
         self,
@@ -361,44 +360,24 @@ class LibraryTransfer:
         self._digest = task.digest or Digest()
         self._first, self._end = extent.offset, extent.offset + extent.size
         self._part_bytes = part_bytes
-        self._starts: Iterator[int] = iter(range(self._first, self._end, part_bytes))
         self._read = read
         self._lock = threading.Lock()
-        self._error: BaseException | None = None
 
     def run(self) -> None:
         """Write all parts to task.target, which exists. Raises the first error of read and of task.progress."""
         with self._task.target.open("r+b", buffering=0) as out:
-            self._fd = out.fileno()
-            with self._threads.helping(self._fetch_part):
-                while self._fetch_part():
-                    pass
-        if self._error:
-            raise self._error
+            starts = range(self._first, self._end, self._part_bytes)
+            self._threads.share([partial(self._copy, out.fileno(), start) for start in starts])
 
-    def _fetch_part(self) -> bool:
-        """Fetch one part; False if there is none left."""
-        with self._lock:
-            start = None if self._error else next(self._starts, None)
-        if start is None:
-            return False
-        try:
-            self._copy(start, min(start + self._part_bytes, self._end))
-        except BaseException as error:  # noqa: BLE001 - raised by `run`
-            with self._lock:
-                self._error = self._error or error
-        return True
-
-    def _copy(self, start: int, end: int) -> None:
-        began = time.monotonic()
+    def _copy(self, fd: int, start: int) -> None:
+        end = min(start + self._part_bytes, self._end)
         content = memoryview(self._read(start, end))
         at = start - self._first
         self._digest.part(at).update(content)
         while content:
-            written = os.pwrite(self._fd, content, at)
+            written = os.pwrite(fd, content, at)
             at, content = at + written, content[written:]
         self._threads.throttle(end - start)
-        self._threads.record(end - start, time.monotonic() - began)
         with self._lock:
             self._task.progress(end - start)
 
