@@ -102,32 +102,3 @@ def images(folder: Path, classes: int, each: int) -> dict[str, list[str]]:
             (folder / name / f"{place:03}.png").write_bytes(content.getvalue())
             pictures[f"{name}/{place:03}.png"] = [name, hashlib.sha256(pixels).hexdigest()]
     return pictures
-
-
-def tfrecord(records: list[bytes]) -> bytes:
-    """A TFRecord file: length, its masked CRC-32C, data, its masked CRC-32C (TensorFlow's record_writer.h)."""
-    parts = []
-    for record in records:
-        length = len(record).to_bytes(8, "little")
-        parts += [length, _masked(length), record, _masked(record)]
-    return b"".join(parts)
-
-
-def _table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)  # Castagnoli, reflected (RFC 3720)
-        table.append(value)
-    return table
-
-
-_CRC = _table()
-
-
-def _masked(data: bytes) -> bytes:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

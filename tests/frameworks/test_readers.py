@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.archives import tar_of
-from tests.frameworks.harness import BLOCK, Program, blocks, images, tfrecord
+from tests.frameworks.harness import BLOCK, Program, blocks, images
 from tests.harness import Growfs, make_tree, until
 from tests.needs import need
 from tests.servers import S3Server
+from tools.benchmarks.recipe_data import tfrecord
 
 pytestmark = pytest.mark.timeout(300)
 

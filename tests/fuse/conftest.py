@@ -1,6 +1,7 @@
 """Fixtures of the tests that use real mounts.
 
-Every test runs once with each engine. A test of one engine is marked with `only(engine)`.
+A test runs once with each engine, unless its module is in ONE_ENGINE. A test of one engine is marked with
+`only(engine)`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 
 from tests.fuse.manifest_server import ManifestServer
 from tests.fuse.reader import Reader
-from tests.harness import Growfs
+from tests.harness import ENGINES, Growfs, usable_engine
 from tests.servers import serving
 
 ODD_NAMES = [
@@ -37,6 +38,17 @@ ODD_NAMES = [
 ]
 
 
+ONE_ENGINE = {
+    "test_generations",
+    "test_namespaces_of_nodes",
+    "test_prefetch",
+    "test_producers",
+    "test_rotation",
+    "test_selection_options",
+}
+"""Modules about what is fetched, listed and evicted, which no engine decides."""
+
+
 @dataclass(frozen=True)
 class Library:
     """A mount that the tests of a module share and only read. tree: the content of each file by relative path."""
@@ -50,6 +62,20 @@ class Library:
 def only(engine: str) -> pytest.MarkDecorator:
     """Mark a test that runs with one engine only."""
     return pytest.mark.parametrize("engine", [engine], indirect=True)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose the engines of a test that is not marked with `only`."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "engine" in metafunc.fixturenames and not any("engine" in mark.args[0] for mark in marks):
+        is_one = metafunc.module.__name__.rpartition(".")[2] in ONE_ENGINE
+        metafunc.parametrize("engine", ["either"] if is_one else ENGINES, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The engine of this run."""
+    return usable_engine(str(request.param), tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture

@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 
 from tests.forkserver import Process
-from tests.frameworks.harness import ENV, FORKS, blocks, images, tfrecord
+from tests.frameworks.harness import ENV, FORKS, blocks, images
 from tests.harness import Growfs
 from tests.needs import need
 from tests.servers import S3Server
+from tools.benchmarks.recipe_data import tfrecord
 
 RECIPES = Path(__file__).parents[2] / "tools/recipes"
 LINE = re.compile(r"epoch (?P<epoch>\d+): (?P<files>\d+) files, (?P<samples>\d+) samples, \d+ samples/s, (?P<rest>.*)")
@@ -124,9 +125,9 @@ def example(picture: bytes, label: int) -> bytes:
     return message(1, image + feature(b"image/class/label", message(int64_list, message(1, bytes([label])))))
 
 
-def test_webdataset_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
+def test_webdataset_from_s3(growfs: Growfs, rclone_s3: S3Server) -> None:
     need("webdataset", "torch")
-    growfs.env.update(rclone_s3.env, GROWFS_ENGINE=engine)
+    growfs.env.update(rclone_s3.env)
     picture, samples = small_png(), 7
     for number in range(9):
         shard = io.BytesIO()
@@ -136,9 +137,9 @@ def test_webdataset_from_s3(growfs: Growfs, rclone_s3: S3Server, engine: str) ->
                     entry = tarfile.TarInfo(f"{number:03}{sample:03}.{suffix}")
                     entry.size = len(data)
                     tar.addfile(entry, io.BytesIO(data))
-        rclone_s3.put(f"webdataset-{engine}/{number:05}.tar", shard.getvalue())
+        rclone_s3.put(f"webdataset/{number:05}.tar", shard.getvalue())
     each = blocks(len(shard.getvalue()))
-    mount(growfs, f"s3://{rclone_s3.bucket}/webdataset-{engine}", 3 * each, "--rotation", "never")
+    mount(growfs, f"s3://{rclone_s3.bucket}/webdataset", 3 * each, "--rotation", "never")
     with Recipe("webdataset_shards.py", growfs.mountpoint, "--workers", 2, "--batch", 4, "--size", 8) as recipe:
         for files, epoch in grow(growfs, recipe, each, [3, 6, 9]).items():
             assert epoch.samples == files * samples  # each once: the workers share the shards
@@ -214,9 +215,8 @@ def test_safetensors_that_are_evicted_and_replaced(growfs: Growfs, tmp_path: Pat
                 break
 
 
-def test_dali_images(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+def test_dali_images(growfs: Growfs, tmp_path: Path) -> None:
     need("nvidia.dali", "torch")
-    growfs.env["GROWFS_ENGINE"] = engine
     images(tmp_path / "remote", classes=4, each=4)
     each = blocks(1)
     mount(growfs, tmp_path / "remote", 6 * each, "--rotation", "never")
@@ -241,9 +241,8 @@ def test_dali_tfrecord(growfs: Growfs, tmp_path: Path) -> None:
             assert epoch.number("classes") == files  # one in each
 
 
-def test_all_volumes_are_read_although_half_fit(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+def test_all_volumes_are_read_although_half_fit(growfs: Growfs, tmp_path: Path) -> None:
     need("numpy")
-    growfs.env["GROWFS_ENGINE"] = engine
     (tmp_path / "remote").mkdir()
     generator = random.Random(3)
     size = 8 * 16 * 32 * 2

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from growfs.daemon.launch import stop
-from tests.frameworks.harness import ENV, images, tfrecord
+from tests.frameworks.harness import ENV, images
 from tests.harness import Growfs
 from tests.needs import need
+from tools.benchmarks.recipe_data import tfrecord
 
 PAGE = Path(__file__).parents[2] / "docs/fill.md"
 RECIPES = re.findall(r"```python\n(.*?)```", PAGE.read_text().partition("## Recipes")[2], re.DOTALL)

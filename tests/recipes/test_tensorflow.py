@@ -21,11 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.harness import BLOCK, ENV, blocks, tfrecord
+from tests.frameworks.harness import BLOCK, ENV, blocks
 from tests.harness import Growfs, make_tree, until
 from tests.needs import need
 from tests.servers import S3Server
-from tools.benchmarks.recipe_data import example
+from tools.benchmarks.recipe_data import example, tfrecord
 
 RECIPES = Path(__file__).parents[2] / "tools" / "recipes"
 LINE = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, \d+ samples/s, (.*)\n")
@@ -118,13 +118,13 @@ def shard(seed: int) -> bytes:
     return tfrecord([example(generator.randbytes(32 * 32 * 3), generator.randrange(10)) for _ in range(RECORDS)])
 
 
-def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3Server, engine: str) -> None:
+def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3Server) -> None:
     contents = [shard(number) for number in range(12)]
     for number, content in enumerate(contents):
-        rclone_s3.put(f"tf-recipe-{engine}/train-{number:05}.tfrecord", content)
+        rclone_s3.put(f"tf-recipe/train-{number:05}.tfrecord", content)
     each = blocks(len(contents[0]))
-    growfs.env |= rclone_s3.env | {"GROWFS_ENGINE": engine}
-    growfs.mount(f"s3://{rclone_s3.bucket}/tf-recipe-{engine}", "--cache-size", 3 * each, *ONLY_GROWTH)
+    growfs.env |= rclone_s3.env
+    growfs.mount(f"s3://{rclone_s3.bucket}/tf-recipe", "--cache-size", 3 * each, *ONLY_GROWTH)
     with running("tf_tfrecord.py", growfs.mountpoint, *MANY) as recipe:
         for files, more in ((3, 3), (6, 3), (12, 6)):
             with recipe.stopped():

@@ -158,9 +158,8 @@ def check_growth(program: Running, growfs: Growfs) -> None:
     assert misses(growfs) == 0
 
 
-def test_imagefolder_rebuilt_each_epoch_sees_more(growfs: Growfs, tmp_path: Path, engine: str) -> None:
+def test_imagefolder_rebuilt_each_epoch_sees_more(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
-    growfs.env["GROWFS_ENGINE"] = engine
     mount_some(growfs, tmp_path / "remote")
     with running("torch_imagefolder.py", growfs, *ENDLESS, "--workers", 1) as program:
         check_growth(program, growfs)
@@ -190,15 +189,15 @@ def test_imagefolder_built_once_sees_nothing_new(growfs: Growfs, tmp_path: Path)
         assert "will see nothing new until it lists again" in reader["advice"]
 
 
-def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path, engine: str) -> None:
+def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_path: Path) -> None:
     need("torch")
     recipe_data.shards(tmp_path / "shards", 12, 10)
     each = 0
     for path in (tmp_path / "shards").iterdir():
-        rclone_s3.put(f"{engine}/{path.name}", path.read_bytes())
+        rclone_s3.put(f"persistent/{path.name}", path.read_bytes())
         each = -(-path.stat().st_size // BLOCK) * BLOCK
-    growfs.env.update(rclone_s3.env, GROWFS_ENGINE=engine)
-    growfs.mount(f"s3://{rclone_s3.bucket}/{engine}", "--cache-size", 5 * each, *NO_ROTATION)
+    growfs.env.update(rclone_s3.env)
+    growfs.mount(f"s3://{rclone_s3.bucket}/persistent", "--cache-size", 5 * each, *NO_ROTATION)
     grow(growfs, 5, each)
     with running("torch_shards.py", growfs, *ENDLESS, "--workers", 2) as program:
         for files in (5, 9, 12):

@@ -63,8 +63,8 @@ def wait(growfs: Growfs) -> None:
 
 
 @pytest.mark.promise(35)
-def test_each_member_is_a_file_that_takes_one_request(growfs: Growfs, bucket: ShardBucket, engine: str) -> None:
-    growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
+def test_each_member_is_a_file_that_takes_one_request(growfs: Growfs, bucket: ShardBucket) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar")
     wait(growfs)
     expected = members(SHARDS)
     assert content(growfs) == expected
@@ -149,8 +149,8 @@ def test_a_bucket_of_only_compressed_shards_is_refused(growfs: Growfs, moto_s3: 
 
 
 @pytest.mark.promise(35)
-def test_an_evicted_member_is_fetched_when_opened(growfs: Growfs, bucket: ShardBucket, engine: str) -> None:
-    growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine)
+def test_an_evicted_member_is_fetched_when_opened(growfs: Growfs, bucket: ShardBucket) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar")
     wait(growfs)
     growfs.run("pause", growfs.mountpoint)
     path = "train-1/0010003.bin"
@@ -161,10 +161,8 @@ def test_an_evicted_member_is_fetched_when_opened(growfs: Growfs, bucket: ShardB
 
 
 @pytest.mark.promise(36)
-def test_a_miss_finds_the_present_members_of_a_changed_or_deleted_shard(
-    growfs: Growfs, bucket: ShardBucket, engine: str
-) -> None:
-    growfs.mount(bucket.url, *bucket.flags, "tar", "--engine", engine, "--refresh", "0")
+def test_a_miss_finds_the_present_members_of_a_changed_or_deleted_shard(growfs: Growfs, bucket: ShardBucket) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar", "--refresh", "0")
     wait(growfs)
     growfs.run("pause", growfs.mountpoint)
     growfs.run("evict", growfs.mountpoint, "train-1/", "train-2/")
