@@ -10,19 +10,20 @@ import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from growfs.cache.schema import (
     DIRECTORY_CACHE_MAX,
     FROZEN,
     PINNED,
     ROOT,
+    DirectoryPaths,
     Query,
-    directory_path,
     join,
-    row_of_connection,
+    query_of,
     set_last_known,
     set_meta,
+    with_paths,
 )
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
@@ -117,7 +118,7 @@ class Catalog:
     """Owns what exists. `files` and `bytes` are totals over all files with a known size.
 
     freeze: globs of the files that are never delisted, nor evicted. Directories are never renamed and ids never reused,
-    so the path of a directory never changes: `paths` caches them by id.
+    so the path of a directory never changes: `paths` keeps them.
     """
 
     def __init__(self, database: Database, freeze: tuple[str, ...] = ()) -> None:
@@ -126,7 +127,7 @@ class Catalog:
         self.freezes = bool(freeze)
         self._frozen = PathFilter(freeze)
         self._share: Share | None = None
-        self.paths: dict[int, str] = {ROOT: ""}
+        self.paths = DirectoryPaths()
         totals: tuple[int, int, int] = database.last_known("catalog") or database.row(
             "SELECT count(*), coalesce(sum(size), 0), (SELECT count(*) FROM node WHERE is_dir = 1)"
             " FROM node WHERE is_dir = 0"
@@ -177,12 +178,8 @@ class Catalog:
     @staticmethod
     def paths_by(ask: Query) -> Callable[[Node], str]:
         """As `path`; for a thread."""
-        known = {ROOT: ""}
-
-        def row_of(query: str, *values: object) -> Any:
-            return next(iter(ask(query, *values)), None)
-
-        return lambda node: join(directory_path(row_of, node.parent, known), node.name)
+        paths = DirectoryPaths()
+        return lambda node: join(paths.of(ask, node.parent), node.name)
 
     def names_with_prefix(self, prefix: str, parent: int, limit: int) -> list[tuple[str, bool]]:
         """Names in a directory that begin with a prefix, (name, is a directory): of many the first, and the last."""
@@ -198,7 +195,7 @@ class Catalog:
 
     def path_of(self, parent: int, name: str) -> str:
         """The path of a name in a directory, relative to the root."""
-        return join(directory_path(self._db.row, parent, self.paths), name)
+        return join(self.paths.of(self._db.rows, parent), name)
 
     async def folders_with_files(self) -> int:
         """The number of directories that contain files. Counted on a thread: a million directories take a second."""
@@ -239,8 +236,7 @@ class Catalog:
             changes = await self._db.write(lambda writer: self._apply(writer, part), then)
         except BaseException:
             self._directory_ids = {"": ROOT}  # ids that were rolled back may be assigned again
-            self.paths.clear()
-            self.paths[ROOT] = ""
+            self.paths.forget()
             raise
         self._share = None  # until the order is computed again
         self.files += changes.added - len(changes.removed)
@@ -281,10 +277,9 @@ class Catalog:
             return changes
 
         def write(writer: sqlite3.Connection) -> None:
-            row_of = row_of_connection(writer)
-            for id, parent, name in writer.execute("SELECT id, parent, name FROM node WHERE is_dir = 0").fetchall():
-                if not paths.matches(join(directory_path(row_of, parent, self.paths), name)):
-                    self._prune(writer, self._remove(writer, id, changes), changes)
+            rows = with_paths(query_of(writer), "n.id", "node n WHERE n.is_dir = 0")
+            for id in [id for path, id in rows if not paths.matches(path)]:
+                self._prune(writer, self._remove(writer, id, changes), changes)
             if len(changes.removed) == self.files:
                 set_meta(writer, "listing", 0)  # nothing is left that could serve
             set_meta(writer, "filter", options)
@@ -302,9 +297,8 @@ class Catalog:
             return
 
         def write(writer: sqlite3.Connection) -> None:
-            row_of = row_of_connection(writer)
-            rows = writer.execute("SELECT id, parent, name FROM node WHERE is_dir = 0").fetchall()
-            marks = [(self._mark(join(directory_path(row_of, row[1], self.paths), row[2])), row[0]) for row in rows]
+            rows = with_paths(query_of(writer), "n.id", "node n WHERE n.is_dir = 0")
+            marks = [(self._mark(path), id) for path, id in rows]
             writer.executemany(f"UPDATE node SET pinned = pinned & {PINNED} | ? WHERE id = ?", marks)
             set_meta(writer, "freeze", globs)
 
@@ -376,7 +370,7 @@ class Catalog:
         if row is None:
             return ROOT
         parent, name, size, bytes = row
-        path = join(directory_path(row_of_connection(writer), parent, self.paths), name)
+        path = join(self.paths.of(query_of(writer), parent), name)
         changes.removed.append(Removed(id, parent, name, path, size or 0, bytes))
         _delete(writer, id)
         return int(parent)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from growfs import disk
 from growfs.cache.catalog import Changes, Node, Removed
-from growfs.cache.schema import directory_path, join, row_of_connection
+from growfs.cache.schema import DirectoryPaths, join, query_of
 from growfs.remote.interface import Fetched
 from growfs.remote.names import extension
 
@@ -102,7 +102,7 @@ class Publisher:
     What is removed is removed there, and what is replaced is replaced there, so that its bytes are freed.
     """
 
-    def __init__(self, files: Path, paths: dict[int, str], last_seq: int) -> None:
+    def __init__(self, files: Path, paths: DirectoryPaths, last_seq: int) -> None:
         self.last_seq = last_seq
         self.left_behind = False
         self.mirrors: list[Path] = []
@@ -251,17 +251,17 @@ class Publisher:
 
     def evict(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Evicted]:
         """Delete rows. `remove` deletes their files after the commit."""
-        row_of = row_of_connection(writer)
+        ask = query_of(writer)
         evicted = []
         for id in ids:
-            row = row_of(
+            row = writer.execute(
                 "SELECT n.parent, n.name, n.size, r.bytes, r.delisted FROM node n JOIN resident r USING (id)"
                 " WHERE id = ?",
-                id,
-            )
+                (id,),
+            ).fetchone()
             if row:
                 parent, name, size, bytes, delisted = row
-                path = join(directory_path(row_of, parent, self._paths), name)
+                path = join(self._paths.of(ask, parent), name)
                 evicted.append(Evicted(id, path, size, bytes))
                 _record_generations(writer, id)
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from growfs import disk
 from growfs.cache.database import Database
-from growfs.cache.schema import ROOT, directory_path, forget_last_known, join, row_of_connection, set_meta
+from growfs.cache.schema import forget_last_known, id_at, query_of, set_meta, with_paths
 from growfs.errors import TooManyOpen
 from growfs.remote import digest
 
@@ -80,7 +80,7 @@ def recover(database: Database, folder: Path) -> None:
         durable_only = database.meta("boot_id") != boot_id()
         lost = database.write_now(lambda writer: _drop_untrusted(writer, files, durable_only))
         database.write_now(forget_last_known)
-        strays = [path for path, _ in disk.walk_files(files) if not _has_row(database, path.relative_to(files))]
+        strays = [path for path, _ in disk.walk_files(files) if not _has_row(database, str(path.relative_to(files)))]
         for path in strays:
             disk.unlink("SWEEP_STRAY", path)
             disk.prune_folders("SWEEP_FOLDER", path.parent, files)
@@ -109,13 +109,10 @@ def _drop_untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool)
 
 
 def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> Iterator[int]:
-    known = {ROOT: ""}
-    row_of = row_of_connection(writer)
-    for id, parent, name, size, ino, ctime_ns, expected, durable in writer.execute(
-        "SELECT r.id, r.parent, n.name, n.size, r.ino, r.ctime_ns, r.digest, r.durable"
-        " FROM resident r JOIN node n USING (id) WHERE n.is_dir = 0"
-    ).fetchall():
-        path = files / join(directory_path(row_of, parent, known), name)
+    columns = "n.id, n.size, r.ino, r.ctime_ns, r.digest, r.durable"
+    rest = "resident r JOIN node n USING (id) WHERE n.is_dir = 0"
+    for name, id, size, ino, ctime_ns, expected, durable in list(with_paths(query_of(writer), columns, rest)):
+        path = files / name
         try:
             stat = path.lstat()
         except OSError:
@@ -132,16 +129,7 @@ def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> I
                 yield id
 
 
-def _has_row(database: Database, path: Path) -> bool:
-    parent = ROOT
-    for name in path.parts:
-        row = _is_text(name) and database.row("SELECT id FROM node WHERE parent = ? AND name = ?", parent, name)
-        if not row:
-            return False
-        parent = row[0]
-    return database.row("SELECT 1 FROM resident WHERE id = ?", parent) is not None
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name is UTF-8, as all names of the catalog are."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+def _has_row(database: Database, path: str) -> bool:
+    if any("\ud800" <= letter <= "\udfff" for letter in path):  # it is not UTF-8, as all names of the catalog are
+        return False
+    return database.row("SELECT 1 FROM resident WHERE id = ?", id_at(database.rows, path)) is not None

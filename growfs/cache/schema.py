@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,6 @@ from growfs.cache.cache_folder import FORMAT
 
 Query = Callable[..., Iterable[Any]]
 """Runs a query with its values; returns its rows, which are read as they are asked for."""
-
-RowOf = Callable[..., Any]
-"""Runs a query with its values; returns the first row or None."""
 
 ROOT = 1
 """Node id of the root directory, given by the FUSE protocol (fuse.h: FUSE_ROOT_ID)."""
@@ -127,9 +124,9 @@ def read_only(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def row_of_connection(connection: sqlite3.Connection) -> RowOf:
-    """The first argument of `directory_path`, for that connection."""
-    return lambda query, *values: connection.execute(query, values).fetchone()
+def query_of(connection: sqlite3.Connection) -> Query:
+    """Queries of that connection."""
+    return lambda query, *values: connection.execute(query, values)
 
 
 def join(folder: str, name: str) -> str:
@@ -137,19 +134,46 @@ def join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def directory_path(row_of: RowOf, id: int, known: dict[int, str]) -> str:
-    """The path of a directory. known: a cache of paths by id, which this fills."""
-    path = known.get(id)
-    if path is None:
-        row = row_of("SELECT parent, name FROM node WHERE id = ?", id)
+class DirectoryPaths:
+    """The paths of directories by id, which are kept. Any thread may ask, with queries of its own."""
+
+    def __init__(self) -> None:
+        self._known = {ROOT: ""}  # replaced, and never emptied: another thread may be reading it
+
+    def of(self, ask: Query, id: int) -> str:
+        """The path of a directory. Raises KeyError if there is none with this id."""
+        path = self._known.get(id)
+        if path is None:
+            row = next(iter(ask("SELECT parent, name FROM node WHERE id = ?", id)), None)
+            if row is None:
+                raise KeyError(f"no directory has the id {id}")
+            path = join(self.of(ask, row[0]), row[1])
+            if len(self._known) >= DIRECTORY_CACHE_MAX:
+                self.forget()
+            self._known[id] = path
+        return path
+
+    def forget(self) -> None:
+        """Forget all paths: ids that were rolled back may be assigned again."""
+        self._known = {ROOT: ""}
+
+
+def with_paths(ask: Query, columns: str, rest: str, *values: object) -> Iterator[tuple[Any, ...]]:
+    """(path, *columns) for each row of a query over nodes. rest: what follows FROM, with the table `node` as n."""
+    paths = DirectoryPaths()
+    for parent, name, *row in ask(f"SELECT n.parent, n.name, {columns} FROM {rest}", *values):
+        yield join(paths.of(ask, parent), name), *row
+
+
+def id_at(ask: Query, path: str) -> int | None:
+    """The id of the node at a path; None if there is none. The empty path is that of the root."""
+    id = ROOT
+    for name in path.split("/") if path else ():
+        row = next(iter(ask("SELECT id FROM node WHERE parent = ? AND name = ?", id, name)), None)
         if row is None:
-            raise KeyError(f"no directory has the id {id}")
-        path = join(directory_path(row_of, row[0], known), row[1])
-        if len(known) >= DIRECTORY_CACHE_MAX:
-            known.clear()
-            known[ROOT] = ""
-        known[id] = path
-    return path
+            return None
+        id = row[0]
+    return id
 
 
 def set_meta(writer: sqlite3.Connection, key: str, value: Any) -> None:

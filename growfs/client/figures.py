@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from growfs.cache.cache_folder import DATABASE, check_format, is_in_use
-from growfs.cache.schema import ROOT, directory_path, read_only, row_of_connection
+from growfs.cache.schema import DirectoryPaths, query_of, read_only
 from growfs.errors import GrowfsError
 
 OPENS_BARS = 24
@@ -125,9 +125,9 @@ def _directories(connection: sqlite3.Connection) -> tuple[list[Directory], int]:
     columns = "SELECT id, files, cached, seen, opens FROM directory "
     least = connection.execute(columns + order.format("ASC"), (DIRECTORIES_MAX // 2,)).fetchall()
     most = connection.execute(columns + order.format("DESC"), (DIRECTORIES_MAX // 2,)).fetchall()
-    row_of, known = row_of_connection(connection), {ROOT: ""}
+    paths, ask = DirectoryPaths(), query_of(connection)
     shown = {row["id"]: row for row in (*least, *reversed(most))}
-    return [Directory(directory_path(row_of, id, known), *tuple(row)[1:]) for id, row in shown.items()], total
+    return [Directory(paths.of(ask, id), *tuple(row)[1:]) for id, row in shown.items()], total
 
 
 def segments(history: Sequence[sqlite3.Row]) -> Iterator[list[sqlite3.Row]]:

@@ -7,7 +7,6 @@ Else it is removed here, and the next mount drops its rows, as after a crash.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from growfs import disk
 from growfs.cache.cache_folder import DATABASE, check_format, locked
 from growfs.cache.recovery import verify_on_medium
-from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection, set_meta
+from growfs.cache.schema import query_of, read_only, set_meta, with_paths
 from growfs.client.progress import Bar
 from growfs.daemon.control_client import call
 from growfs.daemon.render import files
@@ -96,7 +95,10 @@ def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
                 "SELECT count(*), coalesce(sum(bytes), 0) FROM resident WHERE suffix IS NOT NULL"
             ).fetchone()
             done_bytes = 0
-            for done, (id, path, size, digest) in enumerate(_rows(connection)):
+            rest = "resident r JOIN node n USING (id) WHERE n.is_dir = 0 ORDER BY r.seq"
+            # All are read at once: a long query keeps the daemon's log of writes from being truncated.
+            rows = list(with_paths(query_of(connection), "n.id, r.bytes, r.digest", rest))
+            for done, (path, id, size, digest) in enumerate(rows):
                 bar.show(f"{done:,} of {files(count)}, {len(damaged):,} damaged", done_bytes, bytes)
                 if not verify_on_medium(cache / "files" / path, digest):
                     damaged[id] = path
@@ -106,19 +108,6 @@ def _damaged(cache: Path, total: Verified, bar: Bar) -> dict[int, str]:
     except sqlite3.Error as error:
         raise GrowfsError(f"{cache}: its catalog cannot be read: {error}") from None
     return damaged
-
-
-def _rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, int, str]]:
-    """The id, path, size on the disk and digest of each cached file. They are read at once: a long query keeps the
-    daemon's log of writes from being truncated.
-    """
-    known = {ROOT: ""}
-    row_of = row_of_connection(connection)
-    for id, parent, name, size, digest in connection.execute(
-        "SELECT r.id, r.parent, n.name, r.bytes, r.digest FROM resident r JOIN node n USING (id)"
-        " WHERE n.is_dir = 0 ORDER BY r.seq"
-    ).fetchall():
-        yield id, join(directory_path(row_of, parent, known), name), size, digest
 
 
 def _remove(cache: Path, damaged: dict[int, str]) -> None:

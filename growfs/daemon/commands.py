@@ -15,7 +15,7 @@ from humanfriendly import format_size
 from growfs import disk
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
-from growfs.cache.schema import PINNED, ROOT, directory_path, join, read_only, row_of_connection
+from growfs.cache.schema import PINNED, id_at, query_of, read_only, with_paths
 from growfs.cache.store import Store
 from growfs.daemon.control import Command
 from growfs.daemon.options import Options, flag_name, parse_value
@@ -198,12 +198,9 @@ class FileCommands:
 
     def _completions(self, prefix: str) -> list[str]:
         folder, _, beginning = prefix.rpartition("/")
-        parent = ROOT
-        for name in filter(None, folder.split("/")):
-            node = self._catalog.find(parent, name)
-            if node is None:
-                return []
-            parent = node.id
+        parent = id_at(self._database.rows, folder)
+        if parent is None:
+            return []
         start = prefix.removesuffix(beginning)
         names = self._catalog.names_with_prefix(beginning, parent, COMPLETIONS_MAX)
         paths = [f"{start}{name}{'/' if is_dir else ''}" for name, is_dir in names]
@@ -267,13 +264,11 @@ class FileCommands:
 
 def _match(database: Database, paths: PathFilter) -> Matching:
     connection = read_only(database.path)
-    row_of, known = row_of_connection(connection), {ROOT: ""}
     ids, missing, unpinned, bytes = array("q"), array("q"), array("q"), 0
-    for id, parent, name, size, pinned, is_cached in connection.execute(
-        "SELECT n.id, n.parent, n.name, n.size, n.pinned, r.id IS NOT NULL FROM node n LEFT JOIN resident r USING (id)"
-        " WHERE n.is_dir = 0"
-    ):
-        if paths.matches(join(directory_path(row_of, parent, known), name)):
+    columns = "n.id, n.size, n.pinned, r.id IS NOT NULL"
+    rest = "node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0"
+    for path, id, size, pinned, is_cached in with_paths(query_of(connection), columns, rest):
+        if paths.matches(path):
             ids.append(id)
             bytes += disk.allocation(size or 0)
             if not is_cached:

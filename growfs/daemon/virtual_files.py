@@ -8,13 +8,14 @@ import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
 import trio
 
 from growfs.cache.publish import FIRST_SHOWN
-from growfs.cache.schema import ROOT, directory_path, join, read_only, row_of_connection
+from growfs.cache.schema import query_of, read_only, with_paths
 from growfs.daemon.metrics import openmetrics
 from growfs.daemon.render import render
 from growfs.rotation.rules import Generation
@@ -81,17 +82,12 @@ def virtual_files(
 
 def _listed(catalog: Path, generation: Generation) -> Iterator[Row]:
     """The files that a generation lists, in order of admission."""
-    connection = read_only(catalog)
-    row_of, known = row_of_connection(connection), {ROOT: ""}
-    for id, delisted, parent, name, size, opens in connection.execute(
-        "SELECT n.id, r.delisted, n.parent, n.name, n.size, u.opens FROM resident r JOIN node n USING (id)"
-        " JOIN usage u USING (id) WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq",
-        (generation.last_seq,),
-    ):
-        if generation.shows(id, delisted):
-            folder = directory_path(row_of, parent, known)
-            yield join(folder, name), size, folder, opens
-    connection.close()
+    columns = "n.id, r.delisted, n.size, u.opens"
+    rest = "resident r JOIN node n USING (id) JOIN usage u USING (id) WHERE n.is_dir = 0 AND r.seq <= ? ORDER BY r.seq"
+    with closing(read_only(catalog)) as connection:
+        for path, id, delisted, size, opens in with_paths(query_of(connection), columns, rest, generation.last_seq):
+            if generation.shows(id, delisted):
+                yield path, size, path.rpartition("/")[0], opens
 
 
 def _write_files(rows: Iterator[Row], out: IO[bytes]) -> None:
@@ -112,14 +108,11 @@ def _write_csv(columns: tuple[str, ...], rows: Iterable[Sequence[Any]], out: IO[
 
 
 def _ever_fetched(catalog: Path) -> Iterator[Sequence[Any]]:
-    connection = read_only(catalog)
-    row_of, known = row_of_connection(connection), {ROOT: ""}
-    for parent, name, *figures in connection.execute(
-        "SELECT n.parent, n.name, n.size, u.fetches, u.opens,"
-        f" coalesce(n.first_shown, {FIRST_SHOWN}),"
-        " coalesce(CASE WHEN r.id THEN coalesce(r.delisted - 1, (SELECT max(number) FROM generation WHERE last_seq >="
-        " r.seq)) END, n.last_shown), r.id IS NOT NULL"
-        " FROM usage u JOIN node n USING (id) LEFT JOIN resident r USING (id)"
-    ):
-        yield [join(directory_path(row_of, parent, known), name), *figures]
-    connection.close()
+    with closing(read_only(catalog)) as connection:
+        yield from with_paths(
+            query_of(connection),
+            f"n.size, u.fetches, u.opens, coalesce(n.first_shown, {FIRST_SHOWN}),"
+            " coalesce(CASE WHEN r.id THEN coalesce(r.delisted - 1, (SELECT max(number) FROM generation"
+            " WHERE last_seq >= r.seq)) END, n.last_shown), r.id IS NOT NULL",
+            "usage u JOIN node n USING (id) LEFT JOIN resident r USING (id)",
+        )

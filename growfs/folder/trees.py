@@ -21,7 +21,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from growfs import disk
-from growfs.cache.schema import ROOT, Query, directory_path
+from growfs.cache.schema import DirectoryPaths, Query
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, GENERATIONS, LINK, cache_of, number_of
 from growfs.rotation.rules import Hold
@@ -121,18 +121,14 @@ def current_number(folder: Path) -> int:
 
 def shown_files(hold: Hold, ask: Query) -> Iterator[tuple[int, str, list[str]]]:
     """The files that a generation shows: (id of a directory, its path, the names in it), for each directory."""
-
-    def row_of(query: str, *values: object) -> object:
-        return next(iter(ask(query, *values)), None)
-
     rows = ask(
         "SELECT r.parent, n.name FROM resident r JOIN node n USING (id) WHERE r.suffix IS NOT NULL AND r.seq <= ?"
         " AND (r.delisted IS NULL OR r.delisted > ?) ORDER BY r.parent",
         hold.last_seq, hold.generation,
     )  # fmt: skip
-    known = {ROOT: ""}
+    paths = DirectoryPaths()
     for parent, group in itertools.groupby(rows, key=itemgetter(0)):
-        yield parent, directory_path(row_of, parent, known), [name for _, name in group]
+        yield parent, paths.of(ask, parent), [name for _, name in group]
 
 
 def make_alike(

@@ -16,9 +16,9 @@ from typing import Any
 import trio
 from pyroaring import BitMap64
 
-from growfs.cache.catalog import Catalog, Node
+from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
-from growfs.cache.schema import ROOT, set_meta
+from growfs.cache.schema import id_at, set_meta
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
 from growfs.remote.interface import RemoteFile
@@ -292,13 +292,8 @@ class Peers:
 
     def _open(self, path: str) -> ServedFile | None:
         """Hold a cached file open."""
-        node: Node | None = None
-        parent = ROOT
-        for name in path.split("/"):
-            node = self._catalog.find(parent, name)
-            if node is None:
-                return None
-            parent = node.id
+        id = id_at(self._database.rows, path)
+        node = self._catalog.node(id) if id else None
         if node is None or node.is_dir or self._store.open(node.id) is None:
             return None
         located = self._store.located(node.id)

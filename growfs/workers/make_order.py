@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from growfs.cache.catalog import UNKNOWN_SIZE
-from growfs.cache.schema import FROZEN, ROOT, directory_path, join, read_only, row_of_connection
+from growfs.cache.schema import FROZEN, query_of, read_only, with_paths
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from growfs.workers.messages import MakeOrder, OrderReady, StillWorking
 
@@ -39,13 +39,9 @@ def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidat
     """Every file of the catalog, for a pass. A file of unknown size counts with the mean of the known sizes."""
     (mean,) = connection.execute("SELECT avg(size) FROM node WHERE is_dir = 0").fetchone()
     unknown = min(UNKNOWN_SIZE if mean is None else int(mean), pass_.size_max or UNKNOWN_SIZE)
-    known = {ROOT: ""}
-    row_of = row_of_connection(connection)
-    for id, parent, name, size, drawn, pinned, resident in connection.execute(
-        "SELECT n.id, n.parent, n.name, n.size, n.drawn, n.pinned, r.id FROM node n LEFT JOIN resident r USING (id)"
-        " WHERE n.is_dir = 0"
-    ):
-        path = join(directory_path(row_of, parent, known), name)
+    columns = "n.id, n.parent, n.size, n.drawn, n.pinned, r.id"
+    rest = "node n LEFT JOIN resident r USING (id) WHERE n.is_dir = 0"
+    for path, id, parent, size, drawn, pinned, resident in with_paths(query_of(connection), columns, rest):
         bytes = unknown if size is None else size
         frozen, done, late = bool(pinned & FROZEN), drawn >= pass_.number, drawn == -pass_.number
         yield Candidate(id, parent, path, bytes, resident is not None, done, frozen, late)

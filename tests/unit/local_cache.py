@@ -15,7 +15,7 @@ from growfs.cache.database import Database
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
-from growfs.cache.schema import ROOT, read_only
+from growfs.cache.schema import ROOT, id_at, read_only
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
 from growfs.remote import digest
@@ -84,13 +84,8 @@ class LocalCache:
 
     def find(self, path: str) -> Node | None:
         """The node at path, or None."""
-        id, node = ROOT, None
-        for name in path.split("/"):
-            node = self.catalog.find(id, name)
-            if node is None:
-                return None
-            id = node.id
-        return node
+        id = id_at(self.database.rows, path)
+        return None if id is None else self.catalog.node(id)
 
     def stage(self, path: str, content: bytes) -> StagedFile:
         """Reserve space for a file, and stage it as a worker does."""

@@ -18,7 +18,6 @@ from growfs.client.top.draw import bar, columns, graph
 from growfs.client.top.terminal import Ended, Terminal
 from growfs.client.top.view import Page, Shown, frame
 from growfs.client.top.watch import Directory, Event, Sample, Survey, Watch, Watches, changes, logged
-from growfs.daemon.running import Running
 from growfs.errors import GrowfsError
 from growfs.scheduler.readiness import MountState
 from tests.unit.test_render import STATUS, status
@@ -239,15 +238,6 @@ def test_without_any_mount_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("growfs.client.top.watch.running", list)
     with pytest.raises(GrowfsError, match="growfs is mounted nowhere on this machine"):
         Watches(None, lambda: None)
-
-
-def test_a_mount_of_an_earlier_growfs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = watch()
-    earlier = status(version="0.1.0", opens={"min": 0, "max": 4, "mean": 1.5, "dispersion": 0.2, "per_fetch": 1.5})
-    monkeypatch.setattr("growfs.client.top.watch.find_living", lambda path: Running(path, path, None))
-    monkeypatch.setattr("growfs.client.top.watch.call", lambda *_, **__: earlier)
-    with pytest.raises(GrowfsError, match="/mnt/train: mounted by growfs 0"):
-        known.poll()
 
 
 def test_a_terminal_that_is_gone_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from growfs.cache.cache_folder import DATABASE
-from growfs.cache.schema import ROOT, directory_path, read_only, row_of_connection
+from growfs.cache.schema import DirectoryPaths, query_of, read_only
 from growfs.daemon.control_client import call
 from growfs.daemon.render import files, state_text
 from growfs.daemon.running import Running, find_living, running
@@ -204,13 +204,12 @@ def survey(database: Path) -> Survey:
                 " JOIN usage u USING (id) WHERE r.suffix IS NOT NULL GROUP BY 1"
             )
         }
-        row_of, known = row_of_connection(connection), {ROOT: ""}
+        paths, ask = DirectoryPaths(), query_of(connection)
         largest = connection.execute(
             "SELECT parent, count(*) FROM node WHERE is_dir = 0 GROUP BY 1 ORDER BY 2 DESC LIMIT ?", (DIRECTORIES_MAX,)
         )
         directories = [
-            Directory(directory_path(row_of, parent, known), files, *cached.get(parent, (0, 0, 0)))
-            for parent, files in largest
+            Directory(paths.of(ask, parent), files, *cached.get(parent, (0, 0, 0))) for parent, files in largest
         ]
         generations = connection.execute("SELECT number, began FROM generation ORDER BY 1 DESC LIMIT ?", (EVENTS_MAX,))
         return Survey(opens, tuple(directories), tuple(generations))
