@@ -1,9 +1,22 @@
-"""Processes and threads, as /proc describes them (proc(5))."""
+"""Processes and threads, as /proc describes them (proc(5)): as far as this user may see them; root sees all."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+TERMINATING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""These mean that the process should end, even if it has a handler (Python has one for SIGINT)."""
+HARMLESS_BY_DEFAULT = (
+    *(signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT),
+    *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+)
+"""By default these are ignored, or stop or continue the process (signal(7))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +50,66 @@ def thread_group(tid: int) -> int:
     except OSError:
         pass
     return tid
+
+
+def pids() -> Iterator[int]:
+    """The processes of this machine, in the order of their ids; none if there is no /proc."""
+    yield from sorted(int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+
+
+def name_of(pid: int) -> str:
+    """A process, as 'command (pid)'. Raises OSError if there is none."""
+    return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
+
+
+def begins_with(pid: int, title: str) -> bool:
+    """Whether the command line of a process begins with a title. Raises OSError if there is no such process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(os.fsencode(title))
+
+
+def opened(pid: int) -> set[str]:
+    """The paths that a process has open. Raises OSError."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found.add(os.readlink(link))
+    return found
+
+
+def users_of(folder: Path) -> Iterator[int]:
+    """The processes that have a folder, or what is below it, open or mapped, or as their working or root directory."""
+    below = f"{folder}/"
+    for pid in pids():
+        process = Path(f"/proc/{pid}")
+        with suppress(OSError):
+            paths = {os.readlink(process / "cwd"), os.readlink(process / "root"), *opened(pid)}
+            if (
+                any(f"{path}/".startswith(below) for path in paths)
+                or os.fsencode(below) in (process / "maps").read_bytes()
+            ):
+                yield pid
+
+
+def is_ending(tid: int) -> bool:
+    """Whether a thread is gone, or has a pending signal that ends its process or means that it should end.
+
+    False for a thread of another pid namespace (tid 0), whose signals cannot be read: most signals are harmless.
+    """
+    if tid == 0:
+        return False
+    try:
+        status = Path(f"/proc/{tid}/status").read_text()
+    except OSError:
+        return True
+    masks = re.findall(r"^(Sig\w+|ShdPnd):\t([0-9a-f]{16})$", status, re.MULTILINE)
+    mask = {name: int(value, 16) for name, value in masks}
+    pending = mask["SigPnd"] | mask["ShdPnd"]
+    handled = pending & mask["SigCgt"] & _mask(*TERMINATING)
+    deadly = pending & ~mask["SigCgt"] & ~_mask(*HARMLESS_BY_DEFAULT)
+    effective = (handled | deadly) & ~mask["SigBlk"] & ~mask["SigIgn"]
+    return bool(effective | pending & _mask(signal.SIGKILL))
+
+
+def _mask(*signals: signal.Signals) -> int:
+    """The format of /proc: bit n - 1 is signal n (proc_pid_status(5))."""
+    return sum(1 << (number - 1) for number in signals)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +26,8 @@ from growfs.daemon.service_manager import is_service, notify
 from growfs.daemon.spawn import TITLE, daemon_process
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
-from growfs.fuse.users import name_of, other_mounts, users_of
+from growfs.fuse.users import other_mounts
+from growfs.proc import begins_with, name_of, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.syscalls import pidfd_open
@@ -165,7 +166,7 @@ def _unmount(found: Running, lazy: bool) -> bool:
     try:
         unmount(path, lazy or dead)
     except InUse:
-        users = ", ".join(users_of(path) + _waiting(found.cache)) or "a process that you may not see"
+        users = ", ".join(_names([*users_of(path), *_waiting(found.cache)])) or "a process that you may not see"
         raise GrowfsError(f"{path}: in use by {users}; {anyway}") from None
     return dead
 
@@ -178,14 +179,17 @@ def _lasting_mounts(cache: Path, path: Path) -> list[str]:
     return others
 
 
-def _waiting(cache: Path) -> list[str]:
-    """The processes that wait for a file, which they have not open yet, as 'command (pid)'."""
-    names = []
+def _waiting(cache: Path) -> list[int]:
+    """The processes that wait for a file, which they have not open yet."""
     with suppress(GrowfsError):
-        for pid in call(cache, "waiting", answer_s=WAITING_S)["pids"]:
-            with suppress(OSError):
-                names.append(name_of(pid))
-    return names
+        return list(call(cache, "waiting", answer_s=WAITING_S)["pids"])
+    return []
+
+
+def _names(pids: Iterable[int]) -> Iterator[str]:
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            yield name_of(pid)
 
 
 def _end_of(found: Running) -> Callable[[float], bool]:
@@ -193,7 +197,7 @@ def _end_of(found: Running) -> Callable[[float], bool]:
     pid = daemon_of(found.cache).get("pid") or daemon_with(found.cache)
     process: int | None = None
     with suppress(OSError):  # its pid may be of another pid namespace
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(os.fsencode(TITLE)):
+        if begins_with(pid, TITLE):
             process = pidfd_open(pid)
 
     def wait(timeout_s: float) -> bool:

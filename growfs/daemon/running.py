@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from growfs import proc
 from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.spawn import TITLE
 from growfs.errors import GrowfsError
@@ -49,10 +49,10 @@ def _unmounted(mounted: set[Path]) -> Iterator[Running]:
 
 def _daemons() -> Iterator[tuple[int, set[str]]]:
     """(process, paths that it has open) for each daemon of this machine, as far as this user may see that."""
-    for process in Path("/proc").glob("[0-9]*"):
+    for pid in proc.pids():
         try:
-            if (process / "cmdline").read_bytes().startswith(os.fsencode(TITLE)):
-                yield int(process.name), {os.readlink(link) for link in (process / "fd").iterdir()}
+            if proc.begins_with(pid, TITLE):
+                yield pid, proc.opened(pid)
         except OSError:
             continue
 

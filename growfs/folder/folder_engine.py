@@ -30,6 +30,7 @@ from growfs.folder import trees
 from growfs.folder.layout import LINK, number_of
 from growfs.folder.opens import OpenCounter
 from growfs.folder.trees import Tree
+from growfs.proc import users_of
 from growfs.rotation.generations import Generations
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.signal import Signal
@@ -104,7 +105,7 @@ class FolderEngine:
         inodes = BitMap64(row[0] for row in self._db.rows("SELECT ino FROM resident WHERE suffix IS NOT NULL"))
         for path in trees.existing(self.folder):
             number = number_of(path)
-            if number != current and not trees.is_locked(path) and not trees.is_open(path):
+            if number != current and not trees.is_locked(path) and not _is_open(path):
                 disk.remove_tree("GENERATION", path)
                 continue
             trees.keep_inodes(path, inodes)
@@ -312,7 +313,7 @@ class FolderEngine:
 
     async def _end(self, tree: Tree) -> None:
         """End a generation, unless a process has something open there."""
-        if await trio.to_thread.run_sync(trees.is_open, tree.path):
+        if await trio.to_thread.run_sync(_is_open, tree.path):
             tree.unused_at = trio.current_time() + OPEN_EVERY_S
             return
         if self._spare:
@@ -356,3 +357,8 @@ class FolderEngine:
             self._usage.count_open(id)
             if place % COUNTED_FILES_MAX == 0:
                 await trio.lowlevel.checkpoint()
+
+
+def _is_open(tree: Path) -> bool:
+    """Whether a process has a file or folder of a tree open, or mapped, or works in it."""
+    return any(True for _ in users_of(tree))

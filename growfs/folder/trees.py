@@ -214,27 +214,3 @@ def is_locked(tree: Path) -> bool:
         return True
     os.close(fd)
     return False
-
-
-def is_open(tree: Path) -> bool:
-    """Whether a process has a file or folder of a tree open, or mapped, or works in it.
-
-    Only processes that /proc lets this user look at: of this user, or all for root. Where there is no /proc: no.
-    """
-    prefix = f"{tree}/"
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            links = [process / "cwd", *(process / "fd").iterdir()]
-            if any(_leads_below(link, str(tree), prefix) for link in links):
-                return True
-            if os.fsencode(prefix) in (process / "maps").read_bytes():
-                return True
-    return False
-
-
-def _leads_below(link: Path, tree: str, prefix: str) -> bool:
-    try:
-        target = os.readlink(link)
-    except OSError:
-        return False
-    return target == tree or target.startswith(prefix)

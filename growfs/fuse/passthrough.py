@@ -22,7 +22,7 @@ from growfs.fuse.mounting import Mounted, MountSpec, force_unmount, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
-from growfs.fuse.signals import is_ending
+from growfs.proc import is_ending
 from growfs.vfs.filesystem import Vfs
 
 log = logging.getLogger(__name__)

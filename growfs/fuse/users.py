@@ -1,4 +1,4 @@
-"""Who uses a mount: processes, other mounts of the same file system, and copies of it in other mount namespaces.
+"""Where a mount stays: other mounts of the same file system, and copies of it in other mount namespaces.
 
 A umount reaches bind mounts and copies only where mount propagation carries it (mount_namespaces(7)). Elsewhere the
 file system stays mounted, and its daemon serves it on: in a container that was started with `docker -v`, for example.
@@ -10,27 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from growfs import proc
 from growfs.fuse.mounting import MountRow, mount_rows
-
-
-def users_of(mountpoint: Path) -> list[str]:
-    """The processes with an open file, a mapping or their working directory below a mountpoint, as 'command (pid)'."""
-    below = f"{mountpoint}/"
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = [process / "cwd", process / "root", *(process / "fd").iterdir()]
-            used = any(f"{os.readlink(link)}/".startswith(below) for link in links if link.is_symlink())
-            if used or below in (process / "maps").read_text():
-                found.append(name_of(process.name))
-        except OSError:
-            continue
-    return found
-
-
-def name_of(pid: int | str) -> str:
-    """A process, as 'command (pid)'. Raises OSError if there is none."""
-    return f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})"
 
 
 def other_mounts(cache: Path, mountpoint: Path | None) -> list[str]:
@@ -86,11 +67,11 @@ def _place(row: MountRow, parent: MountRow) -> _Place:
 def _other_namespaces() -> Iterator[tuple[str, list[MountRow]]]:
     """(a process, the mounts that it sees) for each other mount namespace."""
     seen = {os.readlink("/proc/self/ns/mnt")}
-    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+    for pid in proc.pids():
         try:
-            namespace = os.readlink(process / "ns/mnt")
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
             if namespace not in seen:
                 seen.add(namespace)
-                yield name_of(process.name), mount_rows(process.name)
+                yield proc.name_of(pid), mount_rows(str(pid))
         except OSError:  # it has ended, or is another user's
             continue

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from growfs.fuse.signals import is_ending
+from growfs.proc import is_ending
 
 SLEEPER = """
 import signal, sys
