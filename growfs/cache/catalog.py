@@ -102,20 +102,13 @@ class ListingDiff:
     skipped: list[Skipped] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of the remote that this mount prefetches (--partition, or all)."""
-
-    files: int
-    bytes: int
-
-
 NO_FILTER = "[[], []]"
 """How --include and --exclude are stored where neither is given."""
 
 
 class Catalog:
-    """Owns what exists. `files` and `bytes` are totals over all files with a known size.
+    """Owns what exists. `files` and `bytes` are totals over all files with a known size; each part of a listing that is
+    applied increments `revision`.
 
     freeze: globs of the files that are never delisted, nor evicted. Directories are never renamed and ids never reused,
     so the path of a directory never changes: `paths` keeps them.
@@ -126,7 +119,7 @@ class Catalog:
         self._db = database
         self.freezes = bool(freeze)
         self._frozen = PathFilter(freeze)
-        self._share: Share | None = None
+        self.revision = 0
         self.paths = DirectoryPaths()
         totals: tuple[int, int, int] = database.last_known("catalog") or database.row(
             "SELECT count(*), coalesce(sum(size), 0), (SELECT count(*) FROM node WHERE is_dir = 1)"
@@ -147,15 +140,6 @@ class Catalog:
     def pass_number(self) -> int:
         """The number of the current pass over the catalog, from 1."""
         return int(self._db.meta("pass", 1))
-
-    @property
-    def share(self) -> Share:
-        """The part that this mount prefetches; everything, until the order of a pass is computed."""
-        return self._share or Share(self.files, self.bytes)
-
-    @share.setter
-    def share(self, share: Share) -> None:
-        self._share = share
 
     def find(self, parent: int, name: str) -> Node | None:
         """The node with a name in a directory."""
@@ -238,11 +222,15 @@ class Catalog:
             self._directory_ids = {"": ROOT}  # ids that were rolled back may be assigned again
             self.paths.forget()
             raise
-        self._share = None  # until the order is computed again
+        self.revision += 1
         self.files += changes.added - len(changes.removed)
         self.bytes += changes.added_bytes - sum(gone.size for gone in changes.removed)
         self.directories += changes.directories
         return changes
+
+    def count_found(self, replaced: list[Removed], bytes: int) -> None:
+        """Correct the totals by the files that were replaced, and by the bytes of files whose size was not known."""
+        self.bytes += bytes - sum(old.size for old in replaced)
 
     async def defer(self, ids: list[int], number: int) -> None:
         """Move files to the end of a pass, because they were still resident when it reached them."""

@@ -15,12 +15,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from growfs import disk
 from growfs.cache.catalog import Changes, Node, Removed
 from growfs.cache.schema import DirectoryPaths, join, query_of
 from growfs.remote.interface import Fetched
 from growfs.remote.names import extension
+
+if TYPE_CHECKING:
+    from growfs.cache.store import Reservation
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ IS_RESIDENT = (
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that a worker wrote and checked, not yet visible. reserved: bytes of the quota that are reserved for it.
+    """A file that a worker wrote and checked, not yet visible. reserved: what it holds of the quota.
 
     renews: the node is a newer version of the file that has its id now. group: the ids of all files that are delisted
     and evicted together with it, itself among them; empty for a file without a group.
@@ -48,7 +52,7 @@ class StagedFile:
     path: str
     file: Path
     fetched: Fetched
-    reserved: int
+    reserved: Reservation
     renews: bool = False
     group: tuple[int, ...] = ()
 

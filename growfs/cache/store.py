@@ -30,6 +30,42 @@ EVICTED_FILES_MAX = 1000
 """Files that are evicted in one transaction: others that write, and readers, wait for some ten milliseconds."""
 
 
+class Reservation:
+    """Bytes of the quota that one owner holds, in order to write a file of this size at most.
+
+    Always: they are given back once, however often that is asked for, or are spent when the file is admitted.
+    """
+
+    def __init__(self, store: Store, bytes: int) -> None:
+        self.bytes = bytes
+        self._store = store
+        store.reserved_bytes += bytes
+
+    def resize(self, size: int) -> None:
+        """Hold what a file needs whose size is known by now."""
+        before, self.bytes = self.bytes, disk.allocation(size)
+        self._store.reserved_bytes += self.bytes - before
+        if self.bytes < before:
+            self._store.space_freed.notify()
+
+    def split(self, bytes: int) -> Reservation:
+        """Give a part of it to another owner."""
+        self.spend(bytes)
+        return Reservation(self._store, bytes)
+
+    def spend(self, bytes: int | None = None) -> None:
+        """Hold so many bytes less, or none: they are in use by now."""
+        spent = self.bytes if bytes is None else bytes
+        self.bytes -= spent
+        self._store.reserved_bytes -= spent
+
+    def release(self) -> None:
+        """Give it back."""
+        if self.bytes:
+            self.spend()
+            self._store.space_freed.notify()
+
+
 class Store:
     """Owns the quota and the rows of the cached files.
 
@@ -39,9 +75,6 @@ class Store:
     Signals: `space_freed`; `admitted`, after files became resident; `returned_to_pass`, after files were evicted that
     the current pass may draw again; `replaced`, with the versions that newer ones replaced; `descriptor_closed`, with
     the node id; `damaged`, with the node id of a file that was evicted because its content was not the right one.
-
-    shown_seq: the last admission that a generation showed. wanted_bytes: what the draw that waits for space needs.
-    renewal_bytes: what new versions need that wait for space.
     """
 
     def __init__(
@@ -64,7 +97,6 @@ class Store:
         self._files.mkdir(exist_ok=True)
         # The kernel tells each error once to each descriptor: a new one does not hear what another process was told.
         self._sync_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.wanted_bytes = self.renewal_bytes = 0
         self.resident_files: int
         self.resident_bytes: int
         self.resident_content_bytes: int
@@ -75,9 +107,9 @@ class Store:
             " max(coalesce(max(r.seq), 0), coalesce(max(r.queue_position), 0)) FROM resident r JOIN node n USING (id)"
         )
         self.limit_bytes = self._limit(cache_size)
-        (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
+        (shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
-        self._publisher = Publisher(self._files, catalog.paths, max(self.shown_seq, last_place))
+        self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place))
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
 
     @property
@@ -97,33 +129,22 @@ class Store:
         """Bytes of the quota that are in use."""
         return self.resident_bytes + self.reserved_bytes + self.orphan_bytes
 
-    def reserve(self, size: int) -> int | None:
-        """Reserve what a file of this size needs; returns the bytes, or None where the cache is full."""
+    def reserve(self, size: int) -> Reservation | None:
+        """Reserve what a file of this size needs; None where the cache is full."""
         self.collect_orphans()
         need = disk.allocation(size)
-        if self.bytes_short(need) > 0:
-            return None
-        self.reserved_bytes += need
-        return need
+        return None if self.bytes_short(need) > 0 else Reservation(self, need)
 
-    def reserve_part(self, need: int, at_least: int) -> int | None:
+    def reserve_part(self, need: int, at_least: int) -> Reservation | None:
         """Reserve half of what is free, up to `need`; all of it where half is less than at_least.
 
-        Returns the bytes, or None where less is free than at_least. Half of it is left to the next file.
+        None where less is free than at_least. Half of it is left to the next file.
         """
         self.collect_orphans()
         free = max(0, -self.bytes_short(0)) // disk.BLOCK * disk.BLOCK
         half = disk.allocation(free // 2)
         part = min(disk.allocation(need), half if half >= at_least else free)
-        if part < max(at_least, disk.BLOCK):
-            return None
-        self.reserved_bytes += part
-        return part
-
-    def unreserve(self, reserved: int) -> None:
-        """Return the reservation of a file that was not fetched."""
-        self.reserved_bytes -= reserved
-        self.space_freed.notify()
+        return None if part < max(at_least, disk.BLOCK) else Reservation(self, part)
 
     @property
     def max_file_bytes(self) -> int:
@@ -134,14 +155,6 @@ class Store:
         """Size of the largest resident file; None where there is none."""
         (size,) = self._db.row("SELECT max(n.size) FROM node n JOIN resident r USING (id)")
         return None if size is None else int(size)
-
-    def adjust_reservation(self, reserved: int, size: int) -> int:
-        """Change a reservation to what a file needs whose size is now known; returns the bytes."""
-        need = disk.allocation(size)
-        self.reserved_bytes += need - reserved
-        if need < reserved:
-            self.space_freed.notify()
-        return need
 
     def bytes_short(self, need: int) -> int:
         """Bytes that have to be evicted before a file that needs so many fits; negative where space is left.
@@ -202,20 +215,20 @@ class Store:
             await self._db.run_in_writer(lambda: self._publisher.undo(renamed))
             raise
         finally:
-            self.reserved_bytes -= sum(file.reserved for file in staged)
+            for file in staged:
+                file.reserved.spend()
         if refused is not None:
             refused.update(done.refused)
         self._durable = False
         self.last_seq = max(self.last_seq, done.last_seq)
-        self._catalog.bytes -= sum(old.size for old in done.replaced)
         self._count_gone([(old.id, old.size, old.bytes) for old in done.replaced if old.bytes is not None])
         for file in staged:
             if file.node.id in done.admitted:
                 self.resident_files += 1
                 self.resident_bytes += done.admitted[file.node.id]
                 self.resident_content_bytes += file.fetched.size
-                if file.node.size is None or file.renews:
-                    self._catalog.bytes += file.fetched.size
+        found = [file for file in staged if file.node.id in done.admitted and (file.node.size is None or file.renews)]
+        self._catalog.count_found(done.replaced, sum(file.fetched.size for file in found))
         if done.replaced:
             self.replaced.notify(done.replaced)
         self.admitted.notify()

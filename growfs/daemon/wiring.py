@@ -29,9 +29,10 @@ from growfs.errors import GrowfsError
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
-from growfs.rotation.generations import Generations
+from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.readers import Readers
+from growfs.rotation.rules import Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
@@ -41,7 +42,7 @@ from growfs.scheduler.passes import PassOrder, Prefetcher, plan_next
 from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
-from growfs.scheduler.space import Space
+from growfs.scheduler.space import Space, WaitingClaims
 from growfs.vfs.filesystem import Misses, Opens, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
@@ -82,13 +83,15 @@ class _Rotation:
     generations: Generations
     readers: Readers
     folder: FolderEngine | None
-    space: Space
+    holds: Callable[[], Holds]
 
 
 @dataclass(frozen=True, slots=True)
 class _Scheduler:
     outage: Outage
     catalog_sync: CatalogSync
+    order: PassOrder
+    space: Space
     dispatcher: Dispatcher
     fetcher: Fetcher
     prefetch: PrefetchState
@@ -121,8 +124,10 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     cache = _build_cache(options, folder, producer is not None and producer.rename is not None)
     first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
     peers = _build_peers(request, workers, cache, first.place)
-    rotation = _build_rotation(request, cache, workers, peers)
-    scheduler = _build_scheduler(request, folder, workers, cache, rotation, first, peers)
+    order = PassOrder(workers, cache.catalog, folder.partial, first, peers.locate if peers else None)
+    waiting = WaitingClaims()
+    rotation = _build_rotation(request, cache, workers, order, waiting)
+    scheduler = _build_scheduler(request, folder, workers, cache, rotation, order, waiting, peers)
 
     virtual = VirtualFolder(virtual_files(folder.database, snapshot, recent), folder.partial)
     if engine := rotation.folder:
@@ -172,7 +177,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
             scheduler.catalog_sync,
             rotation.readers,
             rotation.generations,
-            rotation.space,
+            scheduler.space,
             scheduler.fetcher,
             scheduler.prefetcher,
             scheduler.updater,
@@ -219,13 +224,18 @@ def _build_cache(options: Options, folder: CacheFolder, has_names_of_its_own: bo
     return _Cache(database, catalog, store, budget, usage)
 
 
-def _build_rotation(request: MountRequest, cache: _Cache, workers: WorkerPool, peers: Peers | None) -> _Rotation:
+def _build_rotation(
+    request: MountRequest, cache: _Cache, workers: WorkerPool, order: PassOrder, waiting: WaitingClaims
+) -> _Rotation:
+    def demand() -> Demand:
+        return Demand(order.share.files, order.share.bytes, waiting.largest, waiting.versions)
+
     options, database, catalog, store = request.options, cache.database, cache.catalog, cache.store
     generations = Generations(
         database,
-        catalog,
         store,
         partial(plan_next, workers, store, database.path),
+        demand,
         rotation=options.rotation,
         turnover=options.turnover,
         show_files=options.show_files,
@@ -238,10 +248,9 @@ def _build_rotation(request: MountRequest, cache: _Cache, workers: WorkerPool, p
             request.mountpoint, options.keep_generations, database, catalog, store, cache.usage, generations
         )
     holders = folder or readers
-    space = Space(database, store, generations, holders.holds, peers.awaits if peers else None)
     for evictable in (holders.released, generations.written):
         evictable.connect(store.space_freed.notify)
-    return _Rotation(generations, readers, folder, space)
+    return _Rotation(generations, readers, folder, holders.holds)
 
 
 def _build_scheduler(
@@ -250,7 +259,8 @@ def _build_scheduler(
     workers: WorkerPool,
     cache: _Cache,
     rotation: _Rotation,
-    first: Pass,
+    order: PassOrder,
+    waiting: WaitingClaims,
     peers: Peers | None,
 ) -> _Scheduler:
     options, catalog, store = request.options, cache.catalog, cache.store
@@ -260,8 +270,18 @@ def _build_scheduler(
     sizes = SizeEstimate(varies=has_producer)
     if has_producer and (size := store.largest_resident()) is not None:
         sizes.learn(size)
-    downloads = InFlightTable(catalog, Groups(cache.database, options.group), folder.partial, sizes)
-    order = PassOrder(workers, catalog, folder.partial, first, peers.locate if peers else None)
+    downloads = InFlightTable(catalog, Groups(cache.database, options.group), folder.partial)
+    space = Space(
+        cache.database,
+        store,
+        rotation.generations,
+        cache.budget,
+        outage,
+        sizes,
+        waiting,
+        rotation.holds,
+        peers.awaits if peers else None,
+    )
     dispatcher = Dispatcher(
         workers, request.processes, options.bandwidth, has_producer, peers.holders if peers else None
     )
@@ -272,28 +292,46 @@ def _build_scheduler(
     outage.ended.connect(dispatcher.resume)
     outage.ended.connect(catalog_sync.retry)
     fetcher = Fetcher(
-        downloads, store, rotation.space, dispatcher, catalog_sync.update_file, outage, options.miss_timeout
+        downloads,
+        store,
+        space,
+        sizes,
+        dispatcher,
+        rotation.generations,
+        catalog_sync,
+        outage,
+        options.miss_timeout,
     )
     dispatcher.received.connect(fetcher.counters.add_bytes)
     dispatcher.received_from_peers.connect(fetcher.counters.add_peer_bytes)
     condition = StartCondition(
         options.wait_files, options.wait_bytes, options.no_wait, options.list_timeout, options.show_files or 0
     )
-    prefetch = PrefetchState(condition, lambda: store.resident_files >= catalog.share.files, outage)
+    prefetch = PrefetchState(
+        condition,
+        lambda: store.resident_files >= order.share.files,
+        lambda: waiting.has_draw and len(downloads) == 0,
+        outage,
+    )
     store.returned_to_pass.connect(prefetch.draw_evicted)
-    for more in (rotation.space.resized, rotation.generations.rotation_changed):
+    space.rotated.connect(prefetch.note_rotation)
+    for more in (space.resized, rotation.generations.rotation_changed):
         more.connect(prefetch.invalidate_order)
     for changed in (outage.began, outage.ended):
         changed.connect(prefetch.changed.notify)
-    drawer = Drawer(catalog, store, fetcher, rotation.space, cache.budget, prefetch)
-    prefetcher = Prefetcher(catalog, store, catalog_sync, order, drawer, prefetch)
-    updater = VersionUpdater(catalog, store, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
+    prefetch.changed.connect(store.space_freed.notify)  # what waits for room may not be wanted any longer
+    drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
+    fetcher.finished.connect(drawer.handle_finished)
+    prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)
+    updater = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
     start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
     if peers:
         order.computed.connect(peers.note_order)
         drawer.drawn.connect(peers.note_drawn)
-    return _Scheduler(outage, catalog_sync, dispatcher, fetcher, prefetch, prefetcher, updater, start, peers)
+    return _Scheduler(
+        outage, catalog_sync, order, space, dispatcher, fetcher, prefetch, prefetcher, updater, start, peers
+    )
 
 
 def _build_peers(
@@ -317,7 +355,7 @@ def _sample(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: M
         bytes=store.resident_bytes,
         limit_bytes=store.limit_bytes,
         listed_files=generation.files if generation else 0,
-        share_files=cache.catalog.share.files,
+        share_files=scheduler.order.share.files,
         files_seen=summary.files_seen,
         opens=summary.opens,
         fetched_files=scheduler.fetcher.counters.files,
@@ -338,7 +376,7 @@ def _commands(
         misses.processes,
         _setters(cache, rotation, scheduler),
     )
-    files = FileCommands(cache.database, cache.catalog, cache.store, rotation.space, scheduler.fetcher.ensure)
+    files = FileCommands(cache.database, cache.catalog, cache.store, scheduler.space, scheduler.fetcher.ensure)
     return mount.table() | files.table()
 
 
@@ -352,7 +390,7 @@ def _setters(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler) -> dict[
 
     return {
         "peers": _at_once(set_peers),
-        "cache_size": rotation.space.set_cache_size,
+        "cache_size": scheduler.space.set_cache_size,
         "min_free": _at_once(cache.store.set_min_free),
         "rotation": _at_once(rotation.generations.set_rotation),
         "turnover": _at_once(rotation.generations.set_turnover),

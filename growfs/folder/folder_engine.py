@@ -244,7 +244,7 @@ class FolderEngine:
         tree, now = self._trees[-1], trio.current_time()
         if now < max(tree.began_at + self._generations.settle_s, self._retry_at) or trees.is_locked(tree.path):
             return False
-        is_filling = self._store.bytes_short(self._store.wanted_bytes) <= 0
+        is_filling = self._store.bytes_short(self._generations.demand().largest) <= 0
         return (is_filling or self._was_read()) and self._has_news()
 
     def _was_read(self) -> bool:

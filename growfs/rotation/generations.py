@@ -10,10 +10,10 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import trio
 
-from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
@@ -36,20 +36,35 @@ FIRST_RETRY_S = 0.1
 """The same for the first time: a full disk has room for it by then."""
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is still to be cached, for which a generation makes room."""
+
+    files: int
+    """Files that the passes of this mount draw."""
+    bytes: int
+    """Their size."""
+    largest: int
+    """Bytes of the largest draw that waits for room."""
+    versions: int
+    """Bytes of the new versions that wait for room."""
+
+
 class Generations:
     """Owns what is listed. `began` notifies when a generation has begun, `written` when its rows say what it changed,
     `rotation_changed` when listed files may be evicted that might not be before, or the other way round.
 
     decide: as turnover.plan_generation, without blocking the daemon. rotation, turnover, show_files, settle_s: as the
-    options of these names.
+    options of these names. demand: returns what has to be made room for at that moment. shown_seq: the last admission
+    that a generation showed, in this run or an earlier one.
     """
 
     def __init__(
         self,
         database: Database,
-        catalog: Catalog,
         store: Store,
         decide: Callable[[int, TurnoverInput], Awaitable[GenerationPlan]],
+        demand: Callable[[], Demand],
         *,
         rotation: str = "auto",
         turnover: float,
@@ -66,7 +81,8 @@ class Generations:
         self.written = Signal[[]]()
         self._db = database
         self._decide = decide
-        self._catalog = catalog
+        self.demand = demand
+        (self.shown_seq,) = database.row("SELECT coalesce(max(last_seq), 0) FROM generation")
         self._store = store
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
@@ -187,23 +203,23 @@ class Generations:
         self._number = number
         now = trio.current_time()
         self.current = Generation(number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted)
-        self._store.shown_seq = plan.last_seq
+        self.shown_seq = plan.last_seq
         self._requeued = plan.requeued
         self.began.notify()
 
     def _turnover(self, lasting_holds: Holds, opened: frozenset[int]) -> TurnoverInput:
-        store, share = self._store, self._catalog.share
+        store, demand = self._store, self.demand()
         short = store.bytes_short(0)
-        lacking = share.bytes - store.resident_content_bytes if share.files > store.resident_files else 0
+        lacking = demand.bytes - store.resident_content_bytes if demand.files > store.resident_files else 0
         return TurnoverInput(
             limit=min(store.limit_bytes, store.used_bytes + max(0, -short)),  # the disk may have less space than that
             turnover=self.turnover,
-            largest=store.wanted_bytes,
-            lacking=lacking + store.renewal_bytes,
+            largest=demand.largest,
+            lacking=lacking + demand.versions,
             # What is in flight was not listed yet, and need not be delisted for. Where others fill the disk, nothing is
             # delisted for what it is short of: all files would be.
             free=max(0, store.reserved_bytes - short),
-            shown_seq=store.shown_seq,
+            shown_seq=self.shown_seq,
             last_seq=store.last_seq,
             lasting_holds=lasting_holds,
             opened=opened,

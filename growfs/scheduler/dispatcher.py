@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -41,6 +41,18 @@ SMALL_BYTES = 1 << 20
 """Smaller files are fetched by all workers side by side: the time of a process counts more for them than the link."""
 PERIOD_S = 0.5
 """How often the number of requests is adjusted."""
+
+
+class WorkerDied:
+    """What comes back of a file when its worker died, or hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came back of a download that a worker had."""
+
+    download: Download
+    outcome: Fetched | FetchFailed | WorkerDied
 
 
 @dataclass(eq=False)
@@ -79,14 +91,11 @@ class Dispatcher:
 
     There are at most `size` workers, and one for readers that wait.
 
-    has_producer: workers make files one at a time, so the number of requests is fixed. peers_of: returns the nodes that
-    may have a file, by its path. received: notified of bytes that were received from the remote, of complete files or
-    not; received_from_peers: the same of other nodes. refused: notified where nothing is received, and requests are
-    repeated.
+    results: what comes back of the files, in order. has_producer: workers make files one at a time, so the number of
+    requests is fixed. peers_of: returns the nodes that may have a file, by its path. received: notified of bytes that
+    were received from the remote, of complete files or not; received_from_peers: the same of other nodes. refused:
+    notified where nothing is received, and requests are repeated.
     """
-
-    _handle_result: Callable[[Download, Fetched | FetchFailed], Awaitable[None]]
-    _handle_worker_death: Callable[[Download], None]
 
     def __init__(
         self,
@@ -96,6 +105,7 @@ class Dispatcher:
         has_producer: bool = False,
         peers_of: Callable[[str], tuple[str, ...]] | None = None,
     ) -> None:
+        self._returned, self.results = trio.open_memory_channel[Result](math.inf)
         self.received = Signal[[int]]()
         self.received_from_peers = Signal[[int]]()
         self.refused = Signal[[GrowfsError]]()
@@ -179,13 +189,8 @@ class Dispatcher:
         self._concurrency = ConcurrencyController()
         self._changed.notify()
 
-    async def run(
-        self,
-        handle_result: Callable[[Download, Fetched | FetchFailed], Awaitable[None]],
-        handle_worker_death: Callable[[Download], None],
-    ) -> None:
-        """Dispatch until cancelled. handle_worker_death: called with each file of a worker that died."""
-        self._handle_result, self._handle_worker_death = handle_result, handle_worker_death
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._adjust)
             try:
@@ -207,7 +212,8 @@ class Dispatcher:
                 slot = self._slot_for(download, nursery)
             except GrowfsError as error:
                 (self._urgent or self._queue).popleft()
-                await self._handle_result(download, FetchFailed(error))
+                download.move(DownloadState.FETCHING)
+                self._return(download, FetchFailed(error))
                 continue
             if slot is None:
                 break
@@ -333,11 +339,8 @@ class Dispatcher:
             oldest, *others = slot.downloads.values()
             which = f"{oldest.path} and {len(others)} more" if others else oldest.path
             log.warning("a worker died or hung over %s; others take over", which)
-        for download in reversed(slot.downloads.values()):
-            if failed:
-                await self._handle_result(download, FetchFailed(failed.error))
-            else:
-                self._handle_worker_death(download)
+        for download in reversed(slot.downloads.values()):  # each goes ahead of those before
+            self._return(download, FetchFailed(failed.error) if failed else WorkerDied())
         self._changed.notify()
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
@@ -357,10 +360,13 @@ class Dispatcher:
                 continue  # it was recalled meanwhile
             slot.bytes -= download.node.size or 0
             slot.received = max(0, slot.received - (result.size if isinstance(result, Fetched) else 0))
-            await self._handle_result(download, result)
+            self._return(download, result)
         if not slot.downloads:
             slot.received = 0
         self._changed.notify()
+
+    def _return(self, download: Download, outcome: Fetched | FetchFailed | WorkerDied) -> None:
+        self._returned.send_nowait(Result(download, outcome))
 
     # Limits.
 
@@ -405,4 +411,4 @@ def _is_suspect(download: Download) -> bool:
 def _request(download: Download, peers: tuple[str, ...]) -> FetchRequest:
     node = download.node
     file = RemoteFile(download.path, node.size, node.mtime_ns, node.version)
-    return FetchRequest(node.id, file, download.target, download.need, download.urgent, download.number, peers)
+    return FetchRequest(node.id, file, download.target, download.size_max, download.urgent, download.number, peers)

@@ -1,6 +1,15 @@
 """Every download from the request to its admission: each file at most once, and misses before everything else.
 
-Reserves space, gives files to the dispatcher, and admits what workers fetched in the order of the draws (`admission`).
+A draw, a miss and a new version are one kind of request, with a Priority: each gets room (`space`), goes to a worker
+(`dispatcher`), comes back as a Result, and is admitted in the order of the draws (`AdmissionQueue`).
+
+What makes it hard, and what answers it:
+
+1. A file that waits for room must not make others wait. Each such download has a task; the others need none.
+2. A download may fail while its task waits, as another of its group has. Whoever comes back from an await looks at its
+   state; `Claim.is_wanted` does it for what waits for room. `_fail` gives back what the download holds.
+3. A reader may give up at any time, and its download goes on: no task of a reader moves a download.
+4. A failure may be the file's, or the remote's. `Outage` decides; the download is QUEUED meanwhile, and keeps its room.
 """
 
 from __future__ import annotations
@@ -10,29 +19,20 @@ import errno
 import logging
 import sqlite3
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Protocol
 
 import trio
 
 from growfs import disk
 from growfs.cache.catalog import Node
 from growfs.cache.publish import StagedFile
-from growfs.cache.store import Store
-from growfs.errors import (
-    DiskFull,
-    GrowfsError,
-    NoRoom,
-    RemoteBusy,
-    RemoteError,
-    RemoteMissing,
-    TooLarge,
-    Unreadable,
-)
+from growfs.cache.store import Reservation, Store
+from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TooLarge
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.interface import Fetched, RemoteFile
-from growfs.scheduler.dispatcher import Dispatcher
+from growfs.rotation.generations import Generations
+from growfs.scheduler.dispatcher import Dispatcher, Result, WorkerDied
 from growfs.scheduler.in_flight import (
     ATTEMPTS_MAX,
     AdmissionQueue,
@@ -41,9 +41,11 @@ from growfs.scheduler.in_flight import (
     DownloadGroup,
     DownloadState,
     InFlightTable,
+    Priority,
+    SizeEstimate,
 )
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
-from growfs.scheduler.space import Space
+from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
@@ -55,15 +57,20 @@ WINDOW_PARTS = 4
 """Their bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
 GONE_S = 3600.0
 """How long it is told that a file was gone when it was to be fetched."""
-SPACE_POLL_S = 0.5
-"""How often a miss without space tries again: other programs may have freed the disk meanwhile."""
+
+
+class Versions(Protocol):
+    """Knows which versions of its files the remote has."""
+
+    async def update_file(self, node: Node, found: RemoteFile | None) -> None:
+        """Apply what a fetch found: that a file has another version now, or none."""
 
 
 class Fetcher:
     """Owns the downloads in flight, and moves each through its states.
 
-    progressed: notified when a download finishes, or when more may be drawn. on_remote_changed: called when a fetch
-    finds that the remote has another version of a file, or none.
+    progressed: notified when a download finishes, or when more may be drawn. finished: notified of each download that
+    was admitted or failed.
     """
 
     def __init__(
@@ -71,33 +78,43 @@ class Fetcher:
         downloads: InFlightTable,
         store: Store,
         space: Space,
+        sizes: SizeEstimate,
         dispatcher: Dispatcher,
-        on_remote_changed: Callable[[Node, RemoteFile | None], Awaitable[None]],
+        generations: Generations,
+        versions: Versions,
         outage: Outage,
         miss_timeout_s: float,
     ) -> None:
         self._miss_timeout_s = miss_timeout_s
         self.counters = Counters()
         self.progressed = Signal[[]]()
+        self.finished = Signal[[Download]]()
         self._downloads = downloads
         self._store = store
         self._space = space
+        self._sizes = sizes
         self._dispatcher = dispatcher
-        self._on_remote_changed = on_remote_changed
+        self._generations = generations
+        self._versions = versions
         self._outage = outage
         self._admission_queue = AdmissionQueue()
         self._admission_due = trio.Event()
-        self._unreserved: deque[Download] = deque()
-        self._unreserved_added = Signal[[]]()
-        self._no_space: list[Download] = []
-        self._no_space_added = Signal[[]]()
+        self._claims: dict[Download, Claim] = {}  # of those that wait for room
+        self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._dispatcher.run, self._handle_result, self._handle_worker_death)
-            for task in (self._admit, self._reserve_in_order, self._retry_no_space):
-                nursery.start_soon(task)
+            nursery.start_soon(self._dispatcher.run)
+            nursery.start_soon(self._handle_results)
+            nursery.start_soon(self._admit)
+            for download in self._downloads.without_room():
+                nursery.start_soon(self._find_room, download)
+            self._nursery = nursery
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     def set_miss_timeout(self, timeout_s: float) -> None:
         """Change how long a miss may take."""
@@ -138,61 +155,53 @@ class Fetcher:
         latest = (failures[id] for id in reversed(failures) if failures[id].at > since or self._downloads.is_known(id))
         return next(latest, None)
 
-    def need(self, node: Node) -> int:
-        """Bytes to reserve for a file."""
-        return self._downloads.sizes.need(node, self._store.max_file_bytes)
+    def is_in_flight(self, id: int) -> bool:
+        """Whether a file is being downloaded."""
+        return self._downloads.get(id) is not None
 
-    def is_guess(self, node: Node) -> bool:
-        """Whether the size of a file is not known."""
-        return self._downloads.sizes.is_guess(node)
+    def draw(self, nodes: list[Node], ids: tuple[int, ...], priority: Priority, reserved: Reservation) -> None:
+        """Fetch a drawn group; it is admitted after those drawn before. reserved: by a claim for these nodes.
 
-    def least(self, node: Node) -> int:
-        """The fewest bytes that are worth a try where the size is a guess; else as `need`."""
-        return self._downloads.sizes.least(node, self._store.max_file_bytes)
-
-    def download(self, id: int) -> Download | None:
-        """The file's download, if it is in flight."""
-        return self._downloads.get(id)
-
-    def draw(self, nodes: dict[Node, int], ids: tuple[int, ...], on_finished: Callable[[Download], None]) -> None:
-        """Fetch a drawn group; it is admitted after those drawn before. nodes: each with the bytes reserved for it.
-
-        ids, on_finished: as in DownloadGroup.
+        ids: as in DownloadGroup.
         """
-        group = DownloadGroup(drawn=True, ids=ids, on_finished=on_finished)
+        group = DownloadGroup(is_drawn=True, ids=ids)
         self._admission_queue.append(group)
-        for node, reserved in nodes.items():
-            download = self._downloads.start(node, group, min(self.need(node), reserved))  # the estimate may have grown
-            download.reserved = reserved
-            self._dispatcher.enqueue(download)
+        for node in nodes[:-1]:
+            part = reserved.split(min(disk.allocation(self._space.need(node)), reserved.bytes))
+            self._enqueue(self._downloads.start(node, group, priority), part)
+        self._enqueue(self._downloads.start(nodes[-1], group, priority), reserved)
 
-    async def update(self, node: Node) -> bool:
-        """Fetch a newer version of a resident file, which then takes its place; returns when it has, or failed.
+    async def update(self, node: Node) -> None:
+        """Fetch a newer version of a resident file, once there is room for it; returns when it has taken its place.
 
-        False where there is no room beside what readers hold. node: the resident file's, with the new version's size,
-        time and version.
+        Or when it failed, or the file has gone meanwhile: the remote deleted it, or a miss evicted it, and what opens
+        it then finds the version. node: the resident file's, with the new version's size, time and version.
         """
-        reserved = await self._find_space(node, self.need(node), keep_held=True)
-        if reserved is None:
-            return False
-        while earlier := self._downloads.get(node.id):
-            await earlier.finished.wait()
-        download = self._downloads.start(node, DownloadGroup(), min(self.need(node), reserved))
-        download.renews, download.reserved = True, reserved
-        self._dispatcher.enqueue(download)
-        await download.finished.wait()
-        return True
+
+        def is_wanted() -> bool:
+            return self._downloads.is_known(node.id) and not self.is_in_flight(node.id)
+
+        while self._downloads.is_known(node.id):
+            if earlier := self._downloads.get(node.id):
+                await earlier.finished.wait()
+                continue
+            claim = Claim([node], self._downloads.path(node), Priority.DUE, is_wanted, renews=True)
+            if reserved := await self._space.acquire(claim):
+                download = self._downloads.start(node, DownloadGroup(), Priority.DUE, renews=True)
+                self._enqueue(download, reserved)
+                await download.finished.wait()
+                return
 
     async def ensure(self, node: Node, path: str) -> None:
         """Return when the file is resident, or gone, fetching it before everything that no reader waits for.
 
         Raises GrowfsError with the errno that a reader should get, after miss_timeout_s at the latest.
         """
-        if self.need(node) > self._store.max_file_bytes:
+        if self._space.is_too_large([node]):
             raise too_large(path)
         if self._downloads.get(node.id) is None:
             for started in await self._downloads.start_miss(node, self._store.max_file_bytes):
-                self._request_space(started)
+                self._request_room(started)
         download = self._downloads.get(node.id)
         if download is None:
             return  # it is cached by now, or gone
@@ -201,89 +210,64 @@ class Fetcher:
         with trio.move_on_after(self._miss_timeout_s):
             await download.finished.wait()
         if not download.finished.is_set():
-            if download.disk_full:
-                raise download.disk_full
-            if download.no_space_since is not None:
-                raise self._no_room(download)
-            why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
-            raise TimedOut(f"{path}: not fetched within {self._miss_timeout_s:g} s{why}")
+            raise download.disk_full or self._why_late(download)
         if download.error:
             raise download.error
 
+    def _why_late(self, download: Download) -> GrowfsError:
+        claim = self._claims.get(download)
+        if claim and claim.waits_since is not None:
+            return self._space.no_room(claim)
+        why = f", waiting for the remote: {self._outage.why}" if self._outage.is_on else "; raise --miss-timeout"
+        return TimedOut(f"{download.path}: not fetched within {self._miss_timeout_s:g} s{why}")
+
     def _prioritize(self, group: DownloadGroup) -> None:
         for download in group.downloads:
-            download.urgent = True
+            download.priority = Priority.READER
+            if claim := self._claims.get(download):
+                claim.priority = Priority.READER
             self._dispatcher.prioritize(download)
         self._queue_for_admission(group)
 
-    # Space.
+    # Room.
 
-    def _request_space(self, download: Download) -> None:
-        self._unreserved.append(download)
-        self._unreserved_added.notify()
+    def _request_room(self, download: Download) -> None:
+        """Give a download to the dispatcher, at once if what is free suffices, or once there is room for it."""
+        claim = self._claim(download)
+        if reserved := self._space.reserve_free(claim):
+            self._enqueue(download, reserved)
+        elif self._nursery:
+            self._nursery.start_soon(self._find_room, download)
 
-    async def _reserve_in_order(self) -> None:
-        while True:
-            while not self._unreserved:
-                await self._unreserved_added.wait()
-            while self._outage.is_on:  # nothing is evicted for what cannot be fetched
-                await self._outage.ended.wait()
-            download = self._unreserved.popleft()
-            if download.state is DownloadState.QUEUED and await self._reserve(download):
-                self._dispatcher.enqueue(download)
-
-    async def _reserve(self, download: Download) -> bool:
-        """Reserve space for a download; one that gets none now waits for it, without making others wait."""
+    async def _find_room(self, download: Download, waits_first: bool = False) -> None:
+        """Have a download fetched once there is room for it. waits_first: as in Space.acquire."""
+        claim = self._claims[download] = self._claim(download)
         try:
-            download.reserved = await self._find_space(download.node, download.need, keep_held=not download.urgent)
-            may_wait = download.reserved is not None or await self._may_wait_for_space(download)
-        except Unreadable as error:
-            self._fail(download, error)
-            return False
-        if download.state is not DownloadState.QUEUED:  # it failed with another of its group meanwhile
-            self._unreserve(download)
-            return False
-        if download.reserved is not None:
-            download.no_space_since = None
-            download.need = min(download.need, download.reserved)
-            return True
-        download.no_space_since = download.no_space_since or trio.current_time()
-        if may_wait:
-            self._no_space.append(download)
-            self._no_space_added.notify()
+            reserved = await self._space.acquire(claim, waits_first)
+        except GrowfsError as error:
+            if download.lacks_room:
+                self._fail(download, error)
         else:
-            self._fail(download, self._no_room(download))
-        return False
+            if reserved:
+                self._enqueue(download, reserved)
+        finally:
+            self._claims.pop(download, None)
 
-    async def _may_wait_for_space(self, download: Download) -> bool:
-        """Whether a download that finds no space waits for it."""
-        if download.no_space_since is not None:
-            return trio.current_time() - download.no_space_since < self._miss_timeout_s
-        if not (download.urgent or download.renews):
-            return False  # it was drawn, and is larger than expected: those that were drawn after it wait for it
-        return await self._space.may_ever_fit(self.least(download.node))
+    def _claim(self, download: Download) -> Claim:
+        """Room for one file. A drawn one that is larger than expected does not wait: those drawn after it would."""
+        is_awaited = download.urgent or download.renews
+        return Claim(
+            [download.node],
+            download.path,
+            Priority.READER if download.urgent else Priority.DUE,
+            lambda: download.lacks_room,
+            renews=download.renews,
+            patience_s=self._miss_timeout_s if is_awaited else 0,
+        )
 
-    async def _find_space(self, node: Node, need: int, keep_held: bool) -> int | None:
-        """Reserve what a file needs, evicting for it. Where that is a guess, what is free is tried first."""
-        least = self.least(node)
-        if least >= need:
-            return await self._space.reserve_by_eviction(need, keep_held)
-        reserved = self._store.reserve(need) or self._store.reserve_part(need, least)
-        for size in (need, least):
-            if reserved is None:
-                reserved = await self._space.reserve_by_eviction(size, keep_held)
-        return reserved
-
-    async def _retry_no_space(self) -> None:
-        while True:
-            while not self._no_space:
-                await self._no_space_added.wait()
-            with trio.move_on_after(SPACE_POLL_S):
-                await self._store.space_freed.wait()
-            waiting, self._no_space = self._no_space, []
-            for download in waiting:
-                if download.state is DownloadState.QUEUED:
-                    self._request_space(download)
+    def _enqueue(self, download: Download, reserved: Reservation) -> None:
+        download.hold(reserved, self._space.need(download.node))
+        self._dispatcher.enqueue(download)
 
     def _retries_on_full_disk(self, download: Download, error: DiskFull) -> bool:
         """Fetch a miss again that found the disk full: others filled it, or the catalog grew. More is evicted now.
@@ -295,49 +279,37 @@ class Fetcher:
         if not download.urgent or trio.current_time() - download.disk_full_since >= self._miss_timeout_s:
             return False
         download.disk_full = error
-        self._discard(download)
+        download.discard()
         download.move(DownloadState.QUEUED)
-        self._no_space.append(download)
-        self._no_space_added.notify()
+        if self._nursery:
+            self._nursery.start_soon(self._find_room, download, True)
         return True
-
-    def _no_room(self, download: Download) -> GrowfsError:
-        """The error for a file for which nothing may be evicted, or for which the disk refuses to."""
-        if refusal := self._store.refusal:
-            return disk.cannot_write(refusal)
-        return NoRoom(
-            f"{download.path}: no room for {download.need} bytes; all that is cached is open, pinned or its"
-            " directory's last file; raise --cache-size"
-        )
-
-    def _unreserve(self, download: Download) -> None:
-        if download.reserved is not None:
-            self._store.unreserve(download.reserved)
-            download.reserved = None
-
-    def _discard(self, download: Download) -> None:
-        """Give back the space of a download, and delete what was fetched of it."""
-        self._unreserve(download)
-        if download.staged:
-            with contextlib.suppress(OSError):
-                disk.unlink("DRAFT_FAILED", download.staged.file)
-            download.staged = None
 
     # Results of the workers.
 
-    async def _handle_result(self, download: Download, result: Fetched | FetchFailed) -> None:
-        if isinstance(result, FetchFailed):
-            await self._handle_failure(download, result)
-            return
-        if result.from_peer:
+    async def _handle_results(self) -> None:
+        async for result in self._dispatcher.results:
+            await self._handle_result(result)
+
+    async def _handle_result(self, result: Result) -> None:
+        download, outcome = result.download, result.outcome
+        if isinstance(outcome, WorkerDied):
+            self._handle_worker_death(download)
+        elif isinstance(outcome, FetchFailed):
+            await self._handle_failure(download, outcome)
+        else:
+            self._handle_fetched(download, outcome)
+
+    def _handle_fetched(self, download: Download, fetched: Fetched) -> None:
+        if fetched.from_peer:
             self.counters.peer_files += 1
         else:
             self._outage.answered(download.sent_at)
         assert download.reserved is not None
-        self._downloads.sizes.learn(result.size)
-        download.reserved = self._store.adjust_reservation(download.reserved, result.size)
+        self._sizes.learn(fetched.size)
+        download.reserved.resize(fetched.size)
         download.staged = StagedFile(
-            download.node, download.path, download.target, result, download.reserved, download.renews,
+            download.node, download.path, download.target, fetched, download.reserved, download.renews,
             download.group.ids,
         )  # fmt: skip
         download.move(DownloadState.FETCHED)
@@ -348,12 +320,11 @@ class Fetcher:
 
     async def _handle_failure(self, download: Download, failure: FetchFailed) -> None:
         error = failure.error
-        if isinstance(error, SizeExceeded) and download.need < self._store.max_file_bytes:
-            self._unreserve(download)
-            size_max = self._store.max_file_bytes
-            download.need = self._downloads.sizes.exceeded(download.node, download.need, size_max)
+        if isinstance(error, SizeExceeded) and download.size_max < self._store.max_file_bytes:
+            self._sizes.exceeded(download.node, download.size_max)
+            download.discard()
             download.move(DownloadState.QUEUED)
-            self._request_space(download)
+            self._request_room(download)
             return
         if isinstance(error, DiskFull) and self._retries_on_full_disk(download, error):
             return
@@ -366,7 +337,7 @@ class Fetcher:
             return
         if failure.found or isinstance(error, RemoteMissing):
             self._outage.answered(download.sent_at)
-            await self._on_remote_changed(download.node, failure.found)
+            await self._versions.update_file(download.node, failure.found)
         self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
 
     def _retry_or_fail(self, download: Download, error: GrowfsError, is_away: bool) -> None:
@@ -410,7 +381,7 @@ class Fetcher:
             failure: Exception | None = None
             # A new version has another id than the old one, which is what a generation that begins knows.
             has_renewed = any(download.renews for download in batch)
-            unchanged = self._space.unchanged_generation() if has_renewed else contextlib.nullcontext()
+            unchanged = self._generations.unchanged() if has_renewed else contextlib.nullcontext()
             try:
                 async with unchanged:
                     staged = [download.staged for download in batch if download.staged]
@@ -419,13 +390,14 @@ class Fetcher:
                 failure = error
                 admitted = set()
             for download in batch:
-                download.reserved = None  # `admit` gave it back
                 if download.node.id in admitted:
+                    download.reserved = download.staged = None
                     download.move(DownloadState.ADMITTED)
                     self.counters.files += 1
                     self.counters.failures.pop(download.node.id, None)
                     self._finish(download)
             for download in batch:
+                self._admission_queue.give_back(download.group)
                 if download.state is DownloadState.FETCHED:  # else it failed with another of its group
                     self._handle_refusal(download, failure or errors.get(download.node.id))
 
@@ -440,7 +412,7 @@ class Fetcher:
 
     def _fail(self, download: Download, error: GrowfsError) -> None:
         """Fail a download, and with it all of its group that no worker has."""
-        self._discard(download)
+        download.discard()
         download.error = error
         download.move(DownloadState.FAILED)
         is_new = self.counters.add_failure(download.node.id, error)
@@ -453,6 +425,7 @@ class Fetcher:
 
     def _finish(self, download: Download) -> None:
         self._downloads.finish(download)
+        self.finished.notify(download)
         self.progressed.notify()
 
 

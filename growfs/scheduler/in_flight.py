@@ -1,11 +1,21 @@
-"""The files that are being downloaded: the states of one, the moves between them, and the table of all."""
+"""The files that are being downloaded: what they need, the states of one, the table of all, the order of admission.
+
+What makes it hard, and what answers it:
+
+1. A file may be asked for by a pass, by readers and as a new version, at once. `InFlightTable` has it once.
+2. Workers finish in any order, and what is cached must not depend on it. Drawn groups wait in a window, in the order
+   drawn (`AdmissionQueue`). A file that a reader waits for leaves it.
+3. A group may be moved for several reasons at the same time: its store is busy, it arrives, a reader opens it while it
+   is being admitted. One field says where it is (`DownloadGroup.place`), and a move that does not apply does nothing.
+4. The size of a file may be unknown until it is fetched. `SizeEstimate` guesses, and learns.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +27,7 @@ from growfs.cache.catalog import UNKNOWN_SIZE, Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.publish import StagedFile
 from growfs.cache.schema import Query
+from growfs.cache.store import Reservation
 from growfs.errors import DiskFull, GrowfsError
 from growfs.remote.names import extension
 from growfs.rotation.pass_order import group_of
@@ -31,6 +42,17 @@ RATE_STEP_S = 0.1
 """Bytes that arrive within this time are counted together, so that few counts are kept at any rate."""
 FAILURES_MAX = 1000
 """Failures that are remembered, to tell whether they are over."""
+
+
+class Priority(enum.Enum):
+    """For whom a file is fetched. It decides what may be evicted for it, and which files it overtakes."""
+
+    READER = "reader"
+    """A reader waits for it: it comes first, and all may go that is not open, pinned or the last one of a directory."""
+    DUE = "due"
+    """A new version, or a frozen file: all of that may go that no reader holds."""
+    DRAW = "draw"
+    """A file of the pass: only what is delisted may go, and that no reader holds."""
 
 
 class DownloadState(enum.Enum):
@@ -52,17 +74,29 @@ MOVES = {
 }
 
 
+class Place(enum.Enum):
+    """Where a group of downloads is on its way to be admitted."""
+
+    OUTSIDE = "outside"
+    """It is admitted once it is fetched."""
+    WINDOW = "window"
+    """It was drawn, and is admitted after all that were drawn before."""
+    NEXT = "next"
+    """It is fetched, and is admitted next."""
+    TAKEN = "taken"
+    """It is being admitted."""
+
+
 @dataclass(eq=False, slots=True)
 class DownloadGroup:
-    """Downloads that are admitted together: one file, or those of a group. drawn: admitted in the order drawn.
+    """Downloads that are admitted together: one file, or those of a group."""
 
-    ids: of all files of the group, in flight or cached already; empty for a single file. on_finished: called with each
-    download that was admitted or failed.
-    """
-
-    drawn: bool = False
+    is_drawn: bool = False
+    """A pass has drawn it."""
     ids: tuple[int, ...] = ()
-    on_finished: Callable[[Download], None] | None = None
+    """Of all its files, in flight or cached already; empty for a single file."""
+    place: Place = Place.OUTSIDE
+    """Where it is; AdmissionQueue moves it."""
     downloads: list[Download] = field(default_factory=list)
 
     @property
@@ -83,37 +117,63 @@ class DownloadGroup:
 
 @dataclass(eq=False, slots=True)
 class Download:
-    """One file in flight.
-
-    target: where a worker writes it. need: bytes to reserve. reserved: bytes of the quota that it holds; None before.
-    urgent: a reader waits for it. renews: the node is a newer version of the resident file with the same id.
-    no_space_since: since when it waits for space, in trio's time. disk_full, disk_full_since: the error that a full
-    disk gave, and since when. staged: what the worker wrote, once it is fetched. number: the order in which downloads
-    were started. sent_at: when a worker got it.
-    """
+    """One file in flight."""
 
     node: Node
     path: str
     target: Path
-    need: int
+    """Where a worker writes it."""
     group: DownloadGroup
-    reserved: int | None = None
-    urgent: bool = False
+    priority: Priority
     renews: bool = False
-    no_space_since: float | None = None
+    """The node is a newer version of the resident file with the same id."""
+    reserved: Reservation | None = None
+    """What it holds of the quota; None while it waits for room."""
+    size_max: int = 0
+    """A worker gives it up when it turns out to be larger, in bytes."""
     disk_full: DiskFull | None = None
+    """The latest error that a full disk gave."""
     disk_full_since: float = 0.0
+    """When it gave the first one, in trio's time."""
     state: DownloadState = DownloadState.QUEUED
     number: int = field(default_factory=itertools.count().__next__)
+    """The order in which downloads were started."""
     sent_at: float = 0.0
+    """When a worker got it, in trio's time."""
     attempts_left: int = ATTEMPTS_MAX
     tries_left: int = TRIES_MAX
     staged: StagedFile | None = None
+    """What the worker wrote, once it is fetched."""
     error: GrowfsError | None = None
     finished: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
         self.group.downloads.append(self)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a reader waits for it."""
+        return self.priority is Priority.READER
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether no worker can get it yet, as nothing is reserved for it."""
+        return self.reserved is None and self.state is DownloadState.QUEUED
+
+    def hold(self, reserved: Reservation, need: int) -> None:
+        """Own a reservation, for a file that needs so many bytes; or fewer are worth a try."""
+        self.reserved = reserved
+        self.size_max = min(need, reserved.bytes)
+
+    def discard(self) -> None:
+        """Give back the room that it holds, and delete what was fetched of it."""
+        if self.reserved:
+            self.reserved.release()
+            self.reserved = None
+        if self.staged:
+            with contextlib.suppress(OSError):
+                disk.unlink("DRAFT_FAILED", self.staged.file)
+            self.staged = None
 
     def move(self, state: DownloadState) -> None:
         """Change state; a move that is not in MOVES is a bug."""
@@ -123,13 +183,9 @@ class Download:
 
 
 class InFlightTable:
-    """Owns the downloads in flight, by node id: each file at most once.
+    """Owns the downloads in flight, by node id: each file at most once. staging: the folder that workers write to."""
 
-    staging: the folder that workers write to. sizes: what to reserve for a file.
-    """
-
-    def __init__(self, catalog: Catalog, groups: Groups, staging: Path, sizes: SizeEstimate) -> None:
-        self.sizes = sizes
+    def __init__(self, catalog: Catalog, groups: Groups, staging: Path) -> None:
         self._catalog = catalog
         self._groups = groups
         self._staging = staging
@@ -146,10 +202,18 @@ class InFlightTable:
         """Whether the catalog has a file."""
         return self._catalog.node(id) is not None
 
-    def start(self, node: Node, group: DownloadGroup, need: int) -> Download:
-        """Put a file in flight. need: bytes to reserve."""
-        target = self._staging / str(node.id)
-        download = self._downloads[node.id] = Download(node, self._catalog.path(node), target, need, group)
+    def path(self, node: Node) -> str:
+        """The path of a file, relative to the root."""
+        return self._catalog.path(node)
+
+    def without_room(self) -> list[Download]:
+        """Those for which nothing is reserved yet."""
+        return [download for download in self._downloads.values() if download.lacks_room]
+
+    def start(self, node: Node, group: DownloadGroup, priority: Priority, renews: bool = False) -> Download:
+        """Put a file in flight."""
+        target, path = self._staging / str(node.id), self._catalog.path(node)
+        download = self._downloads[node.id] = Download(node, path, target, group, priority, renews)
         return download
 
     async def start_miss(self, node: Node, size_max: int) -> list[Download]:
@@ -163,17 +227,13 @@ class InFlightTable:
         for id in [member.id for member in members]:
             member = self._catalog.node(id)  # as it is by now
             if member and member.seq is None and id not in self._downloads:
-                download = self.start(member, group, self.sizes.need(member, size_max))
-                download.urgent = True
-                started.append(download)
+                started.append(self.start(member, group, Priority.READER))
         return started
 
     def finish(self, download: Download) -> None:
         """Remove a download that was admitted or failed, and wake the tasks that wait for it."""
         del self._downloads[download.node.id]
         download.finished.set()
-        if download.group.on_finished:
-            download.group.on_finished(download)
 
 
 @dataclass(slots=True)
@@ -257,28 +317,31 @@ class SizeEstimate:
 
     def need(self, node: Node, size_max: int) -> int:
         """Bytes to reserve for a file. size_max: bytes that any file may have."""
-        if not self.is_guess(node):
-            return node.size or 0
-        return min(max(self.bytes, node.size or 0, 2 * self._exceeded.get(node.id, 0)), size_max)
+        exceeded = self._exceeded.get(node.id)
+        estimate = self.bytes if self.is_guess(node) else 0
+        retry = max(2 * exceeded, self._retry_size(size_max)) if exceeded else 0
+        return min(max(estimate, node.size or 0, retry), size_max) if estimate or retry else node.size or 0
 
     def least(self, node: Node, size_max: int) -> int:
         """The fewest bytes that are worth a try, where `need` does not fit. size_max: as in `need`."""
-        if not self.is_guess(node):
-            return node.size or 0
-        usual = max(min(RETRY_SIZE, size_max // RETRY_SHARE), node.size or 0)
-        return min(max(usual, 5 * self._exceeded.get(node.id, 0) // 4), self.need(node, size_max))
+        need, exceeded = self.need(node, size_max), self._exceeded.get(node.id, 0)
+        if not (exceeded or self.is_guess(node)):
+            return need
+        return min(max(self._retry_size(size_max), node.size or 0, 5 * exceeded // 4), need)
 
     def learn(self, size: int) -> None:
         """Note that a file had this size."""
         self._largest = max(self._largest, size)
         self.bytes = self._largest + self._largest // 4
 
-    def exceeded(self, node: Node, bytes: int, size_max: int) -> int:
-        """Note that a file is larger than `bytes`; returns how many to reserve next. size_max: as in `need`."""
+    def exceeded(self, node: Node, bytes: int) -> None:
+        """Note that a file is larger than `bytes`."""
         self._exceeded[node.id] = bytes
-        twice = 2 * bytes
-        self.bytes = max(self.bytes, twice)
-        return min(max(twice, min(RETRY_SIZE, size_max // RETRY_SHARE)), size_max)
+        self.bytes = max(self.bytes, 2 * bytes)
+
+    @staticmethod
+    def _retry_size(size_max: int) -> int:
+        return min(RETRY_SIZE, size_max // RETRY_SHARE)
 
 
 class Groups:
@@ -315,44 +378,61 @@ BATCH_MAX = 256
 
 
 class AdmissionQueue:
-    """Owns the window of drawn groups. A group that a reader waits for, or that was not drawn, does not wait in it."""
+    """Owns the order in which fetched files are admitted, whatever the order in which workers finish them.
+
+    A reorder window: drawn groups are admitted in the order drawn, so the result does not depend on the number of
+    workers. A group that a reader waits for, or that was not drawn, does not wait in it.
+
+    Always: a group is in `_window` if its place is WINDOW, in `_next` if it is NEXT, and else in neither.
+    """
 
     def __init__(self) -> None:
         self._window: deque[DownloadGroup] = deque()
-        self._prioritized: deque[DownloadGroup] = deque()
+        self._next: deque[DownloadGroup] = deque()
 
     def __len__(self) -> int:
         return len(self._window)
 
     def append(self, group: DownloadGroup) -> None:
         """Admit a drawn group after all that are in the window already."""
+        group.place = Place.WINDOW
         self._window.append(group)
 
     def release(self, group: DownloadGroup) -> None:
         """Have those that were drawn after the group wait for it no longer; it is admitted once it is fetched."""
-        if group.drawn:
-            group.drawn = False
+        if group.place is Place.WINDOW:
             self._window.remove(group)
+            group.place = Place.OUTSIDE
+
+    def give_back(self, group: DownloadGroup) -> None:
+        """Note that a group that was taken is not admitted now; it is once it is fetched again."""
+        if group.place is Place.TAKEN:
+            group.place = Place.OUTSIDE
 
     def prioritize(self, group: DownloadGroup) -> None:
-        """Admit a group next if it is fetched completely, and is urgent or was not drawn."""
-        if group.is_fetched and (not group.drawn or any(download.urgent for download in group.downloads)):
-            self._prioritized.append(group)
+        """Admit a group next if it is fetched completely, and a reader waits for it or it is outside the window."""
+        if not group.is_fetched:
+            return
+        if any(download.urgent for download in group.downloads):
+            self.release(group)
+        if group.place is Place.OUTSIDE:
+            group.place = Place.NEXT
+            self._next.append(group)
 
     def next_batch(self) -> list[Download]:
         """The next downloads to admit, in order: prioritized groups, then the head of the window."""
         batch: list[Download] = []
-        while self._prioritized and len(batch) < BATCH_MAX:
-            group = self._prioritized.popleft()
-            if group.is_fetched:  # else it was admitted from the window meanwhile
-                if group in self._window:
-                    self._window.remove(group)
-                batch.extend(group.downloads)
+        while self._next and len(batch) < BATCH_MAX:
+            self._take(self._next.popleft(), batch)
         while self._window and len(batch) < BATCH_MAX:
             head = self._window[0]
-            if head.is_fetched:
-                batch.extend(head.downloads)
-            elif not head.is_finished:
+            if not (head.is_fetched or head.is_finished):
                 break
-            self._window.popleft()
+            self._take(self._window.popleft(), batch)
         return batch
+
+    @staticmethod
+    def _take(group: DownloadGroup, batch: list[Download]) -> None:
+        group.place = Place.TAKEN if group.is_fetched else Place.OUTSIDE  # else it failed meanwhile
+        if group.is_fetched:
+            batch.extend(group.downloads)

@@ -9,7 +9,7 @@ import logging
 import mmap
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,17 @@ from humanfriendly import format_size
 
 from growfs import disk
 from growfs.cache.cache_folder import unreadable
-from growfs.cache.catalog import Catalog, Node, Share
+from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError
 from growfs.rotation.pass_order import Order, Pass, groups_of
 from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
+from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.readiness import MountState, PrefetchState
 from growfs.scheduler.refresh import CatalogSync
+from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool
@@ -54,14 +56,18 @@ class Prefetcher:
         store: Store,
         catalog_sync: CatalogSync,
         order: PassOrder,
+        fetcher: Fetcher,
         drawer: Drawer,
+        space: Space,
         state: PrefetchState,
     ) -> None:
         self._catalog = catalog
         self._store = store
         self._catalog_sync = catalog_sync
         self._order = order
+        self._fetcher = fetcher
         self._drawer = drawer
+        self._space = space
         self._state = state
         self._order_took_s = 0.0
         self._warnings: list[str] = []
@@ -85,14 +91,14 @@ class Prefetcher:
     def figures(self) -> dict[str, Any]:
         """What it is doing, as status.json has it."""
         first = self._order.first
-        failures = filter(None, (self._catalog_sync.failure, self._drawer.last_failure()))
+        failures = filter(None, (self._catalog_sync.failure, self._fetcher.last_failure()))
         last = max(failures, key=lambda failure: failure.at, default=None)
         return {
             "state": self._state.mount_state.value,
             "seed": first.seed,
             "partition": f"{first.share[0]}/{first.share[1]}" if first.share else None,
             "pass": self._catalog.pass_number,
-            "pass_files": self._catalog.share.files,
+            "pass_files": self._order.share.files,
             "eta_s": self._eta_s(),
             "skipped": self._drawer.skipped(),
             "unpromised": self._state.unpromised,
@@ -103,13 +109,13 @@ class Prefetcher:
 
     def _shortage(self) -> list[str]:
         """What to do where the disk, and not the size of the cache, ends its growth."""
-        store = self._store
-        if self._state.mount_state is not MountState.HELD or store.used_bytes + store.wanted_bytes > store.limit_bytes:
+        store, wanted = self._store, self._space.waiting.largest
+        if self._state.mount_state is not MountState.HELD or store.used_bytes + wanted > store.limit_bytes:
             return []
         free, files = disk.room(store.folder)
         if not files:
             return [f"{store.folder}: its disk has no more files (inodes), so the cache cannot grow; see mkfs -i"]
-        if free > store.min_free + store.wanted_bytes:
+        if free > store.min_free + wanted:
             return []
         return [
             f"{store.folder}: its disk has {format_size(free)} free, of which --min-free keeps"
@@ -119,8 +125,8 @@ class Prefetcher:
 
     def _eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more comes."""
-        store, rate = self._store, self._drawer.counters.bytes_per_s()
-        missing = self._catalog.share.bytes - store.resident_content_bytes
+        store, rate = self._store, self._fetcher.counters.bytes_per_s()
+        missing = self._order.share.bytes - store.resident_content_bytes
         to_come = min(missing, store.limit_bytes - store.resident_bytes)
         return to_come / rate if rate and to_come > 0 and self._state.mount_state in GROWING else None
 
@@ -128,7 +134,7 @@ class Prefetcher:
         while True:
             await self._catalog_sync.changed.wait()
             if not self._catalog_sync.is_endless:  # an endless remote never changes a file
-                self._drawer.not_made.clear()
+                self._drawer.forget_not_made()
             self._state.invalidate_order()
 
     async def _watch_files(self) -> None:
@@ -161,8 +167,8 @@ class Prefetcher:
     def _first_listed(self) -> list[Node]:
         if self._order.first.group is not None:
             return []  # the others of a group may not be listed yet
-        undrawn = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._drawer.is_in_flight(node.id)]
-        return self._order.sort(node for node in undrawn if not self._drawer.is_too_large([node]))
+        undrawn = [node for node in self._catalog.undrawn(EARLY_FILES_MAX) if not self._fetcher.is_in_flight(node.id)]
+        return self._order.sort(node for node in undrawn if not self._space.is_too_large([node]))
 
     async def _draw_pass(self) -> bool:
         """Draw what the pass has still to draw; whether the next pass is to begin."""
@@ -174,12 +180,9 @@ class Prefetcher:
         began = trio.current_time()
         order = await self._order.remaining(self._store.max_file_bytes)
         self._order_took_s = trio.current_time() - began
-        self._catalog.share = Share(order.files, order.bytes)
         self._warnings = self._options_without_effect(order)
-        drawer.take_failed()
-        drawer.oversized.clear()
-        state.seeds.begin(order, self._store.limit_bytes)
-        state.phase = MountState.SEEDING if order.seeds else MountState.FILLING
+        drawer.begin_order()
+        state.draw_order(order, self._store.limit_bytes)
         return order
 
     def _options_without_effect(self, order: Order) -> list[str]:
@@ -195,7 +198,7 @@ class Prefetcher:
         """Draw everything once; False when the order is out of date."""
         half = len(order.rest) // 2 if self._catalog_sync.is_endless else 0
         for number, part in enumerate((order.frozen, order.seeds, order.rest[:half], order.rest[half:])):
-            if number == 3 and self._catalog_sync.is_endless and len(self._drawer.not_made) <= half // 2:
+            if number == 3 and self._catalog_sync.is_endless and self._drawer.not_made <= half // 2:
                 self._catalog_sync.extend()  # so that the next files are known before these run out
             if not await self._drawer.draw_all(groups_of(part)):
                 return False
@@ -205,36 +208,31 @@ class Prefetcher:
         """End the pass: draw failed files again until none is left; whether the next pass is to begin."""
         state, drawer = self._state, self._drawer
         pause_s = FAILED_RETRY_S
-        while await drawer.wait_until_finished() and drawer.failed:
+        while await drawer.wait_until_finished() and drawer.has_failed:
             if self._may_continue():
                 return True  # the next pass tries the failed files again
-            state.phase = MountState.ERROR
+            state.wait_to_retry()
             with trio.move_on_after(pause_s):
                 while not state.is_stale:
                     await state.changed.wait()
             began = trio.current_time()
-            retry = drawer.take_failed()
-            state.phase = MountState.FILLING
-            if not await drawer.draw_all(groups_of(retry)) or not await drawer.wait_until_finished():
+            state.retry()
+            if not await drawer.draw_failed_again():
                 return False
             pause_s = max(FAILED_RETRY_S, trio.current_time() - began)
         if not state.is_stale:
-            state.phase = state.resting_state()
+            state.rest()
         return not (state.is_stale or state.has_evicted) and self._may_continue()
 
     def _may_continue(self) -> bool:
         """Whether a next pass could draw more than the files that failed and those that do not fit."""
-        drawer = self._drawer
-        missing = self._catalog.share.files - self._store.resident_files
-        excluded = len(drawer.failed) + len(drawer.oversized | drawer.not_made)
-        return drawer.rotates and missing > excluded and not self._catalog_sync.is_endless
+        missing = self._order.share.files - self._store.resident_files
+        return self._space.rotates and missing > self._drawer.excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:
         """Draw the deferred files of this pass once more; after that, begin the next pass."""
-        drawer = self._drawer
-        drawer.defers, drawer.has_deferred = not (drawer.defers and drawer.has_deferred), False
-        if drawer.defers:
-            drawer.not_made.clear()
+        if self._drawer.end_round():
+            self._drawer.forget_not_made()
             await self._catalog.begin_pass(self._catalog.pass_number + 1)
 
 
@@ -242,6 +240,14 @@ ORDER_RETRY_S = 30.0
 """Pause before another worker is asked for an order."""
 FEW_FILES = 1_000
 """A thread plans what so many files list in the 5 to 10 ms that a worker takes to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of the remote that this mount draws (--partition, or all)."""
+
+    files: int
+    bytes: int
 
 
 class PassOrder:
@@ -265,6 +271,15 @@ class PassOrder:
         self._workers = workers
         self._catalog = catalog
         self._target = staging / "order"
+        self._share: Share | None = None
+        self._revision = 0  # of the catalog when the share was computed
+
+    @property
+    def share(self) -> Share:
+        """What this mount draws; everything, where the catalog has changed since an order was computed."""
+        if self._share and self._revision == self._catalog.revision:
+            return self._share
+        return Share(self._catalog.files, self._catalog.bytes)
 
     async def locate(self) -> None:
         """Return once it is decided where the passes begin."""
@@ -293,6 +308,7 @@ class PassOrder:
             ready.unmatched,
             ready.has_groups,
         )
+        self._share, self._revision = Share(order.files, order.bytes), self._catalog.revision
         self.computed.notify(order)
         return order
 

@@ -139,21 +139,28 @@ class SeedTracker:
 class PrefetchState:
     """Owns what the prefetcher is doing, whether it is paused, and whether it has to look at the catalog again.
 
-    changed: notified when it is interrupted or may continue, or has to look again. phase: as set by the prefetcher;
-    `mount_state` is what users see. is_stale: the order of the pass is out of date. has_evicted: files were evicted
-    that the pass may draw again. check_whole: whether all that this node is to have is cached. outage: nothing is drawn
-    while there is one.
+    changed: notified when it is interrupted or may continue, or has to look again. `mount_state` is what users see.
+    is_stale: the order of the pass is out of date. has_evicted: files were evicted that the pass may draw again.
+    check_whole: whether all that this node is to have is cached. is_held: whether a draw waits for room, and nothing is
+    in flight. outage: nothing is drawn while there is one.
     """
 
-    def __init__(self, condition: StartCondition, check_whole: Callable[[], bool], outage: Outage) -> None:
+    def __init__(
+        self,
+        condition: StartCondition,
+        check_whole: Callable[[], bool],
+        is_held: Callable[[], bool],
+        outage: Outage,
+    ) -> None:
         self.condition = condition
         self.seeds = SeedTracker(condition)
         self.changed = Signal[[]]()
         self.paused = False
-        self.phase = MountState.LISTING
+        self._phase = MountState.LISTING
         self.is_stale = False
         self.has_evicted = False
         self._check_whole = check_whole
+        self._is_held = is_held
         self._outage = outage
 
     @property
@@ -168,9 +175,10 @@ class PrefetchState:
             return MountState.PAUSED
         if self._outage.is_on:
             return MountState.WAITING
-        if self.phase in (MountState.HELD, MountState.COMPLETE):
-            return self.resting_state()
-        return self.phase
+        is_held = self._is_held() and not self.is_stale  # else that draw is about to end, and there may be more room
+        if is_held or self._phase in (MountState.HELD, MountState.COMPLETE):
+            return self._resting_state
+        return self._phase
 
     @property
     def unpromised(self) -> str | None:
@@ -191,8 +199,8 @@ class PrefetchState:
     def invalidate_order(self) -> None:
         """Compute the order anew: there may be more to draw, or more space."""
         self.is_stale = True
-        if self.phase is MountState.HELD:  # until the new order says more
-            self.phase = MountState.FILLING
+        if self._phase is MountState.HELD:  # until the new order says more
+            self._phase = MountState.FILLING
         self.changed.notify()
 
     def draw_evicted(self) -> None:
@@ -204,15 +212,36 @@ class PrefetchState:
         """Note that the order is about to be computed from the catalog as it is now."""
         self.is_stale = self.has_evicted = False
 
-    def resting_state(self) -> MountState:
-        """The state when nothing is left to draw."""
+    def draw_order(self, order: Order, limit_bytes: int) -> None:
+        """Note that this is drawn from now on. limit_bytes: of the cache."""
+        self.seeds.begin(order, limit_bytes)
+        self._phase = MountState.SEEDING if order.seeds else MountState.FILLING
+
+    def note_rotation(self) -> None:
+        """Note that files give way to drawn ones."""
+        self._phase = MountState.ROTATING
+
+    def wait_to_retry(self) -> None:
+        """Note that all was drawn, and some of it failed."""
+        self._phase = MountState.ERROR
+
+    def retry(self) -> None:
+        """Note that what failed is drawn again."""
+        self._phase = MountState.FILLING
+
+    def rest(self) -> None:
+        """Note that nothing is left to draw."""
+        self._phase = self._resting_state
+
+    @property
+    def _resting_state(self) -> MountState:
         return MountState.COMPLETE if self.is_whole else MountState.HELD
 
     def finish(self, *ids: int) -> None:
         """Note that these files are cached, failed or cannot be drawn."""
         self.seeds.finish(*ids)
-        if self.phase is MountState.SEEDING and self.seeds.seeds_complete:
-            self.phase = MountState.FILLING
+        if self._phase is MountState.SEEDING and self.seeds.seeds_complete:
+            self._phase = MountState.FILLING
 
 
 START_S = 60.0

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import trio
@@ -33,9 +34,6 @@ RETRY_S = 60.0
 """Pause after a listing that failed, where the catalog of an earlier one serves."""
 UPDATES_PARALLEL = 2
 """New versions that are fetched at a time."""
-SPACE_POLL_S = 5.0
-SPACE_PAUSE_S = 0.2
-"""How often a new version without space tries again, at least and at most."""
 
 
 class CatalogSync:
@@ -45,8 +43,8 @@ class CatalogSync:
     moment. failure: that of the last listing. progressed:
     notified after each page. changed: notified when a listing has altered what a pass must draw; file_changed: when a
     fetch has found a file changed. removed: notified of files and versions that are gone. updates: new versions of
-    resident files, by the id of the old one, for VersionUpdater to fetch; updating: the ids of those that it is
-    fetching. The next listing finds again what fails, or is not fetched when the daemon ends.
+    resident files, by the id of the old one, for VersionUpdater to fetch. The next listing finds again what fails, or
+    is not fetched when the daemon ends.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class CatalogSync:
         self.file_changed = Signal[[]]()
         self.removed = Signal[[list[Removed]]]()
         self.updates: dict[int, RemoteFile] = {}
-        self.updating: set[int] = set()
+        self._updating: set[int] = set()
         self._workers = workers
         self._catalog = catalog
         self._store = store
@@ -145,6 +143,18 @@ class CatalogSync:
             return
         self.file_changed.notify()
 
+    def next_update(self) -> AbstractContextManager[tuple[int, RemoteFile]] | None:
+        """Take a new version to fetch: (the id of the old one, the new one). It is not found again within."""
+        return self._update(*self.updates.popitem()) if self.updates else None
+
+    @contextmanager
+    def _update(self, id: int, file: RemoteFile) -> Iterator[tuple[int, RemoteFile]]:
+        self._updating.add(id)
+        try:
+            yield id, file
+        finally:
+            self._updating.discard(id)
+
     def _note_silence(self, silent_s: float) -> None:
         if self._silent_s is None:
             log.warning(
@@ -212,7 +222,7 @@ class CatalogSync:
             fits = disk.allocation(file.size or 0) <= self._store.max_file_bytes
             if not (node and node.seq is not None and fits):
                 immediate.append((id, file))
-            elif id not in self.updating:  # else the next listing compares it again
+            elif id not in self._updating:  # else the next listing compares it again
                 self.updates[id] = file
         changes = await self._catalog.apply(replace(part, changed=immediate), self._store.drop_files)
         self._store.count_dropped(changes)
@@ -230,14 +240,12 @@ class VersionUpdater:
     def __init__(
         self,
         catalog: Catalog,
-        store: Store,
         fetcher: Fetcher,
         catalog_sync: CatalogSync,
         is_paused: Callable[[], bool],
         resumed: Signal[[]],
     ) -> None:
         self._catalog = catalog
-        self._store = store
         self._fetcher = fetcher
         self._catalog_sync = catalog_sync
         self._is_paused = is_paused
@@ -250,31 +258,12 @@ class VersionUpdater:
                 nursery.start_soon(self._update)
 
     async def _update(self) -> None:
-        updates = self._catalog_sync.updates
         while True:
-            while updates and not self._is_paused():
-                id, file = updates.popitem()
-                node = self._catalog.node(id)
-                if node:
-                    successor = replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
-                    self._catalog_sync.updating.add(id)
-                    try:
-                        await self._replace(successor)
-                    finally:
-                        self._catalog_sync.updating.discard(id)
+            while not self._is_paused() and (update := self._catalog_sync.next_update()):
+                with update as (id, file):
+                    node = self._catalog.node(id)
+                    if node:
+                        await self._fetcher.update(
+                            replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
+                        )
             await self._resumed.wait()
-
-    async def _replace(self, successor: Node) -> None:
-        """Fetch a new version, once there is space for it: the next generation delists as much.
-
-        Meanwhile the file may go: the remote deletes it, or a miss evicts it, and what opens it then finds the version.
-        """
-        waiting = 0
-        while self._catalog.node(successor.id) and not await self._fetcher.update(successor):
-            if not waiting:
-                waiting = disk.allocation(self._fetcher.need(successor))
-                self._store.renewal_bytes += waiting
-            with trio.move_on_after(SPACE_POLL_S):
-                await self._store.space_freed.wait()
-                await trio.sleep(SPACE_PAUSE_S)
-        self._store.renewal_bytes -= waiting

@@ -1,4 +1,18 @@
-"""Makes room: reads from the database which cached files may be evicted, and evicts those that the rules pick."""
+"""Finds room: for a miss, for a draw and for a new version, by one loop. Nothing else reserves space for a download.
+
+What makes it hard, and what answers it:
+
+1. Two tasks might count on the same bytes. `_by_what_is_listed` is a lock: whoever evicts reserves before it ends.
+2. A generation might begin meanwhile, and a directory lose the last file that it lists. None begins within that lock.
+3. To find what may be evicted among a million files takes a second. A thread reads and picks; then `_opened` looks
+   which of the chosen were opened meanwhile. A file that is opened later still stays readable: it becomes an orphan.
+4. What is asked for may be out of date once there is room: a reader fetches it by now, or the order of the pass has
+   changed. `acquire` asks the claim before each look, and after it; then no task runs until the caller has the room.
+5. An error between two lines must not leak bytes. A Reservation is given back once, by whoever owns it; and what waits
+   is counted from the claims that wait (`WaitingClaims`), each of which leaves in a `finally`.
+6. Other programs fill and free the disk, and mappings end, unnoticed. So a claim looks again by itself, less and less
+   often; any notice of `space_freed` has it look at once.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +20,9 @@ import logging
 import math
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -15,19 +30,30 @@ import trio
 from humanfriendly import format_size
 
 from growfs import disk
+from growfs.cache.budget import Budget
+from growfs.cache.catalog import Node
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
-from growfs.cache.store import Store
-from growfs.errors import GrowfsError
+from growfs.cache.store import Reservation, Store
+from growfs.errors import GrowfsError, NoRoom
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import for_a_draw, for_a_miss, kept_bytes, of_these
 from growfs.rotation.rules import CachedFile, Holds
+from growfs.scheduler.in_flight import Priority, SizeEstimate
+from growfs.scheduler.outage import Outage
 from growfs.signal import Signal
 from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)
 
+LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX = 0.5, 5.0
+"""Pause before a claim looks for room again by itself: doubled each time."""
+NOTICE_S = 0.2
+"""Pause after a notice before what no reader waits for looks again: holds end by the hundred while a reader lists its
+folders, and each look costs."""
+FAILED_S = 5.0
+"""How long nothing is drawn after a drawn file found no room, or the disk failed: the next one would fail as well."""
 ROWS_MAX = (256, 100_000)
 """How many files of each sort are read to make room; the second number where the first was not enough."""
 CHECKED_FILES_MAX = 1000
@@ -40,6 +66,62 @@ BATCH_PARTS = 500
 """A draw evicts up to one part in 500 of the cache at a time, where so much is delisted: each time costs a commit."""
 
 
+@dataclass(eq=False, slots=True)
+class Claim:
+    """Files that are to get room together."""
+
+    nodes: Sequence[Node]
+    path: str
+    """Of the first of them, for messages."""
+    priority: Priority
+    is_wanted: Callable[[], bool]
+    """Whether they are still to be fetched."""
+    is_draw: bool = False
+    """They are drawn: --remote-budget and `pause_draws` hold them back."""
+    renews: bool = False
+    """They are new versions of cached files."""
+    patience_s: float = math.inf
+    """How long it waits before it gives up."""
+    least: int = 0
+    """The fewest bytes that were worth a try at the last look, rounded up to blocks."""
+    waits_since: float | None = None
+    """When it first found no room, in trio's time."""
+
+
+class WaitingClaims:
+    """Owns which claims found no room and wait: what the next generation has to make room for."""
+
+    def __init__(self) -> None:
+        self._claims: dict[Claim, None] = {}
+
+    def add(self, claim: Claim) -> None:
+        """Note that a claim waits."""
+        claim.waits_since = trio.current_time() if claim.waits_since is None else claim.waits_since
+        self._claims[claim] = None
+
+    def remove(self, claim: Claim) -> None:
+        """Note that a claim does not wait, or no longer."""
+        self._claims.pop(claim, None)
+
+    @property
+    def has_draw(self) -> bool:
+        """Whether files of the pass wait."""
+        return any(True for _ in self._draws())
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest draw that waits."""
+        return max((claim.least for claim in self._draws()), default=0)
+
+    @property
+    def versions(self) -> int:
+        """Bytes of the new versions that wait."""
+        return sum(claim.least for claim in self._claims if claim.renews)
+
+    def _draws(self) -> Iterator[Claim]:
+        return (claim for claim in self._claims if claim.is_draw)
+
+
 class Candidates(Protocol):
     """Reads which files may be evicted, in order. in_use: ids of open files. most: how many files of each sort."""
 
@@ -47,10 +129,9 @@ class Candidates(Protocol):
 
 
 class Space:
-    """Makes room in the store. Owns the lock under which that happens, so that no two calls count on the same bytes.
+    """Makes room in the store, and owns the lock under which that happens.
 
-    holds: returns what readers hold at that moment. are_awaited: whether a draw is not to evict these files yet,
-    because another node is about to draw some of them from this one.
+    rotated: notified when a draw gets room that had to be made. resized: when the quota was changed.
     """
 
     def __init__(
@@ -58,26 +139,35 @@ class Space:
         database: Database,
         store: Store,
         generations: Generations,
+        budget: Budget,
+        outage: Outage,
+        sizes: SizeEstimate,
+        waiting: WaitingClaims,
         holds: Callable[[], Holds],
         are_awaited: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
+        """holds: returns what readers hold at that moment. are_awaited: whether a draw is not to evict these files yet,
+        because another node is about to draw some of them from this one.
+        """
+        self.rotated = Signal[[]]()
+        self.resized = Signal[[]]()
+        self.waiting = waiting
         self._db = database
         self._store = store
         self._generations = generations
+        self._budget = budget
+        self._outage = outage
+        self._sizes = sizes
         self._holds = holds
-        self.resized = Signal[[]]()
+        self._are_awaited = are_awaited
         self._making_room = trio.Lock()
         self._warns_from = -math.inf
-        self._are_awaited = are_awaited
+        self._draws_from = -math.inf
 
     @property
     def rotates(self) -> bool:
         """Whether delisted files give way to others."""
         return self._generations.rotates
-
-    def unchanged_generation(self) -> AbstractAsyncContextManager[bool]:
-        """As Generations.unchanged, for what gives a listed file another id."""
-        return self._generations.unchanged()
 
     async def run(self) -> None:
         """Evict what exceeds the quota, once that is possible: after it was lowered, files may still be in use."""
@@ -87,55 +177,141 @@ class Space:
             await self._evict_excess()
             await trio.sleep(EXCESS_POLL_S)
 
-    async def reserve_by_rotation(self, size: int) -> int | None:
-        """As Store.reserve, evicting delisted files that nobody holds where that is needed.
+    # What a file needs.
 
-        None also where nothing rotates, and while the files are awaited. Where a generation begins meanwhile, this
-        waits until its changes are written. Given up, it would be tried again with the next generation, and so without
-        end for a reader whose epochs are as short as the pauses.
+    def need(self, node: Node) -> int:
+        """Bytes to reserve for a file."""
+        return self._sizes.need(node, self._store.max_file_bytes)
+
+    def is_too_large(self, nodes: Sequence[Node]) -> bool:
+        """Whether files would not fit together even into an empty cache."""
+        return _allocation(self.need(node) for node in nodes) > self._store.max_file_bytes
+
+    def _needs(self, claim: Claim) -> tuple[int, int]:
+        """(bytes to reserve, the fewest that are worth a try); less is for a single file whose size is a guess."""
+        need = _allocation(self.need(node) for node in claim.nodes)
+        if len(claim.nodes) != 1:
+            return need, need
+        return need, min(need, disk.allocation(self._sizes.least(claim.nodes[0], self._store.max_file_bytes)))
+
+    # Room for a claim.
+
+    async def acquire(self, claim: Claim, waits_first: bool = False) -> Reservation | None:
+        """Reserve what a claim needs, as soon as there is room; None where it is no longer wanted.
+
+        Raises NoRoom, or the error of a disk that refuses to evict, where the claim has waited for long enough or there
+        never will be room; Unreadable. waits_first: what it got the last time did not help.
         """
-        if not self._generations.rotates:
+        pause_s = LOOK_AGAIN_S_MIN
+        if waits_first:
+            self.waiting.add(claim)
+        try:
+            while True:
+                if waits_first:
+                    await self._wait(claim, pause_s)
+                    pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
+                waits_first = True
+                while self._outage.is_on and not claim.is_draw:
+                    await self._outage.ended.wait()  # nothing is evicted for what cannot be fetched
+                if not claim.is_wanted():
+                    return None
+                reservation = await self.look(claim)
+                if reservation and claim.is_wanted():
+                    return reservation
+                if reservation:
+                    reservation.release()
+                elif await self._is_hopeless(claim):
+                    raise self.no_room(claim)
+                else:
+                    self.waiting.add(claim)
+        finally:
+            self.waiting.remove(claim)
+
+    def reserve_free(self, claim: Claim) -> Reservation | None:
+        """Reserve what a claim needs of what is free, without waiting and without evicting."""
+        need, claim.least = self._needs(claim)
+        if claim.is_draw and not self._may_draw:
+            return None
+        reserved = self._store.reserve(need)
+        if reserved is None and claim.least < need:
+            reserved = self._store.reserve_part(need, claim.least)
+        return reserved
+
+    async def look(self, claim: Claim) -> Reservation | None:
+        """Reserve what a claim needs if there is room now, or may be made."""
+        if reserved := self.reserve_free(claim):
+            return reserved
+        if claim.is_draw and not self._may_draw:
+            return None
+        for size in dict.fromkeys(self._needs(claim)):
+            if reserved := await self.reserve_by_eviction(size, claim.priority):
+                return reserved
+        return None
+
+    def pause_draws(self) -> None:
+        """Give no draw room for a while."""
+        self._draws_from = trio.current_time() + FAILED_S
+
+    def no_room(self, claim: Claim) -> GrowfsError:
+        """The error for files for which nothing may be evicted, or for which the disk refuses to."""
+        if refusal := self._store.refusal:
+            return disk.cannot_write(refusal)
+        need = sum(map(self.need, claim.nodes))
+        return NoRoom(
+            f"{claim.path}: no room for {need} bytes; all that is cached is open, pinned or its"
+            " directory's last file; raise --cache-size"
+        )
+
+    @property
+    def _may_draw(self) -> bool:
+        return trio.current_time() >= self._draws_from and self._budget.covers(self._store.reserved_bytes)
+
+    async def _is_hopeless(self, claim: Claim) -> bool:
+        """Whether a claim that found no room is not to wait, or no longer."""
+        if claim.patience_s == math.inf:
+            return False
+        if claim.waits_since is not None:
+            return trio.current_time() - claim.waits_since >= claim.patience_s
+        return claim.patience_s <= 0 or not await self._may_ever_fit(claim.least)
+
+    async def _may_ever_fit(self, bytes: int) -> bool:
+        """Whether files may fit once nothing is open or in flight: unless pinned and last files take too much."""
+        kept = await self._db.query_in_thread(kept_bytes)
+        return kept + bytes <= self._store.limit_bytes
+
+    async def _wait(self, claim: Claim, pause_s: float) -> None:
+        """Return when there may be room that was not there before."""
+        with trio.move_on_after(pause_s):
+            await self._store.space_freed.wait()
+            if claim.priority is not Priority.READER:
+                await trio.sleep(NOTICE_S)
+
+    # Eviction.
+
+    async def reserve_by_eviction(self, size: int, priority: Priority) -> Reservation | None:
+        """As Store.reserve, evicting what the rules allow for that priority where it is needed.
+
+        None also where nothing rotates, or the files are awaited, for a draw; and where the disk refuses to write a
+        generation. Where one begins meanwhile, this waits until its changes are written. Given up, it would be tried
+        again with the next generation, and so without end for a reader whose epochs are as short as the pauses.
+        """
+        is_draw = priority is Priority.DRAW
+        if is_draw and not self._generations.rotates:
             return None
         async with self._by_what_is_listed() as is_known:
             if not is_known:
                 return None
             short = self._store.bytes_short(disk.allocation(size))
             if short > 0:
-                candidates = partial(for_a_draw, self._holds(), self._store.shown_seq)
-                chosen = await self._pick(candidates, short, self._store.limit_bytes // BATCH_PARTS)
-                if chosen and self._are_awaited and self._are_awaited(chosen):
+                ample = self._store.limit_bytes // BATCH_PARTS if is_draw else 0
+                chosen = await self._pick(self._candidates(priority), short, ample)
+                if is_draw and chosen and self._are_awaited and self._are_awaited(chosen):
                     return None
-                await self._evict(chosen)
-            return self._store.reserve(size)  # no other task runs in between
-
-    async def reserve_by_eviction(self, size: int, keep_held: bool = False) -> int | None:
-        """As Store.reserve, evicting what the rules allow for a miss where that is needed.
-
-        keep_held: but not what readers hold. None also where the disk refuses to write a generation.
-        """
-        if (reserved := self._store.reserve(size)) is not None:
-            return reserved  # without waiting for a generation
-        async with self._by_what_is_listed() as is_known:
-            if not is_known:
-                return None
-            short = self._store.bytes_short(disk.allocation(size))
-            if short > 0:
-                await self._evict(await self._pick(self._for_a_miss(keep_held), short), return_to_pass=True)
-            return self._store.reserve(size)  # no other task runs in between
-
-    @asynccontextmanager
-    async def _by_what_is_listed(self) -> AsyncIterator[bool]:
-        """No generation begins within, and nothing else is evicted. Yields whether the rows say what is listed.
-
-        Else the last file that a directory lists might be evicted, because another one was listed before.
-        """
-        async with self._generations.unchanged() as is_written, self._making_room:
-            yield is_written
-
-    async def may_ever_fit(self, size: int) -> bool:
-        """Whether a file may fit once nothing is open or in flight: unless pinned and last files take too much."""
-        kept = await self._db.query_in_thread(kept_bytes)
-        return kept + disk.allocation(size) <= self._store.limit_bytes
+                await self._evict(chosen, return_to_pass=not is_draw)
+            reserved = self._store.reserve(size)  # no other task runs in between
+        if reserved and is_draw:
+            self.rotated.notify()
+        return reserved
 
     async def set_cache_size(self, size: CacheSize) -> None:
         """Change the quota, and evict what exceeds it. Raises GrowfsError if not all of that can go."""
@@ -149,16 +325,6 @@ class Space:
                 " evicted: open files, which go once they are closed, pinned files, or a directory's last files"
             )
 
-    async def _evict_excess(self) -> None:
-        store = self._store
-        async with self._by_what_is_listed() as is_known:
-            if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
-                candidates = self._for_a_miss()
-                chosen = await self._pick(candidates, excess)
-                # Where all that may go does not free enough, it goes all the same.
-                chosen = chosen or await self._pick(candidates, 1, sys.maxsize, ROWS_MAX[-1:])
-                await self._evict(chosen, return_to_pass=True)
-
     async def evict(self, ids: Sequence[int]) -> int:
         """Evict those of these files that are not in use, but of each directory keep a file of each extension.
 
@@ -168,12 +334,35 @@ class Space:
         async with self._by_what_is_listed() as is_known:
             if not is_known:
                 return 0
-            allowed = await self._db.query_in_thread(partial(of_these, ids, store.open_files.ids, store.shown_seq))
+            shown_seq = self._generations.shown_seq
+            allowed = await self._db.query_in_thread(partial(of_these, ids, store.open_files.ids, shown_seq))
             allowed -= await self._opened(list(allowed))
             return await store.evict([id for id in ids if id in allowed])
 
-    def _for_a_miss(self, keep_held: bool = False) -> Candidates:
-        return partial(for_a_miss, self._holds(), self._store.shown_seq, keep_held)
+    @asynccontextmanager
+    async def _by_what_is_listed(self) -> AsyncIterator[bool]:
+        """No generation begins within, and nothing else is evicted. Yields whether the rows say what is listed.
+
+        Else the last file that a directory lists might be evicted, because another one was listed before.
+        """
+        async with self._generations.unchanged() as is_written, self._making_room:
+            yield is_written
+
+    async def _evict_excess(self) -> None:
+        store = self._store
+        async with self._by_what_is_listed() as is_known:
+            if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
+                candidates = self._candidates(Priority.READER)
+                chosen = await self._pick(candidates, excess)
+                # Where all that may go does not free enough, it goes all the same.
+                chosen = chosen or await self._pick(candidates, 1, sys.maxsize, ROWS_MAX[-1:])
+                await self._evict(chosen, return_to_pass=True)
+
+    def _candidates(self, priority: Priority) -> Candidates:
+        holds, shown_seq = self._holds(), self._generations.shown_seq
+        if priority is Priority.DRAW:
+            return partial(for_a_draw, holds, shown_seq)
+        return partial(for_a_miss, holds, shown_seq, priority is not Priority.READER)
 
     async def _pick(
         self, candidates: Candidates, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX
@@ -205,7 +394,7 @@ class Space:
             await trio.lowlevel.checkpoint()
         return opened
 
-    async def _evict(self, ids: list[int], return_to_pass: bool = False) -> None:
+    async def _evict(self, ids: list[int], return_to_pass: bool) -> None:
         try:
             await self._store.evict(ids, return_to_pass)
         except sqlite3.DatabaseError as error:  # nothing is freed, and the caller waits for room
@@ -217,3 +406,8 @@ class Space:
 def _pick(candidates: Candidates, in_use: Container[int], most: int, need: int, ample: int, ask: Query) -> list[int]:
     """The ids of the candidates to evict for need bytes, or for ample where they have as many."""
     return pick_victims(candidates(ask, in_use, most), need, ample)
+
+
+def _allocation(sizes: Iterable[int]) -> int:
+    """Bytes that files of these sizes take together on the disk."""
+    return sum(disk.allocation(size) for size in sizes)

@@ -22,11 +22,11 @@ from tests.harness import Growfs, make_tree, until
 SIZE = 4096
 REFUSING_DISK = """
 import errno, os, sqlite3
-import growfs.scheduler.fetcher
+import growfs.scheduler.space
 from growfs.cache.publish import Publisher
 from growfs.workers.downloader import Downloader
 
-growfs.scheduler.fetcher.SPACE_POLL_S = 0.01
+growfs.scheduler.space.LOOK_AGAIN_S_MIN = growfs.scheduler.space.LOOK_AGAIN_S_MAX = 0.01
 
 
 def refuse(name, of, path, error):

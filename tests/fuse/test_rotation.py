@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
-from growfs.scheduler.drawer import SPACE_PAUSE_S
+from growfs.scheduler.space import NOTICE_S
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.fuse.reader import Reader
@@ -35,7 +35,7 @@ from tests.harness import GROWFS, Growfs, make_tree, until
 FILES = 40
 TURNOVER = CAPACITY // 2
 """Files that a generation delists, with HALF."""
-PACE_S = SPACE_PAUSE_S / 2 + 0.003
+PACE_S = NOTICE_S / 2 + 0.003
 """Two such pauses end just as the next generation begins, less the milliseconds that its beginning takes."""
 EPOCHS_MAX = 120
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 import trio
 
-from growfs.cache.catalog import Catalog, Changes, Node
+from growfs.cache.catalog import Catalog, Changes
+from growfs.cache.store import Reservation
 from growfs.rotation import readers
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import DirectoryHolds, Reader
-from growfs.scheduler.drawer import Drawer
-from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.in_flight import Priority, SizeEstimate
 from growfs.scheduler.space import Space
 
 
@@ -38,22 +38,15 @@ def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
 def guesses_are_final(patch: pytest.MonkeyPatch) -> None:
     """A file of unknown size needs what is guessed, though less is free."""
 
-    async def find_space(self: Fetcher, node: Node, need: int, keep_held: bool) -> int | None:
-        return await self._space.reserve_by_eviction(need, keep_held)
-
-    def least(self: Drawer, nodes: Sequence[Node]) -> int:
-        return sum(self._needs(nodes))
-
-    patch.setattr(Fetcher, "_find_space", find_space)
-    patch.setattr(Drawer, "_least", least)
+    patch.setattr(SizeEstimate, "least", SizeEstimate.need)
 
 
 def new_versions_evict_held_files(patch: pytest.MonkeyPatch) -> None:
     """A new version makes room as a miss does."""
     reserve = Space.reserve_by_eviction
 
-    async def reserve_by_eviction(self: Space, size: int, keep_held: bool = False) -> int | None:
-        return await reserve(self, size)
+    async def reserve_by_eviction(self: Space, size: int, priority: Priority) -> Reservation | None:
+        return await reserve(self, size, Priority.READER if priority is Priority.DUE else priority)
 
     patch.setattr(Space, "reserve_by_eviction", reserve_by_eviction)
 

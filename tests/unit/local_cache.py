@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
 
 from growfs import disk
+from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
 from growfs.cache.database import Database
 from growfs.cache.listing_diff import Comparison
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.schema import ROOT, id_at, read_only
-from growfs.cache.store import Store
+from growfs.cache.store import Reservation, Store
 from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped
-from growfs.rotation.generations import Generations
+from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput
 from growfs.rotation.turnover import plan_generation
-from growfs.scheduler.space import Space
+from growfs.scheduler.in_flight import Groups, InFlightTable, Priority, SizeEstimate
+from growfs.scheduler.outage import Outage
+from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.vfs.attributes import Entry
 from growfs.vfs.filesystem import visible_entries
@@ -39,7 +42,14 @@ class LocalCache:
     store: Store
     generations: Generations
     space: Space
-    holds: Holds
+    sizes: SizeEstimate
+    waiting: WaitingClaims
+    holds: Holds = field(default_factory=Holds)
+    share: tuple[int, int] | None = None
+    """(files, bytes) that the passes draw; None: all."""
+    largest: int = 0
+    """Bytes of a draw that waits for room."""
+    reserved: list[Reservation] = field(default_factory=list)
 
     async def list(self, files: list[RemoteFile], page: int = 1000, skipped: list[Skipped] | None = None) -> int:
         """Apply a listing of the remote as a worker and CatalogSync do; returns how many files differed."""
@@ -67,14 +77,34 @@ class LocalCache:
         return changes
 
     async def reserve_by_rotation(self, size: int, holds: Holds) -> int | None:
-        """Reserve by rotation, while readers have these holds."""
-        self.holds = holds
-        return await self.space.reserve_by_rotation(size)
+        """Reserve for a draw, while readers have these holds; returns the bytes."""
+        return await self.reserve(size, Priority.DRAW, holds)
 
     async def reserve_by_eviction(self, size: int, holds: Holds) -> int | None:
-        """Reserve by eviction, while readers have these holds."""
+        """Reserve for a miss, while readers have these holds; returns the bytes."""
+        return await self.reserve(size, Priority.READER, holds)
+
+    async def reserve(self, size: int, priority: Priority, holds: Holds) -> int | None:
+        """Reserve for that priority, while readers have these holds; returns the bytes."""
         self.holds = holds
-        return await self.space.reserve_by_eviction(size)
+        reserved = await self.space.reserve_by_eviction(size, priority)
+        if reserved:
+            self.reserved.append(reserved)
+        return reserved.bytes if reserved else None
+
+    def give_back(self) -> None:
+        """Give back all that was reserved by these three."""
+        while self.reserved:
+            self.reserved.pop().release()
+
+    def demand(self) -> Demand:
+        """What is still to be cached: all, unless a test has said less; and what waits for room."""
+        files, bytes = self.share or (self.catalog.files, self.catalog.bytes)
+        return Demand(files, bytes, max(self.largest, self.waiting.largest), self.waiting.versions)
+
+    def in_flight(self, template: str | None = None) -> InFlightTable:
+        """A table of downloads for this cache. template: of its groups."""
+        return InFlightTable(self.catalog, Groups(self.database, template), self.folder / "partial")
 
     def node(self, path: str) -> Node:
         """The node at path, which exists."""
@@ -191,10 +221,17 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
     async def decide(number: int, turnover: TurnoverInput) -> GenerationPlan:
         return plan_generation(database.path, number, turnover)
 
-    generations = Generations(database, catalog, store, decide, turnover=0.2, settle_s=60.0)
+    async def answers(_: bool) -> None:
+        """A probe of a remote that is not away."""
+
+    def demand() -> Demand:
+        return cache.demand()
+
     cache: LocalCache
-    space = Space(database, store, generations, lambda: cache.holds)
-    cache = LocalCache(folder, database, catalog, store, generations, space, Holds())
+    generations = Generations(database, store, decide, demand, turnover=0.2, settle_s=60.0)
+    sizes, waiting, budget = SizeEstimate(), WaitingClaims(), Budget(database, None)
+    space = Space(database, store, generations, budget, Outage(answers), sizes, waiting, lambda: cache.holds)
+    cache = LocalCache(folder, database, catalog, store, generations, space, sizes, waiting)
     return cache
 
 

@@ -10,17 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growfs.cache.catalog import Node
-from growfs.scheduler.in_flight import BATCH_MAX, AdmissionQueue, Download, DownloadGroup, DownloadState
+from growfs.scheduler.in_flight import (
+    BATCH_MAX,
+    AdmissionQueue,
+    Download,
+    DownloadGroup,
+    DownloadState,
+    Place,
+    Priority,
+)
 
 
-def download(id: int, group: DownloadGroup, urgent: bool = False, renews: bool = False) -> Download:
+def download(id: int, group: DownloadGroup, priority: Priority = Priority.DRAW) -> Download:
     node = Node(id, 1, f"{id}", False, 10, None, "v1", 0, 0, None)
-    return Download(node, f"{id}", Path(f"{id}"), 10, group, urgent=urgent, renews=renews)
+    return Download(node, f"{id}", Path(f"{id}"), group, priority)
 
 
 def draw(admission_queue: AdmissionQueue, *ids: int) -> DownloadGroup:
     """Append a group of drawn files to the queue."""
-    group = DownloadGroup(drawn=True, ids=ids if len(ids) > 1 else ())
+    group = DownloadGroup(is_drawn=True, ids=ids if len(ids) > 1 else ())
     admission_queue.append(group)
     for id in ids:
         download(id, group)
@@ -86,7 +94,7 @@ def test_an_urgent_file_does_not_wait_for_earlier_ones() -> None:
     first, second = draw(admission_queue, 1), draw(admission_queue, 2)
     finish_fetch(admission_queue, *second.downloads)
     assert admit_batch(admission_queue) == []
-    second.downloads[0].urgent = True
+    second.downloads[0].priority = Priority.READER
     admission_queue.prioritize(second)
     assert admit_batch(admission_queue) == [2]
     assert len(admission_queue) == 1
@@ -98,7 +106,7 @@ def test_a_missed_file_waits_for_its_whole_group() -> None:
     admission_queue = AdmissionQueue()
     draw(admission_queue, 9)
     group = DownloadGroup(ids=(1, 2))
-    miss = [download(1, group, urgent=True), download(2, group, urgent=True)]
+    miss = [download(id, group, Priority.READER) for id in (1, 2)]
     finish_fetch(admission_queue, miss[0])
     assert admit_batch(admission_queue) == []
     finish_fetch(admission_queue, miss[1])
@@ -109,7 +117,7 @@ def test_a_missed_file_waits_for_its_whole_group() -> None:
 def test_a_newer_version_does_not_wait_for_drawn_files() -> None:
     admission_queue = AdmissionQueue()
     draw(admission_queue, 9)
-    finish_fetch(admission_queue, download(1, DownloadGroup(), renews=True))
+    finish_fetch(admission_queue, download(1, DownloadGroup(), Priority.DUE))
     assert admit_batch(admission_queue) == [1]
 
 
@@ -126,7 +134,7 @@ def test_a_group_admitted_early_is_not_admitted_again() -> None:
     admission_queue = AdmissionQueue()
     group = draw(admission_queue, 1)
     finish_fetch(admission_queue, *group.downloads)
-    group.downloads[0].urgent = True
+    group.downloads[0].priority = Priority.READER
     admission_queue.prioritize(group)
     assert admit_batch(admission_queue) == [1]
     assert admit_batch(admission_queue) == []
@@ -139,3 +147,43 @@ def test_a_batch_has_no_more_files_than_a_commit_may_have() -> None:
         finish_fetch(admission_queue, *group.downloads)
     assert len(admit_batch(admission_queue)) == BATCH_MAX
     assert len(admit_batch(admission_queue)) == 10
+
+
+def test_a_group_is_in_one_batch_once() -> None:
+    """Its store was busy, so those behind it do not wait; it arrives; a reader opens it, and it is asked for again."""
+    admission_queue = AdmissionQueue()
+    group = draw(admission_queue, 1)
+    admission_queue.release(group)
+    finish_fetch(admission_queue, *group.downloads)
+    group.downloads[0].priority = Priority.READER
+    admission_queue.prioritize(group)
+    admission_queue.prioritize(group)
+    assert [download.node.id for download in admission_queue.next_batch()] == [1]
+    admission_queue.prioritize(group)
+    assert admission_queue.next_batch() == [], "it is being admitted"
+
+
+def test_a_group_that_the_disk_refused_is_admitted_once_it_is_fetched_again() -> None:
+    admission_queue = AdmissionQueue()
+    group = draw(admission_queue, 1)
+    finish_fetch(admission_queue, *group.downloads)
+    (refused,) = admission_queue.next_batch()
+    admission_queue.give_back(group)
+    refused.move(DownloadState.QUEUED)
+    finish_fetch(admission_queue, refused)
+    assert admit_batch(admission_queue) == [1]
+
+
+def test_a_drawn_group_that_has_left_the_window_may_be_released() -> None:
+    """A reader opened it, and then its store was busy."""
+    admission_queue = AdmissionQueue()
+    group, other = draw(admission_queue, 1), draw(admission_queue, 2)
+    finish_fetch(admission_queue, *group.downloads)
+    group.downloads[0].priority = Priority.READER
+    admission_queue.prioritize(group)
+    admission_queue.release(group)
+    assert group.place is Place.NEXT
+    finish_fetch(admission_queue, *other.downloads)
+    assert admit_batch(admission_queue) == [1, 2]
+    admission_queue.release(group)
+    assert len(admission_queue) == 0

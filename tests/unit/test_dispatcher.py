@@ -26,8 +26,9 @@ from growfs.scheduler.dispatcher import (
     PERIOD_S,
     SMALL_BYTES,
     Dispatcher,
+    WorkerDied,
 )
-from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState
+from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
 from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
 
@@ -109,7 +110,9 @@ class DispatcherScene:
 
     def download(self, path: str, size: int | None = SIZE, urgent: bool = False) -> Download:
         node = Node(next(self._ids), 1, path, False, size, 0, "", 0, 0, None)
-        return Download(node, path, Path("/nowhere") / path, size or 0, DownloadGroup(), urgent=urgent)
+        return Download(
+            node, path, Path("/nowhere") / path, DownloadGroup(), Priority.READER if urgent else Priority.DRAW
+        )
 
     def enqueue(self, *paths: str, **more: Any) -> list[Download]:
         downloads = [self.download(path, **more) for path in paths]
@@ -117,10 +120,16 @@ class DispatcherScene:
             self.dispatcher.enqueue(download)
         return downloads
 
-    async def handle_result(self, download: Download, result: Fetched | FetchFailed) -> None:
-        if isinstance(result, FetchFailed):
+    async def handle_results(self) -> None:
+        async for result in self.dispatcher.results:
+            self.handle_result(result.download, result.outcome)
+
+    def handle_result(self, download: Download, outcome: Fetched | FetchFailed | WorkerDied) -> None:
+        if isinstance(outcome, WorkerDied):
+            self.handle_worker_death(download)
+        elif isinstance(outcome, FetchFailed):
             download.move(DownloadState.FAILED)
-            self.errors[download.path] = str(result.error)
+            self.errors[download.path] = str(outcome.error)
         else:
             download.move(DownloadState.FETCHED)
             self.fetched.append(download.path)
@@ -155,7 +164,8 @@ async def quiet() -> None:
 async def start_scene(size: int, has_producer: bool = False) -> AsyncIterator[DispatcherScene]:
     new = DispatcherScene(size, has_producer)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(new.dispatcher.run, new.handle_result, new.handle_worker_death)
+        nursery.start_soon(new.dispatcher.run)
+        nursery.start_soon(new.handle_results)
         yield new
         nursery.cancel_scope.cancel()
 
@@ -274,7 +284,7 @@ async def test_urgent_files_overtake_and_ignore_the_limits() -> None:
         (worker,) = scene.pool.all
         scene.enqueue("u", urgent=True)
         await quiet()
-        last.urgent = True
+        last.priority = Priority.READER
         scene.dispatcher.prioritize(last)
         await quiet()
         assert worker.batches[1:] == [["u"], [last.path]]

@@ -126,7 +126,7 @@ class Twins:
         reserved = await reserve(blocks * BLOCK, self.holds())
         assert self.simulated.make_room(blocks * BLOCK, NOW, missed) is (reserved is not None)
         if reserved is not None:
-            self.cache.store.unreserve(reserved)
+            self.cache.give_back()
         self.opened -= before - self.resident
 
     def assert_agree(self) -> None:
@@ -144,7 +144,7 @@ async def twins_of(folder: Path, paths: list[str], sizes: list[int], limit: int)
     """Empty caches over a catalog of files d1/... and d2/.... sizes, limit: in blocks."""
     files = [File(int(path[1]), path, size * BLOCK) for path, size in zip(paths, sizes, strict=True)]
     cache = open_local_cache(folder, limit * BLOCK)
-    cache.store.wanted_bytes = max(file.size for file in files)
+    cache.largest = max(file.size for file in files)
     await cache.list([file(of.path, of.size) for of in files])
     twins = Twins(cache, paths, Rotating(files, limit * BLOCK, MountSettings(turnover=0.2)))
     twins.simulated.live += [copy for _, copy in twins.readers]

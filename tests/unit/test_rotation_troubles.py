@@ -10,16 +10,20 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from growfs import disk
+from growfs.cache.catalog import Node
+from growfs.cache.store import Reservation
 from growfs.daemon.virtual_files import _listed
-from growfs.errors import RemoteError
-from growfs.remote.interface import Fetched
+from growfs.errors import RemoteError, Unreadable
+from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Groups, InFlightTable, SizeEstimate
+from growfs.scheduler.in_flight import Priority
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.refresh import CatalogSync
+from growfs.scheduler.refresh import CatalogSync, VersionUpdater
+from growfs.scheduler.space import Claim
+from growfs.signal import Signal
 from growfs.units import CacheSize
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.local_cache import LocalCache, file, open_local_cache
@@ -110,15 +114,29 @@ async def answers(_: bool) -> None:
     """A probe of a remote that is not away."""
 
 
-async def ignore(*_: object) -> None:
-    """What nobody waits for."""
+class NoVersions:
+    """Nobody waits for what a fetch finds."""
+
+    async def update_file(self, node: Node, found: RemoteFile | None) -> None:
+        pass
 
 
-def fetcher_of(cache: LocalCache) -> Fetcher:
-    """A fetcher into that cache, with a RefusingPool."""
-    downloads = InFlightTable(cache.catalog, Groups(cache.database, None), cache.folder / "partial", SizeEstimate())
-    dispatcher = Dispatcher(RefusingPool(), 1, 0)  # type: ignore[arg-type]
-    return Fetcher(downloads, cache.store, cache.space, dispatcher, ignore, Outage(answers), 5.0)
+def fetcher_of(
+    cache: LocalCache, template: str | None = None, workers: RefusingPool | None = None, outage: Outage | None = None
+) -> Fetcher:
+    """A fetcher into that cache, with a RefusingPool. template: of its groups."""
+    dispatcher = Dispatcher(workers or RefusingPool(), 1, 0)  # type: ignore[arg-type]
+    return Fetcher(
+        cache.in_flight(template),
+        cache.store,
+        cache.space,
+        cache.sizes,
+        dispatcher,
+        cache.generations,
+        NoVersions(),
+        outage or Outage(answers),
+        5.0,
+    )
 
 
 @pytest.mark.promise(17)
@@ -134,13 +152,17 @@ async def test_a_new_version_waits_for_space_that_no_reader_holds(tmp_path: Path
     successor = replace(cache.node("d/5.bin"), version="v2")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
-        assert not await fetcher.update(successor)
+        nursery.start_soon(fetcher.update, successor)
+        await wait_all_tasks_blocked(0.1)
+        assert cache.waiting.versions == SIZE
         assert len(cache.resident()) == FILES
-        cache.store.renewal_bytes = SIZE
         await cache.begin()
         assert len(cache.listed()) == FILES - 1, "the next generation makes room, though the whole remote is cached"
         cache.holds = Holds()
-        assert await fetcher.update(successor)
+        cache.store.space_freed.notify()
+        while cache.node("d/5.bin").version != "v2":
+            await cache.store.admitted.wait()
+        assert cache.waiting.versions == 0
         nursery.cancel_scope.cancel()
     assert cache.node("d/5.bin").version == "v2"
     cache.close()
@@ -174,12 +196,17 @@ async def test_an_evicted_file_is_not_kept_from_its_new_version(tmp_path: Path) 
     cache = await full_cache(tmp_path)
     node = cache.node("d/000.bin")
     sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
-    sync.updating.add(node.id)
     found = file("d/000.bin", SIZE, "v2")
     await sync.update_file(node, found)
-    assert cache.node("d/000.bin").version == "v1"
-    await cache.store.evict([node.id])
-    await sync.update_file(cache.node("d/000.bin"), found)
+    update = sync.next_update()
+    assert update
+    with update as (id, successor):
+        assert (id, successor) == (node.id, found)
+        await sync.update_file(node, found)
+        assert sync.next_update() is None, "it is being fetched"
+        assert cache.node("d/000.bin").version == "v1"
+        await cache.store.evict([node.id])
+        await sync.update_file(cache.node("d/000.bin"), found)
     assert cache.node("d/000.bin").version == "v2"
     cache.close()
 
@@ -190,23 +217,20 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
     cache = open_local_cache(tmp_path)
     await cache.list([file("d/1.a", SIZE), file("d/1.b", SIZE)])
     workers = RefusingPool()
-    reserve = cache.space.reserve_by_eviction
-    calls = 0
+    reserve_free, reserve = cache.space.reserve_free, cache.space.reserve_by_eviction
 
-    async def slow_reserve(size: int, keep_held: bool) -> int | None:
-        nonlocal calls
-        calls += 1
-        if calls > 1:  # as if the eviction took some time
-            workers.gate.set()
-            await trio.sleep(0.2)
-        return await reserve(size, keep_held)
+    def first_only(claim: Claim) -> Reservation | None:
+        return None if cache.store.reserved_bytes else reserve_free(claim)
 
+    async def slow_reserve(size: int, priority: Priority) -> Reservation | None:
+        workers.gate.set()
+        await trio.sleep(0.2)  # as if the eviction took some time
+        return await reserve(size, priority)
+
+    monkeypatch.setattr(cache.space, "reserve_free", first_only)
     monkeypatch.setattr(cache.space, "reserve_by_eviction", slow_reserve)
-    groups = Groups(cache.database, "{stem}")
-    downloads = InFlightTable(cache.catalog, groups, tmp_path / "partial", SizeEstimate())
-    dispatcher = Dispatcher(workers, 1, 0)  # type: ignore[arg-type]
     outage = Outage(answers)
-    fetcher = Fetcher(downloads, cache.store, cache.space, dispatcher, ignore, outage, 5.0)
+    fetcher = fetcher_of(cache, "{stem}", workers, outage)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outage.run)
         nursery.start_soon(fetcher.run)
@@ -216,4 +240,36 @@ async def test_a_group_may_fail_while_one_of_its_files_waits_for_an_eviction(
         nursery.cancel_scope.cancel()
     assert cache.store.reserved_bytes == 0
     assert fetcher.in_flight == 0
+    cache.close()
+
+
+async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog could not be read. Else every later generation would make room for it."""
+    cache = open_local_cache(tmp_path, FILES * SIZE)
+    paths = [f"d/{number}.bin" for number in range(FILES)]
+    await cache.list([file(path, SIZE) for path in paths])
+    await cache.admit(*paths, content=b"x" * SIZE)
+    shown = await cache.begin()
+    assert shown
+    cache.holds = Holds([{EVERYWHERE: Hold(shown.number, shown.last_seq)}])
+    sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
+    await sync.update_file(cache.node("d/5.bin"), file("d/5.bin", SIZE, "v2"))
+    updater = VersionUpdater(cache.catalog, fetcher_of(cache), sync, lambda: False, Signal[[]]())
+
+    async def unreadable(*_: object) -> list[int]:
+        raise Unreadable("the catalog")
+
+    with pytest.RaisesGroup(Unreadable, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(updater.run)
+            await wait_all_tasks_blocked(0.1)
+            assert cache.waiting.versions == SIZE
+            monkeypatch.setattr(cache.space, "_pick", unreadable)
+            cache.store.space_freed.notify()
+    assert cache.waiting.versions == 0
+    assert cache.generations.demand().versions == 0
+    assert cache.store.reserved_bytes == 0
+    assert sync.next_update() is None
     cache.close()

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import trio
-from pyroaring import BitMap64
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import growfs.cache.store
@@ -27,7 +26,7 @@ from growfs.cache.schema import ROOT, read_only
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
-from growfs.errors import NotMade, RemoteError
+from growfs.errors import GrowfsError, NotMade, RemoteError
 from growfs.proc import Process
 from growfs.remote.interface import Page
 from growfs.rotation import queries
@@ -39,7 +38,7 @@ from growfs.rotation.readers import FORGET_THREADS_S, Readers
 from growfs.rotation.rules import EVERYWHERE, CachedFile, Generation, Hold, Holds
 from growfs.scheduler import space
 from growfs.scheduler.drawer import DRAWS_PER_STEP, Drawer
-from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup
+from growfs.scheduler.in_flight import RATE_STEP_S, RATE_WINDOW_S, Counters, Download, DownloadGroup, Priority
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.passes import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
@@ -433,12 +432,12 @@ def prefetch(cache: LocalCache) -> PrefetchState:
     async def answers(_: bool) -> None:
         """A probe of a remote that is not away."""
 
-    return PrefetchState(StartCondition(), lambda: False, Outage(answers))
+    return PrefetchState(StartCondition(), lambda: False, lambda: False, Outage(answers))
 
 
 def new_drawer(cache: LocalCache, state: PrefetchState) -> Drawer:
-    fetcher: Any = SimpleNamespace(counters=Counters())
-    return Drawer(cache.catalog, cache.store, fetcher, cache.space, Budget(cache.database, None), state)
+    fetcher: Any = None
+    return Drawer(cache.catalog, cache.store, fetcher, cache.space, cache.sizes, state)
 
 
 def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) -> Prefetcher:
@@ -449,7 +448,13 @@ def new_prefetcher(cache: LocalCache, state: PrefetchState, sync: Any = None) ->
         return order
 
     order: Any = SimpleNamespace(remaining=remaining, first=Pass(1, 1))
-    return Prefetcher(cache.catalog, cache.store, sync, order, new_drawer(cache, state), state)
+    drawer, fetcher = new_drawer(cache, state), None  # type: Drawer, Any
+    return Prefetcher(cache.catalog, cache.store, sync, order, fetcher, drawer, cache.space, state)
+
+
+def failed_download(id: int, error: GrowfsError, group: DownloadGroup | None = None) -> Download:
+    node = Node(id, ROOT, "x", False, 1, None, "", 0, 0, None)
+    return Download(node, "x", Path("x"), group or DownloadGroup(is_drawn=True), Priority.DRAW, error=error)
 
 
 async def test_a_pass_begins_without_a_look_at_each_directory(cache: LocalCache, prefetch: PrefetchState) -> None:
@@ -472,7 +477,9 @@ async def test_requests_are_answered_between_draws_that_wait_for_nothing(
     cache: LocalCache, prefetch: PrefetchState
 ) -> None:
     drawer = new_drawer(cache, prefetch)
-    drawer.not_made = BitMap64(range(DRAWS_PER_STEP * 10))  # there is nothing to draw
+    ids = range(2, 2 + DRAWS_PER_STEP * 10)
+    for id in ids:  # there is nothing to draw
+        drawer.handle_finished(failed_download(id, NotMade("x")))
     steps = 0
 
     async def answer() -> None:
@@ -483,7 +490,7 @@ async def test_requests_are_answered_between_draws_that_wait_for_nothing(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer)
-        assert await drawer.draw_all([id] for id in sorted(drawer.not_made))
+        assert await drawer.draw_all([id] for id in ids)
         nursery.cancel_scope.cancel()
     assert steps >= 5
 
@@ -491,29 +498,26 @@ async def test_requests_are_answered_between_draws_that_wait_for_nothing(
 async def test_failed_files_take_little_memory(cache: LocalCache, prefetch: PrefetchState) -> None:
     drawer = new_drawer(cache, prefetch)
     nodes = [Node(id, ROOT, "x", False, 1, None, "", 0, 0, None) for id in range(2, 20_002)]
-    ended = {
-        kind: Download(nodes[0], "x", Path("x"), 1, DownloadGroup(), error=kind("x")) for kind in (RemoteError, NotMade)
-    }
+    ended = [failed_download(2, error) for error in (RemoteError("x"), NotMade("x"))]
     tracemalloc.start()
     for node in nodes:
-        for download in ended.values():
+        for download in ended:
             download.node = node
-            drawer._handle_finished(download)
+            drawer.handle_finished(download)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 20 * len(nodes)
     assert drawer.skipped() == [("the producer failed on it", len(nodes), "")]
-    assert list(groups_of(drawer.take_failed())) == [[node.id] for node in nodes]
-    assert not drawer.failed
+    assert list(groups_of(drawer._take_failed())) == [[node.id] for node in nodes]
+    assert not drawer.has_failed
 
 
 async def test_the_failed_files_of_a_group_are_drawn_again_together(cache: LocalCache, prefetch: PrefetchState) -> None:
     drawer = new_drawer(cache, prefetch)
-    group = DownloadGroup(ids=(1, 2))
+    group = DownloadGroup(is_drawn=True, ids=(1, 2))
     for id in (2, 1):
-        node = Node(id, ROOT, "x", False, 1, None, "", 0, 0, None)
-        drawer._handle_finished(Download(node, "x", Path("x"), 1, group, error=RemoteError("x")))
-    assert list(groups_of(drawer.take_failed())) == [[1, 2]]
+        drawer.handle_finished(failed_download(id, RemoteError("x"), group))
+    assert list(groups_of(drawer._take_failed())) == [[1, 2]]
 
 
 async def test_files_that_change_one_by_one_have_the_order_computed_again_now_and_then(

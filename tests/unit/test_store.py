@@ -49,13 +49,28 @@ async def test_an_admitted_file_is_resident(cache: LocalCache) -> None:
 async def test_reserved_bytes_count_towards_the_limit(cache: LocalCache) -> None:
     cache.store.limit_bytes = 3 * BLOCK
     first = cache.store.reserve(BLOCK + 1)
-    assert first == cache.store.used_bytes == 2 * BLOCK
+    assert first
+    assert first.bytes == cache.store.used_bytes == 2 * BLOCK
     assert cache.store.reserve(BLOCK + 1) is None
     second = cache.store.reserve(1)
-    assert second == BLOCK
+    assert second
+    assert second.bytes == BLOCK
     assert cache.store.reserve(1) is None
-    cache.store.unreserve(second)
-    assert cache.store.reserve(BLOCK) == BLOCK
+    second.release()
+    second.release()
+    assert cache.store.reserved_bytes == 2 * BLOCK, "it is given back once"
+    assert cache.store.reserve(BLOCK)
+
+
+async def test_a_reservation_is_divided_among_the_files_of_a_group(cache: LocalCache) -> None:
+    whole = cache.store.reserve(3 * BLOCK)
+    assert whole
+    part = whole.split(2 * BLOCK)
+    assert (whole.bytes, part.bytes, cache.store.reserved_bytes) == (BLOCK, 2 * BLOCK, 3 * BLOCK)
+    whole.release()
+    part.spend()
+    part.release()
+    assert cache.store.reserved_bytes == 0
 
 
 async def test_an_empty_file_needs_no_space(cache: LocalCache) -> None:
@@ -68,7 +83,8 @@ async def test_an_empty_file_needs_no_space(cache: LocalCache) -> None:
 async def test_an_adjusted_reservation_is_what_the_file_needs(cache: LocalCache) -> None:
     reserved = cache.store.reserve(100 * BLOCK)
     assert reserved
-    assert cache.store.adjust_reservation(reserved, BLOCK + 1) == cache.store.used_bytes == 2 * BLOCK
+    reserved.resize(BLOCK + 1)
+    assert reserved.bytes == cache.store.used_bytes == 2 * BLOCK
 
 
 async def test_nothing_is_reserved_below_the_minimum_of_free_space(cache: LocalCache) -> None:
@@ -230,7 +246,7 @@ async def evict_all(cache: LocalCache) -> list[str]:
         reserved = await cache.reserve_by_eviction(BLOCK, Holds())
         if reserved is None:
             return order
-        cache.store.unreserve(reserved)
+        cache.give_back()
         (gone,) = before - cache.resident()
         order.append(gone.removeprefix("a/").removesuffix(".jpg"))
         cache.store.limit_bytes -= BLOCK

@@ -13,12 +13,12 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growfs.cache.catalog import Share
 from growfs.cache.schema import FROZEN, PINNED
 from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.rotation.rules import EVERYWHERE, Generation, GenerationPlan, Hold, Holds, TurnoverInput
 from growfs.rotation.turnover import plan_generation
+from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 
@@ -99,7 +99,7 @@ class TurnoverScene:
             "largest": 0,
             "lacking": 100 * BLOCK,
             "free": 0,
-            "shown_seq": store.shown_seq,
+            "shown_seq": self.cache.generations.shown_seq,
             "last_seq": store.last_seq,
             "lasting_holds": Holds(),
             "opened": frozenset(),
@@ -200,7 +200,7 @@ async def test_nothing_is_delisted_where_all_is_local(scene: TurnoverScene) -> N
 @pytest.mark.promise(18)
 async def test_no_more_is_delisted_than_is_missing(scene: TurnoverScene) -> None:
     await show_all(scene, "123456", missing=0)
-    scene.cache.catalog.share = Share(7, 7 * BLOCK)
+    scene.cache.share = 7, 7 * BLOCK
     await scene.begin(delist=4)
     assert scene.listed() == "23456"
 
@@ -214,7 +214,7 @@ async def test_free_space_reduces_what_is_delisted(scene: TurnoverScene) -> None
 
 async def test_a_large_file_that_waits_has_more_delisted(scene: TurnoverScene) -> None:
     await show_all(scene, "123456")
-    scene.store.wanted_bytes = 2 * BLOCK
+    scene.cache.largest = 2 * BLOCK
     await scene.begin(delist=1)
     assert scene.listed() == "56"
 
@@ -303,7 +303,7 @@ async def test_a_file_never_opened_is_spared_once(scene: TurnoverScene) -> None:
     await scene.begin(delist=2, opened="234")
     assert scene.listed() == "14"
     assert await scene.cache.reserve_by_rotation(2 * BLOCK, Holds())
-    scene.store.unreserve(2 * BLOCK)
+    scene.cache.give_back()
     scene.store.limit_bytes -= 2 * BLOCK
     await scene.admit("2", "3")
     await scene.begin(delist=2, opened="4")
@@ -407,7 +407,7 @@ def test_show_files_always_lists_exactly_that_many(data: st.DataObject) -> None:
                 pinned.add(name)
             if data.draw(st.booleans()):
                 await cache.reserve_by_rotation(data.draw(st.integers(1, 4)) * BLOCK, Holds())
-                cache.store.unreserve(cache.store.reserved_bytes)
+                cache.give_back()
                 assert len(cache.listed()) == show
         cache.database.close()
 
@@ -567,12 +567,12 @@ async def test_what_no_reader_waits_for_evicts_nothing_that_is_held(scene: Turno
     await show_all(scene, "1234")
     await scene.remote(*"12345")
     await scene.admit("5")
-    scene.cache.holds = Holds([{EVERYWHERE: Hold(1, scene.row("3")[0])}])
+    holds = Holds([{EVERYWHERE: Hold(1, scene.row("3")[0])}])
     for left in ("1234", "123"):
-        assert await scene.cache.space.reserve_by_eviction(BLOCK, keep_held=True)
+        assert await scene.cache.reserve(BLOCK, Priority.DUE, holds)
         assert scene.resident() == left
-    assert await scene.cache.space.reserve_by_eviction(BLOCK, keep_held=True) is None
-    assert await scene.cache.space.reserve_by_eviction(BLOCK)
+    assert await scene.cache.reserve(BLOCK, Priority.DUE, holds) is None
+    assert await scene.cache.reserve(BLOCK, Priority.READER, holds)
     assert scene.resident() == "23"
 
 
@@ -627,7 +627,7 @@ async def test_a_delisted_file_is_still_delisted_after_a_restart(scene: Turnover
     second = await scene.begin(delist=2)
     scene.cache.store.stop()
     reopened = open_local_cache(scene.cache.folder, scene.store.limit_bytes)
-    assert (reopened.store.shown_seq, reopened.generations.number) == (second.last_seq, 0)
+    assert (reopened.generations.shown_seq, reopened.generations.number) == (second.last_seq, 0)
     generation = await reopened.begin()
     assert generation
     assert generation.number == 3

@@ -35,17 +35,17 @@ from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.proc import Process
 from growfs.rotation import readers
-from growfs.rotation.generations import Generations
+from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Order, Pass, draw_order
 from growfs.rotation.readers import Readers
 from growfs.rotation.rules import EVERYWHERE, GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
-from growfs.scheduler.in_flight import Counters
+from growfs.scheduler.in_flight import Counters, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.passes import Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
-from growfs.scheduler.space import Space
+from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
 from growfs.workers.make_order import candidates
 from growfs.workers.process import tune_gc
@@ -95,17 +95,39 @@ class Scene:
         self.catalog = Catalog(self.database)
         self.store = Store(folder, self.database, self.catalog, CacheSize(bytes=0), 0)
         self.store.limit_bytes = self.store.used_bytes
-        self.generations = Generations(self.database, self.catalog, self.store, self._plan, turnover=0.2, settle_s=60.0)
+        self.generations = Generations(self.database, self.store, self._plan, self._demand, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, None))
         self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
-        self.space = Space(self.database, self.store, self.generations, self.readers.holds)
+        outage, sizes = Outage(self._probe), SizeEstimate()
+        self.space = Space(
+            self.database,
+            self.store,
+            self.generations,
+            Budget(self.database, None),
+            outage,
+            sizes,
+            WaitingClaims(),
+            self.readers.holds,
+        )
         self.commands = FileCommands(self.database, self.catalog, self.store, self.space, self._fetch)
         fetcher: Any = SimpleNamespace(counters=Counters())
-        self.prefetch = PrefetchState(StartCondition(), lambda: False, Outage(self._probe))
-        drawer = Drawer(self.catalog, self.store, fetcher, self.space, Budget(self.database, None), self.prefetch)
+        self.prefetch = PrefetchState(StartCondition(), lambda: False, lambda: False, outage)
+        drawer = Drawer(self.catalog, self.store, fetcher, self.space, sizes, self.prefetch)
         order: Any = SimpleNamespace(remaining=self._order, first=Pass(1, 1))
         sync: Any = None
-        self.prefetcher = Prefetcher(self.catalog, self.store, sync, order, drawer, self.prefetch)
+        self.prefetcher = Prefetcher(
+            self.catalog,
+            self.store,
+            sync,
+            order,
+            fetcher,
+            drawer,
+            self.space,
+            self.prefetch,
+        )
+
+    def _demand(self) -> Demand:
+        return Demand(self.catalog.files, self.catalog.bytes, 0, 0)
 
     async def _probe(self, repeats: bool) -> None:
         """Of a remote that is not away."""
@@ -230,8 +252,11 @@ def of_files(scene: Scene) -> Iterator[tuple[str, Step]]:
         await scene.generations.written.wait()
 
     yield "a generation that delists a fifth", next_generation
-    yield "room for a draw, all is held", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
-    yield "no room for a miss", lambda scene: scene.space.reserve_by_eviction(2 * scene.store.limit_bytes)
+    yield "room for a draw, all is held", lambda scene: scene.space.reserve_by_eviction(FILE_BYTES, Priority.DRAW)
+    yield (
+        "no room for a miss",
+        lambda scene: scene.space.reserve_by_eviction(2 * scene.store.limit_bytes, Priority.READER),
+    )
     yield (
         "the cache is made smaller",
         lambda scene: scene.space.set_cache_size(CacheSize(bytes=scene.store.limit_bytes * 9 // 10)),
@@ -250,7 +275,7 @@ def of_directories(scene: Scene) -> Iterator[tuple[str, Step]]:
                 await trio.lowlevel.checkpoint()
 
     yield "a process lists all", walk
-    yield "room for a draw", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
+    yield "room for a draw", lambda scene: scene.space.reserve_by_eviction(FILE_BYTES, Priority.DRAW)
     yield "the next generation", _next_epoch
 
 
@@ -265,9 +290,9 @@ def of_readers(readers: int, scene: Scene) -> Iterator[tuple[str, Step]]:
                     await trio.lowlevel.checkpoint()
 
     yield "all list all", walks
-    yield "room for a draw", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
+    yield "room for a draw", lambda scene: scene.space.reserve_by_eviction(FILE_BYTES, Priority.DRAW)
     yield "the next generation", _next_epoch
-    yield "room for a draw, some is delisted", lambda scene: scene.space.reserve_by_rotation(FILE_BYTES)
+    yield "room for a draw, some is delisted", lambda scene: scene.space.reserve_by_eviction(FILE_BYTES, Priority.DRAW)
 
     async def release(scene: Scene) -> None:
         scene.readers.release()
