@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from growfs.proc import process
 from tools.benchmarks.measure import ROOT, environment
 
 END_S = 10.0
@@ -70,16 +71,11 @@ def kill(pid: int) -> None:
 
 def descendants(pid: int) -> list[int]:
     """The processes that a process and its children have started, and that run now."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            children.setdefault(int((folder / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
-                int(folder.name)
-            )
-    found, next_ones = [], [pid]
+    running = [process(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
+    found, next_ones = [], {pid}
     while next_ones:
-        next_ones = [child for parent in next_ones for child in children.get(parent, [])]
-        found += next_ones
+        next_ones = {each.pid for each in running if each and each.parent in next_ones}
+        found += sorted(next_ones)
     return found
 
 
