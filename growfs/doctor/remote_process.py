@@ -32,12 +32,11 @@ from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store
 from growfs.remote.wrappers import producer_pool
+from growfs.scheduler.concurrency import STREAMS_FIRST
 from growfs.workers import messages
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 
-STREAMS = 16
-"""With which a mount begins (scheduler/concurrency.py)."""
 REGION_HEADER = "x-amz-bucket-region"
 """AWS sends it for any request to a bucket, even if it refuses that."""
 PRODUCER_S = 30.0
@@ -225,7 +224,7 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
         send(warning("download", text, "see --cache-size, --min-free and --cache-dir"))
         return
     limits = SharedLimits()
-    limits.set(STREAMS, 1, probe.bytes_per_s)
+    limits.set(STREAMS_FIRST, 1, probe.bytes_per_s)
     progress = _Progress(send)
     downloader = Downloader(probe.spec, limits, progress.note)
     began = time.monotonic()

@@ -32,7 +32,7 @@ from growfs.folder.opens import OpenCounter
 from growfs.folder.trees import Tree
 from growfs.proc import users_of
 from growfs.rotation.generations import Generations
-from growfs.rotation.rules import EVERYWHERE, Hold, Holds
+from growfs.rotation.rules import EPOCH_SHARE, EVERYWHERE, Hold, Holds
 from growfs.signal import Signal
 from growfs.vfs.filesystem import Opens
 
@@ -48,8 +48,6 @@ PROGRESS_S = 1.0
 """How often a client that waits for a tree hears that it is being made."""
 RETRY_S = 5.0
 """Pause after a tree that could not be made. Who asks for a generation need not wait for it."""
-READ_SHARE = 0.5
-"""A generation of which so much was opened counts as read, as half an epoch does in a mount (rotation/rules.py)."""
 COUNTED_FILES_MAX = 1000
 """Opens that are counted in one step."""
 
@@ -250,7 +248,7 @@ class FolderEngine:
     def _was_read(self) -> bool:
         generation = self._generations.current
         assert generation
-        return not self._counter.is_counting or self._trees[-1].opens >= READ_SHARE * generation.files
+        return not self._counter.is_counting or self._trees[-1].opens >= EPOCH_SHARE * generation.files
 
     async def _begin(self) -> None:
         """Begin a generation and show its tree."""

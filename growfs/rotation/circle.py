@@ -17,6 +17,8 @@ CLOSE = 0.8
 """A node begins behind another by so much of what its cache holds at most: both are not always equally fast."""
 SLACK = 1.1
 """Files are evicted nearly in the order in which they were drawn."""
+HOLDERS_MAX = 2
+"""Nodes of which a file is requested before the remote is read."""
 
 
 @dataclass(frozen=True, slots=True)

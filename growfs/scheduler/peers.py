@@ -23,7 +23,7 @@ from growfs.cache.store import Store
 from growfs.errors import GrowfsError
 from growfs.remote.interface import RemoteFile
 from growfs.remote.names import join_address
-from growfs.rotation.circle import Position, awaits, distance, first_place, follower, holders
+from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, distance, first_place, follower, holders
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
 from growfs.signal import Signal
@@ -54,8 +54,6 @@ PATIENCE_S = 30.0
 """How long a draw waits with evicting files that the next node may still draw; then no draw waits for as long."""
 STANDSTILL_S = 300.0
 """How long no draw waits after the next node drew nothing meanwhile."""
-HOLDERS_MAX = 2
-"""Nodes of which a file is requested before the remote is read."""
 START = "peer_start"
 """The key in the table `meta` of the place where the passes of this node begin."""
 

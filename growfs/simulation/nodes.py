@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from growfs.rotation.circle import Position, awaits, first_place, follower, holders
+from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, first_place, follower, holders
 
 FILES, FILES_MAX = 400, 6400
 """How many files the data has, from FILES on, so that each cache holds CACHE_FILES where they suffice."""
 CACHE_FILES = 8
 PATIENCE = 0.5
 """The share of a pass that a node waits at most."""
-HOLDERS_MAX = 2
 MODEL_NODES = 8
 """More nodes are simulated as so many, whose caches together hold as much."""
 
