@@ -1,4 +1,4 @@
-"""`Check`: one line of the doctor, and what was measured on the way."""
+"""`Check`: one line of the doctor; what was measured on the way; the messages of the process that tries a remote."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from growfs.errors import GrowfsError
+from growfs.remote.interface import RemoteSpec
 
 SCRATCH = ".growfs-doctor-"
 """How the names of folders begin that exist for seconds only."""
@@ -98,3 +100,41 @@ class MeasuredDownload:
     def bytes_per_s(self) -> float:
         """The rate to expect of all processes together."""
         return self.processes * self.bytes / self.s if self.s else 0.0
+
+
+# Messages to and from the process that tries the remote, besides those above.
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteToTry:
+    """What to try. folder: an empty one, for the files that are fetched. room: bytes that these may take.
+
+    list_s, download_s: how long to measure. bytes_per_s: the limit on downloads; 0 for none.
+    """
+
+    spec: RemoteSpec
+    folder: Path
+    room: int
+    list_s: float
+    download_s: float
+    bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What begins now. limit_s: it may take so long, beyond the time in which a server has to answer."""
+
+    name: str
+    limit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A request failed, and is repeated."""
+
+    error: GrowfsError
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last message."""

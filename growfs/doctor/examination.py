@@ -16,11 +16,10 @@ from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
 from growfs.doctor.cache_disk import CacheDisk
-from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, attempt, ok, warning
+from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, attempt, ok, warning
 from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import Found, check_remote
-from growfs.doctor.remote_messages import RemoteToTry
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import check_mountpoint, check_outside
 from growfs.remote.interface import RemoteSpec

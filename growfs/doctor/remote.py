@@ -13,8 +13,7 @@ from contextlib import suppress
 
 from humanfriendly import format_timespan
 
-from growfs.doctor.check import Check, Level, Listing, MeasuredDownload
-from growfs.doctor.remote_messages import Busy, Finished, Phase, RemoteToTry
+from growfs.doctor.check import Busy, Check, Finished, Level, Listing, MeasuredDownload, Phase, RemoteToTry
 from growfs.errors import GrowfsError
 from growfs.syscalls import memfd_create
 from growfs.workers import messages

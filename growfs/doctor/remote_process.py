@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 
 from humanfriendly import format_size, format_timespan
 
-from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, ok, warning
-from growfs.doctor.remote_messages import Busy, Finished, Phase, RemoteToTry
+from growfs.doctor.check import Busy, Check, Finished, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote
 from growfs.remote.http.connection import Headers
