@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +125,13 @@ def test_only_wiring_connects_components() -> None:
         and not (isinstance(call.func.value, ast.Name) and call.func.value.id == "sqlite3")
     }
     assert connect - CONNECT_SOCKETS == {"growfs.daemon.wiring"}
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """Outside of the client, which names the parts of a status as the components that they come from."""
+    modules = {name: tree for name, tree in MODULES.items() if not name.startswith("growfs.client")}
+    names = Counter(node.name for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -89,7 +89,7 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """Where a file is in the order of admission and in the queue to be delisted: columns of its row."""
 
     seq: int
@@ -142,7 +142,7 @@ class Publisher:
                     self._admit_folders(writer, file.node.parent)
                     folders.add(file.node.parent)
                 seq = self._next()
-                place = Place(seq, group_positions.setdefault(file.group, seq) if file.group else seq)
+                place = QueuePlace(seq, group_positions.setdefault(file.group, seq) if file.group else seq)
                 self._join_group(writer, file.group, place.queue_position)
             stat = path.stat()
             done.admitted[file.node.id] = disk.allocated(stat)
@@ -187,7 +187,7 @@ class Publisher:
         return self.last_seq
 
     @staticmethod
-    def _replace(writer: sqlite3.Connection, file: StagedFile, done: Published) -> tuple[int, Place | None]:
+    def _replace(writer: sqlite3.Connection, file: StagedFile, done: Published) -> tuple[int, QueuePlace | None]:
         """Give a new version the place of the old one, also in listings; returns (its id, its place)."""
         node = file.node
         size, bytes, seq, queue_position, delisted, opened, *kept = writer.execute(
@@ -205,7 +205,7 @@ class Publisher:
         )
         writer.execute("UPDATE usage SET id = ? WHERE id = ?", (cursor.lastrowid, node.id))
         done.replaced.append(Removed(node.id, node.parent, node.name, file.path, size or 0, bytes))
-        return cursor.lastrowid or 0, Place(seq, queue_position, delisted, opened) if seq else None
+        return cursor.lastrowid or 0, QueuePlace(seq, queue_position, delisted, opened) if seq else None
 
     def requeue(self, writer: sqlite3.Connection, groups: Iterable[Sequence[int]]) -> None:
         """Move groups of files to the end of the queue to be delisted. Each group is the ids of its files."""
@@ -325,7 +325,7 @@ INSERT_RESIDENT = (
 )
 
 
-def _resident_row(id: int, file: StagedFile, place: Place, stat: os.stat_result) -> tuple[object, ...]:
+def _resident_row(id: int, file: StagedFile, place: QueuePlace, stat: os.stat_result) -> tuple[object, ...]:
     return (
         id,
         file.node.parent,

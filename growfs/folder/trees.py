@@ -3,8 +3,8 @@
 They are hard links. Where there can be none, because the file system has none or is not that of the cache, they are
 symbolic.
 
-Nothing here decides which generation begins or ends; `engine` does. Functions that walk a tree run on threads: a link
-costs some 20 us, its removal 10.
+Nothing here decides which generation begins or ends; `folder_engine` does. Functions that walk a tree run on threads: a
+link costs some 20 us, its removal 10.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ SPARE = ".spare"
 
 @dataclass(eq=False, slots=True)
 class Tree:
-    """A generation on the disk. hold: of all that it shows. began_at: seconds, of trio's clock.
-
-    is_claimed: a process has said that it reads there. opens: how many were counted. unused_at: when to look again for
-    processes that have something open there.
-    """
+    """A generation on the disk."""
 
     number: int
     path: Path
     hold: Hold
+    """Of all that it shows."""
     began_at: float
+    """In seconds of trio's clock."""
     is_claimed: bool = False
+    """A process has said that it reads there."""
     opens: int = 0
+    """How many were counted."""
     unused_at: float = 0.0
+    """When to look again for processes that have something open there."""
 
 
 def check_folder(folder: Path, cache_dir: Path) -> None:

@@ -74,20 +74,22 @@ class Opens:
 
 @dataclass(slots=True)
 class OpenDirectory:
-    """An open directory. From its first page on it shows one generation.
-
-    pending: entries after `position` that were read from the database and not yet delivered. scanned: the admission up
-    to which the database was searched. is_scanning: the search for the next entries has not found any yet.
-    """
+    """An open directory. From its first page on it shows one generation."""
 
     id: int
     pid: int
+    """The process that opened it."""
     reader: Reader | None = None
     generation: Generation | None = None
+    """The one that it shows; None before its first page."""
     position: int = 0
+    """Up to which entry it was delivered."""
     pending: list[Entry] = field(default_factory=list)
+    """The entries after `position` that were read from the database and not yet delivered."""
     scanned: int = 0
+    """The admission up to which the database was searched."""
     is_scanning: bool = False
+    """The search for the next entries has not found any yet."""
 
     def begin(self, reader: Reader, generation: Generation) -> None:
         """Begin a listing for a process."""
