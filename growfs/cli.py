@@ -17,8 +17,9 @@ import click
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.render import brief, engine, files, moving
+from growfs.daemon.status_text import brief, engine, files, moving, render
 from growfs.errors import GrowfsError, UsageError
+from growfs.status import MountStatus
 
 if TYPE_CHECKING:
     from growfs.daemon.options import Options
@@ -145,13 +146,13 @@ def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Bar("filling" if fills else "mounting") as bar:
         daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)), fills)
-    click.echo(f"{status['mountpoint']}: {brief(status)}")
-    click.echo(f"{status['mountpoint']}: {engine(status)}")
-    if status["metrics_url"]:
-        click.echo(f"{status['mountpoint']}: metrics at {status['metrics_url']}")
-    if status["unpromised"]:
-        click.echo(f"note: not every directory has a file yet: {status['unpromised']}")
-    for warning in status["warnings"]:
+    click.echo(f"{status.mountpoint}: {brief(status)}")
+    click.echo(f"{status.mountpoint}: {engine(status)}")
+    if status.metrics_url:
+        click.echo(f"{status.mountpoint}: metrics at {status.metrics_url}")
+    if status.unpromised:
+        click.echo(f"note: not every directory has a file yet: {status.unpromised}")
+    for warning in status.warnings:
         click.echo(f"warning: {warning}")
     if foreground:
         sys.exit(launch.run_in_foreground(daemon, status))
@@ -169,10 +170,8 @@ def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | N
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(mountpoint: Path, as_json: bool) -> None:
     """Show what a mount is doing."""
-    from growfs.daemon.render import render
-
-    snapshot = _call(mountpoint, "status")
-    click.echo(json.dumps(snapshot, indent=1) + "\n" if as_json else render(snapshot), nl=False)
+    answer = _call(mountpoint, "status")
+    click.echo(json.dumps(answer, indent=1) + "\n" if as_json else render(MountStatus.parse(answer)), nl=False)
 
 
 @main.command()
@@ -270,12 +269,12 @@ def next_(folder: Path, command: tuple[str, ...]) -> None:
 @main.command("list")
 def list_() -> None:
     """List the growfs mounts of this machine."""
-    from growfs.daemon.control_client import call
+    from growfs.daemon.control_client import status_of
     from growfs.daemon.running import living, running
 
     for mount in running():
         try:
-            state = brief(call(mount.cache, "status")) if living(mount) else "dead; remove it with growfs umount"
+            state = brief(status_of(mount.cache)) if living(mount) else "dead; remove it with growfs umount"
         except GrowfsError as error:
             state = str(error)
         if not mount.mounted and not mount.fills:

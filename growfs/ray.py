@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -23,9 +23,9 @@ from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from growfs.client.node_mount import NODE, ClusterMountRequest, ClusterStatus, NodeMount, cluster_status
-from growfs.client.status import MountStatus
 from growfs.daemon.metrics import families
 from growfs.errors import GrowfsError
+from growfs.status import MountStatus
 
 NAMESPACE = "growfs"
 FOLLOW_S = 5.0
@@ -250,7 +250,7 @@ class _NodeActor(NodeMount):
         """See `NodeMount.keep`; then Ray has the metrics of the mount."""
         super().keep(peers)
         with suppress(GrowfsError):
-            self._metrics.set(cast("dict[str, Any]", self.status()))
+            self._metrics.set(self.status())
 
 
 class _Metrics:
@@ -260,7 +260,7 @@ class _Metrics:
         self._mountpoint = mountpoint
         self._gauges: dict[str, Gauge] = {}
 
-    def set(self, status: dict[str, Any]) -> None:
+    def set(self, status: MountStatus) -> None:
         """Set all of them. What only grows is a gauge, too: Ray's counters cannot be set."""
         for family in families(status):
             for sample in family.samples:

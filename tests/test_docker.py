@@ -22,9 +22,9 @@ import pytest
 import yaml
 
 from growfs.cli import main
+from growfs.daemon.metrics import METRICS as OTHERS
 from growfs.daemon.options import Options
-from growfs.daemon.status_fields import FIELDS, LABELLED
-from growfs.scheduler.readiness import MountState
+from growfs.status import MountState, status_fields
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
@@ -32,7 +32,7 @@ MONITORING = DOCKER / "monitoring"
 KUBERNETES = DOCKER / "kubernetes"
 KUBERNETES_VERSION = "1.33"
 HADOLINT = Path(sys.executable).with_name("hadolint")
-METRICS = {field.metric for field in FIELDS if field.metric} | {metric.metric for metric in LABELLED}
+METRICS = {field.metric for field in status_fields() if field.metric} | {metric.name for metric in OTHERS}
 VARIABLES = {f"GROWFS_{field.name.upper()}" for field in fields(Options)}
 
 Yaml = dict[str, Any]

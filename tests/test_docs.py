@@ -8,17 +8,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from growfs import __version__, errors
 from growfs.cli import main
+from growfs.daemon.metrics import METRICS as OTHERS
 from growfs.daemon.options import Options, flag_name
-from growfs.daemon.status_fields import FIELDS, LABELLED
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
 from growfs.fuse.engine import PACKAGES
-from growfs.scheduler.readiness import MountState
+from growfs.status import MountState, MountStatus, status_fields
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -62,16 +61,17 @@ def test_every_option_that_can_be_set_is_documented() -> None:
 
 def test_every_field_of_the_status_is_documented() -> None:
     rows = [
-        f"| `{field.path}` | {field.text} | {f'`{field.metric}`, {field.kind}' if field.metric else ''} |"
-        for field in FIELDS
+        f"| `{field.path}` | {(meaning := field.meaning).text} | {meaning.unit} |"
+        f" {f'`{field.metric}`, {meaning.kind}' if field.metric else ''} |"
+        for field in status_fields()
     ]
     assert table_below("| field |") == rows
 
 
 def test_every_other_metric_is_documented() -> None:
     rows = [
-        f"| `{metric.metric}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.text} |"
-        for metric in LABELLED
+        f"| `{metric.name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.text} |"
+        for metric in OTHERS
     ]
     assert table_below("| metric |") == rows
 
@@ -83,10 +83,10 @@ def table_below(head: str) -> list[str]:
 
 
 def test_every_virtual_file_is_documented() -> None:
-    async def nothing() -> dict[str, Any]:
-        return {}
+    async def taken() -> MountStatus:
+        raise NotImplementedError
 
-    rows = virtual_files(Path(), nothing, RecentLog())
+    rows = virtual_files(Path(), taken, RecentLog())
     assert {row.name for row in rows} == set(re.findall(r"\| `\.growfs/([\w.]+)`", VIRTUAL))
     assert f"the last {LOG_LINES_MAX:,} lines" in VIRTUAL
 

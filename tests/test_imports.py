@@ -12,7 +12,7 @@ import pytest
 from tests.servers import S3Server
 
 COMMANDS = {"trio", "rich", "asyncio", "ssl", "botocore", "fsspec", "pyfuse3", "growfs.daemon.options"}
-SMALL = "import sys; from growfs import cli, main; from growfs.daemon import render; sys.argv[1:] = {}\ntry: main()\n"
+SMALL = "import sys; from growfs import cli, main; import growfs.daemon.status_text; sys.argv[1:] = {}\ntry: main()\n"
 S3 = {"s3fs", "aiobotocore", "aiohttp", "fsspec", "asyncio"}
 FETCH = """
 import sys

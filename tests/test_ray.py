@@ -27,6 +27,7 @@ from tests.frameworks.harness import ENV
 from tests.harness import make_tree, until
 from tests.needs import need
 from tests.servers import S3Server
+from tests.unit.test_status_text import status
 
 ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
@@ -65,16 +66,17 @@ def test_a_request_has_the_options_of_growfs_mount() -> None:
 
 def test_the_status_of_a_cluster_is_the_sum_of_its_nodes() -> None:
     def node(remote: int, peers: int, seen: int, number: int) -> Any:
-        return {
-            "fetch": {"bytes_total": remote, "peer_bytes_total": peers},
-            "cache": {"bytes": remote + peers},
-            "coverage": {"files_seen": seen, "files": 9, "pass": number},
-        }
+        return status(
+            fetch__bytes_total=remote,
+            fetch__peer_bytes_total=peers,
+            cache__bytes=remote + peers,
+            coverage={"files_seen": seen, "files": 9, "pass": number},
+        )
 
-    status = cluster_status({"a": node(1, 2, 3, 2), "b": node(10, 20, 8, 1)}, {"c": "away"})
-    assert (status["remote_bytes"], status["peer_bytes"], status["cached_bytes"]) == (11, 22, 33)
-    assert status["coverage"] == {"files_seen": 8, "files": 9, "pass": 1}
-    assert status["errors"] == {"c": "away"}
+    cluster = cluster_status({"a": node(1, 2, 3, 2), "b": node(10, 20, 8, 1)}, {"c": "away"})
+    assert (cluster["remote_bytes"], cluster["peer_bytes"], cluster["cached_bytes"]) == (11, 22, 33)
+    assert cluster["coverage"] == {"files_seen": 8, "files": 9, "pass": 1}
+    assert cluster["errors"] == {"c": "away"}
     assert cluster_status({}, {})["coverage"] is None
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from growfs.client.top.app import picture
-from growfs.client.top.view import Page, Shown
+from growfs.client.top.view import Shown, TopPage
 from growfs.client.top.watch import Watches
 from tools.benchmarks.measure import run
 from tools.benchmarks.mounts import GROWFS, mounted
@@ -78,7 +78,7 @@ def top_and_report() -> None:
     with tempfile.TemporaryDirectory(prefix="growfs-") as name, read_mount(Path(name)) as mountpoint:
         watches = Watches(mountpoint, lambda: None)
         time.sleep(RUN_S)
-        save_svg(picture(watches, Shown(Page.OVERVIEW), COLUMNS, ROWS), "top.svg")
+        save_svg(picture(watches, Shown(TopPage.OVERVIEW), COLUMNS, ROWS), "top.svg")
         watches.stop()
         page = Path(name) / "report.html"
         run([*GROWFS, "report", mountpoint, "-o", page])

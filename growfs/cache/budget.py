@@ -8,6 +8,7 @@ import time
 from growfs.cache.database import Database
 from growfs.cache.schema import set_meta
 from growfs.signal import Signal
+from growfs.status import BudgetStatus
 
 DAY_S = 86_400
 
@@ -48,10 +49,9 @@ class Budget:
         """Seconds until the next day."""
         return DAY_S - time.time() % DAY_S
 
-    def figures(self) -> dict[str, float | None]:
-        """The limit, what is spent of it, and in how many seconds prefetching resumes."""
-        resumes_s = self.resumes_s() if self.is_spent else None
-        return {"limit_bytes": self.limit, "spent_bytes": self.spent, "resumes_s": resumes_s}
+    def status(self) -> BudgetStatus:
+        """The section of the status."""
+        return BudgetStatus(self.limit, self.spent, self.resumes_s() if self.is_spent else None)
 
     def spend(self, bytes: int) -> None:
         """Count bytes that came from the remote."""

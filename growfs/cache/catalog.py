@@ -28,6 +28,7 @@ from growfs.cache.schema import (
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY, extension
+from growfs.status import SkippedStatus
 
 if TYPE_CHECKING:
     from growfs.cache.database import Database
@@ -208,9 +209,10 @@ class Catalog:
         return [node for id in ids if (node := self.node(id))]
 
     @staticmethod
-    def skipped(ask: Query) -> list[tuple[str, int, str]]:
-        """The skipped names: (reason, number of names, an example)."""
-        return list(ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC"))
+    def skipped(ask: Query) -> list[SkippedStatus]:
+        """The skipped names, by reason."""
+        rows = ask("SELECT reason, count(*), min(path) FROM skipped GROUP BY reason ORDER BY 2 DESC")
+        return [SkippedStatus(*row) for row in rows]
 
     # Changes.
 

@@ -22,6 +22,7 @@ from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, 
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
 from growfs.cache.schema import set_last_known, set_meta
 from growfs.signal import Signal
+from growfs.status import CacheStatus
 from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)
@@ -167,21 +168,18 @@ class Store:
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)
 
-    def figures(self) -> dict[str, int]:
-        """What is cached, as `cache` in status.json has it."""
+    def status(self, delisted_bytes: int) -> CacheStatus:
+        """The section of the status. delisted_bytes: of the cached files, which takes long to sum up."""
         self.collect_orphans()
-        return {
-            "files": self.resident_files,
-            "bytes": self.resident_bytes,
-            "content_bytes": self.resident_content_bytes,
-            "limit_bytes": self.limit_bytes,
-            "in_flight_bytes": self.reserved_bytes,
-            "orphan_bytes": self.orphan_bytes,
-        }
-
-    def evict_figures(self) -> dict[str, int]:
-        """What was evicted since the daemon started."""
-        return {"files_total": self.evicted_files, "bytes_total": self.evicted_bytes}
+        return CacheStatus(
+            files=self.resident_files,
+            bytes=self.resident_bytes,
+            content_bytes=self.resident_content_bytes,
+            limit_bytes=self.limit_bytes,
+            in_flight_bytes=self.reserved_bytes,
+            orphan_bytes=self.orphan_bytes,
+            left_out_bytes=delisted_bytes,
+        )
 
     # Admission and eviction.
 

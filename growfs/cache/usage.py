@@ -60,17 +60,6 @@ class UsageCounters:
         """Have the summary computed again: files became resident."""
         self._changed = True
 
-    def figures(self) -> dict[str, float]:
-        """How often files were opened, as `opens` in status.json has it."""
-        summary = self.summary
-        return {
-            "min": summary.opens_min,
-            "max": summary.opens_max,
-            "mean": summary.opens_mean,
-            "dispersion": summary.dispersion,
-            "per_fetch": summary.opens_per_fetch,
-        }
-
     def recently_opened(self) -> frozenset[int]:
         """The ids of files with opens that may not be in the database yet."""
         return frozenset(self._opens) | frozenset(self._saving)

@@ -13,6 +13,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from growfs.client.figures import Directory, Figures, segments
+from growfs.status import MountState
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -33,20 +34,6 @@ SECONDS = "format(datum.value, datum.value < 1000 ? '~r' : '~s') + ' s'"
 TIME = {"field": "t", "type": "temporal", "title": "time", "format": "%Y-%m-%d %H:%M:%S"}
 TIME_FORMATS = ((600, "%H:%M:%S"), (86_400, "%H:%M"), (4 * 86_400, "%b %d %H:%M"))
 """(up to which time in seconds, how the times of an axis are written)."""
-STATES = {
-    "listing": "gray",
-    "seeding": "teal",
-    "filling": "blue",
-    "rotating": "green",
-    "held": "soft",
-    "complete": "lime",
-    "paused": "amber",
-    "waiting": "red",
-    "error": "red",
-}
-"""The color of each state of a mount."""
-
-
 LEGENDS = {
     "bytes": {"cached": "green", "size of the cache": "muted"},
     "files": {"cached": "green", "listed": "blue"},
@@ -314,7 +301,7 @@ def _traffic_layers() -> list[Spec]:
 
 
 def _state_strip(span: list[int]) -> Spec:
-    scale = {"domain": list(STATES), "range": [f"@{color}" for color in STATES.values()]}
+    scale = {"domain": [state.value for state in MountState], "range": [f"@{state.page_color}" for state in MountState]}
     return _chart(
         "the state of the mount over time",
         {

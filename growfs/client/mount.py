@@ -10,19 +10,19 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from growfs.client.progress import Bar
 from growfs.client.report import Report
-from growfs.client.status import MountStatus
 from growfs.client.wait import Enough, wait
-from growfs.daemon.control_client import call
+from growfs.daemon.control_client import status_of
 from growfs.daemon.launch import start, stop
 from growfs.daemon.options import Options
-from growfs.daemon.render import moving
 from growfs.daemon.running import find_living
+from growfs.daemon.status_text import moving
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, resolved
+from growfs.status import MountStatus
 from growfs.units import seconds
 
 
@@ -51,7 +51,7 @@ class Mount:
 
     def status(self) -> MountStatus:
         """The status now: the content of status.json. Raises GrowfsError if the mount is gone."""
-        return cast("MountStatus", call(find_living(self.path).cache, "status"))
+        return status_of(find_living(self.path).cache)
 
     def wait(
         self,
@@ -69,7 +69,7 @@ class Mount:
         never be cached, or after the timeout.
         """
         enough = Enough.parse(_text(files), _text(bytes), _text(fraction), all)
-        return cast("MountStatus", wait(self.path, enough, _text(timeout)))
+        return wait(self.path, enough, _text(timeout))
 
     def report(self, last: float | str | None = None) -> Report:
         """What the mount did, as a page with charts, which a notebook shows. last: only the last so many seconds, "2h".

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
-from growfs.client.status import Coverage, MountStatus
-from growfs.daemon.control_client import call
+from growfs.daemon.control_client import call, status_of
 from growfs.daemon.launch import stop
 from growfs.daemon.options import Options
 from growfs.daemon.running import find, find_living
 from growfs.errors import GrowfsError
 from growfs.remote.names import join_address
+from growfs.status import CoverageStatus, MountStatus
 from growfs.workers.peer_poll import PeerPoll
 
 ANSWER_S = 10.0
@@ -97,7 +97,7 @@ class NodeMount:
 
     def status(self) -> MountStatus:
         """The status now. Raises GrowfsError if nothing is mounted."""
-        return cast("MountStatus", call(find_living(self._mountpoint).cache, "status", answer_s=ANSWER_S))
+        return status_of(find_living(self._mountpoint).cache, ANSWER_S)
 
     def unmount(self) -> None:
         """Unmount. `keep` is interrupted, and mounts no more. Open files: see `growfs.Mount.unmount`."""
@@ -145,7 +145,7 @@ class NodeMount:
 
 
 def _address(status: MountStatus) -> str:
-    return status["peers"]["address"] if status["peers"] else ""
+    return status.peers.address if status.peers else ""
 
 
 class ClusterStatus(TypedDict):
@@ -160,17 +160,17 @@ class ClusterStatus(TypedDict):
     remote_bytes: int
     peer_bytes: int
     cached_bytes: int
-    coverage: Coverage | None
+    coverage: CoverageStatus | None
 
 
 def cluster_status(nodes: dict[str, MountStatus], errors: dict[str, str]) -> ClusterStatus:
     """errors: why nodes have no mount, or do not answer."""
-    coverages = [status["coverage"] for status in nodes.values()]
+    coverages = [status.coverage for status in nodes.values()]
     return {
         "nodes": nodes,
         "errors": errors,
-        "remote_bytes": sum(status["fetch"]["bytes_total"] for status in nodes.values()),
-        "peer_bytes": sum(status["fetch"]["peer_bytes_total"] for status in nodes.values()),
-        "cached_bytes": sum(status["cache"]["bytes"] for status in nodes.values()),
-        "coverage": min(coverages, key=lambda seen: (seen["pass"], seen["files_seen"]), default=None),
+        "remote_bytes": sum(status.fetch.bytes_total for status in nodes.values()),
+        "peer_bytes": sum(status.fetch.peer_bytes_total for status in nodes.values()),
+        "cached_bytes": sum(status.cache.bytes for status in nodes.values()),
+        "coverage": min(coverages, key=lambda seen: (seen.pass_, seen.files_seen), default=None),
     }

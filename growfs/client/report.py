@@ -19,10 +19,11 @@ from typing import Any
 from humanfriendly import format_size, format_timespan
 
 from growfs.cache.cache_folder import DATABASE
-from growfs.client.charts import LEGENDS, STATES, Charts, charts, coverage
+from growfs.client.charts import LEGENDS, Charts, charts, coverage
 from growfs.client.figures import Figures, read
 from growfs.daemon.running import find
 from growfs.errors import GrowfsError, pip_install
+from growfs.status import MountState
 
 WIDE = ("states", "coverage", "directories")
 TITLES = {
@@ -53,13 +54,13 @@ class Report:
         figures = read(_cache(place), last_s)
         drawn = charts(figures)
         last = figures.history[-1]
-        state = last["state"] if figures.is_mounted else "not mounted"
+        state = MountState(last["state"]) if figures.is_mounted else None
         page = Template(files("growfs.client").joinpath("report.html").read_text(encoding="utf-8"))
         html = page.substitute(
             title=escape(f"growfs: {figures.mount['url']}"),
             url=escape(figures.mount["url"]),
-            state=escape(state),
-            state_color=STATES.get(state, "gray"),
+            state=state.value if state else "not mounted",
+            state_color=state.page_color if state else "gray",
             subtitle=_subtitle(figures),
             tiles="\n".join(_tiles(figures)),
             cards="\n".join(_cards(figures, drawn)),
@@ -140,7 +141,8 @@ def _tile(name: str, value: str, note: str, id: str) -> str:
 def _cards(figures: Figures, drawn: Charts) -> list[str]:
     notes = _notes(figures, drawn)
     states = {value["state"] for value in drawn.data["states"]}
-    cards = [_card("states", "State", "", {name: color for name, color in STATES.items() if name in states})]
+    legend = {state.value: state.page_color for state in MountState if state.value in states}
+    cards = [_card("states", "State", "", legend)]
     for name, title in TITLES.items():
         if name in drawn.specs:
             cards.append(_card(name, title, notes[name], LEGENDS.get(name, {})))

@@ -17,8 +17,8 @@ from growfs.cache.recovery import verify_on_medium
 from growfs.cache.schema import query_of, read_only, set_meta, with_paths
 from growfs.client.progress import Bar
 from growfs.daemon.control_client import call
-from growfs.daemon.render import files
 from growfs.daemon.running import find, living
+from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError
 from growfs.workers.process import lower_disk_priority
 

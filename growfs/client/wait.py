@@ -6,13 +6,13 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from growfs.client.progress import Bar
-from growfs.daemon.control_client import call
-from growfs.daemon.render import brief, moving, state_text
+from growfs.daemon.control_client import status_of
 from growfs.daemon.running import find_living
+from growfs.daemon.status_text import brief, moving, state_text
 from growfs.errors import GrowfsError, UsageError
+from growfs.status import MountState, MountStatus
 from growfs.units import count, fraction_of, seconds, size
 
 POLL_S = 0.2
@@ -45,34 +45,32 @@ class Enough:
         """Whether it is the start of training that is waited for."""
         return self.files is None and self.bytes is None and self.share is None
 
-    def progress(self, status: dict[str, Any]) -> tuple[int, int]:
+    def progress(self, status: MountStatus) -> tuple[int, int]:
         """(how much there is, how much that is to be)."""
-        cache = status["cache"]
         if self.bytes is not None:
-            return cache["content_bytes"], self.bytes
+            return status.cache.content_bytes, self.bytes
         if self.files is not None:
-            return cache["files"], self.files
+            return status.cache.files, self.files
         if self.share is not None:
-            return cache["files"], math.ceil(self.share * status["coverage"]["files"])
-        return int(status["ready"]), 1
+            return status.cache.files, math.ceil(self.share * status.coverage.files)
+        return int(status.ready), 1
 
-    def is_there(self, status: dict[str, Any]) -> bool:
+    def is_there(self, status: MountStatus) -> bool:
         """Whether that is cached. A share is of all files, which are known where no listing is under way."""
         done, wanted = self.progress(status)
-        remote = status["remote"]
-        return done >= wanted and (self.share is None or (remote["listed"] and not remote["listing"]))
+        return done >= wanted and (self.share is None or (status.remote.listed and not status.remote.listing))
 
 
-def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> dict[str, Any]:
+def wait(mountpoint: Path, enough: Enough, timeout: str | None = None) -> MountStatus:
     """Return the status once enough is cached. Raises GrowfsError if that cannot come, or after the timeout."""
     deadline = time.monotonic() + seconds(timeout) if timeout else float("inf")
     with Bar("waiting") as bar:
         while True:
-            now: dict[str, Any] = call(find_living(mountpoint).cache, "status")
+            now = status_of(find_living(mountpoint).cache)
             bar.show(moving(now), *enough.progress(now))
             if enough.is_there(now):
                 return now
-            is_over = now["state"] in ("held", "complete") and not now["remote"]["listing"]
+            is_over = now.state in (MountState.HELD, MountState.COMPLETE) and not now.remote.listing
             if is_over and not enough.is_start:
                 raise GrowfsError(f"{mountpoint}: no more files will be fetched; {state_text(now)} ({brief(now)})")
             if time.monotonic() > deadline:

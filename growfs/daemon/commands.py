@@ -19,11 +19,12 @@ from growfs.cache.schema import PINNED, id_at, query_of, read_only, with_paths
 from growfs.cache.store import Store
 from growfs.daemon.control import Command
 from growfs.daemon.options import Options, flag_name, parse_value
-from growfs.daemon.render import files
+from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.filter import PathFilter
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
+from growfs.status import MountStatus
 
 FETCHES_MAX = 32
 """Files that one command fetches at a time."""
@@ -45,7 +46,7 @@ class MountCommands:
 
     def __init__(
         self,
-        snapshot: Callable[[], Awaitable[dict[str, Any]]],
+        snapshot: Callable[[], Awaitable[MountStatus]],
         pause: Callable[[bool], None],
         release: Callable[[], None],
         waiting: Callable[[], list[int]],

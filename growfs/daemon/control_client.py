@@ -12,6 +12,7 @@ from typing import Any
 
 from growfs.cache.cache_folder import FORMAT, daemon_of
 from growfs.errors import GrowfsError, UsageError
+from growfs.status import MountStatus
 
 SOCKET = "control.sock"
 ANSWER_S = 600.0
@@ -78,3 +79,8 @@ def call(
                 f"the daemon of {folder} does not answer ({error.strerror or error}); see {folder}/log"
             ) from None
     raise GrowfsError(f"the daemon of {folder} closed the connection; see {folder}/log")
+
+
+def status_of(folder: Path, answer_s: float = ANSWER_S) -> MountStatus:
+    """The status of the mount of a cache folder. Raises GrowfsError if its daemon does not answer, or is too old."""
+    return MountStatus.parse(call(folder, "status", answer_s=answer_s))

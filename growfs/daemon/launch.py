@@ -14,22 +14,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from growfs.cache.cache_folder import daemon_of, is_in_use
-from growfs.daemon.control_client import call
+from growfs.daemon.control_client import call, status_of
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
-from growfs.daemon.render import brief, state_text
 from growfs.daemon.running import Running, daemon_with, find, find_living
 from growfs.daemon.service_manager import is_service, notify
 from growfs.daemon.spawn import TITLE, daemon_process
+from growfs.daemon.status_text import brief, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
 from growfs.fuse.users import other_mounts
 from growfs.proc import begins_with, name_of, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
+from growfs.status import MountStatus
 from growfs.syscalls import pidfd_open
 
 END_S = 60.0
@@ -42,13 +43,13 @@ SANDBOX_S = 2.0
 """How long a sandbox may take to drop the mounts that it does not need."""
 POLL_S = 0.02
 
-OnProgress = Callable[[dict[str, Any]], None]
+OnProgress = Callable[[MountStatus], None]
 """Called with the status from time to time."""
 
 
 def start(
     url: str, mountpoint: Path, options: Options, on_progress: OnProgress | None = None, fills: bool = False
-) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+) -> tuple[subprocess.Popen[bytes], MountStatus]:
     """Mount; returns (the daemon, its status) when training can start.
 
     A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails; nothing of it is left.
@@ -90,7 +91,7 @@ def check_function(function: Function | None) -> None:
             raise UsageError(lines[-1] if lines else f"{function}: importing it ended Python ({done.returncode})")
 
 
-def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, errors: IO[str]) -> dict[str, Any]:
+def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, errors: IO[str]) -> MountStatus:
     for line in pipe:
         message = json.loads(line)
         if "error" in message:
@@ -99,11 +100,11 @@ def _wait_until_ready(pipe: Iterator[str], on_progress: OnProgress | None, error
             error.__notes__ = [message["trace"]] if "trace" in message else []
             raise error
         if "ready" in message:
-            return dict(message["ready"])
+            return MountStatus.parse(message["ready"])
         if "note" in message:
             sys.stderr.write(f"note: {message['note']}\n")  # at once, as filling the cache again takes long
         elif on_progress:
-            on_progress(message["progress"])
+            on_progress(MountStatus.parse(message["progress"]))
     errors.seek(0)
     printed = errors.read().strip()
     if printed:
@@ -215,7 +216,7 @@ def _end_of(found: Running) -> Callable[[float], bool]:
     return wait
 
 
-def run_in_foreground(daemon: subprocess.Popen[bytes], status: dict[str, Any]) -> int:
+def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> int:
     """Wait for a daemon to end, and end it when a signal or its terminal ends this process; returns its exit code.
 
     Meanwhile systemd hears of the mount's state. status: the first one.
@@ -231,7 +232,7 @@ def run_in_foreground(daemon: subprocess.Popen[bytes], status: dict[str, Any]) -
     process = pidfd_open(daemon.pid)
     while not select.select([process], [], [], STATUS_EVERY_S if is_service() else None)[0]:
         with suppress(GrowfsError):
-            now = call(find_living(Path(status["mountpoint"])).cache, "status", answer_s=STATUS_EVERY_S)
+            now = status_of(find_living(Path(status.mountpoint)).cache, STATUS_EVERY_S)
             notify(f"STATUS={brief(now)}; {state_text(now)}")
     return daemon.wait()
 

@@ -1,186 +1,259 @@
-"""The figures of the status as metrics: rendered for .growfs/metrics, and served over HTTP (`--metrics-addr`)."""
+"""The figures of the status as metrics: rendered for .growfs/metrics, and served over HTTP (`--metrics-addr`).
+
+A figure that is a field of the status is declared there, in growfs/status.py. Here are the metrics that are not.
+"""
 
 from __future__ import annotations
 
-import http.client
-import io
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
 
 import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder, make_wsgi_app
+from prometheus_client.openmetrics.exposition import generate_latest
 
-from growfs.daemon.status_fields import FIELDS, LABELLED
-from growfs.errors import GrowfsError
+from growfs.status import Kind, MountState, MountStatus, status_fields
 
 log = logging.getLogger(__name__)
 
-OPENMETRICS = "application/openmetrics-text"
 CONNECTIONS_MAX = 128
 """Connections at a time; another one is closed. Each takes a descriptor, and readers need those."""
 CONNECTION_S = 5.0
 """How long a connection may take in all, so that clients that send or read nothing do not add up."""
-HEAD_BYTES_MAX = 1 << 16
 FRESH_S = 1.0
 """A status is as old as that before it is taken again: its sums take a thread some time if there are many files."""
+FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
-Snapshot = Callable[[], Awaitable[dict[str, Any]]]
-
-
-def openmetrics(status: dict[str, Any]) -> bytes:
-    """The metrics in the OpenMetrics text format."""
-    content, _ = encode(status, OPENMETRICS)
-    return content
+Snapshot = Callable[[], Awaitable[MountStatus]]
+Sample = tuple[tuple[str, ...], float]
+"""(a value for each label, the value)"""
 
 
-def encode(status: dict[str, Any], accept: str) -> tuple[bytes, str]:
-    """(the metrics, their content type) in the format that a client accepts: OpenMetrics or Prometheus' own."""
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.exposition import choose_encoder
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric that is not a single field of the status."""
 
-    registry = CollectorRegistry()
-    registry.register(_Families(status))
-    try:
-        encoder, content_type = choose_encoder(accept)
-    except TypeError:  # a version that is no number
-        encoder, content_type = choose_encoder("")
-    return encoder(registry), content_type
+    name: str
+    text: str
+    kind: Kind
+    labels: tuple[str, ...]
+    samples: Callable[[MountStatus], Iterable[Sample]]
 
 
-class _Families:
-    """A collector, as prometheus_client defines it."""
+METRICS = (
+    Metric(
+        "growfs_mount_info",
+        "what is mounted; always 1",
+        "gauge",
+        ("url", "mountpoint", "engine", "version"),
+        lambda status: [((status.url, status.mountpoint, status.engine, status.version), 1)],
+    ),
+    Metric(
+        "growfs_state",
+        "1 for the state that the mount is in, 0 for the others",
+        "gauge",
+        ("state",),
+        lambda status: [((state.value,), state is status.state) for state in MountState],
+    ),
+    Metric(
+        "growfs_outage_seconds",
+        "how long the remote has been away; 0: it is not",
+        "gauge",
+        (),
+        lambda status: [((), time.time() - status.outage.since if status.outage else 0)],
+    ),
+    Metric(
+        "growfs_last_error_timestamp_seconds",
+        "when the latest failure was that has not succeeded since",
+        "gauge",
+        (),
+        lambda status: [((), status.last_error_at)] if status.last_error_at else [],
+    ),
+    Metric(
+        "growfs_requests_total",
+        "requests of the kernel, with passthrough",
+        "counter",
+        ("opcode",),
+        lambda status: [((opcode,), count) for opcode, count in status.requests.items()],
+    ),
+    Metric("growfs_readers", "processes that read", "gauge", (), lambda status: [((), len(status.readers))]),
+    Metric(
+        "growfs_held_bytes",
+        "disk space of delisted files that the hold of one reader keeps, of the reader that holds most",
+        "gauge",
+        (),
+        lambda status: [((), max((reader.held_bytes for reader in status.readers), default=0))],
+    ),
+    Metric(
+        "growfs_skipped_files",
+        "files that cannot be mounted or fetched",
+        "gauge",
+        (),
+        lambda status: [((), sum(skip.files for skip in status.skipped))],
+    ),
+)
 
-    def __init__(self, status: dict[str, Any]) -> None:
-        self._status = status
 
-    def collect(self) -> Iterator[Any]:
-        """All metrics."""
-        return families(self._status)
-
-
-def families(status: dict[str, Any]) -> Iterator[Any]:
+def families(status: MountStatus) -> Iterator[Any]:
     """All metrics, as prometheus_client has them, those of single fields first."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-    for field in FIELDS:
-        if field.metric and field.kind:
+    for field in status_fields():
+        if field.metric and field.meaning.kind:
             value: Any = status
             for name in field.path.split("."):
                 value = value and value[name]
             if value is not None:
-                yield kinds[field.kind](field.metric, field.text, float(value))
-    for metric in LABELLED:
-        family = kinds[metric.kind](metric.metric, metric.text, labels=metric.labels)
+                yield FAMILIES[field.meaning.kind](field.metric, field.meaning.text, float(value))
+    for metric in METRICS:
+        family = FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels)
         for labels, value in metric.samples(status):
-            family.add_metric(labels, value)
+            family.add_metric(labels, float(value))
         if family.samples:
             yield family
 
 
-class MetricsServer:
-    """Owns the listening socket. Answers GET of /metrics and /healthz, one request a connection.
+class _Collector:
+    """As prometheus_client defines it. take: returns a status."""
 
-    It runs among the tasks of the thread that answers the kernel, and waits for no client there: a task for each
-    connection, of limited number and time, and the text is rendered on a thread.
+    def __init__(self, take: Callable[[], MountStatus]) -> None:
+        self._take = take
+
+    def collect(self) -> Iterator[Any]:
+        """All metrics."""
+        return families(self._take())
+
+    def describe(self) -> Iterable[Any]:
+        """Nothing: to register a collector is not to take a status."""
+        return ()
+
+
+def _registry(take: Callable[[], MountStatus]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(_Collector(take))
+    return registry
+
+
+def openmetrics(status: MountStatus) -> bytes:
+    """The metrics in the OpenMetrics text format."""
+    return bytes(generate_latest(_registry(lambda: status)))  # type: ignore[no-untyped-call]
+
+
+class MetricsServer:
+    """Answers GET of /metrics and /healthz on a thread, each client on one of its own.
+
+    The thread that answers the kernel waits for no client: it takes a status if the last one is too old, and the text
+    is rendered on the thread of the client.
     """
 
-    def __init__(self, address: tuple[str, int], snapshot: Snapshot) -> None:
-        """address: (host, port); port 0 is any free one. Raises GrowfsError if it cannot be listened on."""
-        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening("--metrics-addr", *address)))
+    def __init__(self, listener: socket.socket, snapshot: Snapshot) -> None:
+        self._server = _MetricsHttp(listener)
+        self._server.set_app(self._answer)
+        self._metrics = make_wsgi_app(_registry(self._take))
         self._snapshot = snapshot
-        self._connections = trio.Semaphore(CONNECTIONS_MAX)
-        self._status: dict[str, Any] = {}
-        self._stale_at = 0.0
+        self._token = trio.lowlevel.current_trio_token()
         self._taking = trio.Lock()
+        self._status: MountStatus | None = None
+        self._stale_at = 0.0
 
     @property
     def url(self) -> str:
         """Where the metrics are."""
-        host, port, *_ = self._listener.socket.getsockname()
+        host, port, *_ = self._server.socket.getsockname()
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
     async def run(self) -> None:
         """Answer requests until cancelled."""
-        await trio.serve_listeners(self._answer, [self._listener])
-
-    async def _answer(self, stream: trio.SocketStream) -> None:
-        async with stream:
-            try:
-                self._connections.acquire_nowait()
-            except trio.WouldBlock:
-                return
-            try:
-                with trio.move_on_after(CONNECTION_S), suppress(trio.BrokenResourceError):
-                    await stream.send_all(await self._response(await _head(stream)))
-            finally:
-                self._connections.release()
-
-    async def _response(self, head: bytes) -> bytes:
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         try:
-            return await self._response_to(head)
-        except Exception:
-            log.exception("the metrics could not be served")  # which is no reason to end the mount
-            return _message(HTTPStatus.INTERNAL_SERVER_ERROR, b"the log of the mount has the reason\n")
+            await trio.sleep_forever()
+        finally:
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # else it looks only twice a second whether to end
+            self._server.shutdown()
+            self._server.server_close()
 
-    async def _response_to(self, head: bytes) -> bytes:
-        line, _, rest = head.partition(b"\r\n")
-        try:
-            method, path, _ = line.decode("latin-1").split(" ")
-            accept = http.client.parse_headers(io.BytesIO(rest)).get("Accept", "")
-        except (ValueError, http.client.HTTPException):
-            return _message(HTTPStatus.BAD_REQUEST, b"this is no HTTP request\n")
-        if method not in ("GET", "HEAD"):
-            return _message(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD are allowed\n")
-        path = path.partition("?")[0]
+    def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        """The application, as WSGI defines it. Called on the thread of a client."""
+        path, is_head = request["PATH_INFO"], request["REQUEST_METHOD"] == "HEAD"
+        if is_head:
+            request["REQUEST_METHOD"] = "GET"
+        status, content = HTTPStatus.OK, b"ok\n"
         if path == "/metrics":
-            status = await self._fresh_status()
-            response = _message(HTTPStatus.OK, *await trio.to_thread.run_sync(encode, status, accept))
-        elif path == "/healthz":
-            response = _message(HTTPStatus.OK, b"ok\n")
-        else:
-            response = _message(HTTPStatus.NOT_FOUND, b"there are /metrics and /healthz\n")
-        return response if method == "GET" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+            try:
+                parts: Iterable[bytes] = self._metrics(request | {"HTTP_ACCEPT": _accepted(request)}, start)
+                return () if is_head else parts
+            except (Exception, trio.Cancelled):
+                log.exception("the metrics could not be served")  # which is no reason to end the mount
+                status, content = HTTPStatus.INTERNAL_SERVER_ERROR, b"the log of the mount has the reason\n"
+        elif path != "/healthz":
+            status, content = HTTPStatus.NOT_FOUND, b"there are /metrics and /healthz\n"
+        start(f"{status.value} {status.phrase}", [("Content-Type", "text/plain; charset=utf-8")])
+        return () if is_head else (content,)
 
-    async def _fresh_status(self) -> dict[str, Any]:
+    def _take(self) -> MountStatus:
+        return trio.from_thread.run(self._fresh_status, trio_token=self._token)
+
+    async def _fresh_status(self) -> MountStatus:
         async with self._taking:
-            if trio.current_time() >= self._stale_at:
+            if self._status is None or trio.current_time() >= self._stale_at:
                 self._status = await self._snapshot()
                 self._stale_at = trio.current_time() + FRESH_S
             return self._status
 
 
-def listening(flag: str, host: str, port: int) -> socket.socket:
-    """A socket that listens at the address of an option. Raises GrowfsError if it cannot be listened on."""
+def _accepted(request: dict[str, Any]) -> str:
+    """The formats that a client accepts; none if prometheus_client fails at them, as at a version without numbers."""
+    accepted = str(request.get("HTTP_ACCEPT", ""))
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(
-            address[:2], family=family, backlog=CONNECTIONS_MAX, dualstack_ipv6=family == socket.AF_INET6
-        )
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (")[0]
-        raise GrowfsError(
-            f"{flag}: cannot listen on {host} port {port}: {reason}; choose another address or port"
-        ) from None
+        choose_encoder(accepted)
+    except TypeError:
+        return ""
+    return accepted
 
 
-async def _head(stream: trio.SocketStream) -> bytes:
-    """The request line and headers; cut short where the client sends no more, or too many."""
-    head = bytearray()
-    while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES_MAX:
-        part = await stream.receive_some(HEAD_BYTES_MAX)
-        if not part:
-            break
-        head += part
-    return bytes(head)
+class _MetricsHttp(ThreadingWSGIServer):
+    """Limits how many clients there are, and for how long each."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(listener.getsockname()[:2], _MetricsRequest, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_name, self.server_port = listener.getsockname()[:2]
+        self.setup_environ()
+        self._since: dict[socket.socket, float] = {}
+
+    def verify_request(self, request: Any, _: Any) -> bool:
+        """Whether a new client is answered."""
+        self._since[request] = time.monotonic()
+        return len(self._since) <= CONNECTIONS_MAX
+
+    def shutdown_request(self, request: Any) -> None:
+        """Called for each client at its end."""
+        self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End clients that take too long. Called every half second, and after each new one."""
+        for client, since in list(self._since.items()):
+            if time.monotonic() - since > CONNECTION_S:
+                with suppress(OSError):  # it has ended
+                    client.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, _: Any, address: Any) -> None:
+        """Called for an exception in the thread of a client: most have gone."""
+        if not isinstance(error := sys.exc_info()[1], OSError):
+            log.error("a request for the metrics from %s failed", address, exc_info=error)
 
 
-def _message(status: HTTPStatus, content: bytes, content_type: str = "text/plain; charset=utf-8") -> bytes:
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + content
+class _MetricsRequest(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Log no requests."""

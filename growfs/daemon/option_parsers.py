@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from growfs.daemon import job
-from growfs.errors import UsageError
+from growfs.errors import GrowfsError, UsageError
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
 from growfs.rotation.pass_order import GROUP_FIELDS
@@ -133,6 +134,18 @@ def peer_addr(text: str) -> tuple[str, int]:
     if not text.rpartition(":")[0] or not port:
         raise UsageError(f"{text!r}: write it as HOST:PORT, as the other nodes reach this one, such as 10.0.0.7:7070")
     return host, port
+
+
+def listening(flag: str, host: str, port: int) -> socket.socket:
+    """A socket that listens at the address of an option. Raises GrowfsError if it cannot be listened on."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, dualstack_ipv6=family == socket.AF_INET6)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (")[0]
+        raise GrowfsError(
+            f"{flag}: cannot listen on {host} port {port}: {reason}; choose another address or port"
+        ) from None
 
 
 def peers(text: str) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ import trio
 
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import query_of, read_only, with_paths
-from growfs.daemon.metrics import openmetrics
-from growfs.daemon.render import render
+from growfs.daemon.status_text import render
 from growfs.rotation.rules import Generation
+from growfs.status import MountStatus
 from growfs.vfs.virtual import VirtualFile
 
 LOG_LINES_MAX = 1000
@@ -45,16 +45,21 @@ class RecentLog(logging.Handler):
 
 
 def virtual_files(
-    catalog: Path, snapshot: Callable[[], Awaitable[dict[str, Any]]], recent: RecentLog
+    catalog: Path, snapshot: Callable[[], Awaitable[MountStatus]], recent: RecentLog
 ) -> list[VirtualFile]:
     """All virtual files. catalog: the path of the database. snapshot: returns the current status."""
 
-    def of_status(text: Callable[[dict[str, Any]], str | bytes]) -> Render:
+    def of_status(text: Callable[[MountStatus], str | bytes]) -> Render:
         async def write(out: IO[bytes], _: Generation | None) -> None:
             content = text(await snapshot())
             out.write(content.encode() if isinstance(content, str) else content)
 
         return write
+
+    def metrics(status: MountStatus) -> bytes:
+        from growfs.daemon.metrics import openmetrics  # which takes 0.1 s
+
+        return openmetrics(status)
 
     def of_listing(write_rows: Callable[[Iterator[Row], IO[bytes]], None]) -> Render:
         async def write(out: IO[bytes], generation: Generation | None) -> None:
@@ -72,7 +77,7 @@ def virtual_files(
     return [
         VirtualFile("status", of_status(render)),
         VirtualFile("status.json", of_status(lambda status: json.dumps(status, indent=1) + "\n")),
-        VirtualFile("metrics", of_status(openmetrics)),
+        VirtualFile("metrics", of_status(metrics)),
         VirtualFile("files", of_listing(_write_files), needs_generation=True, shared=True),
         VirtualFile("index.csv", of_listing(_write_index), needs_generation=True, shared=True),
         VirtualFile("ledger.csv", ledger, shared=True),

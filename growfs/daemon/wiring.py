@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -21,9 +21,9 @@ from growfs.cache.store import Store
 from growfs.cache.usage import UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter
 from growfs.daemon.control import Command, Control
-from growfs.daemon.metrics import MetricsServer, listening
+from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest, Options
-from growfs.daemon.status import Figures, MountInfo, Status
+from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.errors import GrowfsError
 from growfs.folder.folder_engine import FolderEngine
@@ -43,6 +43,7 @@ from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
 from growfs.scheduler.refresh import CatalogSync, VersionUpdater
 from growfs.scheduler.space import Space, WaitingClaims
+from growfs.status import MountInfo, MountStatus
 from growfs.vfs.filesystem import Misses, Opens, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
@@ -64,7 +65,7 @@ class Components:
     usage: UsageCounters
     history: History
     start: StartGate
-    status: Status
+    status: StatusSource
     engine: Engine
     running: tuple[Service, ...]
 
@@ -115,11 +116,15 @@ class _FrontEnd:
 def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
     """Construct and connect the components, from the lowest layer up. url: without secrets."""
 
-    async def snapshot() -> dict[str, Any]:
+    async def snapshot() -> MountStatus:
         return await status.snapshot()
 
     options = request.options
-    metrics = MetricsServer(options.metrics_addr, snapshot) if options.metrics_addr else None
+    metrics = None
+    if options.metrics_addr:
+        from growfs.daemon.metrics import MetricsServer  # which takes 0.1 s
+
+        metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), snapshot)
     producer = request.remote.producer
     cache = _build_cache(options, folder, producer is not None and producer.rename is not None)
     first = Pass(options.seed, 1, options.partition, options.group, freeze=options.freeze)
@@ -135,31 +140,40 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     else:
         front = _build_mount(options, virtual, cache, rotation, scheduler)
     mount = MountInfo(
-        url,
-        str(request.mountpoint),
-        str(folder.path),
-        os.getpid(),
-        front.engine.name,
-        front.reason,
-        metrics.url if metrics else None,
+        version=version("growfs"),
+        url=url,
+        mountpoint=str(request.mountpoint),
+        cache_dir=str(folder.path),
+        pid=os.getpid(),
+        engine=front.engine.name,
+        engine_reason=front.reason,
+        metrics_url=metrics.url if metrics else None,
+        seed=options.seed,
+        partition="/".join(map(str, options.partition)) if options.partition else None,
     )
-    settings = {"version": version("growfs"), **asdict(mount), "options": options.changed()}
+    settings = {**mount, "options": options.changed()}
     cache.database.write_now(lambda writer: set_meta(writer, "mount", json.dumps(settings)))
-    figures: dict[str, Callable[[], Figures]] = {
-        "start": scheduler.start.figures,
-        "prefetch": scheduler.prefetcher.figures,
-        "outage": scheduler.outage.figures,
-        "remote": scheduler.catalog_sync.figures,
-        "cache": cache.store.figures,
-        "fetch": scheduler.fetcher.figures,
-        "evict": cache.store.evict_figures,
-        "miss": front.misses.figures,
-        "opens": front.opens.figures,
-        "budget": cache.budget.figures,
-        "requests": front.engine.requests.copy,
-        "peers": scheduler.peers.figures if scheduler.peers else dict,
-    }
-    status = Status(mount, cache.database, rotation.generations, rotation.readers, cache.usage, figures)
+    status = StatusSource(
+        mount=mount,
+        database=cache.database,
+        catalog=cache.catalog,
+        store=cache.store,
+        budget=cache.budget,
+        usage=cache.usage,
+        generations=rotation.generations,
+        readers=rotation.readers,
+        outage=scheduler.outage,
+        catalog_sync=scheduler.catalog_sync,
+        order=scheduler.order,
+        fetcher=scheduler.fetcher,
+        prefetch=scheduler.prefetch,
+        prefetcher=scheduler.prefetcher,
+        start=scheduler.start,
+        peers=scheduler.peers,
+        misses=front.misses,
+        opens=front.opens,
+        engine=front.engine,
+    )
     history = History(cache.database, partial(_sample, cache, rotation, scheduler, front.misses))
     commands = _commands(status, cache, rotation, scheduler, front.misses)
     control = Control(folder.path, commands | front.commands)
@@ -367,7 +381,7 @@ def _sample(cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: M
 
 
 def _commands(
-    status: Status, cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: Misses
+    status: StatusSource, cache: _Cache, rotation: _Rotation, scheduler: _Scheduler, misses: Misses
 ) -> dict[str, Command]:
     mount = MountCommands(
         status.snapshot,

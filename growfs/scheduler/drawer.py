@@ -20,6 +20,7 @@ from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
 from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
+from growfs.status import SkippedStatus
 
 DRAWS_PER_STEP = 64
 """Groups that are drawn before the kernel is answered again: most draws wait for nothing, and take 0.05 ms."""
@@ -83,10 +84,10 @@ class Drawer:
         self._defers, self._has_deferred = not (self._defers and self._has_deferred), False
         return self._defers
 
-    def skipped(self) -> list[tuple[str, int, str]]:
-        """(reason, number of files, one of them) for the files that this pass cannot fetch."""
+    def skipped(self) -> list[SkippedStatus]:
+        """The files that this pass cannot fetch, by reason."""
         reasons = {"larger than the whole cache": self._oversized, "the producer failed on it": self._not_made}
-        return [(reason, len(ids), self._path(ids.min())) for reason, ids in reasons.items() if ids]
+        return [SkippedStatus(reason, len(ids), self._path(ids.min())) for reason, ids in reasons.items() if ids]
 
     def _path(self, id: int) -> str:
         node = self._catalog.node(id)

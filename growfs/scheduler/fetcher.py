@@ -47,6 +47,7 @@ from growfs.scheduler.in_flight import (
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
+from growfs.status import FetchStatus
 from growfs.workers.messages import FetchFailed, SizeExceeded
 
 log = logging.getLogger(__name__)
@@ -136,18 +137,19 @@ class Fetcher:
         """Number of files in flight."""
         return len(self._downloads)
 
-    def figures(self) -> dict[str, float | None]:
-        """What was fetched since the daemon started, and how fast, as `fetch` in status.json has it."""
-        return {
-            "files_total": self.counters.files,
-            "bytes_total": self.counters.bytes,
-            "peer_files_total": self.counters.peer_files,
-            "peer_bytes_total": self.counters.peer_bytes,
-            "bytes_per_s": self.counters.bytes_per_s(),
-            "failed": self.counters.failed,
-            "streams": self._dispatcher.streams,
-            "limit_bytes_per_s": self._dispatcher.bytes_per_s or None,
-        }
+    def status(self, eta_s: float | None) -> FetchStatus:
+        """The section of the status. eta_s: until the cache is full or everything is cached."""
+        return FetchStatus(
+            files_total=self.counters.files,
+            bytes_total=self.counters.bytes,
+            peer_files_total=self.counters.peer_files,
+            peer_bytes_total=self.counters.peer_bytes,
+            bytes_per_s=self.counters.bytes_per_s(),
+            failed=self.counters.failed,
+            streams=self._dispatcher.streams,
+            limit_bytes_per_s=self._dispatcher.bytes_per_s or None,
+            eta_s=eta_s,
+        )
 
     def last_failure(self) -> Failure | None:
         """The latest failure of a file that is not cached yet; for an hour, also if the remote has it no longer."""

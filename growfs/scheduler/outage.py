@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import trio
 from humanfriendly import format_timespan
@@ -21,6 +20,7 @@ from growfs.cache.catalog import Catalog
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import RemoteFile
 from growfs.signal import Signal
+from growfs.status import OutageStatus
 from growfs.workers.messages import Probe
 from growfs.workers.pool import WorkerLost, WorkerPool
 
@@ -90,12 +90,12 @@ class Outage:
         """Seconds since the outage began; 0 while there is none."""
         return trio.current_time() - self._since if self.is_on else 0.0
 
-    def figures(self) -> dict[str, Any]:
-        """As `outage` in status.json has it; empty while there is none. since: seconds since 1970."""
+    def status(self) -> OutageStatus | None:
+        """The section of the status; None while there is no outage."""
         if not self.is_on:
-            return {}
+            return None
         next_s = 0.0 if self._next_probe is None else max(0.0, self._next_probe - trio.current_time())
-        return {"since": self._since_clock, "why": str(self.why), "next_try_s": next_s}
+        return OutageStatus(since=self._since_clock, why=str(self.why), next_try_s=next_s)
 
     def suspect(self, error: GrowfsError, decided: Callable[[bool], None] = lambda _: None) -> None:
         """Find out whether a failure is the remote's. decided: called with the result: whether the remote is away."""

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import trio
 from humanfriendly import format_size
@@ -26,10 +25,12 @@ from growfs.rotation.rules import GenerationPlan, TurnoverInput
 from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.readiness import MountState, PrefetchState
+from growfs.scheduler.outage import Failure
+from growfs.scheduler.readiness import PrefetchState
 from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
+from growfs.status import MountState, SkippedStatus
 from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool
 
@@ -88,24 +89,21 @@ class Prefetcher:
                 while not (self._state.is_stale or self._state.has_evicted):
                     await self._state.changed.wait()
 
-    def figures(self) -> dict[str, Any]:
-        """What it is doing, as status.json has it."""
-        first = self._order.first
+    @property
+    def last_failure(self) -> Failure | None:
+        """The latest failure of a file or a listing that has not succeeded since."""
         failures = filter(None, (self._catalog_sync.failure, self._fetcher.last_failure()))
-        last = max(failures, key=lambda failure: failure.at, default=None)
-        return {
-            "state": self._state.mount_state.value,
-            "seed": first.seed,
-            "partition": f"{first.share[0]}/{first.share[1]}" if first.share else None,
-            "pass": self._catalog.pass_number,
-            "pass_files": self._order.share.files,
-            "eta_s": self._eta_s(),
-            "skipped": self._drawer.skipped(),
-            "unpromised": self._state.unpromised,
-            "warnings": [*self._warnings, *self._shortage()],
-            "last_error": last and str(last.error),
-            "last_error_at": last and last.at,
-        }
+        return max(failures, key=lambda failure: failure.at, default=None)
+
+    @property
+    def skipped(self) -> list[SkippedStatus]:
+        """The files that this pass cannot fetch, by reason."""
+        return self._drawer.skipped()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is odd about the options, or too small."""
+        return [*self._warnings, *self._shortage()]
 
     def _shortage(self) -> list[str]:
         """What to do where the disk, and not the size of the cache, ends its growth."""
@@ -123,7 +121,7 @@ class Prefetcher:
             " delete something there, or lower --cache-size"
         ]
 
-    def _eta_s(self) -> float | None:
+    def eta_s(self) -> float | None:
         """Seconds until the cache is full or everything is cached, at the current rate; None if no more comes."""
         store, rate = self._store, self._fetcher.counters.bytes_per_s()
         missing = self._order.share.bytes - store.resident_content_bytes

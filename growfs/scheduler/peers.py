@@ -27,6 +27,7 @@ from growfs.rotation.circle import HOLDERS_MAX, Position, awaits, distance, firs
 from growfs.rotation.pass_order import Order
 from growfs.scheduler.in_flight import Download
 from growfs.signal import Signal
+from growfs.status import PeersStatus
 from growfs.workers.messages import (
     Announce,
     CachedOpened,
@@ -109,16 +110,16 @@ class Peers:
         start = database.meta(START)
         self._start = None if start is None else float(start)
 
-    def figures(self) -> dict[str, Any]:
-        """As `peers` in status.json has it."""
-        return {
-            "nodes": len(self._names()),
-            "address": join_address(*self._settings.address),
-            "serving": self._is_serving,
-            "answering": len(self._seen.positions),
-            "waiting": self._waits is not None,
-            "sent_bytes_total": self._sent_bytes,
-        }
+    def status(self) -> PeersStatus:
+        """The section of the status."""
+        return PeersStatus(
+            nodes=len(self._names()),
+            address=join_address(*self._settings.address),
+            serving=self._is_serving,
+            answering=len(self._seen.positions),
+            waiting=self._waits is not None,
+            sent_bytes_total=self._sent_bytes,
+        )
 
     def set_sources(self, sources: tuple[str, ...]) -> None:
         """Have other nodes from now on."""

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,20 +21,7 @@ from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.refresh import CatalogSync
 from growfs.signal import Signal
-
-
-class MountState(enum.Enum):
-    """What the prefetcher is doing; the words of `status`."""
-
-    LISTING = "listing"
-    SEEDING = "seeding"
-    FILLING = "filling"
-    ROTATING = "rotating"
-    HELD = "held"
-    COMPLETE = "complete"
-    PAUSED = "paused"
-    WAITING = "waiting"
-    ERROR = "error"
+from growfs.status import MountState
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +267,6 @@ class StartGate:
         self._began_at = trio.current_time()
         self._passed = False
         self.opened = Signal[[]]()
-
-    def figures(self) -> dict[str, bool]:
-        """Figures for the status: whether `mount` has returned, or is about to."""
-        return {"ready": self._passed}
 
     @property
     def passed(self) -> bool:

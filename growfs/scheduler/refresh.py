@@ -23,6 +23,7 @@ from growfs.remote.interface import RemoteFile
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.signal import Signal
+from growfs.status import RemoteStatus
 from growfs.workers.messages import ListRemote, ServerSilent
 from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent
 
@@ -88,16 +89,16 @@ class CatalogSync:
             self.listing_now = False
             await self._pause()
 
-    def figures(self) -> dict[str, float | None]:
-        """What the listing found, as `remote` in status.json has it."""
-        return {
-            "files": self._catalog.files,
-            "bytes": self._catalog.bytes,
-            "directories": self._catalog.directories,
-            "listed": self.complete,
-            "listing": self.listing_now,
-            "listing_silent_s": self._silent_s,
-        }
+    def status(self) -> RemoteStatus:
+        """The section of the status."""
+        return RemoteStatus(
+            files=self._catalog.files,
+            bytes=self._catalog.bytes,
+            directories=self._catalog.directories,
+            listed=self.complete,
+            listing=self.listing_now,
+            listing_silent_s=self._silent_s,
+        )
 
     def set_interval(self, every_s: float) -> None:
         """Change the time between listings, from now on."""

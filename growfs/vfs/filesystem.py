@@ -26,6 +26,7 @@ from growfs.rotation.holds import Reader
 from growfs.rotation.readers import NOTHING, Readers
 from growfs.rotation.rules import EVERYWHERE, Generation
 from growfs.signal import Signal
+from growfs.status import MissStatus
 from growfs.syscalls import read_page_cache
 from growfs.vfs.attributes import DIRECTORY_TIMEOUT_S, FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.virtual import FOLDER_ID, FOLDER_NAME, VirtualFolder
@@ -55,9 +56,9 @@ class Misses:
         """The processes that wait now."""
         return sorted({thread_group(tid) for tid in self.waiting})
 
-    def figures(self) -> dict[str, float]:
-        """As `miss` in status.json has them."""
-        return {"files_total": self.files, "wait_s_total": self.wait_s, "waiting": len(self.waiting)}
+    def status(self) -> MissStatus:
+        """The section of the status."""
+        return MissStatus(files_total=self.files, wait_s_total=self.wait_s, waiting=len(self.waiting))
 
 
 @dataclass(slots=True)
@@ -66,10 +67,6 @@ class Opens:
 
     total: int = 0
     bytes: int = 0
-
-    def figures(self) -> dict[str, int]:
-        """As `opens` in status.json has them."""
-        return {"total": self.total, "bytes_total": self.bytes}
 
 
 @dataclass(slots=True)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args, get_type_hints, is_typeddict
+from typing import Any
 
 import pytest
 
 import growfs as package
-from growfs.client.status import MountStatus
-from growfs.daemon.status_fields import FIELDS
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import mounted_at, mounts
 from tests.cli.support import cache_folders, leftovers, listing_server, processes_of
@@ -160,20 +157,6 @@ def test_it_waits_and_says_what_is_cached(growfs: Growfs, remote: Path) -> None:
     mount.unmount()
     with pytest.raises(GrowfsError, match="not mounted"):
         mount.status()
-
-
-def test_the_types_of_the_status_are_its_fields() -> None:
-    documented = {field.path for field in FIELDS}
-    assert set(paths(MountStatus)) == documented | {path.partition(".")[0] for path in documented}
-
-
-def paths(kind: Any) -> Iterator[str]:
-    """The fields of a TypedDict, and of those in it."""
-    for name, hint in get_type_hints(kind).items():
-        yield name
-        for inner in [hint, *get_args(hint)]:
-            if is_typeddict(inner):
-                yield from (f"{name}.{path}" for path in paths(inner))
 
 
 def test_a_report_is_a_page_for_a_notebook_and_for_a_file(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from growfs.daemon.status_fields import FIELDS
+from growfs.status import status_fields
 from tests.cli.support import closed
 from tests.harness import Growfs, make_tree, until
 
@@ -34,7 +34,9 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growfs]:
 
 def test_status_has_the_documented_fields(mounted: Growfs) -> None:
     """All that are there on a mount without an outage, skipped files and other nodes."""
-    documented = {field.path for field in FIELDS if not field.path.startswith(("outage.", "skipped.", "peers."))}
+    documented = {
+        field.path for field in status_fields() if not field.path.startswith(("outage.", "skipped.", "peers."))
+    }
     assert set(paths_of({"": status_file(mounted)})) == documented
 
 

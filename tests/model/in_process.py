@@ -452,13 +452,13 @@ class InProcess:
         """As `cache` in status.json."""
 
         async def figures() -> dict[str, int]:
-            return self.components.store.figures()
+            return self.components.store.status(0)
 
         return self._loop.run(figures)
 
     def generation(self) -> int:
         """The number of the current generation."""
-        return self.components.status._generations.number
+        return self.components.status.generations.number
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run a function while the clock goes on as far as it waits for time; then wait until the daemon is quiet."""

@@ -13,9 +13,10 @@ from uuid import uuid4
 
 import pytest
 
-from growfs.daemon.render import render
+from growfs.daemon.status_text import render
 from growfs.fuse.mounting import mounted_at
 from growfs.remote.wrappers.retry import TRIES_MAX
+from growfs.status import MountStatus
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
 from tests.s3.proxy import Fault, Request, proxy_to, s3_error, stall, truncate
@@ -222,7 +223,9 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
         proxy.fault = lambda request: stall(0.35, before_head=True) if request.is_later_page else None
         growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
         slow = until(lambda: (status := growfs.status())["remote"]["listing_silent_s"] and status)
-        assert "2 files, 2 bytes so far; the listing is slow: no page of it has come for " in render(slow)
+        assert "2 files, 2 bytes so far; the listing is slow: no page of it has come for " in render(
+            MountStatus.parse(slow)
+        )
         growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "50s")
         status = growfs.status()
         assert (status["cache"]["files"], status["remote"]["files"]) == (4, 4)

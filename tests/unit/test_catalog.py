@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from growfs.cache.catalog import ListingDiff
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
+from growfs.status import SkippedStatus
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 
@@ -100,7 +101,7 @@ async def test_where_a_file_and_a_directory_have_one_name_the_directory_stays(
     for _ in range(2):
         await cache.list(files, page)
         assert cache.catalog_files() == {file("a/b")}
-        assert cache.catalog.skipped(cache.database.rows) == [(FILE_AND_DIRECTORY, 1, "a")]
+        assert cache.catalog.skipped(cache.database.rows) == [SkippedStatus(FILE_AND_DIRECTORY, 1, "a")]
         assert (cache.catalog.files, cache.catalog.bytes, cache.catalog.directories) == (1, 100, 2)
 
 
@@ -109,7 +110,7 @@ async def test_of_a_duplicate_name_the_first_counts(cache: LocalCache, page: int
     for _ in range(2):
         await cache.list([file("a", version="v1"), file("b"), file("a", version="v2")], page)
         assert cache.catalog_files() == {file("a", version="v1"), file("b")}
-        assert cache.catalog.skipped(cache.database.rows) == [(DUPLICATE_NAME, 1, "a")]
+        assert cache.catalog.skipped(cache.database.rows) == [SkippedStatus(DUPLICATE_NAME, 1, "a")]
     await cache.list([file("new", version="v9"), file("a", version="v2"), file("new", version="v8")], page)
     assert cache.catalog_files() == {file("a", version="v2"), file("new", version="v9")}
 
@@ -117,7 +118,7 @@ async def test_of_a_duplicate_name_the_first_counts(cache: LocalCache, page: int
 async def test_a_conflict_deep_in_a_path_is_reported_with_its_path(cache: LocalCache) -> None:
     await cache.list([file("a/b"), file("a/b/c/d")])
     assert cache.catalog_files() == {file("a/b/c/d")}
-    assert cache.catalog.skipped(cache.database.rows) == [(FILE_AND_DIRECTORY, 1, "a/b")]
+    assert cache.catalog.skipped(cache.database.rows) == [SkippedStatus(FILE_AND_DIRECTORY, 1, "a/b")]
 
 
 async def test_a_file_becomes_a_directory_and_a_file_again(cache: LocalCache) -> None:
@@ -145,16 +146,19 @@ async def test_a_cached_directory_may_be_replaced_by_a_file(cache: LocalCache) -
 async def test_skipped_names_are_those_of_the_last_listing(cache: LocalCache) -> None:
     names = [Skipped("too long", "x" * 300), Skipped("too long", "y" * 300), Skipped("'..' in path", "a/../b")]
     await cache.list([file("a")], skipped=names)
-    assert cache.catalog.skipped(cache.database.rows) == [("too long", 2, "x" * 300), ("'..' in path", 1, "a/../b")]
+    assert cache.catalog.skipped(cache.database.rows) == [
+        SkippedStatus("too long", 2, "x" * 300),
+        SkippedStatus("'..' in path", 1, "a/../b"),
+    ]
     await cache.list([file("a")], skipped=names[2:])
-    assert cache.catalog.skipped(cache.database.rows) == [("'..' in path", 1, "a/../b")]
+    assert cache.catalog.skipped(cache.database.rows) == [SkippedStatus("'..' in path", 1, "a/../b")]
     await cache.list([file("a")])
     assert cache.catalog.skipped(cache.database.rows) == []
 
 
 async def test_a_skipped_name_need_not_be_valid_text(cache: LocalCache) -> None:
     await cache.list([file("a")], skipped=[Skipped("name is not UTF-8", "caf\udce9")])
-    assert cache.catalog.skipped(cache.database.rows) == [("name is not UTF-8", 1, "caf?")]
+    assert cache.catalog.skipped(cache.database.rows) == [SkippedStatus("name is not UTF-8", 1, "caf?")]
 
 
 @pytest.mark.promise(16)

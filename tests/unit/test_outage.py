@@ -107,13 +107,14 @@ async def test_where_nothing_is_answered_there_is_an_outage_until_a_probe_is(
         remote.fail(BUSY)
         await trio.sleep(10)
         assert (remote.decisions, remote.outage.why, len(began), ended) == ([True, True], error, 1, [])
-        figures = remote.outage.figures()
-        assert (figures["why"], 0 <= figures["next_try_s"] <= 1) == (str(error), True)
+        status = remote.outage.status()
+        assert status
+        assert (status.why, 0 <= status.next_try_s <= 1) == (str(error), True)
         remote.fail(BUSY)
         assert remote.decisions == [True, True, True], "it is known at once"
         remote.error = None
         await trio.sleep(3)
-        assert (remote.outage.is_on, remote.outage.figures(), len(ended)) == (False, {}, 1)
+        assert (remote.outage.is_on, remote.outage.status(), len(ended)) == (False, None, 1)
 
 
 async def test_what_a_download_said_of_an_outage_returns_with_its_kind(clock: trio.testing.MockClock) -> None:

@@ -43,6 +43,7 @@ from growfs.scheduler.outage import Outage
 from growfs.scheduler.passes import ORDER_PAUSES, Prefetcher
 from growfs.scheduler.readiness import PrefetchState, StartCondition
 from growfs.signal import Signal
+from growfs.status import SkippedStatus
 from growfs.vfs.attributes import Entry
 from growfs.vfs.filesystem import visible_entries
 from growfs.workers import heartbeat, make_order, worker
@@ -507,7 +508,7 @@ async def test_failed_files_take_little_memory(cache: LocalCache, prefetch: Pref
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 20 * len(nodes)
-    assert drawer.skipped() == [("the producer failed on it", len(nodes), "")]
+    assert drawer.skipped() == [SkippedStatus("the producer failed on it", len(nodes), "")]
     assert list(groups_of(drawer._take_failed())) == [[node.id] for node in nodes]
     assert not drawer.has_failed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import pty
@@ -16,31 +15,19 @@ from rich.console import Console
 from growfs.client.top.app import after, picture
 from growfs.client.top.draw import bar, columns, graph
 from growfs.client.top.terminal import Ended, Terminal
-from growfs.client.top.view import Page, Shown, frame
-from growfs.client.top.watch import Directory, Event, Sample, Survey, Watch, Watches, changes, logged
+from growfs.client.top.view import Shown, TopPage, frame
+from growfs.client.top.watch import Counts, DirectoryShare, Event, Survey, Watch, Watches, changes, logged
 from growfs.errors import GrowfsError
-from growfs.scheduler.readiness import MountState
-from tests.unit.test_render import STATUS, status
-
-READER = {
-    "pid": 4711,
-    "command": "python",
-    "listed_at": 0.0,
-    "generation": 3,
-    "files_shown": 200,
-    "files_opened": 50,
-    "opens": 375,
-    "held_bytes": 5 * 10**8,
-    "advice": "listed once",
-}
+from growfs.status import MountState
+from tests.unit.test_status_text import READER, status
 
 
 def watch(**changed: Any) -> Watch:
     """A mount of which everything is known."""
     watch = Watch(Path("/mnt/train"), lambda: None)
-    watch.status = status(**{"fetch__limit_bytes_per_s": None, "readers": [READER], **changed})
-    watch.samples.extend(Sample(float(at), at * 10**7, at * 10**8, at * 100) for at in range(100))
-    watch.survey = Survey({0: 1, 3: 2}, (Directory("cat", 600, 200, 20, 300), Directory("", 400, 50, 0, 75)))
+    watch.status = status(**{"readers": [READER], **changed})
+    watch.samples.extend(Counts(float(at), at * 10**7, at * 10**8, at * 100) for at in range(100))
+    watch.survey = Survey({0: 1, 3: 2}, (DirectoryShare("cat", 600, 200, 20, 300), DirectoryShare("", 400, 50, 0, 75)))
     return watch
 
 
@@ -52,12 +39,12 @@ def lines(shown: Shown, *watches: Watch, width: int = 80, height: int = 24) -> l
     return console.file.getvalue().splitlines()
 
 
-def text(page: Page, *watches: Watch, **size: int) -> str:
+def text(page: TopPage, *watches: Watch, **size: int) -> str:
     return "\n".join(lines(Shown(page), *watches, **size))
 
 
 def test_the_overview_shows_the_figures() -> None:
-    shown = text(Page.OVERVIEW, watch())
+    shown = text(TopPage.OVERVIEW, watch())
     assert "/mnt/train" in shown
     assert "filling the cache, 1 minute and 30 seconds left" in shown
     assert "generation 3: 200 files listed" in shown
@@ -75,8 +62,8 @@ def test_the_overview_shows_the_figures() -> None:
 
 
 def test_opens_that_wait_now_are_shown() -> None:
-    assert "1 waits now" in text(Page.OVERVIEW, watch(miss__waiting=1))
-    assert "3 wait now" in text(Page.OVERVIEW, watch(miss__waiting=3))
+    assert "1 waits now" in text(TopPage.OVERVIEW, watch(miss__waiting=1))
+    assert "3 wait now" in text(TopPage.OVERVIEW, watch(miss__waiting=3))
 
 
 def test_the_overview_says_what_status_warns_of() -> None:
@@ -85,7 +72,7 @@ def test_the_overview_says_what_status_warns_of() -> None:
         "why": "s3://bucket/train: cannot reach the server at https://s3.example",
         "next_try_s": 3.0,
     }
-    shown = text(Page.OVERVIEW, watch(state="waiting", outage=outage, warnings=["--freeze matches no file"]))
+    shown = text(TopPage.OVERVIEW, watch(state="waiting", outage=outage, warnings=["--freeze matches no file"]))
     assert "next try in 3 seconds" in " ".join(shown.split()), "it takes two rows"
     assert "--freeze matches no file" in shown
     assert "python 4711" in shown
@@ -95,38 +82,38 @@ def test_each_page_has_a_key_and_shows_what_it_is_for() -> None:
     known = watch()
     known.survey = Survey(known.survey.opens, known.survey.directories, ((7, 0.0),))
     for page, expected in {
-        Page.READERS: "python 4711",
-        Page.DIRECTORIES: "cat",
-        Page.EVENTS: "generation 7 begins",
+        TopPage.READERS: "python 4711",
+        TopPage.DIRECTORIES: "cat",
+        TopPage.EVENTS: "generation 7 begins",
     }.items():
         assert after(page.value, Shown(), 1) == Shown(page)
         assert expected in text(page, known)
 
 
 def test_that_readers_of_plain_files_are_not_seen_is_said() -> None:
-    assert "nobody reads" in text(Page.READERS, watch(readers=[]))
-    assert "who reads plain files is not seen" in text(Page.READERS, watch(readers=[], engine="folder"))
+    assert "nobody reads" in text(TopPage.READERS, watch(readers=[]))
+    assert "who reads plain files is not seen" in text(TopPage.READERS, watch(readers=[], engine="folder"))
 
 
 def test_directories_show_their_balance() -> None:
-    (cat,) = [line for line in lines(Shown(Page.DIRECTORIES), watch()) if "cat" in line]
+    (cat,) = [line for line in lines(Shown(TopPage.DIRECTORIES), watch()) if "cat" in line]
     assert cat.split()[1:4] == ["cat", "600", "200"]
     assert cat.split()[-4:] == ["33%", "20", "1.50", "│"]
 
 
 def test_what_is_longer_than_the_screen_is_scrolled() -> None:
     known = watch()
-    known.survey = Survey({}, tuple(Directory(f"d{n:03}", 10, 5, 0, 5) for n in range(100)))
-    shown = Shown(Page.DIRECTORIES)
+    known.survey = Survey({}, tuple(DirectoryShare(f"d{n:03}", 10, 5, 0, 5) for n in range(100)))
+    shown = Shown(TopPage.DIRECTORIES)
     assert "d000" in "\n".join(lines(shown, known))
     for _ in range(3):
         shown = after("page down", shown, 1)
     page = "\n".join(lines(shown, known))
     assert "d000" not in page
     assert "d030" in page
-    assert "d099" in "\n".join(lines(Shown(Page.DIRECTORIES, row=10**6), known))
-    assert after("home", shown, 1) == Shown(Page.DIRECTORIES)
-    assert after("up", Shown(Page.DIRECTORIES), 1) == Shown(Page.DIRECTORIES)
+    assert "d099" in "\n".join(lines(Shown(TopPage.DIRECTORIES, row=10**6), known))
+    assert after("home", shown, 1) == Shown(TopPage.DIRECTORIES)
+    assert after("up", Shown(TopPage.DIRECTORIES), 1) == Shown(TopPage.DIRECTORIES)
 
 
 def test_several_mounts_are_switched_by_keys() -> None:
@@ -140,14 +127,14 @@ def test_several_mounts_are_switched_by_keys() -> None:
 def test_a_mount_that_is_gone_says_so_and_keeps_its_figures() -> None:
     known = watch()
     known.trouble = "/mnt/train: growfs is not mounted there; growfs list shows all mounts"
-    shown = text(Page.OVERVIEW, known, width=140)
+    shown = text(TopPage.OVERVIEW, known, width=140)
     assert "growfs is not mounted there" in shown
     assert "as of " in shown
     assert "3.0 GB of 5.0 GB" in shown
 
 
-@pytest.mark.parametrize("page", Page)
-def test_no_size_of_the_screen_fails(page: Page) -> None:
+@pytest.mark.parametrize("page", TopPage)
+def test_no_size_of_the_screen_fails(page: TopPage) -> None:
     known = [watch(), watch(state="waiting", outage={"since": 0.0, "why": "x: gone", "next_try_s": 3.0})]
     for width, height in [
         (1, 1),
@@ -170,28 +157,28 @@ def test_no_size_of_the_screen_fails(page: Page) -> None:
 def test_every_state_and_an_empty_mount_can_be_shown() -> None:
     outage = {"since": 0.0, "why": "x", "next_try_s": 0.0}
     for state in MountState:
-        assert "●" in text(Page.OVERVIEW, watch(state=state.value, outage=outage))
+        assert "●" in text(TopPage.OVERVIEW, watch(state=state.value, outage=outage))
     empty = Watch(Path("/mnt/train"), lambda: None)
     empty.status = status(
         remote__files=0, remote__bytes=0, remote__listed=False, coverage__files=0, cache__bytes=0, fetch__eta_s=None,
-        fetch__limit_bytes_per_s=None, generation=0,
+        generation=0,
     )  # fmt: skip
-    for page in Page:
+    for page in TopPage:
         assert text(page, empty)
 
 
 def test_no_name_changes_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[31m\n[red]x[/red]"
     known = watch(readers=[READER | {"command": evil, "advice": evil}])
-    known.survey = Survey({}, (Directory(evil, 1, 1, 0, 0),))
+    known.survey = Survey({}, (DirectoryShare(evil, 1, 1, 0, 0),))
     known._seen.append(Event(0.0, "INFO", evil))
     gone = Watch(Path(evil), lambda: None)
     gone.trouble = evil
-    for page in Page:
+    for page in TopPage:
         shown = text(page, known, width=140)
         assert "[red]x" in shown
         assert not {"\x1b", "\x07"} & set(shown)
-    shown = text(Page.OVERVIEW, gone)
+    shown = text(TopPage.OVERVIEW, gone)
     assert shown.count("[red]x") == 2
     assert not {"\x1b", "\x07"} & set(shown)
 
@@ -214,14 +201,16 @@ def test_columns_are_as_high_as_their_share() -> None:
 
 
 def test_changes_of_the_status_are_events() -> None:
-    now = copy.deepcopy(STATUS) | {"generation": 4, "state": "complete", "readers": [READER]}
-    texts = [event.text for event in changes(STATUS, now)]
+    before, now = status(), status(generation=4, state="complete", readers=[READER])
+    texts = [event.text for event in changes(before, now)]
     assert texts == [
         "generation 4: 200 files listed",
         "complete: every file of the remote is cached",
         "python 4711 reads",
     ]
-    assert [event.text for event in changes(now, now | {"readers": []})] == ["python 4711 reads no more"]
+    assert [event.text for event in changes(now, status(generation=4, state="complete"))] == [
+        "python 4711 reads no more"
+    ]
     assert list(changes(None, now)) == []
 
 

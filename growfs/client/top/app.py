@@ -13,7 +13,7 @@ from threading import Event as Flag
 from rich.console import Console
 
 from growfs.client.top.terminal import Ended, Terminal
-from growfs.client.top.view import Page, Shown, frame
+from growfs.client.top.view import Shown, TopPage, frame
 from growfs.client.top.watch import Watch, Watches
 
 REDRAW_S = 1.0
@@ -21,7 +21,7 @@ FIND_S = 5.0
 """New mounts are looked for so often; that reads the command lines of all processes."""
 FIRST_S = 3.0
 """A single frame shows the rates between two statuses. They take so long at most."""
-PAGES = {page.value: page for page in Page}
+PAGES = {page.value: page for page in TopPage}
 STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10, "home": -(10**9)}
 TURNS = {"tab": 1, "right": 1, "n": 1, "backtab": -1, "left": -1, "p": -1}
 
@@ -68,11 +68,11 @@ def after(key: str, shown: Shown, mounts: int) -> Shown:
     if key in PAGES:
         return replace(shown, page=PAGES[key], row=0)
     if key == "escape":
-        return replace(shown, page=Page.OVERVIEW, row=0)
+        return replace(shown, page=TopPage.OVERVIEW, row=0)
     if key in TURNS:
         return replace(shown, number=(shown.number + TURNS[key]) % mounts, row=0)
     if key in STEPS:
-        step = -STEPS[key] if shown.page is Page.EVENTS else STEPS[key]  # up shows earlier ones
+        step = -STEPS[key] if shown.page is TopPage.EVENTS else STEPS[key]  # up shows earlier ones
         return replace(shown, row=max(0, shown.row + step))
     return shown
 

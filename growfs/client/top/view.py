@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any
 
 from rich.box import ROUNDED
 from rich.cells import cell_len
@@ -19,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from growfs.client.top.draw import bar, columns, graph
-from growfs.client.top.watch import Directory, Event, Sample, Watch
-from growfs.daemon import render
-from growfs.daemon.render import files, state_text
+from growfs.client.top.watch import Counts, DirectoryShare, Event, Watch
+from growfs.daemon.status_text import files, state_text
+from growfs.daemon.status_text import notes as notes_of
+from growfs.status import MountStatus, ReaderStatus
 
 SUMMARY_ROWS = 7
 """With its border, and without notes."""
@@ -35,23 +35,10 @@ NOW_S = 3.0
 """A rate is that of the last seconds."""
 STATE_ROWS = 3
 """The most that the state takes."""
-STATES = {
-    "listing": "cyan",
-    "seeding": "cyan",
-    "filling": "cyan",
-    "rotating": "blue",
-    "held": "yellow",
-    "complete": "green",
-    "paused": "magenta",
-    "waiting": "red",
-    "error": "red",
-}
-NOTES = ("budget", "skipped", "note", "warning", "last error")
-"""The lines of `growfs status` that are there only if something is to be said; the overview shows them, too."""
 LEVELS = {"NEWS": "green", "INFO": "default", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
-class Page(Enum):
+class TopPage(Enum):
     """What is shown below the state; the value is the key."""
 
     OVERVIEW = "o"
@@ -64,7 +51,7 @@ class Page(Enum):
 class Shown:
     """What the screen shows: a page of the mount with this number, from this row on."""
 
-    page: Page = Page.OVERVIEW
+    page: TopPage = TopPage.OVERVIEW
     number: int = 0
     row: int = 0
 
@@ -99,7 +86,7 @@ def _state(watch: Watch, width: int) -> tuple[RenderableType, int]:
         text, style = watch.trouble, "red"
         right = f"as of {_clock(watch.taken_at)} " if watch.status else ""
     elif watch.status:
-        text, style, right = state_text(watch.status), STATES[watch.status["state"]], f"{watch.status['engine']} "
+        text, style, right = state_text(watch.status), watch.status.state.color, f"{watch.status.engine} "
     else:
         text, style, right = "asking the daemon", "bright_black", ""
     state = Text(printable(text), "bold" if watch.status and not watch.trouble else style, overflow="ellipsis")
@@ -113,15 +100,15 @@ def _state(watch: Watch, width: int) -> tuple[RenderableType, int]:
     return line, rows
 
 
-def _keys(page: Page, mounts: int) -> RenderableType:
+def _keys(page: TopPage, mounts: int) -> RenderableType:
     text = Text(" ", no_wrap=True, overflow="ellipsis")
-    for other in Page:
+    for other in TopPage:
         text.append(f"{other.value}", "bold cyan").append(
             f" {other.name.lower()}   ", "bold" if other is page else "bright_black"
         )
     if mounts > 1:
         text.append("tab", "bold cyan").append(" next mount   ", "bright_black")
-    if page is not Page.OVERVIEW:
+    if page is not TopPage.OVERVIEW:
         text.append("↑↓", "bold cyan").append(" scroll   ", "bright_black")
     return text.append("q", "bold cyan").append(" quit", "bright_black")
 
@@ -129,18 +116,18 @@ def _keys(page: Page, mounts: int) -> RenderableType:
 def _body(watch: Watch, shown: Shown, width: int, height: int) -> list[Layout]:
     if not watch.status:
         return [Layout(Text(" "))]
-    if shown.page is Page.READERS:
+    if shown.page is TopPage.READERS:
         rows = height - 3
         return [Layout(_panel("readers", _readers(watch.status, width - 4, rows, shown.row, wraps=True)))]
-    if shown.page is Page.DIRECTORIES:
+    if shown.page is TopPage.DIRECTORIES:
         return [Layout(_directories(watch, width, height, shown.row))]
-    if shown.page is Page.EVENTS:
+    if shown.page is TopPage.EVENTS:
         return [Layout(_events(watch, height - 2, shown.row))]
     return _overview(watch, watch.status, width, height)
 
 
-def _overview(watch: Watch, status: dict[str, Any], width: int, height: int) -> list[Layout]:
-    notes = [line for line in render.lines(status) if line[0] in NOTES][: max(0, (height - 15) // 2)]
+def _overview(watch: Watch, status: MountStatus, width: int, height: int) -> list[Layout]:
+    notes = list(notes_of(status))[: max(0, (height - 15) // 2)]
     rows = SUMMARY_ROWS + len(notes)
     sections = [Layout(_summary(watch, status, notes, width - 4), size=rows)]
     left = height - rows
@@ -151,8 +138,8 @@ def _overview(watch: Watch, status: dict[str, Any], width: int, height: int) -> 
     left -= graphs
     if left < 4:
         return [*sections, Layout(Text(" "))]
-    advice = sum(bool(reader["advice"]) for reader in status["readers"])
-    readers = (3 if status["readers"] else 2) + max(1, len(status["readers"]) + advice)
+    advice = sum(bool(reader.advice) for reader in status.readers)
+    readers = (3 if status.readers else 2) + max(1, len(status.readers) + advice)
     readers = min(readers, left - 4) if left >= 9 else left
     sections.append(Layout(_panel("readers", _readers(status, width - 4, readers - 3, 0)), size=readers))
     if left - readers >= 3:
@@ -160,42 +147,42 @@ def _overview(watch: Watch, status: dict[str, Any], width: int, height: int) -> 
     return sections
 
 
-def _summary(watch: Watch, status: dict[str, Any], notes: Sequence[tuple[str, str]], width: int) -> RenderableType:
-    remote, cache, coverage = status["remote"], status["cache"], status["coverage"]
-    listed, miss = status["listed"], status["miss"]
-    so_far = "" if remote["listed"] else " so far"
+def _summary(watch: Watch, status: MountStatus, notes: Sequence[tuple[str, str]], width: int) -> RenderableType:
+    remote, cache, coverage = status.remote, status.cache, status.coverage
+    listed, miss = status.listed, status.miss
+    so_far = "" if remote.listed else " so far"
     bars = max(10, min(width - LABEL - 36, width * 2 // 3))
-    limit = max(cache["limit_bytes"], 1)
-    fresh = max(0, cache["bytes"] - listed["bytes"] - cache["left_out_bytes"]) if status["generation"] else 0
+    limit = max(cache.limit_bytes, 1)
+    fresh = max(0, cache.bytes - listed.bytes - cache.left_out_bytes) if status.generation else 0
     parts = [
-        ((cache["bytes"] - fresh - cache["left_out_bytes"]) / limit, "▆", "green"),
+        ((cache.bytes - fresh - cache.left_out_bytes) / limit, "▆", "green"),
         (fresh / limit, "▆", "cyan"),
-        (cache["left_out_bytes"] / limit, "▅", "yellow"),
-        (cache["orphan_bytes"] / limit, "▅", "red"),
-        (cache["in_flight_bytes"] / limit, "▃", "blue"),
+        (cache.left_out_bytes / limit, "▅", "yellow"),
+        (cache.orphan_bytes / limit, "▅", "red"),
+        (cache.in_flight_bytes / limit, "▃", "blue"),
     ]
     table = Table.grid(padding=(0, 1))
     table.add_column(width=LABEL - 1, style="bright_black")
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_row("cache", bar(parts, bars), f"{_size(cache['bytes'])} of {_size(cache['limit_bytes'])}")
-    share = cache["content_bytes"] / remote["bytes"] if remote["bytes"] else 0.0
+    table.add_row("cache", bar(parts, bars), f"{_size(cache.bytes)} of {_size(cache.limit_bytes)}")
+    share = cache.content_bytes / remote.bytes if remote.bytes else 0.0
     table.add_row(
         "remote",
         bar([(share, "▆", "green")], bars),
-        f"{share:.0%} of {_size(remote['bytes'])}, {files(remote['files'])}{so_far}",
+        f"{share:.0%} of {_size(remote.bytes)}, {files(remote.files)}{so_far}",
     )
-    seen = coverage["files_seen"] / coverage["files"] if coverage["files"] else 0.0
+    seen = coverage.files_seen / coverage.files if coverage.files else 0.0
     table.add_row(
-        "coverage", bar([(seen, "▆", "magenta")], bars), f"{seen:.0%} cached at some time, pass {coverage['pass']}"
+        "coverage", bar([(seen, "▆", "magenta")], bars), f"{seen:.0%} cached at some time, pass {coverage.pass_}"
     )
-    opens = Text(f"{status['opens']['mean']:.2f} per file   ").append(columns(_histogram(watch.survey.opens)))
-    misses = Text(f"{miss['files_total']:,}")
-    if miss["files_total"]:
-        waited = f", waited {miss['wait_s_total']:.1f} s, {miss['wait_s_total'] / miss['files_total']:.2f} s each"
+    opens = Text(f"{status.opens.mean:.2f} per file   ").append(columns(_histogram(watch.survey.opens)))
+    misses = Text(f"{miss.files_total:,}")
+    if miss.files_total:
+        waited = f", waited {miss.wait_s_total:.1f} s, {miss.wait_s_total / miss.files_total:.2f} s each"
         misses.append(waited)
-    if miss["waiting"]:
-        misses.append(f", {miss['waiting']:,} wait{'s' if miss['waiting'] == 1 else ''} now", "red")
+    if miss.waiting:
+        misses.append(f", {miss.waiting:,} wait{'s' if miss.waiting == 1 else ''} now", "red")
     lines = Table.grid(padding=(0, 1))
     lines.add_column(width=LABEL - 1, style="bright_black")
     lines.add_column(no_wrap=True, overflow="ellipsis")
@@ -203,9 +190,9 @@ def _summary(watch: Watch, status: dict[str, Any], notes: Sequence[tuple[str, st
     lines.add_row("misses", misses)
     for label, note in notes:
         lines.add_row(Text(label, "yellow"), Text(printable(note)))
-    title = f"generation {status['generation']}: {files(listed['files'])} listed"
-    if not status["generation"]:
-        title = f"{files(cache['files'])} cached, none listed yet"
+    title = f"generation {status.generation}: {files(listed.files)} listed"
+    if not status.generation:
+        title = f"{files(cache.files)} cached, none listed yet"
     return _panel(title, Group(table, lines), _legend(parts))
 
 
@@ -231,12 +218,12 @@ def _histogram(opens: dict[int, int]) -> dict[str, int]:
     return {f"{first:,}" if width == 1 else f"{first:,}-{first + width - 1:,}": n for first, n in counts.items()}
 
 
-def _rates(watch: Watch, status: dict[str, Any], width: int, height: int) -> RenderableType:
+def _rates(watch: Watch, status: MountStatus, width: int, height: int) -> RenderableType:
     samples = list(watch.samples)
     graphs = Layout()
     half = width // 2
-    limit = status["fetch"]["limit_bytes_per_s"]
-    note = f"limit {_size(limit)}/s" if limit else f"{_size(status['fetch']['bytes_total'])} in all"
+    limit = status.fetch.limit_bytes_per_s
+    note = f"limit {_size(limit)}/s" if limit else f"{_size(status.fetch.bytes_total)} in all"
     fetched = _rate_panel("fetched", note, _rates_of(samples, "fetched"), half, height, "cyan")
     per_s = _now(samples, "opens")
     name = f"opened {per_s:,.0f} files/s"
@@ -255,7 +242,7 @@ def _rate_panel(name: str, note: str, rates: list[float], width: int, height: in
     return _panel(title, Group(*graph(rates, max(1, width - 4), rows, style, most)), subtitle)
 
 
-def _rates_of(samples: Sequence[Sample], counter: str) -> list[float]:
+def _rates_of(samples: Sequence[Counts], counter: str) -> list[float]:
     """The rate between each two samples, per second."""
     return [
         max(0.0, (getattr(after, counter) - getattr(before, counter)) / max(0.001, after.at - before.at))
@@ -263,15 +250,15 @@ def _rates_of(samples: Sequence[Sample], counter: str) -> list[float]:
     ]
 
 
-def _now(samples: Sequence[Sample], counter: str) -> float:
+def _now(samples: Sequence[Counts], counter: str) -> float:
     recent = _rates_of(samples, counter)[-round(NOW_S) :]
     return sum(recent) / len(recent) if recent else 0.0
 
 
-def _readers(status: dict[str, Any], width: int, rows: int, first: int, wraps: bool = False) -> RenderableType:
-    readers = status["readers"]
+def _readers(status: MountStatus, width: int, rows: int, first: int, wraps: bool = False) -> RenderableType:
+    readers = status.readers
     if not readers:
-        is_plain = status["engine"] == "folder"
+        is_plain = status.engine == "folder"
         return Text("not known: who reads plain files is not seen" if is_plain else "nobody reads", "bright_black")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="bright_black")
     table.add_column("process", no_wrap=True, overflow="ellipsis", max_width=max(8, min(32, width - 58)))
@@ -282,30 +269,30 @@ def _readers(status: dict[str, Any], width: int, rows: int, first: int, wraps: b
     table.add_column("holds", justify="right", no_wrap=True)
     lines: list[RenderableType] = [table]
     for reader in readers[first : first + max(1, rows)]:
-        share = min(1.0, reader["files_opened"] / reader["files_shown"]) if reader["files_shown"] else 0.0
+        share = min(1.0, reader.files_opened / reader.files_shown) if reader.files_shown else 0.0
         opened = bar([(share, "▆", "green")], max(4, width // 10))
-        opened.append(f" {reader['files_opened']:,}", "default")
-        opened.append(f" of {reader['files_shown']:,}" if reader["files_shown"] else " files", "default")
+        opened.append(f" {reader.files_opened:,}", "default")
+        opened.append(f" of {reader.files_shown:,}" if reader.files_shown else " files", "default")
         table.add_row(
-            Text(printable(f"{reader['command']} {reader['pid'] or '(other namespace)'}")),
+            Text(printable(f"{reader.command} {reader.pid or '(other namespace)'}")),
             _listed(reader),
-            str(reader["generation"] or ""),
+            str(reader.generation or ""),
             opened,
-            f"{reader['opens']:,}",
-            _size(reader["held_bytes"]),
+            f"{reader.opens:,}",
+            _size(reader.held_bytes),
         )
     for reader in readers[first : first + max(1, rows)]:
-        if reader["advice"]:
-            advice = Text(printable(f"{reader['command']} {reader['pid']}: {reader['advice']}"), "yellow")
+        if reader.advice:
+            advice = Text(printable(f"{reader.command} {reader.pid}: {reader.advice}"), "yellow")
             advice.no_wrap, advice.overflow = not wraps, "ellipsis"
             lines.append(advice)
     return Group(*lines)
 
 
-def _listed(reader: dict[str, Any]) -> str:
-    if reader["listed_at"] is None:
+def _listed(reader: ReaderStatus) -> str:
+    if reader.listed_at is None:
         return "never"
-    ago_s = max(0, round(time.time() - reader["listed_at"]))
+    ago_s = max(0, round(time.time() - reader.listed_at))
     return f"{_short(ago_s)} ago"
 
 
@@ -330,7 +317,7 @@ def _directories(watch: Watch, width: int, height: int, first: int) -> Renderabl
     return _panel(title, table, Text(f"{overall:.0%} of their files are cached", "bright_black"))
 
 
-def _directory(directory: Directory, width: int) -> Iterable[RenderableType]:
+def _directory(directory: DirectoryShare, width: int) -> Iterable[RenderableType]:
     share = directory.cached / directory.files if directory.files else 0.0
     delisted = directory.delisted / directory.files if directory.files else 0.0
     yield Text(printable(directory.path or "/"))

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from growfs.cache.cache_folder import DATABASE
 from growfs.cache.schema import DirectoryPaths, query_of, read_only
-from growfs.daemon.control_client import call
-from growfs.daemon.render import files, state_text
+from growfs.daemon.control_client import status_of
 from growfs.daemon.running import Running, find_living, running
+from growfs.daemon.status_text import files, state_text
 from growfs.errors import GrowfsError
+from growfs.status import MountStatus
 
 POLL_S = 1.0
 ANSWER_S = 5.0
@@ -38,7 +38,7 @@ LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) (.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Counts:
     """The counters at one time, in seconds of the monotonic clock. opened: the sum of the sizes of opened files."""
 
     at: float
@@ -57,7 +57,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class DirectoryShare:
     """The files of one directory: how many there are, are cached, and of these delisted; the opens of the cached."""
 
     path: str
@@ -76,7 +76,7 @@ class Survey:
     """
 
     opens: dict[int, int] = field(default_factory=dict)
-    directories: tuple[Directory, ...] = ()
+    directories: tuple[DirectoryShare, ...] = ()
     generations: tuple[tuple[int, float], ...] = ()
 
 
@@ -89,10 +89,10 @@ class Watch:
 
     def __init__(self, mountpoint: Path, changed: Callable[[], None]) -> None:
         self.mountpoint = mountpoint
-        self.status: dict[str, Any] | None = None
+        self.status: MountStatus | None = None
         self.taken_at = 0.0
         self.trouble: str | None = None
-        self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self.samples: deque[Counts] = deque(maxlen=SAMPLES_MAX)
         self.survey = Survey()
         self._seen: deque[Event] = deque(maxlen=EVENTS_MAX)
         self._logged: list[Event] = []
@@ -122,12 +122,12 @@ class Watch:
     def poll(self) -> None:
         """Take a status. Raises GrowfsError if there is no mount, or it does not answer."""
         cache = find_living(self.mountpoint).cache
-        status = call(cache, "status", answer_s=ANSWER_S)
-        if self.status and self.status["pid"] != status["pid"]:
+        status = status_of(cache, ANSWER_S)
+        if self.status and self.status.pid != status.pid:
             self.samples.clear()  # its counters began anew
         self._seen.extend(changes(self.status, status))
-        fetch, opens = status["fetch"], status["opens"]
-        self.samples.append(Sample(time.monotonic(), fetch["bytes_total"], opens["bytes_total"], opens["total"]))
+        fetch, opens = status.fetch, status.opens
+        self.samples.append(Counts(time.monotonic(), fetch.bytes_total, opens.bytes_total, opens.total))
         self._logged = list(logged(cache / "log"))
         self.status, self.taken_at, self.trouble = status, time.time(), None
 
@@ -148,24 +148,24 @@ class Watch:
             if self.status and not self.trouble:
                 began = time.monotonic()
                 try:
-                    self.survey = survey(Path(self.status["cache_dir"]) / DATABASE)
+                    self.survey = survey(Path(self.status.cache_dir) / DATABASE)
                     self._changed()
                 except (sqlite3.Error, KeyError):
                     pass  # it is being written, or just removed: the next time
                 pause_s = max(SURVEY_S, (time.monotonic() - began) / SURVEY_SHARE)
 
 
-def changes(before: dict[str, Any] | None, now: dict[str, Any]) -> Iterator[Event]:
+def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
     """The events that two statuses in a row tell of, and that no log has."""
     if before is None:
         return
     at = time.time()
-    if before["generation"] != now["generation"]:
-        yield Event(at, "NEWS", f"generation {now['generation']}: {files(now['listed']['files'])} listed")
-    if before["state"] != now["state"]:
-        yield Event(at, "NEWS", state_text(now | {"fetch": now["fetch"] | {"eta_s": None}}))
-    known = {reader["pid"]: reader["command"] for reader in before["readers"]}
-    current = {reader["pid"]: reader["command"] for reader in now["readers"]}
+    if before.generation != now.generation:
+        yield Event(at, "NEWS", f"generation {now.generation}: {files(now.listed.files)} listed")
+    if before.state != now.state:
+        yield Event(at, "NEWS", state_text(now, with_eta=False))
+    known = {reader.pid: reader.command for reader in before.readers}
+    current = {reader.pid: reader.command for reader in now.readers}
     for pid, command in current.items():
         if pid not in known:
             yield Event(at, "NEWS", f"{command} {pid} reads")
@@ -209,7 +209,7 @@ def survey(database: Path) -> Survey:
             "SELECT parent, count(*) FROM node WHERE is_dir = 0 GROUP BY 1 ORDER BY 2 DESC LIMIT ?", (DIRECTORIES_MAX,)
         )
         directories = [
-            Directory(paths.of(ask, parent), files, *cached.get(parent, (0, 0, 0))) for parent, files in largest
+            DirectoryShare(paths.of(ask, parent), files, *cached.get(parent, (0, 0, 0))) for parent, files in largest
         ]
         generations = connection.execute("SELECT number, began FROM generation ORDER BY 1 DESC LIMIT ?", (EVENTS_MAX,))
         return Survey(opens, tuple(directories), tuple(generations))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from growfs.daemon.render import brief, moving, render, state_text
-from growfs.scheduler.readiness import MountState
+from growfs.daemon.status_text import brief, moving, render, state_text
+from growfs.status import MountState, MountStatus
 
 STATUS: dict[str, Any] = {
     "version": "1",
@@ -54,6 +54,7 @@ STATUS: dict[str, Any] = {
         "eta_s": 90.0,
         "failed": 0,
         "streams": 16,
+        "limit_bytes_per_s": None,
     },
     "evict": {"files_total": 0, "bytes_total": 0},
     "miss": {"files_total": 2, "wait_s_total": 1.25, "waiting": 0},
@@ -78,7 +79,28 @@ STATUS: dict[str, Any] = {
 }
 
 
-def status(**changes: Any) -> dict[str, Any]:
+READER: dict[str, Any] = {
+    "pid": 4711,
+    "command": "python",
+    "listed_at": 0.0,
+    "generation": 3,
+    "files_shown": 200,
+    "files_opened": 50,
+    "opens": 375,
+    "held_bytes": 5 * 10**8,
+    "advice": "listed once",
+}
+PEERS: dict[str, Any] = {
+    "nodes": 4,
+    "address": "10.0.0.1:9500",
+    "serving": True,
+    "answering": 2,
+    "waiting": False,
+    "sent_bytes_total": 10**9,
+}
+
+
+def status(**changes: Any) -> MountStatus:
     """A status with changes; a__b stands for the field b of a."""
     changed = copy.deepcopy(STATUS)
     for name, value in changes.items():
@@ -87,7 +109,7 @@ def status(**changes: Any) -> dict[str, Any]:
             changed[section][key] = value
         else:
             changed[section] = value
-    return changed
+    return MountStatus.parse(changed)
 
 
 def lines(**changes: Any) -> dict[str, str]:
@@ -122,7 +144,7 @@ def test_the_page_shows_skipped_names_errors_and_hints() -> None:
         last_error="x: denied",
         last_error_at=0.0,
         fetch__failed=3,
-        readers=[{"command": "python", "pid": 9, "files_shown": 5, "files_opened": 2, "advice": "lists once"}],
+        readers=[READER | {"pid": 9, "files_shown": 5, "files_opened": 2, "advice": "lists once"}],
     )
     assert page["skipped"] == "1 file: NUL in path, such as 'a\\x00b'"
     assert page["note"].endswith("too many")
@@ -139,8 +161,7 @@ def test_the_page_shows_the_shard() -> None:
 
 
 def test_the_page_shows_the_other_nodes() -> None:
-    peers = {"nodes": 4, "answering": 2, "sent_bytes_total": 10**9}
-    page = lines(peers=peers, fetch__peer_bytes_total=2 * 10**9)
+    page = lines(peers=PEERS, fetch__peer_bytes_total=2 * 10**9)
     assert page["nodes"] == "3 of 4 answer, 2 GB from them, 1 GB to them"
 
 

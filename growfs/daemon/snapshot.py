@@ -1,0 +1,186 @@
+"""The status at one time: each component reports its section, and StatusSource puts them together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+from humanfriendly import format_timespan
+
+from growfs.cache.budget import Budget
+from growfs.cache.catalog import Catalog
+from growfs.cache.database import Database
+from growfs.cache.schema import Query
+from growfs.cache.store import Store
+from growfs.cache.usage import UsageCounters
+from growfs.fuse.engine import Engine
+from growfs.rotation.generations import Generations
+from growfs.rotation.holds import Reader
+from growfs.rotation.readers import FOREIGN, Readers
+from growfs.rotation.rules import Hold
+from growfs.scheduler.fetcher import Fetcher
+from growfs.scheduler.outage import Outage
+from growfs.scheduler.passes import PassOrder, Prefetcher
+from growfs.scheduler.peers import Peers
+from growfs.scheduler.readiness import PrefetchState, StartGate
+from growfs.scheduler.refresh import CatalogSync
+from growfs.status import (
+    CoverageStatus,
+    EvictStatus,
+    ListedStatus,
+    MountInfo,
+    MountStatus,
+    OpensStatus,
+    ReaderStatus,
+    SkippedStatus,
+)
+from growfs.vfs.filesystem import Misses, Opens
+
+OPENS_MIN = 10
+"""With fewer opens than this, the share that waited says nothing yet."""
+WAITED_SHARE = 0.5
+UNREAD_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over all cached files. They are computed in a thread, because they take long if there are many files."""
+
+    hidden_files: int
+    """Cached files that are not listed."""
+    hidden_bytes: int
+    delisted_bytes: int
+    held_bytes: dict[Hold, int]
+    """What each hold keeps of the delisted files."""
+    skipped: list[SkippedStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSource:
+    """Reads all components and owns nothing."""
+
+    mount: MountInfo
+    database: Database
+    catalog: Catalog
+    store: Store
+    budget: Budget
+    usage: UsageCounters
+    generations: Generations
+    readers: Readers
+    outage: Outage
+    catalog_sync: CatalogSync
+    order: PassOrder
+    fetcher: Fetcher
+    prefetch: PrefetchState
+    prefetcher: Prefetcher
+    start: StartGate
+    peers: Peers | None
+    misses: Misses
+    opens: Opens
+    engine: Engine
+
+    async def snapshot(self) -> MountStatus:
+        """The status now."""
+        readers = self.readers.active()
+        holds = {hold for reader in readers if (hold := reader.holds.oldest)}
+        totals = await self.database.query_in_thread(partial(self._totals, holds))
+        return self._assemble(readers, totals)
+
+    def _totals(self, holds: set[Hold], query: Query) -> Totals:
+        files, bytes = self.generations.hidden(query)
+        held_bytes = {hold: self.generations.held_bytes(query, hold) for hold in holds}
+        return Totals(files, bytes, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
+
+    def _assemble(self, readers: list[Reader], totals: Totals) -> MountStatus:
+        summary, cache = self.usage.summary, self.store.status(totals.delisted_bytes)
+        pass_files = self.order.share.files
+        listed = ListedStatus(
+            files=max(0, cache.files - totals.hidden_files), bytes=max(0, cache.content_bytes - totals.hidden_bytes)
+        )
+        listed_share = listed.files / pass_files if pass_files else 1.0
+        failure = self.prefetcher.last_failure
+        return MountStatus(
+            **self.mount,
+            ready=self.start.passed,
+            state=self.prefetch.mount_state,
+            outage=self.outage.status(),
+            peers=self.peers.status() if self.peers else None,
+            rotation=self.generations.rotation,
+            generation=self.generations.number,
+            remote=self.catalog_sync.status(),
+            cache=cache,
+            listed=listed,
+            fetch=self.fetcher.status(self.prefetcher.eta_s()),
+            evict=EvictStatus(files_total=self.store.evicted_files, bytes_total=self.store.evicted_bytes),
+            miss=self.misses.status(),
+            coverage=CoverageStatus(
+                files_seen=max(summary.files_seen, cache.files),  # the summary is some seconds old
+                files=pass_files,
+                pass_=self.catalog.pass_number,
+            ),
+            budget=self.budget.status(),
+            opens=OpensStatus(
+                total=self.opens.total,
+                bytes_total=self.opens.bytes,
+                min=summary.opens_min,
+                max=summary.opens_max,
+                mean=summary.opens_mean,
+                dispersion=summary.dispersion,
+                per_fetch=summary.opens_per_fetch,
+            ),
+            requests=dict(self.engine.requests),
+            readers=[_reader(reader, totals, listed_share, summary.unread) for reader in readers],
+            skipped=[*totals.skipped, *self.prefetcher.skipped],
+            unpromised=self.prefetch.unpromised,
+            warnings=self.prefetcher.warnings,
+            last_error=str(failure.error) if failure else None,
+            last_error_at=failure.at if failure else None,
+        )
+
+
+def _reader(reader: Reader, totals: Totals, listed_share: float, unread: Sequence[str]) -> ReaderStatus:
+    now, oldest = trio.current_time(), reader.holds.oldest
+    return ReaderStatus(
+        pid=reader.pid,
+        command=reader.command,
+        listed_at=None if reader.listed_at is None else time.time() - (now - reader.listed_at),
+        generation=reader.generation,
+        files_shown=reader.files_shown,
+        files_opened=len(reader.files),
+        opens=reader.opens,
+        held_bytes=totals.held_bytes.get(oldest, 0) if oldest else 0,
+        advice=advice(reader, now, listed_share, unread),
+    )
+
+
+def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str]) -> str | None:
+    """What the person who runs a reader should know: it sees no new files, waits, or leaves files unread. One sentence.
+
+    now: seconds, on the clock of the reader's times. listed_share: the fraction (0 to 1) of the data that is listed.
+    unread: file extensions that are hardly ever opened.
+    """
+    if reader.pid == FOREIGN:
+        return (
+            "is in another pid namespace, so nothing is delisted while it reads: run it in the pid namespace of growfs"
+            " (docker run --pid=host, hostPID, shareProcessNamespace)"
+        )
+    if reader.opens >= OPENS_MIN and reader.waited >= WAITED_SHARE * reader.opens:
+        waited = f"{reader.waited / reader.opens:.0%} of its opens"
+        return f"{waited} waited for a download: take file names from a listing or .growfs/index.csv"
+    if reader.listed_at is None:
+        return "opens by name and never listed: it waits for each file that is not cached"
+    if reader.listed_once and reader.opened_all and listed_share < 1:
+        ago = format_timespan(round(now - reader.listed_at), max_units=1)
+        times = reader.opens / reader.files_shown
+        often = f" {times:.1f} times" if times >= 1.1 else ""
+        return (
+            f"listed once {ago} ago, has opened its {reader.files_shown:,} files{often}, and will see nothing new until"
+            f" it lists again; it sees {listed_share:.0%} of the data"
+        )
+    if reader.unread >= UNREAD_SHARE:
+        exclude = f"; consider --exclude '*.{unread[0]}'" if unread else ""
+        return f"never opened {reader.unread:.0%} of the files that it listed{exclude}"
+    return None

@@ -1,0 +1,154 @@
+"""The status as text, for people: a page, and a line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from growfs.status import MountState, MountStatus, RemoteStatus
+
+NAME_CHARS_MAX = 80
+"""Characters of a name that are printed. One is skipped because it is too long."""
+
+Line = tuple[str, str]
+"""(label, text)"""
+
+
+def render(status: MountStatus) -> str:
+    """The page that `growfs status` prints, and the content of .growfs/status."""
+    return "".join(f"{label:<11}{text}\n" for label, text in (*figures(status), *readers(status), *notes(status)))
+
+
+def figures(status: MountStatus) -> Iterator[Line]:
+    """The lines that are always there."""
+    remote, cache, fetch, miss, opens = status.remote, status.cache, status.fetch, status.miss, status.opens
+    coverage = status.coverage
+    share = cache.files / remote.files if remote.files else 0.0
+    known = "" if remote.listed else " so far"
+    shard = f" (shard {status.partition})" if status.partition else ""
+    failed = f", {fetch.failed} failed" if fetch.failed else ""
+    yield "remote", f"{status.url}: {files(remote.files)}, {_size(remote.bytes)}{known}{silence(remote)}"
+    yield "mounted", f"{status.mountpoint} by pid {status.pid}, {engine(status)}"
+    yield "state", state_text(status)
+    yield (
+        "cached",
+        f"{files(cache.files)} ({share:.1%} of the remote), {_size(cache.bytes)} of {_size(cache.limit_bytes)}",
+    )
+    yield (
+        "listed",
+        f"{files(status.listed.files)} in generation {status.generation}, {_size(cache.left_out_bytes)} delisted",
+    )
+    yield (
+        "coverage",
+        f"{coverage.files_seen:,} of {files(coverage.files)}{shard} cached so far, pass {coverage.pass_}",
+    )
+    yield (
+        "fetched",
+        f"{files(fetch.files_total)}, {_size(fetch.bytes_total)}, now {_size(fetch.bytes_per_s)}/s{failed}",
+    )
+    yield "misses", f"{miss.files_total}, waited {miss.wait_s_total:.1f} s in total"
+    yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"
+    if peers := status.peers:
+        traffic = f"{_size(fetch.peer_bytes_total)} from them, {_size(peers.sent_bytes_total)} to them"
+        yield "nodes", f"{peers.answering + 1} of {peers.nodes} answer, {traffic}"
+
+
+def readers(status: MountStatus) -> Iterator[Line]:
+    """A line for each process that reads."""
+    for reader in status.readers:
+        advice = f"; {reader.advice}" if reader.advice else ""
+        usage = f"listed {files(reader.files_shown)}, opened {reader.files_opened:,}"
+        yield "reader", f"{reader.command} {reader.pid}: {usage}{advice}"
+
+
+def notes(status: MountStatus) -> Iterator[Line]:
+    """The lines that are there only if something is to be said."""
+    budget = status.budget
+    if budget.limit_bytes is not None:
+        spent = "" if budget.resumes_s is None else f"; resumes in {_duration(budget.resumes_s, units=2)}"
+        yield "budget", f"{_size(budget.spent_bytes)} of {_size(budget.limit_bytes)} today{spent}"
+    for skip in status.skipped:
+        example = f", such as {_shortened(skip.example)!r}" if skip.example else ""
+        yield "skipped", f"{files(skip.files)}: {skip.reason}{example}"
+    if status.unpromised:
+        yield "note", f"not every directory has a file yet: {status.unpromised}"
+    for warning in status.warnings:
+        yield "warning", warning
+    if status.last_error:
+        at = "" if status.last_error_at is None else f" ({_clock(status.last_error_at)})"
+        yield "last error", f"{status.last_error}{at}"
+
+
+def state_text(status: MountStatus, with_eta: bool = True) -> str:
+    """What the mount is doing, and how long that will take."""
+    state, cache = status.state, status.cache
+    text = state.text
+    if state is MountState.WAITING and (outage := status.outage):
+        next_try_s = round(outage.next_try_s)
+        next_try = f"in {_duration(next_try_s)}" if next_try_s else "now"
+        return f"{text}: {outage.why} (since {_clock(outage.since)}, next try {next_try})"
+    if state is MountState.LISTING and not status.remote.listing:
+        text = "the remote could not be listed; it is tried again"
+    if state is MountState.HELD and status.rotation != "never" and status.generation:
+        text = "full: the next listing makes room for new files"
+        if status.engine == "folder":  # where nobody sees listings
+            text = "full: the next generation makes room for new files"
+    if cache.bytes + cache.in_flight_bytes + cache.orphan_bytes > cache.limit_bytes:
+        text = "over its size: what is open goes once it is closed"
+    if state is MountState.COMPLETE and status.partition:
+        text = f"complete: every file of shard {status.partition} is cached"
+    eta_s = status.fetch.eta_s
+    return f"{text}, {_duration(eta_s, units=2)} left" if eta_s and with_eta else text
+
+
+def moving(status: MountStatus) -> str:
+    """As `brief`, with the download rate. What is waited for comes first: a terminal may be narrow."""
+    slow = silence(status.remote).removeprefix("; ")
+    waits_for = state_text(status) if status.state is MountState.WAITING else slow
+    return f"{waits_for}; {brief(status)}" if waits_for else f"{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
+
+
+def silence(remote: RemoteStatus) -> str:
+    """That a listing is slow, for the end of a line; empty if it is not."""
+    silent_s = remote.listing_silent_s
+    return "" if silent_s is None else f"; the listing is slow: no page of it has come for {_duration(silent_s)}"
+
+
+def brief(status: MountStatus) -> str:
+    """One line: how much is cached."""
+    remote, cache = status.remote, status.cache
+    known = "" if remote.listed else " listed so far"
+    return (
+        f"{cache.files:,} of {files(remote.files)} cached, {_size(cache.content_bytes)} of {_size(remote.bytes)}{known}"
+    )
+
+
+def engine(status: MountStatus) -> str:
+    """Which engine runs, and why."""
+    return f"{status.engine} engine ({status.engine_reason})"
+
+
+def files(count: int) -> str:
+    """A number of files, such as "1,000 files"."""
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def _size(count: float) -> str:
+    from humanfriendly import format_size
+
+    return str(format_size(count))
+
+
+def _duration(seconds: float, units: int = 3) -> str:
+    from humanfriendly import format_timespan
+
+    return str(format_timespan(round(seconds), max_units=units))
+
+
+def _clock(at: float) -> str:
+    """A time, given in seconds since 1970, as the log has it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= NAME_CHARS_MAX else name[: NAME_CHARS_MAX - 3] + "..."

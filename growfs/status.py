@@ -1,0 +1,357 @@
+"""What a mount tells of itself: each figure once, with its meaning, its unit and the metric that it is.
+
+The components of a mount return the sections; daemon/snapshot.py puts them together. From here come status.json, the
+types of `status()` in Python, the metrics, and the tables of docs/status-and-metrics.md; the text of .growfs/status
+(daemon/status_text.py) and `growfs top` read these classes. Names do not change: dashboards and scripts use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from growfs.errors import GrowfsError
+
+Kind = Literal["gauge", "counter"]
+"""Of a metric. A counter only grows."""
+Unit = Literal["", "bytes", "bytes/s", "seconds", "time"]
+"""Of a figure; time: seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What is known of a field of the status."""
+
+    text: str
+    unit: Unit
+    kind: Kind | None
+    """None: it is not a metric."""
+
+
+def told(text: str, unit: Unit = "", kind: Kind | None = None) -> dict[str, Meaning]:
+    """The metadata of a field that is not a metric. Without any, a field is a section whose fields say it all."""
+    return {"meaning": Meaning(text, unit, kind)}
+
+
+def gauge(text: str, unit: Unit = "") -> dict[str, Meaning]:
+    """The metadata of a field that is a metric. Where its value is None, the metric has no sample."""
+    return told(text, unit, "gauge")
+
+
+def counter(text: str, unit: Unit = "") -> dict[str, Meaning]:
+    """The metadata of a field that is a metric and only grows."""
+    return told(text, unit, "counter")
+
+
+class MountState(Enum):
+    """What a mount is doing.
+
+    The value is the word of status.json, which history keeps, too. `text` is what people are told, `color` that of a
+    terminal, and `page_color` that of the report.
+    """
+
+    text: str
+    color: str
+    page_color: str
+
+    LISTING = "listing", "listing the remote", "cyan", "gray"
+    SEEDING = "seeding", "fetching one file of each directory", "cyan", "teal"
+    FILLING = "filling", "filling the cache", "cyan", "blue"
+    ROTATING = "rotating", "replacing delisted files with new ones", "blue", "green"
+    HELD = "held", "held: only misses are fetched", "yellow", "soft"
+    COMPLETE = "complete", "complete: every file of the remote is cached", "green", "lime"
+    PAUSED = "paused", "paused: only misses are fetched", "magenta", "amber"
+    WAITING = "waiting", "waiting for the remote", "red", "red"
+    ERROR = "error", "fetching fails; it is retried", "red", "red"
+
+    def __new__(cls, value: str, text: str = "", color: str = "", page_color: str = "") -> MountState:
+        """The state whose word is `value`."""
+        state = object.__new__(cls)
+        state._value_ = value
+        state.text, state.color, state.page_color = text, color, page_color
+        return state
+
+
+S = TypeVar("S", bound="Section")
+
+
+@dataclass(eq=False, repr=False)
+class Section(dict[str, Any]):
+    """Fields with types, and the same as an object of status.json: `status.cache.files`, `status["cache"]["files"]`.
+
+    Users have the dictionary; growfs uses the fields. Neither is changed once it is made. A name that Python does not
+    allow ends with "_" as a field.
+    """
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            self[name_of(each)] = value.value if isinstance(value, Enum) else value
+
+    @classmethod
+    def parse(cls: type[S], values: Mapping[str, Any]) -> S:
+        """A section of a status.json. Raises KeyError if it has no such field, as that of an earlier growfs may."""
+        types = get_type_hints(cls)
+        return cls(**{each.name: _parsed(types[each.name], values[name_of(each)]) for each in fields(cls)})
+
+
+def name_of(each: Field[Any]) -> str:
+    """The name of a field in status.json."""
+    return each.name.rstrip("_")
+
+
+def _parsed(type_: Any, value: Any) -> Any:
+    if type_ is MountState:
+        return MountState(value)
+    section = _section(type_)
+    if section is None or value is None:
+        return value
+    return [section.parse(each) for each in value] if isinstance(value, list) else section.parse(value)
+
+
+def _section(type_: Any) -> type[Section] | None:
+    """The section in the type of a field: X, X | None or list[X]."""
+    candidates = (each for each in (type_, *get_args(type_)) if isinstance(each, type) and issubclass(each, Section))
+    return next(candidates, None)
+
+
+@dataclass(eq=False, repr=False)
+class OutageStatus(Section):
+    """Why the remote is away."""
+
+    since: float = field(metadata=told("since when the remote is away", "time"))
+    why: str = field(metadata=told("the error of the last request"))
+    next_try_s: float = field(metadata=told("time until it is tried again", "seconds"))
+
+
+@dataclass(eq=False, repr=False)
+class PeersStatus(Section):
+    """The other nodes."""
+
+    nodes: int = field(metadata=gauge("how many they are, with this one"))
+    address: str = field(metadata=told("`--peer-addr`"))
+    serving: bool = field(metadata=gauge("whether this node serves the others"))
+    answering: int = field(metadata=gauge("how many of the other nodes answer"))
+    waiting: bool = field(metadata=gauge("whether a draw waits until another node has what would be evicted"))
+    sent_bytes_total: int = field(metadata=counter("bytes sent to other nodes", "bytes"))
+
+
+@dataclass(eq=False, repr=False)
+class RemoteStatus(Section):
+    """What the listing found."""
+
+    files: int = field(metadata=gauge("files of the remote"))
+    bytes: int = field(metadata=gauge("size of the remote", "bytes"))
+    directories: int = field(metadata=gauge("directories of the remote"))
+    listed: bool = field(metadata=gauge("whether the listing of the remote is complete"))
+    listing: bool = field(metadata=gauge("whether the remote is being listed now"))
+    listing_silent_s: float | None = field(
+        metadata=gauge("time since the server sent a page of a listing that is slow; null: it is not slow", "seconds")
+    )
+
+
+@dataclass(eq=False, repr=False)
+class CacheStatus(Section):
+    """What is cached."""
+
+    files: int = field(metadata=gauge("cached files"))
+    bytes: int = field(metadata=gauge("disk space of the cached files", "bytes"))
+    content_bytes: int = field(metadata=gauge("sum of the sizes of the cached files", "bytes"))
+    limit_bytes: int = field(metadata=gauge("the most disk space that the cache may take (`--cache-size`)", "bytes"))
+    in_flight_bytes: int = field(metadata=gauge("disk space that is reserved for downloads", "bytes"))
+    orphan_bytes: int = field(metadata=gauge("disk space of evicted or replaced files that are still open", "bytes"))
+    left_out_bytes: int = field(metadata=gauge("disk space of cached files that are delisted", "bytes"))
+
+
+@dataclass(eq=False, repr=False)
+class ListedStatus(Section):
+    """What the current generation lists."""
+
+    files: int = field(metadata=gauge("files that the current generation lists"))
+    bytes: int = field(metadata=gauge("sum of the sizes of the listed files", "bytes"))
+
+
+@dataclass(eq=False, repr=False)
+class FetchStatus(Section):
+    """What was fetched."""
+
+    files_total: int = field(metadata=counter("files fetched"))
+    bytes_total: int = field(metadata=counter("bytes received from the remote", "bytes"))
+    peer_files_total: int = field(metadata=counter("of these, files that other nodes sent (`--peers`)"))
+    peer_bytes_total: int = field(metadata=counter("bytes received from other nodes", "bytes"))
+    bytes_per_s: float = field(metadata=told("download rate over the last seconds", "bytes/s"))
+    failed: int = field(metadata=counter("downloads that failed"))
+    streams: int = field(metadata=gauge("most requests at a time"))
+    limit_bytes_per_s: int | None = field(metadata=told("`--bandwidth`, or null", "bytes/s"))
+    eta_s: float | None = field(
+        metadata=gauge("time until the cache is full or everything is cached; null: unknown", "seconds")
+    )
+
+
+@dataclass(eq=False, repr=False)
+class EvictStatus(Section):
+    """What was evicted."""
+
+    files_total: int = field(metadata=counter("files evicted"))
+    bytes_total: int = field(metadata=counter("disk space of the files evicted", "bytes"))
+
+
+@dataclass(eq=False, repr=False)
+class MissStatus(Section):
+    """Opens of files that were not cached."""
+
+    files_total: int = field(metadata=counter("opens of files that were not cached"))
+    wait_s_total: float = field(
+        metadata=counter("how long opens waited for files that were not cached, in total", "seconds")
+    )
+    waiting: int = field(metadata=gauge("opens that wait now"))
+
+
+@dataclass(eq=False, repr=False)
+class CoverageStatus(Section):
+    """How much of the data was cached at some time."""
+
+    files_seen: int = field(metadata=gauge("files that were cached at some time"))
+    files: int = field(metadata=gauge("files of the remote, or of this shard"))
+    pass_: int = field(metadata=gauge("number of the pass over the data, from 1"))
+
+
+@dataclass(eq=False, repr=False)
+class BudgetStatus(Section):
+    """The traffic of today."""
+
+    limit_bytes: int | None = field(metadata=gauge("traffic allowed in a day (`--remote-budget`), or null", "bytes"))
+    spent_bytes: int = field(metadata=gauge("bytes received today (UTC)", "bytes"))
+    resumes_s: float | None = field(
+        metadata=gauge("time until prefetching resumes, if the budget is spent; else null", "seconds")
+    )
+
+
+@dataclass(eq=False, repr=False)
+class OpensStatus(Section):
+    """How often files were opened."""
+
+    total: int = field(metadata=counter("opens of cached files"))
+    bytes_total: int = field(metadata=counter("sum of the sizes of the files that were opened, each time", "bytes"))
+    min: int = field(metadata=gauge("opens of the file that was opened least, of all that were ever cached"))
+    max: int = field(metadata=gauge("opens of the file that was opened most"))
+    mean: float = field(metadata=gauge("opens per file, of all that were ever cached"))
+    dispersion: float = field(metadata=gauge("variance of opens per file over their mean; 0: all equal"))
+    per_fetch: float = field(metadata=gauge("opens per fetched file"))
+
+
+@dataclass(eq=False, repr=False)
+class ReaderStatus(Section):
+    """A process that reads."""
+
+    pid: int = field(metadata=told("process; 0: all of other pid namespaces"))
+    command: str = field(metadata=told("its name"))
+    listed_at: float | None = field(metadata=told("when it last listed; null: never", "time"))
+    generation: int = field(metadata=told("generation that it listed last"))
+    files_shown: int = field(metadata=told("files that it was shown in that generation"))
+    files_opened: int = field(metadata=told("of these, how many it opened"))
+    opens: int = field(metadata=told("its opens"))
+    held_bytes: int = field(metadata=told("disk space of delisted files that its hold keeps from eviction", "bytes"))
+    advice: str | None = field(metadata=told("what is wrong with the way it reads, or null"))
+
+
+@dataclass(eq=False, repr=False)
+class SkippedStatus(Section):
+    """Files that cannot be mounted or fetched, for one reason."""
+
+    reason: str = field(metadata=told("why"))
+    files: int = field(metadata=told("how many"))
+    example: str = field(metadata=told("one of them"))
+
+
+@dataclass(eq=False, repr=False)
+class MountInfo(Section):
+    """What does not change while the daemon runs. The report has it from the database."""
+
+    version: str = field(metadata=told("version of growfs"))
+    url: str = field(metadata=told("the remote, without secrets"))
+    mountpoint: str = field(metadata=told("where it is mounted"))
+    cache_dir: str = field(metadata=told("folder of the cache of this mount"))
+    pid: int = field(metadata=told("process of the daemon"))
+    engine: str = field(metadata=told("`passthrough` or `libfuse`; `folder` for `growfs fill`"))
+    engine_reason: str = field(metadata=told("why this engine"))
+    metrics_url: str | None = field(metadata=told("where the metrics are served (`--metrics-addr`), or null"))
+    seed: int = field(metadata=told("`--seed`"))
+    partition: str | None = field(metadata=told("`--partition` as I/N, or null"))
+
+
+@dataclass(eq=False, repr=False)
+class MountStatus(MountInfo):
+    """The content of status.json."""
+
+    ready: bool = field(metadata=gauge("whether training can start: whether `mount` has returned"))
+    state: MountState = field(metadata=told("what the mount is doing"))
+    outage: OutageStatus | None = field(metadata=told("null while the remote answers"))
+    peers: PeersStatus | None = field(metadata=told("the nodes that feed one another (`--peers`), or null"))
+    rotation: str = field(metadata=told("`--rotation`"))
+    generation: int = field(metadata=gauge("number of the current generation"))
+    remote: RemoteStatus
+    cache: CacheStatus
+    listed: ListedStatus
+    fetch: FetchStatus
+    evict: EvictStatus
+    miss: MissStatus
+    coverage: CoverageStatus
+    budget: BudgetStatus
+    opens: OpensStatus
+    requests: dict[str, int] = field(metadata=told("requests of the kernel by kind, with passthrough"))
+    readers: list[ReaderStatus] = field(metadata=told("the processes that read"))
+    skipped: list[SkippedStatus] = field(metadata=told("files that cannot be mounted or fetched"))
+    unpromised: str | None = field(metadata=told("why some directories have no file yet, or null"))
+    warnings: list[str] = field(metadata=told("what is odd about the options"))
+    last_error: str | None = field(
+        metadata=told("the latest failure of a file or a listing that has not succeeded since, or null")
+    )
+    last_error_at: float | None = field(metadata=told("when that was", "time"))
+
+    @classmethod
+    def parse(cls: type[S], values: Mapping[str, Any]) -> S:
+        """The status that a daemon sent. Raises GrowfsError if that is of an earlier growfs, and lacks something."""
+        try:
+            return super().parse(values)
+        except KeyError:
+            raise GrowfsError(
+                f"{values['mountpoint']}: mounted by another version of growfs; unmount it, and mount it again"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusField:
+    """A field of status.json. path: dots nest, also into the objects of a list."""
+
+    path: str
+    meaning: Meaning
+
+    @property
+    def metric(self) -> str | None:
+        """The name of its metric: its path, with whole words for units, and `_total` for what only grows."""
+        if self.meaning.kind is None:
+            return None
+        name = "growfs_" + self.path.replace(".", "_")
+        if self.meaning.unit == "seconds":
+            name = name.replace("_s_", "_seconds_") if "_s_" in name else f"{name.removesuffix('_s')}_seconds"
+        return name if self.meaning.kind == "gauge" or name.endswith("_total") else f"{name}_total"
+
+
+@cache
+def status_fields() -> tuple[StatusField, ...]:
+    """All fields of status.json, in their order."""
+    return tuple(_fields_of(MountStatus, ""))
+
+
+def _fields_of(section: type[Section], prefix: str) -> Iterator[StatusField]:
+    types = get_type_hints(section)
+    for each in fields(section):
+        path = prefix + name_of(each)
+        if each.metadata:
+            yield StatusField(path, each.metadata["meaning"])
+        if inner := _section(types[each.name]):
+            yield from _fields_of(inner, f"{path}.")
