@@ -324,7 +324,7 @@ def _build_scheduler(
     prefetch = PrefetchState(
         condition,
         lambda: store.resident_files >= order.share.files,
-        lambda: waiting.has_draw and len(downloads) == 0,
+        lambda: waiting.is_draw_held and len(downloads) == 0,
         outage,
     )
     store.returned_to_pass.connect(prefetch.draw_evicted)
@@ -336,6 +336,8 @@ def _build_scheduler(
     prefetch.changed.connect(store.space_freed.notify)  # what waits for room may not be wanted any longer
     drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
     fetcher.finished.connect(drawer.handle_finished)
+    fetcher.finished.connect(lambda _: waiting.reconsider())
+    fetcher.finished.connect(lambda _: store.space_freed.notify())
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)
     updater = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
     start = StartGate(catalog, store, catalog_sync, fetcher, cache.budget, prefetch, outage)

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX = 0.5, 5.0
 """Pause before a claim looks for room again by itself: doubled each time."""
 NOTICE_S = 0.2
-"""Pause after a notice before what no reader waits for looks again: holds end by the hundred while a reader lists its
-folders, and each look costs."""
+"""Pause after a notice before what no reader waits for looks again, unless files are in flight, whose room it may wait
+for: holds end by the hundred while a reader lists its folders, and each look costs."""
 FAILED_S = 5.0
 """How long nothing is drawn after a drawn file found no room, or the disk failed: the next one would fail as well."""
 ROWS_MAX = (256, 100_000)
@@ -92,21 +92,26 @@ class WaitingClaims:
     """Owns which claims found no room and wait: what the next generation has to make room for."""
 
     def __init__(self) -> None:
-        self._claims: dict[Claim, None] = {}
+        self._claims: dict[Claim, bool] = {}
+        """Of each, whether nothing has happened since its last look that may give it room."""
 
     def add(self, claim: Claim) -> None:
         """Note that a claim waits."""
         claim.waits_since = trio.current_time() if claim.waits_since is None else claim.waits_since
-        self._claims[claim] = None
+        self._claims[claim] = True
 
     def remove(self, claim: Claim) -> None:
         """Note that a claim does not wait, or no longer."""
         self._claims.pop(claim, None)
 
+    def reconsider(self) -> None:
+        """Note that there may be room by now: a download finished, perhaps with less than was reserved for it."""
+        self._claims = dict.fromkeys(self._claims, False)
+
     @property
-    def has_draw(self) -> bool:
-        """Whether files of the pass wait."""
-        return any(True for _ in self._draws())
+    def is_draw_held(self) -> bool:
+        """Whether files of the pass wait, and had no room at their last look, which is not out of date."""
+        return any(self._claims[claim] for claim in self._draws())
 
     @property
     def largest(self) -> int:
@@ -283,7 +288,7 @@ class Space:
         """Return when there may be room that was not there before."""
         with trio.move_on_after(pause_s):
             await self._store.space_freed.wait()
-            if claim.priority is not Priority.READER:
+            if claim.priority is not Priority.READER and not self._store.reserved_bytes:
                 await trio.sleep(NOTICE_S)
 
     # Eviction.
