@@ -132,8 +132,8 @@ def test_an_urgent_or_large_file_is_reported_at_once(
         return fetch(task)
 
     monkeypatch.setattr(downloader._remote, "fetch", fetch_held)
-    first = replace(fetch_request(tmp_path, 2, "small"), file=RemoteFile("small", 10, None, ""), urgent=urgent)
-    downloader.submit(FetchFiles([first, fetch_request(tmp_path, 1, "large")], [], False))
-    assert results(reports, 1)[0].keys() == {2}
-    resume.set()
+    first = replace(fetch_request(tmp_path, 1, "small"), file=RemoteFile("small", 10, None, ""), urgent=urgent)
+    downloader.submit(FetchFiles([first, fetch_request(tmp_path, 2, "large")], [], False))
     assert results(reports, 1)[0].keys() == {1}
+    resume.set()
+    assert results(reports, 1)[0].keys() == {2}
