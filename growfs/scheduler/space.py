@@ -48,7 +48,7 @@ from growfs.units import CacheSize
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S_MIN, LOOK_AGAIN_S_MAX = 0.5, 5.0
-"""Pause before a claim looks for room again by itself: doubled each time."""
+"""Pause before a claim looks for room again by itself: doubled each time, unless a reader waits."""
 NOTICE_S = 0.2
 """Pause after a notice before what no reader waits for looks again, unless files are in flight, whose room it may wait
 for: holds end by the hundred while a reader lists its folders, and each look costs."""
@@ -214,7 +214,8 @@ class Space:
             while True:
                 if waits_first:
                     await self._wait(claim, pause_s)
-                    pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
+                    if claim.priority is not Priority.READER:
+                        pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
                 waits_first = True
                 while self._outage.is_on and not claim.is_draw:
                     await self._outage.ended.wait()  # nothing is evicted for what cannot be fetched
