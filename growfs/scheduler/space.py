@@ -11,7 +11,7 @@ What makes it hard, and what answers it:
 5. An error between two lines must not leak bytes. A Reservation is given back once, by whoever owns it; and what waits
    is counted from the claims that wait (`WaitingClaims`), each of which leaves in a `finally`.
 6. Other programs fill and free the disk, and mappings end, unnoticed. So a claim looks again by itself, less and less
-   often; any notice of `space_freed` has it look at once.
+   often unless a reader waits for it; any notice of `space_freed` has it look sooner.
 """
 
 from __future__ import annotations
