@@ -21,7 +21,7 @@ from growfs.daemon.running import find, find_living
 from growfs.errors import GrowfsError
 from growfs.remote.names import join_address
 from growfs.status import CoverageStatus, MountStatus
-from growfs.workers.peer_poll import PeerPoll
+from growfs.workers.membership import PeerPoll
 
 ANSWER_S = 10.0
 """How long a daemon may take to answer."""

@@ -8,6 +8,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,6 @@ from growfs.daemon.control_client import call, status_of
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.running import Running, daemon_with, find, find_living
-from growfs.daemon.service_manager import is_service, notify
 from growfs.daemon.spawn import TITLE, daemon_process
 from growfs.daemon.status_text import brief, state_text
 from growfs.errors import GrowfsError, UsageError
@@ -42,6 +42,9 @@ STATUS_EVERY_S = 10.0
 SANDBOX_S = 2.0
 """How long a sandbox may take to drop the mounts that it does not need."""
 POLL_S = 0.02
+
+SOCKET_VARIABLE = "NOTIFY_SOCKET"
+"""The environment variable in which systemd names the socket for a service with Type=notify (sd_notify(3))."""
 
 OnProgress = Callable[[MountStatus], None]
 """Called with the status from time to time."""
@@ -235,6 +238,21 @@ def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> i
             now = status_of(find_living(Path(status.mountpoint)).cache, STATUS_EVERY_S)
             notify(f"STATUS={brief(now)}; {state_text(now)}")
     return daemon.wait()
+
+
+def is_service() -> bool:
+    """Whether a service manager has started this process, and waits to be notified."""
+    return SOCKET_VARIABLE in os.environ
+
+
+def notify(*assignments: str) -> None:
+    """Send assignments, such as READY=1, to the service manager, if there is one that listens."""
+    if address := os.environ.get(SOCKET_VARIABLE):
+        if address.startswith("@"):
+            address = "\0" + address[1:]  # an abstract socket (unix(7))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sending, suppress(OSError):
+            sending.connect(address)
+            sending.sendall("\n".join(assignments).encode())
 
 
 def hide_secrets() -> None:

@@ -6,11 +6,11 @@ import json
 import os
 import re
 import socket
+import subprocess
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from growfs.daemon import job
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
@@ -21,6 +21,16 @@ PYTHON_SCHEME = "py:"
 """The prefix of a URL that is a Python function, which creates the files."""
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65535
+
+TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE")
+SLURM = ("SLURM_NODEID", "SLURM_NNODES")
+OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+"""Variables with the number of this node, from 0, and the number of nodes. Those of Open MPI count processes, which is
+the same where it starts one on each node."""
+OPEN_MPI_LOCAL = "OMPI_COMM_WORLD_LOCAL_SIZE"
+"""How many processes Open MPI starts on this node."""
+SLURM_NODES = "SLURM_JOB_NODELIST"
+EXPAND_S = 10.0
 
 
 def cache_size(text: str) -> CacheSize:
@@ -45,11 +55,24 @@ def rotation(text: str) -> str:
 def partition(text: str) -> tuple[int, int]:
     """(number of this node, from 0; number of nodes), from I/N or the environment of the job."""
     if text == "auto":
-        text = job.share()
+        text = _partition_of_job()
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise UsageError(f"{text!r} is not a shard; write it as 0/8 to 7/8 for a job of eight nodes, or 'auto'")
     return int(number), int(count)
+
+
+def _partition_of_job() -> str:
+    """I/N: the number of this node, and the number of nodes. Raises UsageError where no launcher says it."""
+    launchers = [TORCHRUN, *([OPEN_MPI] if os.environ.get(OPEN_MPI_LOCAL) == "1" else []), SLURM]
+    for number, count in launchers:
+        if number in os.environ and count in os.environ:
+            return f"{os.environ[number]}/{os.environ[count]}"
+    names = ", or ".join(" and ".join(pair) for pair in (TORCHRUN, SLURM, OPEN_MPI))
+    raise UsageError(
+        f"'auto' needs {names} with one process per node in the environment (RANK counts GPUs, not nodes);"
+        " or write it as 0/8"
+    )
 
 
 def group(text: str) -> str:
@@ -154,8 +177,34 @@ def peers(text: str) -> tuple[str, ...]:
     From `auto`: the names of the job's nodes, without a port.
     """
     if text == "auto":
-        return job.hosts()
+        return _hosts_of_job()
     return tuple(dict.fromkeys(_peer(word.strip()) for word in text.split(",")))
+
+
+def _hosts_of_job() -> tuple[str, ...]:
+    """The names of the job's nodes. Raises UsageError where no launcher says them."""
+    nodes = os.environ.get(SLURM_NODES)
+    if not nodes:
+        raise UsageError(
+            f"'auto' needs {SLURM_NODES} of Slurm in the environment (torchrun and mpirun do not list the nodes);"
+            " or write the nodes as HOST:PORT,..."
+        )
+    words = ["scontrol", "show", "hostnames", nodes]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=EXPAND_S)
+    except FileNotFoundError:
+        why = "there is no scontrol in PATH"
+    except OSError as error:
+        why = str(error.strerror)
+    except subprocess.TimeoutExpired:
+        why = f"scontrol took more than {EXPAND_S:.0f} seconds"
+    except subprocess.CalledProcessError as error:
+        why = error.stderr.strip() or f"scontrol ended with {error.returncode}"
+    else:
+        if names := done.stdout.split():
+            return tuple(names)
+        why = "scontrol showed no name"
+    raise UsageError(f"'auto' could not expand {SLURM_NODES}={nodes}: {why}; write the nodes as HOST:PORT,...")
 
 
 def _peer(text: str) -> str:

@@ -1,35 +1,37 @@
-"""Who the nodes are (`--peers`): addresses, and names of which DNS has the addresses (dns://NAME, dns://NAME:PORT)."""
+"""Who the nodes are (`--peers`), by address or by a name that DNS knows, and where they are, by short requests."""
 
 from __future__ import annotations
 
+import http.client
+import json
 import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 from growfs.remote.names import DNS_SCHEME, join_address
+from growfs.remote.peer_client import POSITION, authorization
+from growfs.rotation.circle import Position, distance
+from growfs.workers.messages import PeersSeen
 
 LOOK_UP_S = 5.0
 """How often a name is looked up."""
 FIRST_S = 3.0
 """How long the addresses of a name that is new are waited for."""
+TIMEOUT_S = 1.0
+NEAR = 8
+"""Nodes before and behind this one that are polled each time."""
+OTHERS = 24
+"""Of all others, so many each time."""
+THREADS = 8
+REPLY_BYTES_MAX = 10_000
 
 log = logging.getLogger(__name__)
 
 LookUp = Callable[[str, int], Sequence[str]]
 """The IP addresses of a name, for a port. Raises OSError."""
-
-
-class Source(Protocol):
-    """Where addresses of nodes come from."""
-
-    def addresses(self) -> Sequence[str]:
-        """Of the nodes that there are now, HOST:PORT each. May block for FIRST_S at first, and never later."""
-
-    def close(self) -> None:
-        """The addresses are needed no more."""
 
 
 class Members:
@@ -38,35 +40,23 @@ class Members:
     def __init__(self, port: int, look_up: LookUp | None = None) -> None:
         self._port = port
         self._look_up = look_up or ip_addresses
-        self._sources: dict[str, Source] = {}
+        self._names: dict[str, DnsName] = {}
 
     def addresses(self, sources: Sequence[str]) -> tuple[str, ...]:
-        """The addresses of all nodes, HOST:PORT each. sources: HOST, HOST:PORT, or the URL of a name, each."""
-        for url in set(self._sources) - set(sources):
-            self._sources.pop(url).close()
-        for source in sources:
-            if source not in self._sources:
-                self._sources[source] = self._source(source)
-        return tuple(dict.fromkeys(address for source in sources for address in self._sources[source].addresses()))
+        """The addresses of all nodes, HOST:PORT each. sources: HOST, HOST:PORT, or the URL of a name, each.
 
-    def _source(self, text: str) -> Source:
-        if text.startswith(DNS_SCHEME):
-            return DnsName(text, self._port, self._look_up)
-        return OneAddress(text if ":" in text else join_address(text, self._port))
+        May block for FIRST_S where a name is new.
+        """
+        for url in set(self._names) - set(sources):
+            self._names.pop(url).close()
+        return tuple(dict.fromkeys(address for source in sources for address in self._addresses(source)))
 
-
-class OneAddress:
-    """A node that is named by its address."""
-
-    def __init__(self, address: str) -> None:
-        self._address = (address,)
-
-    def addresses(self) -> Sequence[str]:
-        """The address."""
-        return self._address
-
-    def close(self) -> None:
-        """There is nothing to end."""
+    def _addresses(self, source: str) -> Sequence[str]:
+        if not source.startswith(DNS_SCHEME):
+            return (source if ":" in source else join_address(source, self._port),)
+        if source not in self._names:
+            self._names[source] = DnsName(source, self._port, self._look_up)
+        return self._names[source].addresses()
 
 
 class DnsName:
@@ -114,3 +104,63 @@ def ip_addresses(host: str, port: int) -> list[str]:
     """All addresses of a name. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
+
+
+class PeerPoll:
+    """Remembers where the other nodes were. node: the name of this one, which may be among the addresses too."""
+
+    def __init__(self, node: str, token: str) -> None:
+        self._node = node
+        self._headers = {"Authorization": authorization(token)}
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._seen = PeersSeen(None, {}, {}, ())
+        self._next = 0
+
+    def look(self, peers: Sequence[str], position: Position | None) -> PeersSeen:
+        """Ask some of these nodes where they are, the nearest ones each time. position: where this one is. Blocks."""
+        own, seen, failed = self._seen.own, dict(self._seen.positions), dict(self._seen.failed)
+        due = self._due([peer for peer in peers if peer != own], position)
+        for peer, reply in zip(due, self._pool.map(self._ask, due), strict=True):
+            seen.pop(peer, None)
+            failed.pop(peer, None)
+            if isinstance(reply, str):
+                failed[peer] = reply
+            elif reply[0] == self._node:
+                own = peer
+            else:
+                seen[peer] = reply[1]
+        self._seen = PeersSeen(
+            own,
+            {peer: seen[peer] for peer in peers if peer in seen},
+            {peer: failed[peer] for peer in peers if peer in failed},
+            tuple(peers),
+        )
+        return self._seen
+
+    def _due(self, peers: Sequence[str], position: Position | None) -> list[str]:
+        near: list[str] = []
+        if position:
+            known = [(distance(seen.head, position.head), peer) for peer, seen in self._seen.positions.items() if seen]
+            in_order = [peer for _, peer in sorted(known)]
+            near = [*in_order[:NEAR], *in_order[-NEAR:]]
+        others = [*peers[self._next :], *peers[: self._next]][:OTHERS]
+        self._next = (self._next + OTHERS) % len(peers) if len(peers) > OTHERS else 0
+        return [peer for peer in dict.fromkeys([*near, *others]) if peer in peers]
+
+    def _ask(self, peer: str) -> tuple[str, Position | None] | str:
+        """(the name of the node at an address, where it is), or why that is not known."""
+        connection = http.client.HTTPConnection(peer, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", POSITION, headers=self._headers)
+            response = connection.getresponse()
+            if response.status == http.HTTPStatus.FORBIDDEN:
+                return "its --peer-token-file has another token; write the same one on all nodes"
+            reply = json.loads(response.read(REPLY_BYTES_MAX))
+            at = reply["position"]
+            return reply["node"], at and Position(*(float(at[name]) for name in ("start", "head", "span")))
+        except OSError as error:
+            return error.strerror or str(error)
+        except (http.client.HTTPException, ValueError, TypeError, LookupError):
+            return "what is there is no node of growfs, or of another version"
+        finally:
+            connection.close()

@@ -33,9 +33,8 @@ from growfs.remote.peer_client import (
 )
 from growfs.remote.rate_limits import TokenBucket
 from growfs.rotation.circle import Position
-from growfs.workers.membership import Members
+from growfs.workers.membership import Members, PeerPoll
 from growfs.workers.messages import Announce, CachedOpened, CloseCached, OpenCached, ServedFile, ServePeers
-from growfs.workers.peer_poll import PeerPoll
 
 IDLE_S = 60.0
 """How long a connection may send and receive nothing."""

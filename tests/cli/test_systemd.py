@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.daemon.service_manager import notify
+from growfs.daemon.launch import notify
 from growfs.fuse.mounting import mounted_at
 from tests.cli.support import start_growfs
 from tests.forkserver import SETUP_VARIABLE

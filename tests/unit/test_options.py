@@ -12,8 +12,12 @@ from click.testing import CliRunner
 
 from growfs import cli
 from growfs.daemon import launch
-from growfs.daemon.job import OPEN_MPI, OPEN_MPI_LOCAL, SLURM, SLURM_NODES, TORCHRUN
 from growfs.daemon.option_parsers import (
+    OPEN_MPI,
+    OPEN_MPI_LOCAL,
+    SLURM,
+    SLURM_NODES,
+    TORCHRUN,
     absolute,
     cache_size,
     group,
