@@ -24,7 +24,7 @@ from rich.text import Text
 
 from growfs.client.top.app import picture
 from growfs.client.top.view import Shown, TopPage
-from growfs.client.top.watch import Watches
+from growfs.client.top.watch import Watch, find_new
 from tools.benchmarks.measure import run
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.servers import rclone_server
@@ -76,10 +76,10 @@ def demo() -> None:
 def top_and_report() -> None:
     """Write docs/top.svg and docs/report.png."""
     with tempfile.TemporaryDirectory(prefix="growfs-") as name, read_mount(Path(name)) as mountpoint:
-        watches = Watches(mountpoint, lambda: None)
+        watches: list[Watch] = []
+        find_new(mountpoint, watches)
         time.sleep(RUN_S)
         save_svg(picture(watches, Shown(TopPage.OVERVIEW), COLUMNS, ROWS), "top.svg")
-        watches.stop()
         page = Path(name) / "report.html"
         run([*GROWFS, "report", mountpoint, "-o", page])
         screenshot(page, DOCS / "report.png")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,8 @@ import pytest
 from rich.console import Console
 
 from growfs.client.top.app import after, picture
-from growfs.client.top.draw import bar, columns, graph
-from growfs.client.top.terminal import Ended, Terminal
-from growfs.client.top.view import Shown, TopPage, frame
-from growfs.client.top.watch import Counts, DirectoryShare, Event, Survey, Watch, Watches, changes, logged
+from growfs.client.top.view import Shown, TopPage, bar, frame, graph, histogram
+from growfs.client.top.watch import DirectoryShare, Event, Rates, Survey, Watch, changes, find_new, logged, rates
 from growfs.errors import GrowfsError
 from growfs.status import MountState
 from tests.unit.test_status_text import READER, status
@@ -24,9 +19,9 @@ from tests.unit.test_status_text import READER, status
 
 def watch(**changed: Any) -> Watch:
     """A mount of which everything is known."""
-    watch = Watch(Path("/mnt/train"), lambda: None)
+    watch = Watch(Path("/mnt/train"))
     watch.status = status(**{"readers": [READER], **changed})
-    watch.samples.extend(Counts(float(at), at * 10**7, at * 10**8, at * 100) for at in range(100))
+    watch.rates.extend([Rates(10.0**7, 10.0**8, 100.0)] * 100)
     watch.survey = Survey({0: 1, 3: 2}, (DirectoryShare("cat", 600, 200, 20, 300), DirectoryShare("", 400, 50, 0, 75)))
     return watch
 
@@ -34,7 +29,7 @@ def watch(**changed: Any) -> Watch:
 def lines(shown: Shown, *watches: Watch, width: int = 80, height: int = 24) -> list[str]:
     """The rows of a frame."""
     console = Console(width=width, height=height, file=io.StringIO(), color_system=None, force_terminal=True)
-    console.print(frame(watches, shown, width, height), height=height)
+    console.print(frame(watches, shown), height=height)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -107,21 +102,21 @@ def test_what_is_longer_than_the_screen_is_scrolled() -> None:
     shown = Shown(TopPage.DIRECTORIES)
     assert "d000" in "\n".join(lines(shown, known))
     for _ in range(3):
-        shown = after("page down", shown, 1)
+        shown = after("\x1b[6~", shown, 1)  # page down
     page = "\n".join(lines(shown, known))
     assert "d000" not in page
     assert "d030" in page
     assert "d099" in "\n".join(lines(Shown(TopPage.DIRECTORIES, row=10**6), known))
-    assert after("home", shown, 1) == Shown(TopPage.DIRECTORIES)
-    assert after("up", Shown(TopPage.DIRECTORIES), 1) == Shown(TopPage.DIRECTORIES)
+    assert after("\x1b[H", shown, 1) == Shown(TopPage.DIRECTORIES)  # home
+    assert after("k", Shown(TopPage.DIRECTORIES), 1) == Shown(TopPage.DIRECTORIES)
 
 
 def test_several_mounts_are_switched_by_keys() -> None:
-    other = Watch(Path("/mnt/other"), lambda: None)
-    shown = after("tab", Shown(), 2)
+    other = Watch(Path("/mnt/other"))
+    shown = after("\t", Shown(), 2)
     assert "asking the daemon" in "\n".join(lines(shown, watch(), other))
-    assert after("tab", shown, 2) == Shown()
-    assert after("left", Shown(), 2) == shown
+    assert after("\t", shown, 2) == Shown()
+    assert after("p", Shown(), 2) == shown
 
 
 def test_a_mount_that_is_gone_says_so_and_keeps_its_figures() -> None:
@@ -158,7 +153,7 @@ def test_every_state_and_an_empty_mount_can_be_shown() -> None:
     outage = {"since": 0.0, "why": "x", "next_try_s": 0.0}
     for state in MountState:
         assert "●" in text(TopPage.OVERVIEW, watch(state=state.value, outage=outage))
-    empty = Watch(Path("/mnt/train"), lambda: None)
+    empty = Watch(Path("/mnt/train"))
     empty.status = status(
         remote__files=0, remote__bytes=0, remote__listed=False, coverage__files=0, cache__bytes=0, fetch__eta_s=None,
         generation=0,
@@ -171,8 +166,8 @@ def test_no_name_changes_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[31m\n[red]x[/red]"
     known = watch(readers=[READER | {"command": evil, "advice": evil}])
     known.survey = Survey({}, (DirectoryShare(evil, 1, 1, 0, 0),))
-    known._seen.append(Event(0.0, "INFO", evil))
-    gone = Watch(Path(evil), lambda: None)
+    known.seen.append(Event(0.0, "INFO", evil))
+    gone = Watch(Path(evil))
     gone.trouble = evil
     for page in TopPage:
         shown = text(page, known, width=140)
@@ -185,19 +180,26 @@ def test_no_name_changes_the_terminal() -> None:
 
 def test_a_bar_shows_every_share_above_none() -> None:
     parts = [(0.5, "a", ""), (0.0001, "b", ""), (0.0, "c", ""), (0.25, "d", "")]
-    assert bar(parts, 20, ".").plain == "a" * 10 + "b" + "d" * 4 + "." * 5
+    assert bar(parts, 20).plain == "a" * 10 + "b" + "d" * 4 + "▁" * 5
     assert bar([(7.0, "a", "")], 5).plain == "aaaaa"
-    assert bar([], 3, ".").plain == "..."
+    assert bar([], 3).plain == "▁▁▁"
 
 
 def test_a_graph_has_its_latest_value_at_the_right() -> None:
-    rows = [row.plain for row in graph([9, 0.0, 1.0, 8.0, 16.0], 5, 2, "", 16.0)]
+    rows = [row.plain for row in graph([9, 0.0, 1.0, 8.0, 16.0], 5, 2, "")]
     assert rows == ["▁   █", "█▁▁██"]
-    assert [row.plain for row in graph([1.0], 3, 1, "", 0.0)] == ["  ▁"]
+    assert [row.plain for row in graph([0.0], 3, 1, "")] == ["  ▁"]
 
 
-def test_columns_are_as_high_as_their_share() -> None:
-    assert columns({"0": 8, "1-2": 1, "3": 0}).plain.split() == ["0", "█", "1-2", "▁", "3", "▁"]
+def test_files_are_shown_by_how_often_they_were_opened() -> None:
+    assert histogram({0: 8, 1: 1, 3: 4}).plain.split() == ["0", "█", "1", "▁", "2", "▁", "3", "▄"]
+    assert histogram({10: 1, 16: 2}).plain.split() == ["10-11", "▄", "12-13", "▁", "14-15", "▁", "16-17", "█"]
+    assert histogram({}).plain == ""
+
+
+def test_rates_are_those_between_two_statuses() -> None:
+    before, now = status(fetch__bytes_total=0, opens__total=0), status(fetch__bytes_total=100, opens__total=4)
+    assert rates(before, now, 2.0) == Rates(50.0, 0.0, 2.0)
 
 
 def test_changes_of_the_status_are_events() -> None:
@@ -226,20 +228,7 @@ def test_the_log_has_events_and_what_workers_printed(tmp_path: Path) -> None:
 def test_without_any_mount_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.client.top.watch.running", list)
     with pytest.raises(GrowfsError, match="growfs is mounted nowhere on this machine"):
-        Watches(None, lambda: None)
-
-
-def test_a_terminal_that_is_gone_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after the window is closed, where SIGCONT comes before SIGHUP."""
-    window, fd = pty.openpty()
-    with os.fdopen(fd, "r") as keys, open(os.dup(fd), "w") as screen:
-        monkeypatch.setattr("sys.stdin", keys)
-        terminal = Terminal(Console(file=screen))
-        os.close(window)
-        with pytest.raises(Ended):
-            terminal._handle(signal.SIGCONT)
-        with pytest.raises(Ended):
-            terminal.wait(10)
+        find_new(None, [])
 
 
 def test_a_picture_is_an_svg() -> None:

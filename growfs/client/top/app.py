@@ -1,29 +1,49 @@
-"""Runs `growfs top`: watches mounts, shows frames, and follows the keys."""
+"""Runs `growfs top`: watches mounts, shows frames, and follows the keys.
+
+Whatever ends the program, the terminal is left as it was; also while it is suspended (Ctrl-Z).
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import re
+import select
+import signal
 import sys
+import termios
 import time
-from collections.abc import Iterable
+import tty
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Event as Flag
 
 from rich.console import Console
+from rich.live import Live
 
-from growfs.client.top.terminal import Ended, Terminal
 from growfs.client.top.view import Shown, TopPage, frame
-from growfs.client.top.watch import Watch, Watches
+from growfs.client.top.watch import Watch, find_new
 
-REDRAW_S = 1.0
+REDRAW_S = 0.5
 FIND_S = 5.0
 """New mounts are looked for so often; that reads the command lines of all processes."""
 FIRST_S = 3.0
 """A single frame shows the rates between two statuses. They take so long at most."""
-PAGES = {page.value: page for page in TopPage}
-STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10, "home": -(10**9)}
-TURNS = {"tab": 1, "right": 1, "n": 1, "backtab": -1, "left": -1, "p": -1}
+ROWS = 24
+"""Of a single frame."""
+KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])|.", re.DOTALL)
+QUIT, SUSPEND, ESCAPE = ("q", "\x03"), "\x1a", "\x1b"
+PAGES = {page.value: page for page in TopPage} | {ESCAPE: TopPage.OVERVIEW}
+TURNS = dict.fromkeys(("\t", "\x1b[C", "\x1bOC", "n"), 1) | dict.fromkeys(("\x1b[Z", "\x1b[D", "\x1bOD", "p"), -1)
+"""Tab, right; Shift-Tab, left."""
+STEPS = {
+    **dict.fromkeys(("\x1b[A", "\x1bOA", "k"), -1),  # up
+    **dict.fromkeys(("\x1b[B", "\x1bOB", "j"), 1),  # down
+    "\x1b[5~": -10,  # page up
+    "\x1b[6~": 10,  # page down
+    "\x1b[H": -(10**9),  # home
+}
 
 
 def run(mountpoint: Path | None) -> int:
@@ -31,35 +51,69 @@ def run(mountpoint: Path | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the locale has no block characters
     console = Console(highlight=False)
-    try:
-        terminal = Terminal(console) if sys.stdout.isatty() and not console.is_dumb_terminal else None
-    except OSError:
-        terminal = None
-    if terminal is None:
-        _print_once(mountpoint, console)
+    watches: list[Watch] = []
+    find_new(mountpoint, watches)
+    keys = _keys() if sys.stdout.isatty() and not console.is_dumb_terminal else None
+    if keys is None:
+        _print_once(watches, console)
         return 0
-    watches = Watches(mountpoint, terminal.wake)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    shown: Shown | None = Shown()
     try:
-        with terminal:
-            _follow(terminal, watches)
-    except Ended as ended:
-        return ended.code
-    finally:
-        watches.stop()
+        while shown:
+            with _screen(console, keys) as live:
+                shown = _follow(live, keys, mountpoint, watches, shown)
+            if shown:
+                os.killpg(0, signal.SIGTSTP)  # returns when the program goes on
+    except (OSError, termios.error):
+        return 128 + signal.SIGHUP  # the window was closed
     return 0
 
 
-def _follow(terminal: Terminal, watches: Watches) -> None:
-    shown = Shown()
+def _keys() -> int | None:
+    """A descriptor from which keys are read: standard input, or else the process's terminal."""
+    with suppress(OSError):
+        return sys.stdin.fileno() if sys.stdin.isatty() else os.open("/dev/tty", os.O_RDONLY)
+    return None
+
+
+@contextmanager
+def _screen(console: Console, keys: int) -> Iterator[Live]:
+    """The alternate screen, and a terminal that passes every key on."""
+    modes = termios.tcgetattr(keys)
+    live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    try:
+        tty.setcbreak(keys)
+        passing = termios.tcgetattr(keys)
+        passing[3] &= ~termios.ISIG  # Ctrl-C and Ctrl-Z are keys
+        termios.tcsetattr(keys, termios.TCSADRAIN, passing)
+        live.start()
+        yield live
+    finally:
+        with suppress(OSError, termios.error):  # the window was closed
+            live.stop()
+            termios.tcsetattr(keys, termios.TCSAFLUSH, modes)
+
+
+def _follow(live: Live, keys: int, mountpoint: Path | None, watches: list[Watch], shown: Shown) -> Shown | None:
+    """Show frames. Returns what was shown when the program is to be suspended, and None when it is to end."""
     looked_at = time.monotonic()
     while True:
-        if time.monotonic() - looked_at > FIND_S:
-            watches.find_more()
+        if not mountpoint and time.monotonic() - looked_at > FIND_S:
+            find_new(None, watches)
             looked_at = time.monotonic()
-        terminal.show(frame(list(watches), shown, *terminal.console.size))
-        for key in terminal.wait(REDRAW_S):
-            if key == "q":
-                return
+        live.update(frame(watches, shown), refresh=True)
+        if not select.select([keys], [], [], REDRAW_S)[0]:
+            continue
+        pressed = os.read(keys, 1024)
+        if not pressed:
+            raise OSError("the window was closed")
+        for key in KEY.findall(pressed.decode(errors="replace")):
+            if key in QUIT:
+                return None
+            if key == SUSPEND:
+                return shown
             shown = after(key, shown, len(watches))
 
 
@@ -67,8 +121,6 @@ def after(key: str, shown: Shown, mounts: int) -> Shown:
     """What is shown after a key is pressed."""
     if key in PAGES:
         return replace(shown, page=PAGES[key], row=0)
-    if key == "escape":
-        return replace(shown, page=TopPage.OVERVIEW, row=0)
     if key in TURNS:
         return replace(shown, number=(shown.number + TURNS[key]) % mounts, row=0)
     if key in STEPS:
@@ -77,21 +129,16 @@ def after(key: str, shown: Shown, mounts: int) -> Shown:
     return shown
 
 
-def _print_once(mountpoint: Path | None, console: Console) -> None:
-    changed = Flag()
-    watches = Watches(mountpoint, changed.set)
+def _print_once(watches: list[Watch], console: Console) -> None:
     deadline = time.monotonic() + FIRST_S
-    while time.monotonic() < deadline and not all(len(watch.samples) > 1 or watch.trouble for watch in watches):
-        changed.wait(REDRAW_S)
-        changed.clear()
-    watches.stop()
-    width, height = console.width, 24
+    while time.monotonic() < deadline and not all(watch.rates or watch.trouble for watch in watches):
+        time.sleep(0.05)
     for number in range(len(watches)):
-        console.print(frame(list(watches), Shown(number=number), width, height), height=height)
+        console.print(frame(watches, Shown(number=number)), height=ROWS)
 
 
 def picture(watches: Iterable[Watch], shown: Shown, width: int, height: int) -> str:
     """A frame as an SVG, for documents."""
     console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(frame(list(watches), shown, width, height), height=height)
+    console.print(frame(list(watches), shown), height=height)
     return console.export_svg(title="growfs top")

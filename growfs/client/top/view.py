@@ -1,41 +1,39 @@
-"""Draws what is known of mounts as frames: functions of it and of the size of the screen."""
+"""Draws what is known of mounts as frames, of any size."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
+from functools import partial
+from typing import Literal
 
 from rich.box import ROUNDED
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.filesize import decimal
 from rich.layout import Layout
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from growfs.client.top.draw import bar, columns, graph
-from growfs.client.top.watch import Counts, DirectoryShare, Event, Watch
-from growfs.daemon.status_text import files, state_text
-from growfs.daemon.status_text import notes as notes_of
-from growfs.status import MountStatus, ReaderStatus
+from growfs.client.top.watch import Watch
+from growfs.daemon.status_text import files, notes, state_text
+from growfs.status import MountStatus
 
-SUMMARY_ROWS = 7
-"""With its border, and without notes."""
-TITLE_WIDTH = 20
-"""Columns of the name and the clock beside the mounts."""
-LABEL = 11
-"""Columns of the labels of the summary."""
+EIGHTHS = "▁▁▂▃▄▅▆▇█"
 HISTOGRAM = 5
 """Columns of opens per file, at most."""
-NOW_S = 3.0
-"""A rate is that of the last seconds."""
+NOW = 3
+"""The rate of now is that of so many of the last samples."""
 STATE_ROWS = 3
 """The most that the state takes."""
-LEVELS = {"NEWS": "green", "INFO": "default", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+LEVELS = {"NEWS": "green", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+
+Part = tuple[float, str, str]
+"""(share, character, style) of a bar."""
 
 
 class TopPage(Enum):
@@ -56,317 +54,302 @@ class Shown:
     row: int = 0
 
 
-def frame(watches: Sequence[Watch], shown: Shown, width: int, height: int) -> RenderableType:
-    """The whole screen. width, height: in characters; below 80 by 24 it is cut."""
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Something that is drawn for the columns and rows of its place."""
+
+    draw: Callable[[int, int], RenderableType]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        yield from console.render(self.draw(options.max_width, options.height or 1), options)
+
+
+def frame(watches: Sequence[Watch], shown: Shown) -> Fitted:
+    """The whole screen. Below 80 by 24 it is cut."""
+    return Fitted(partial(_frame, watches, shown))
+
+
+def _frame(watches: Sequence[Watch], shown: Shown, width: int, height: int) -> Layout:
     number = shown.number % len(watches)
     watch = watches[number]
+    state, style, note = _state(watch)
+    room = max(1, width - len(note) - 5)
+    rows = 1 if state.cell_len <= room else min(STATE_ROWS, state.cell_len // room + 2)  # a word may not fit at an end
+    line = _grid(2, None)
+    line.columns[1].no_wrap = rows == 1
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(Text(" ●", style), state, Text(f"{note} ", "bright_black"))
     layout = Layout()
-    state, state_rows = _state(watch, width)
-    body = _body(watch, shown, width, max(1, height - 2 - state_rows))
-    keys = Layout(_keys(shown.page, len(watches)), size=1)
-    layout.split_column(Layout(_tabs(watches, number, width), size=1), Layout(state, size=state_rows), *body, keys)
+    layout.split_column(
+        Layout(_tabs(watches, number, width), size=1),
+        Layout(line, size=rows),
+        Layout(_page(watch, shown) if watch.status else Text()),
+        Layout(_keys(shown.page, len(watches)), size=1),
+    )
     return layout
 
 
 def _tabs(watches: Sequence[Watch], current: int, width: int) -> RenderableType:
-    """The mounts, from the first one with which the current one still has room."""
+    """The mounts, from the current one on where there is no room for those before it."""
     names = [f"  {printable(watch.mountpoint)}" for watch in watches]
-    first = 0
-    while first < current and sum(map(cell_len, names[first : current + 1])) > width - TITLE_WIDTH:
-        first += 1
-    text = Text(no_wrap=True, overflow="ellipsis").append(" growfs ", "bold white on blue")
+    clock = time.strftime("%H:%M:%S ")
+    first = 0 if sum(map(cell_len, names[: current + 1])) < width - 20 else current
+    text = Text.assemble((" growfs ", "bold white on blue"), no_wrap=True, overflow="ellipsis")
     for number, name in enumerate(names[first:], first):
         text.append(name, "bold" if number == current else "bright_black")
-    return _both(text, Text(f"{_clock(time.time())} ", "bright_black"))
-
-
-def _state(watch: Watch, width: int) -> tuple[RenderableType, int]:
-    """(what the mount does or waits for, how many rows that takes)."""
-    if watch.trouble:
-        text, style = watch.trouble, "red"
-        right = f"as of {_clock(watch.taken_at)} " if watch.status else ""
-    elif watch.status:
-        text, style, right = state_text(watch.status), watch.status.state.color, f"{watch.status.engine} "
-    else:
-        text, style, right = "asking the daemon", "bright_black", ""
-    state = Text(printable(text), "bold" if watch.status and not watch.trouble else style, overflow="ellipsis")
-    room = max(1, width - len(right) - 4)
-    rows = 1 if state.cell_len <= room else min(STATE_ROWS, state.cell_len // room + 2)  # a word may not fit at an end
-    line = Table.grid(padding=(0, 1, 0, 0), expand=True)
-    line.add_column(width=2)
-    line.add_column(ratio=1, no_wrap=rows == 1)
+    line = _grid(None)
     line.add_column(justify="right", no_wrap=True)
-    line.add_row(Text(" ●", style), state, Text(right, "bright_black"))
-    return line, rows
+    line.add_row(text, Text(clock, "bright_black"))
+    return line
 
 
-def _keys(page: TopPage, mounts: int) -> RenderableType:
-    text = Text(" ", no_wrap=True, overflow="ellipsis")
-    for other in TopPage:
-        text.append(f"{other.value}", "bold cyan").append(
-            f" {other.name.lower()}   ", "bold" if other is page else "bright_black"
-        )
-    if mounts > 1:
-        text.append("tab", "bold cyan").append(" next mount   ", "bright_black")
-    if page is not TopPage.OVERVIEW:
-        text.append("↑↓", "bold cyan").append(" scroll   ", "bright_black")
-    return text.append("q", "bold cyan").append(" quit", "bright_black")
-
-
-def _body(watch: Watch, shown: Shown, width: int, height: int) -> list[Layout]:
+def _state(watch: Watch) -> tuple[Text, str, str]:
+    """(what the mount does or waits for, its style, a note)"""
+    if watch.trouble:
+        note = f"as of {_clock(watch.taken_at)}" if watch.status else ""
+        return Text(printable(watch.trouble), "red"), "red", note
     if not watch.status:
-        return [Layout(Text(" "))]
-    if shown.page is TopPage.READERS:
-        rows = height - 3
-        return [Layout(_panel("readers", _readers(watch.status, width - 4, rows, shown.row, wraps=True)))]
-    if shown.page is TopPage.DIRECTORIES:
-        return [Layout(_directories(watch, width, height, shown.row))]
-    if shown.page is TopPage.EVENTS:
-        return [Layout(_events(watch, height - 2, shown.row))]
-    return _overview(watch, watch.status, width, height)
+        return Text("asking the daemon", "bright_black"), "bright_black", ""
+    return Text(printable(state_text(watch.status)), "bold"), watch.status.state.color, watch.status.engine
 
 
-def _overview(watch: Watch, status: MountStatus, width: int, height: int) -> list[Layout]:
-    notes = list(notes_of(status))[: max(0, (height - 15) // 2)]
-    rows = SUMMARY_ROWS + len(notes)
-    sections = [Layout(_summary(watch, status, notes, width - 4), size=rows)]
-    left = height - rows
-    if left < 5:
-        return sections
-    graphs = min(12, max(4, left * 3 // 10))
-    sections.append(Layout(_rates(watch, status, width, graphs), size=graphs))
-    left -= graphs
-    if left < 4:
-        return [*sections, Layout(Text(" "))]
-    advice = sum(bool(reader.advice) for reader in status.readers)
-    readers = (3 if status.readers else 2) + max(1, len(status.readers) + advice)
-    readers = min(readers, left - 4) if left >= 9 else left
-    sections.append(Layout(_panel("readers", _readers(status, width - 4, readers - 3, 0)), size=readers))
-    if left - readers >= 3:
-        sections.append(Layout(_events(watch, left - readers - 2, 0)))
-    return sections
+def _keys(page: TopPage, mounts: int) -> Text:
+    keys = [(other.value, other.name.lower(), "bold" if other is page else "bright_black") for other in TopPage]
+    keys += [("tab", "next mount", "bright_black")] * (mounts > 1)
+    keys += [("↑↓", "scroll", "bright_black")] * (page is not TopPage.OVERVIEW)
+    text = Text(" ", no_wrap=True, overflow="ellipsis")
+    for key, name, style in [*keys, ("q", "quit", "bright_black")]:
+        text.append(key, "bold cyan").append(f" {name}   ", style)
+    return text
 
 
-def _summary(watch: Watch, status: MountStatus, notes: Sequence[tuple[str, str]], width: int) -> RenderableType:
-    remote, cache, coverage = status.remote, status.cache, status.coverage
-    listed, miss = status.listed, status.miss
-    so_far = "" if remote.listed else " so far"
-    bars = max(10, min(width - LABEL - 36, width * 2 // 3))
-    limit = max(cache.limit_bytes, 1)
+def _page(watch: Watch, shown: Shown) -> Fitted:
+    pages = {TopPage.READERS: _readers, TopPage.DIRECTORIES: _directories, TopPage.EVENTS: _events}
+    return Fitted(partial(pages[shown.page], watch, shown.row) if shown.page in pages else partial(_overview, watch))
+
+
+def _overview(watch: Watch, width: int, height: int) -> Layout:
+    assert watch.status
+    status = watch.status
+    remarks = list(notes(status))[: max(0, (height - 15) // 2)]
+    readers = 3 + max(1, len(status.readers) + sum(bool(reader.advice) for reader in status.readers))
+    rates, layout = Layout(ratio=2, minimum_size=4), Layout()
+    limit = status.fetch.limit_bytes_per_s
+    fetched, opened = [rate.fetched for rate in watch.rates], [rate.opened for rate in watch.rates]
+    total = f"limit {_size(limit)}/s" if limit else f"{_size(status.fetch.bytes_total)} in all"
+    per_s = f"opened {_mean([rate.opens for rate in watch.rates]):,.0f} files/s"
+    rates.split_row(
+        Layout(Fitted(partial(_rate, "fetched", total, fetched, "cyan"))),
+        Layout(Fitted(partial(_rate, per_s, "sizes of the opened files", opened, "green"))),
+    )
+    layout.split_column(
+        Layout(_summary(watch, status, remarks), size=7 + len(remarks)),
+        rates,
+        Layout(Fitted(partial(_readers, watch, 0)), size=max(4, min(readers, height - len(remarks) - 14))),
+        Layout(Fitted(partial(_events, watch, 0)), ratio=3, minimum_size=3),
+    )
+    return layout
+
+
+def _summary(watch: Watch, status: MountStatus, remarks: Sequence[tuple[str, str]]) -> Panel:
+    remote, cache, coverage, listed, miss = status.remote, status.cache, status.coverage, status.listed, status.miss
     fresh = max(0, cache.bytes - listed.bytes - cache.left_out_bytes) if status.generation else 0
-    parts = [
-        ((cache.bytes - fresh - cache.left_out_bytes) / limit, "▆", "green"),
-        (fresh / limit, "▆", "cyan"),
-        (cache.left_out_bytes / limit, "▅", "yellow"),
-        (cache.orphan_bytes / limit, "▅", "red"),
-        (cache.in_flight_bytes / limit, "▃", "blue"),
-    ]
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=LABEL - 1, style="bright_black")
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_row("cache", bar(parts, bars), f"{_size(cache.bytes)} of {_size(cache.limit_bytes)}")
+    kinds = (
+        ("listed", cache.bytes - fresh - cache.left_out_bytes, "▆", "green"),
+        ("new", fresh, "▆", "cyan"),
+        ("delisted", cache.left_out_bytes, "▅", "yellow"),
+        ("evicted, still open", cache.orphan_bytes, "▅", "red"),
+        ("on its way", cache.in_flight_bytes, "▃", "blue"),
+    )
+    limit = max(cache.limit_bytes, 1)
+    bars = _grid(10, None)
+    bars.columns[1].min_width = 10
+    bars.add_column(no_wrap=True, overflow="ellipsis")
+    bars.add_row(
+        "cache",
+        _bar([(count / limit, character, style) for _, count, character, style in kinds]),
+        f"{_size(cache.bytes)} of {_size(cache.limit_bytes)}",
+    )
     share = cache.content_bytes / remote.bytes if remote.bytes else 0.0
-    table.add_row(
-        "remote",
-        bar([(share, "▆", "green")], bars),
-        f"{share:.0%} of {_size(remote.bytes)}, {files(remote.files)}{so_far}",
-    )
+    so_far = "" if remote.listed else " so far"
+    of = f"{share:.0%} of {_size(remote.bytes)}, {files(remote.files)}{so_far}"
+    bars.add_row("remote", _bar([(share, "▆", "green")]), of)
     seen = coverage.files_seen / coverage.files if coverage.files else 0.0
-    table.add_row(
-        "coverage", bar([(seen, "▆", "magenta")], bars), f"{seen:.0%} cached at some time, pass {coverage.pass_}"
-    )
-    opens = Text(f"{status.opens.mean:.2f} per file   ").append(columns(_histogram(watch.survey.opens)))
+    text = f"{seen:.0%} cached at some time, pass {coverage.pass_}"
+    bars.add_row("coverage", _bar([(seen, "▆", "magenta")]), text)
+    lines = _grid(10, None)
+    lines.add_row("opens", Text(f"{status.opens.mean:.2f} per file   ").append_text(histogram(watch.survey.opens)))
     misses = Text(f"{miss.files_total:,}")
     if miss.files_total:
-        waited = f", waited {miss.wait_s_total:.1f} s, {miss.wait_s_total / miss.files_total:.2f} s each"
-        misses.append(waited)
+        misses.append(f", waited {miss.wait_s_total:.1f} s, {miss.wait_s_total / miss.files_total:.2f} s each")
     if miss.waiting:
         misses.append(f", {miss.waiting:,} wait{'s' if miss.waiting == 1 else ''} now", "red")
-    lines = Table.grid(padding=(0, 1))
-    lines.add_column(width=LABEL - 1, style="bright_black")
-    lines.add_column(no_wrap=True, overflow="ellipsis")
-    lines.add_row("opens", opens)
     lines.add_row("misses", misses)
-    for label, note in notes:
+    for label, note in remarks:
         lines.add_row(Text(label, "yellow"), Text(printable(note)))
     title = f"generation {status.generation}: {files(listed.files)} listed"
     if not status.generation:
         title = f"{files(cache.files)} cached, none listed yet"
-    return _panel(title, Group(table, lines), _legend(parts))
+    legend = Text(" ")
+    for name, count, character, style in kinds:
+        if count > 0:
+            legend.append(character, style).append(f" {name}  ")
+    return _panel(title, Group(bars, lines), legend)
 
 
-def _legend(parts: Sequence[tuple[float, str, str]]) -> Text:
-    text = Text(" ")
-    for (share, character, style), name in zip(
-        parts, ("listed", "new", "delisted", "evicted, still open", "on its way"), strict=True
-    ):
-        if share > 0:
-            text.append(f"{character}", style).append(f" {name}  ", "bright_black")
-    return text
-
-
-def _histogram(opens: dict[int, int]) -> dict[str, int]:
-    """How many files were opened how often, in a few ranges of equal width."""
-    if not opens:
-        return {}
-    least, most = min(opens), max(opens)
-    width = -(-(most - least + 1) // HISTOGRAM)
-    counts = dict.fromkeys(range(least, most + 1, width), 0)
-    for number, count in opens.items():
-        counts[least + (number - least) // width * width] += count
-    return {f"{first:,}" if width == 1 else f"{first:,}-{first + width - 1:,}": n for first, n in counts.items()}
-
-
-def _rates(watch: Watch, status: MountStatus, width: int, height: int) -> RenderableType:
-    samples = list(watch.samples)
-    graphs = Layout()
-    half = width // 2
-    limit = status.fetch.limit_bytes_per_s
-    note = f"limit {_size(limit)}/s" if limit else f"{_size(status.fetch.bytes_total)} in all"
-    fetched = _rate_panel("fetched", note, _rates_of(samples, "fetched"), half, height, "cyan")
-    per_s = _now(samples, "opens")
-    name = f"opened {per_s:,.0f} files/s"
-    opened = _rate_panel(name, "sizes of the opened files", _rates_of(samples, "opened"), width - half, height, "green")
-    graphs.split_row(Layout(fetched, size=half), Layout(opened))
-    return graphs
-
-
-def _rate_panel(name: str, note: str, rates: list[float], width: int, height: int, style: str) -> Panel:
-    rows, most = max(1, height - 2), max(rates[-(width - 4) :], default=0.0)
-    recent = rates[-round(NOW_S) :]
-    now = sum(recent) / len(recent) if recent else 0.0
-    title = Text(f"{name} ").append(f"{_size(now)}/s", f"bold {style}")
+def _rate(name: str, note: str, rates: list[float], style: str, width: int, height: int) -> Panel:
+    shown = rates[-max(1, width - 4) :]
+    most = max(shown, default=0.0)
     peak = f"peak {_size(most)}/s, " if most and width >= len(note) + 24 else ""
-    subtitle = Text(f"{peak}{note}", "bright_black")
-    return _panel(title, Group(*graph(rates, max(1, width - 4), rows, style, most)), subtitle)
+    title = Text(f"{name} ").append(f"{_size(_mean(rates))}/s", f"bold {style}")
+    return _panel(title, Group(*graph(shown, max(1, width - 4), max(1, height - 2), style)), Text(peak + note))
 
 
-def _rates_of(samples: Sequence[Counts], counter: str) -> list[float]:
-    """The rate between each two samples, per second."""
-    return [
-        max(0.0, (getattr(after, counter) - getattr(before, counter)) / max(0.001, after.at - before.at))
-        for before, after in pairwise(samples)
-    ]
-
-
-def _now(samples: Sequence[Counts], counter: str) -> float:
-    recent = _rates_of(samples, counter)[-round(NOW_S) :]
-    return sum(recent) / len(recent) if recent else 0.0
-
-
-def _readers(status: MountStatus, width: int, rows: int, first: int, wraps: bool = False) -> RenderableType:
-    readers = status.readers
-    if not readers:
-        is_plain = status.engine == "folder"
-        return Text("not known: who reads plain files is not seen" if is_plain else "nobody reads", "bright_black")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="bright_black")
-    table.add_column("process", no_wrap=True, overflow="ellipsis", max_width=max(8, min(32, width - 58)))
-    table.add_column("listed", no_wrap=True)
-    table.add_column("gen.", justify="right", no_wrap=True)
-    table.add_column("opened of shown", no_wrap=True)
-    table.add_column("opens", justify="right", no_wrap=True)
-    table.add_column("holds", justify="right", no_wrap=True)
-    lines: list[RenderableType] = [table]
-    for reader in readers[first : first + max(1, rows)]:
+def _readers(watch: Watch, first: int, width: int, height: int) -> Panel:
+    assert watch.status
+    readers = watch.status.readers[first:]
+    if not watch.status.readers:
+        is_plain = watch.status.engine == "folder"
+        text = "not known: who reads plain files is not seen" if is_plain else "nobody reads"
+        return _panel("readers", Text(text, "bright_black"))
+    table = _table("process", "listed", ">gen.", "opened of shown", ">opens", ">holds")
+    table.columns[0].max_width = max(8, min(32, width - 62))
+    advice: list[str] = []
+    for reader in readers[: max(1, height - 3)]:
         share = min(1.0, reader.files_opened / reader.files_shown) if reader.files_shown else 0.0
-        opened = bar([(share, "▆", "green")], max(4, width // 10))
-        opened.append(f" {reader.files_opened:,}", "default")
+        opened = bar([(share, "▆", "green")], max(4, width // 11)).append(f" {reader.files_opened:,}", "default")
         opened.append(f" of {reader.files_shown:,}" if reader.files_shown else " files", "default")
         table.add_row(
             Text(printable(f"{reader.command} {reader.pid or '(other namespace)'}")),
-            _listed(reader),
+            "never" if reader.listed_at is None else f"{_short(time.time() - reader.listed_at)} ago",
             str(reader.generation or ""),
             opened,
             f"{reader.opens:,}",
             _size(reader.held_bytes),
         )
-    for reader in readers[first : first + max(1, rows)]:
         if reader.advice:
-            advice = Text(printable(f"{reader.command} {reader.pid}: {reader.advice}"), "yellow")
-            advice.no_wrap, advice.overflow = not wraps, "ellipsis"
-            lines.append(advice)
-    return Group(*lines)
+            advice.append(printable(f"{reader.command} {reader.pid}: {reader.advice}"))
+    return _panel("readers", Group(table, *(Text(each, "yellow") for each in advice)))
 
 
-def _listed(reader: ReaderStatus) -> str:
-    if reader.listed_at is None:
-        return "never"
-    ago_s = max(0, round(time.time() - reader.listed_at))
-    return f"{_short(ago_s)} ago"
-
-
-def _directories(watch: Watch, width: int, height: int, first: int) -> RenderableType:
+def _directories(watch: Watch, first: int, width: int, height: int) -> Panel:
     directories = watch.survey.directories
     if not directories:
         return _panel("directories", Text("the database is being read", "bright_black"))
-    whole = sum(directory.files for directory in directories)
-    overall = sum(directory.cached for directory in directories) / whole if whole else 0.0
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="bright_black")
-    table.add_column("directory", no_wrap=True, overflow="ellipsis", ratio=1, min_width=12)
-    table.add_column("files", justify="right", no_wrap=True)
-    table.add_column("cached", justify="right", no_wrap=True)
-    table.add_column("share", no_wrap=True)
-    table.add_column("delisted", justify="right", no_wrap=True)
-    table.add_column("opens per file", justify="right", no_wrap=True)
+    table = _table("directory", ">files", ">cached", "share", ">delisted", ">opens per file")
+    table.columns[0].ratio = 1
     rows = max(1, height - 3)
     first = max(0, min(first, len(directories) - rows))
-    for directory in directories[first : first + rows]:
-        table.add_row(*_directory(directory, max(6, width // 5)))
-    title = f"directories {first + 1} to {min(first + rows, len(directories))} of {len(directories):,}"
-    return _panel(title, table, Text(f"{overall:.0%} of their files are cached", "bright_black"))
+    shown = directories[first : first + rows]
+    for each in shown:
+        share, delisted = each.cached / each.files, each.delisted / each.files
+        parts = [(share - delisted, "▆", "green"), (delisted, "▅", "yellow")]
+        table.add_row(
+            Text(printable(each.path or "/")),
+            f"{each.files:,}",
+            f"{each.cached:,}",
+            bar(parts, max(6, width // 5)).append(f" {share:>4.0%}", "default"),
+            f"{each.delisted:,}",
+            f"{each.opens / each.cached:.2f}" if each.cached else "",
+        )
+    overall = sum(each.cached for each in directories) / sum(each.files for each in directories)
+    title = f"directories {first + 1} to {first + len(shown)} of {len(directories):,}"
+    return _panel(title, table, Text(f"{overall:.0%} of their files are cached"))
 
 
-def _directory(directory: DirectoryShare, width: int) -> Iterable[RenderableType]:
-    share = directory.cached / directory.files if directory.files else 0.0
-    delisted = directory.delisted / directory.files if directory.files else 0.0
-    yield Text(printable(directory.path or "/"))
-    yield f"{directory.files:,}"
-    yield f"{directory.cached:,}"
-    parts = [(share - delisted, "▆", "green"), (delisted, "▅", "yellow")]
-    yield bar(parts, width).append(f" {share:>4.0%}", "default")
-    yield f"{directory.delisted:,}"
-    yield f"{directory.opens / directory.cached:.2f}" if directory.cached else ""
-
-
-def _events(watch: Watch, rows: int, back: int) -> RenderableType:
+def _events(watch: Watch, back: int, width: int, height: int) -> Panel:
     """The last events; back: without so many of the last."""
-    events = watch.events
+    events, rows = watch.events, max(1, height - 2)
     end = max(min(rows, len(events)), len(events) - back)
-    lines = [_event(event) for event in events[max(0, end - rows) : end]]
+    lines = [
+        Text.assemble(
+            (f"{_clock(event.at)} ", "bright_black"),
+            (printable(event.text), LEVELS.get(event.level, "default")),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for event in events[max(0, end - rows) : end]
+    ]
     return _panel("events", Group(*lines) if lines else Text("nothing has happened yet", "bright_black"))
 
 
-def _event(event: Event) -> Text:
-    text = Text(no_wrap=True, overflow="ellipsis").append(f"{_clock(event.at)} ", "bright_black")
-    return text.append(printable(event.text), LEVELS.get(event.level, "default"))
+def bar(parts: Sequence[Part], width: int) -> Text:
+    """A bar of shares of the whole, from the left. Every share above 0 is visible."""
+    text, used, before = Text(no_wrap=True), 0, 0.0
+    for share, character, style in parts:
+        before += share
+        end = min(width, max(round(before * width), used + (share > 0)))
+        text.append(character * (end - used), style)
+        used = max(used, end)
+    return text.append("▁" * (width - used), "bright_black")
+
+
+def _bar(parts: Sequence[Part]) -> Fitted:
+    return Fitted(lambda width, _: bar(parts, width))
+
+
+def graph(values: Sequence[float], width: int, height: int, style: str) -> Iterator[Text]:
+    """Rows of a graph, the top one first: a column for each value, the latest at the right; the largest fills it."""
+    most = max(values, default=0.0) or 1.0
+    eighths = [max(1, round(8 * height * value / most)) if value > 0 else 0 for value in values]
+    for row in reversed(range(height)):
+        text = Text(" " * (width - len(values)), no_wrap=True)
+        for count in eighths:
+            part = min(8, max(0, count - 8 * row))
+            text.append(EIGHTHS[part] if part or not row else " ", style if part else "bright_black")
+        yield text
+
+
+def histogram(opens: dict[int, int]) -> Text:
+    """How many files were opened how often: a few ranges, each with a column as high as its share of the largest."""
+    text = Text(no_wrap=True)
+    least, width = min(opens, default=0), -(-(max(opens, default=-1) - min(opens, default=0) + 1) // HISTOGRAM)
+    counts = dict.fromkeys(range(least, max(opens, default=-1) + 1, max(1, width)), 0)
+    for number, count in opens.items():
+        counts[least + (number - least) // width * width] += count
+    for first, count in counts.items():
+        height = max(1, round(8 * count / max(counts.values()))) if count else 0
+        text.append(f"{first:,} " if width == 1 else f"{first:,}-{first + width - 1:,} ", "bright_black")
+        text.append(f"{EIGHTHS[height]}  ", "green" if height else "bright_black")
+    return text
 
 
 def _panel(title: str | Text, content: RenderableType, note: Text | None = None) -> Panel:
+    if note:
+        note.style = "bright_black"
+    title = Text(title, "bold") if isinstance(title, str) else title
     return Panel(
-        content,
-        box=ROUNDED,
-        border_style="bright_black",
-        title=Text(title, "bold") if isinstance(title, str) else title,
-        title_align="left",
-        subtitle=note,
-        subtitle_align="right",
-        padding=(0, 1),
-    )
+        content, box=ROUNDED, border_style="bright_black", padding=(0, 1),
+        title=title, title_align="left", subtitle=note, subtitle_align="right",
+    )  # fmt: skip
 
 
-def _both(left: Text, right: Text) -> RenderableType:
-    """A line with text at both ends; the left one is cut where they do not fit."""
-    table = Table.grid(expand=True)
-    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_row(left, right)
+def _table(*names: str) -> Table:
+    """A table with these columns; ">": of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True, header_style="bright_black")
+    for name in names:
+        justify: Literal["right", "left"] = "right" if name.startswith(">") else "left"
+        table.add_column(name.lstrip(">"), justify=justify, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _grid(*widths: int | None) -> Table:
+    """A table without lines. Columns of these widths; None: the rest."""
+    table = Table.grid(padding=(0, 1), expand=True)
+    for width in widths:
+        table.add_column(width=width, ratio=None if width else 1, no_wrap=True, overflow="ellipsis")
     return table
 
 
 def printable(text: object) -> str:
-    """Text from outside without what would move the cursor or change colours: a name of the remote may be anything."""
+    """Text from outside without what would move the cursor or change colors: a name of the remote may be anything."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
+
+
+def _mean(rates: Sequence[float]) -> float:
+    """The rate of now."""
+    recent = rates[-NOW:]
+    return sum(recent) / len(recent) if recent else 0.0
 
 
 def _size(count: float) -> str:
@@ -378,5 +361,6 @@ def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def _short(seconds: int) -> str:
-    return f"{seconds} s" if seconds < 60 else f"{seconds // 60} min" if seconds < 3600 else f"{seconds // 3600} h"
+def _short(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min" if whole < 3600 else f"{whole // 3600} h"

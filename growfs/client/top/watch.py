@@ -11,14 +11,15 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from growfs.cache.cache_folder import DATABASE
 from growfs.cache.schema import DirectoryPaths, query_of, read_only
 from growfs.daemon.control_client import status_of
-from growfs.daemon.running import Running, find_living, running
+from growfs.daemon.running import find_living, running
 from growfs.daemon.status_text import files, state_text
 from growfs.errors import GrowfsError
 from growfs.status import MountStatus
@@ -38,21 +39,24 @@ LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) (.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """The counters at one time, in seconds of the monotonic clock. opened: the sum of the sizes of opened files."""
+class Rates:
+    """What happened between two statuses, per second."""
 
-    at: float
-    fetched: int
-    opened: int
-    opens: int
+    fetched: float
+    """Bytes from the remote."""
+    opened: float
+    """Bytes: the sizes of the files that were opened."""
+    opens: float
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, at a time in seconds since 1970. level: as in the log."""
+    """Something that happened."""
 
     at: float
+    """Seconds since 1970."""
     level: str
+    """As in the log."""
     text: str
 
 
@@ -69,90 +73,102 @@ class DirectoryShare:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the database says.
-
-    opens: how many cached files were opened how often. directories: the largest first. generations: (number, when it
-    began, in seconds since 1970), of those that are kept.
-    """
+    """What the database says."""
 
     opens: dict[int, int] = field(default_factory=dict)
+    """How many cached files were opened how often."""
     directories: tuple[DirectoryShare, ...] = ()
+    """The largest first."""
     generations: tuple[tuple[int, float], ...] = ()
+    """(number, when it began, in seconds since 1970), of those that are kept."""
 
 
+@dataclass
 class Watch:
-    """One mount. A thread of its own replaces the attributes, each as a whole, and calls `changed` then.
+    """One mount. Threads of its own replace the fields, each as a whole."""
 
-    status: the last one, None before the first. taken_at: when it was taken, in seconds since 1970. trouble: why there
-    is none at the moment. samples: the oldest first.
-    """
-
-    def __init__(self, mountpoint: Path, changed: Callable[[], None]) -> None:
-        self.mountpoint = mountpoint
-        self.status: MountStatus | None = None
-        self.taken_at = 0.0
-        self.trouble: str | None = None
-        self.samples: deque[Counts] = deque(maxlen=SAMPLES_MAX)
-        self.survey = Survey()
-        self._seen: deque[Event] = deque(maxlen=EVENTS_MAX)
-        self._logged: list[Event] = []
-        self._since = time.time()
-        self._changed = changed
-        self._ended = threading.Event()
+    mountpoint: Path
+    status: MountStatus | None = None
+    """The last one; None before the first."""
+    taken_at: float = 0.0
+    """When that was, in seconds since 1970."""
+    trouble: str | None = None
+    """Why there is none at the moment."""
+    rates: deque[Rates] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    """The oldest first."""
+    survey: Survey = field(default_factory=Survey)
+    seen: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    """What the status showed since this program runs."""
+    logged: list[Event] = field(default_factory=list)
+    since: float = field(default_factory=time.time)
+    """When this program began to watch."""
 
     def start(self) -> None:
-        """Begin to poll."""
-        for run, name in ((self._poll, "poll"), (self._look, "survey")):
-            threading.Thread(target=run, name=f"{name} {self.mountpoint}", daemon=True).start()
-
-    def stop(self) -> None:
-        """Poll no more."""
-        self._ended.set()
+        """Begin to poll, until the program ends."""
+        for run in (self._poll, self._survey):
+            threading.Thread(target=run, name=f"{run.__name__} {self.mountpoint}", daemon=True).start()
 
     @property
     def events(self) -> list[Event]:
-        """What was logged, and what the status showed since this program runs; the oldest first."""
+        """What was logged, and what the status showed; the oldest first."""
         earlier = [
             Event(began, "NEWS", f"generation {number} begins")
             for number, began in self.survey.generations
-            if began < self._since
+            if began < self.since
         ]
-        return sorted((*earlier, *self._logged, *list(self._seen)), key=lambda event: event.at)[-EVENTS_MAX:]
-
-    def poll(self) -> None:
-        """Take a status. Raises GrowfsError if there is no mount, or it does not answer."""
-        cache = find_living(self.mountpoint).cache
-        status = status_of(cache, ANSWER_S)
-        if self.status and self.status.pid != status.pid:
-            self.samples.clear()  # its counters began anew
-        self._seen.extend(changes(self.status, status))
-        fetch, opens = status.fetch, status.opens
-        self.samples.append(Counts(time.monotonic(), fetch.bytes_total, opens.bytes_total, opens.total))
-        self._logged = list(logged(cache / "log"))
-        self.status, self.taken_at, self.trouble = status, time.time(), None
+        return sorted((*earlier, *self.logged, *list(self.seen)), key=lambda event: event.at)[-EVENTS_MAX:]
 
     def _poll(self) -> None:
-        while not self._ended.is_set():
+        before = 0.0
+        while True:
             try:
-                self.poll()
+                cache = find_living(self.mountpoint).cache
+                status, now = status_of(cache, ANSWER_S), time.monotonic()
             except GrowfsError as error:
                 if not self.trouble:
-                    self._seen.append(Event(time.time(), "ERROR", str(error)))
+                    self.seen.append(Event(time.time(), "ERROR", str(error)))
                 self.trouble = str(error)
-            self._changed()
-            self._ended.wait(POLL_S)
+            else:
+                if self.status and self.status.pid == status.pid:
+                    self.rates.append(rates(self.status, status, now - before))
+                else:
+                    self.rates.clear()  # its counters began anew
+                before = now
+                self.seen.extend(changes(self.status, status))
+                self.logged = list(logged(cache / "log"))
+                self.status, self.taken_at, self.trouble = status, time.time(), None
+            time.sleep(POLL_S)
 
-    def _look(self) -> None:
+    def _survey(self) -> None:
         pause_s = POLL_S
-        while not self._ended.wait(pause_s):
+        while True:
+            time.sleep(pause_s)
             if self.status and not self.trouble:
                 began = time.monotonic()
-                try:
+                with suppress(sqlite3.Error, KeyError):  # it is being written, or just removed: the next time
                     self.survey = survey(Path(self.status.cache_dir) / DATABASE)
-                    self._changed()
-                except (sqlite3.Error, KeyError):
-                    pass  # it is being written, or just removed: the next time
                 pause_s = max(SURVEY_S, (time.monotonic() - began) / SURVEY_SHARE)
+
+
+def find_new(mountpoint: Path | None, watches: list[Watch]) -> None:
+    """Watch the mount, or all of this machine that are new. Raises GrowfsError if there is none.
+
+    One that has ended may come back, and stays.
+    """
+    for mount in [find_living(mountpoint)] if mountpoint else running():
+        if all(watch.mountpoint != mount.mountpoint for watch in watches):
+            watches.append(Watch(mount.mountpoint))
+            watches[-1].start()
+    if not watches:
+        raise GrowfsError("growfs is mounted nowhere on this machine; growfs mount mounts a remote")
+
+
+def rates(before: MountStatus, now: MountStatus, s: float) -> Rates:
+    """The rates between two statuses of one daemon."""
+    fetched = now.fetch.bytes_total - before.fetch.bytes_total
+    return Rates(
+        fetched / s, (now.opens.bytes_total - before.opens.bytes_total) / s, (now.opens.total - before.opens.total) / s
+    )
 
 
 def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
@@ -164,14 +180,11 @@ def changes(before: MountStatus | None, now: MountStatus) -> Iterator[Event]:
         yield Event(at, "NEWS", f"generation {now.generation}: {files(now.listed.files)} listed")
     if before.state != now.state:
         yield Event(at, "NEWS", state_text(now, with_eta=False))
-    known = {reader.pid: reader.command for reader in before.readers}
-    current = {reader.pid: reader.command for reader in now.readers}
-    for pid, command in current.items():
-        if pid not in known:
-            yield Event(at, "NEWS", f"{command} {pid} reads")
-    for pid, command in known.items():
-        if pid not in current:
-            yield Event(at, "NEWS", f"{command} {pid} reads no more")
+    known, current = ({reader.pid: reader.command for reader in each.readers} for each in (before, now))
+    for pid in current.keys() - known.keys():
+        yield Event(at, "NEWS", f"{current[pid]} {pid} reads")
+    for pid in known.keys() - current.keys():
+        yield Event(at, "NEWS", f"{known[pid]} {pid} reads no more")
 
 
 def logged(path: Path) -> Iterator[Event]:
@@ -189,67 +202,20 @@ def logged(path: Path) -> Iterator[Event]:
 
 
 def survey(database: Path) -> Survey:
-    """What the database of a cache says of its files. It takes a second for some million files."""
-    connection = read_only(database)
-    try:
+    """What the database of a cache says of its files. It takes some seconds for some million files."""
+    with closing(read_only(database)) as connection:
         opens: dict[int, int] = dict(
             connection.execute(
                 "SELECT u.opens, count(*) FROM resident r JOIN usage u USING (id) WHERE r.suffix IS NOT NULL GROUP BY 1"
             )
         )
-        cached = {
-            parent: figures
-            for parent, *figures in connection.execute(
-                "SELECT r.parent, count(*), sum(r.delisted IS NOT NULL), sum(u.opens) FROM resident r"
-                " JOIN usage u USING (id) WHERE r.suffix IS NOT NULL GROUP BY 1"
-            )
-        }
-        paths, ask = DirectoryPaths(), query_of(connection)
         largest = connection.execute(
-            "SELECT parent, count(*) FROM node WHERE is_dir = 0 GROUP BY 1 ORDER BY 2 DESC LIMIT ?", (DIRECTORIES_MAX,)
+            "SELECT n.parent, count(*) AS files, count(r.id), sum(r.delisted IS NOT NULL), sum(coalesce(u.opens, 0))"
+            " FROM node n LEFT JOIN resident r ON r.id = n.id AND r.suffix IS NOT NULL LEFT JOIN usage u ON u.id = r.id"
+            " WHERE n.is_dir = 0 GROUP BY 1 ORDER BY files DESC LIMIT ?",
+            (DIRECTORIES_MAX,),
         )
-        directories = [
-            DirectoryShare(paths.of(ask, parent), files, *cached.get(parent, (0, 0, 0))) for parent, files in largest
-        ]
+        paths, ask = DirectoryPaths(), query_of(connection)
+        directories = tuple(DirectoryShare(paths.of(ask, parent), *counts) for parent, *counts in largest)
         generations = connection.execute("SELECT number, began FROM generation ORDER BY 1 DESC LIMIT ?", (EVENTS_MAX,))
-        return Survey(opens, tuple(directories), tuple(generations))
-    finally:
-        connection.close()
-
-
-class Watches:
-    """The mounts that are watched: one, or all of this machine. `changed` is called by their threads."""
-
-    def __init__(self, mountpoint: Path | None, changed: Callable[[], None]) -> None:
-        """mountpoint: None for all. Raises GrowfsError if it is none of growfs', or there is none at all."""
-        self._all = mountpoint is None
-        self._changed = changed
-        self._watches: dict[Path, Watch] = {}
-        if mountpoint:
-            self._add(find_living(mountpoint))
-        else:
-            self.find_more()
-            if not self._watches:
-                raise GrowfsError("growfs is mounted nowhere on this machine; growfs mount mounts a remote")
-
-    def __iter__(self) -> Iterator[Watch]:
-        return iter(list(self._watches.values()))
-
-    def __len__(self) -> int:
-        return len(self._watches)
-
-    def find_more(self) -> None:
-        """Watch the mounts that are new, unless one was named. One that has ended may come back, and stays."""
-        if self._all:
-            for mount in running():
-                self._add(mount)
-
-    def _add(self, mount: Running) -> None:
-        if mount.mountpoint not in self._watches:
-            self._watches[mount.mountpoint] = Watch(mount.mountpoint, self._changed)
-            self._watches[mount.mountpoint].start()
-
-    def stop(self) -> None:
-        """Poll no more."""
-        for watch in self:
-            watch.stop()
+        return Survey(opens, directories, tuple(generations))
