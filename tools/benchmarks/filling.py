@@ -231,7 +231,7 @@ def _shards(setting: Setting, found: Figures, certificate: Certificate | None, t
     bytes = make_shards(remote, SHARDS, mib)
     with rclone_server(remote, setting.folder / "rclone.log", certificate, low_priority=True) as server:
         source = Source(server, SHARDS, bytes, certificate)
-        contenders = {"growfs": growfs_mount(setting.contenders[0]), **COPIERS}
+        contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
         runs = compare(source, setting.folder, setting.rounds, contenders)
     add_figures(found, runs, bytes / 1e6, "MB", "s/GB", target, scale=1e3)
     return f"{SHARDS} shards of {mib} MiB from S3 on loopback{', TLS' if certificate else ''}"
@@ -252,7 +252,7 @@ def small_fetch(setting: Setting, found: Figures) -> str:
     make_small_files(remote / NAME, files, directories=10)
     with rclone_server(remote, setting.folder / "rclone.log", low_priority=True) as server:
         source = Source(server, files, files * SMALL_BYTES)
-        contenders = {"growfs": growfs_mount(setting.contenders[0]), **COPIERS}
+        contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
         contenders["s5cmd cp, 64"] = s5cmd_cp("--numworkers", 64)
         runs = compare(source, setting.folder, min(setting.rounds, SMALL_ROUNDS_MAX), contenders)
     add_figures(found, runs, files, "files", "us/file", 1.0, scale=1e6)
@@ -294,7 +294,7 @@ def far(setting: Setting, found: Figures) -> str:
             rclone_server(setting.folder / name, setting.folder / f"{name}-rclone.log") as server,
             behind_link(server.endpoint, RTT_S, RATE, setting.folder / f"{name}-link.log") as link,
         ):
-            contenders = {"growfs": growfs_mount(setting.contenders[0]), **COPIERS}
+            contenders = {"growfs": growfs_mount(setting.engines[0]), **COPIERS}
             source, targets = Source(link, count, size), setting.folder / f"{name}-targets"
             runs = compare(source, targets, min(setting.rounds, 2), contenders)
         for contender, its in runs.items():
@@ -322,7 +322,7 @@ def busy(index: int, rng: random.Random, out: BinaryIO) -> None:
 def producers(setting: Setting, found: Figures) -> str:
     """A copying producer compared with plain downloads, and a computing one by the number of its processes."""
     shards, mib, samples = (4, 1, 4) if setting.quick else (32, 128, 100)  # a process starts for half a second
-    engine, remote = setting.contenders[0], setting.folder / "remote"
+    engine, remote = setting.engines[0], setting.folder / "remote"
     bytes = make_shards(remote, shards, mib)
     with rclone_server(remote, setting.folder / "rclone.log", low_priority=True, hashes=False) as server:
         copying = growfs_mount(engine, "--producer", "growfs.producers:copy")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tools.benchmarks.filling import COPIERS, NAME, Source
 from tools.benchmarks.measure import Figures, Setting, make_file, need_space, run
-from tools.benchmarks.mounts import GROWFS, mounted, rclone_mount
+from tools.benchmarks.mounts import GROWFS, foreground, mounted, rclone_mount_command
 from tools.benchmarks.servers import behind_link, rclone_keys, rclone_server
 
 FIRST_FACTOR, FIRST_MORE_S = 1.25, 1.2
@@ -86,13 +86,13 @@ def _measure_case(setting: Setting, found: Figures, case: Case, folder: Path) ->
                     copy(source, target)
                     arrivals[contender] = _arrivals_in(target, began)
                 else:
-                    arrivals[contender] = _fill(setting.contenders[0], source, target, began)
+                    arrivals[contender] = _fill(setting.engines[0], source, target, began)
                 found.add(f"{case.name}: first file, {contender}", arrivals[contender][0], unit="s")
                 shutil.rmtree(target)
             through_rclone_s = _first_through_rclone_mount(source, folder / "rclone")
             found.add(f"{case.name}: first file, read through rclone mount", through_rclone_s, unit="s")
             own = arrivals["growfs"]
-            miss_s = _wait_of_miss(setting.contenders[0], source, folder / "miss")
+            miss_s = _wait_of_miss(setting.engines[0], source, folder / "miss")
             found.add(f"{case.name}: a miss waits", miss_s, unit="s")
             for name, took, allowed in (
                 ("first file", own[0], FIRST_FACTOR * case.file_s + FIRST_MORE_S),
@@ -155,8 +155,10 @@ def _first_through_rclone_mount(source: Source, folder: Path) -> float:
     """Seconds from the call of `rclone mount` until the first file is read."""
     folder.mkdir()
     began = time.monotonic()
-    with rclone_mount(f":s3:{NAME}", folder, **rclone_keys(source.server.endpoint)) as mount:
-        (mount.mountpoint / _bucket_names(source)[0]).read_bytes()
+    mountpoint = folder / "mnt"
+    command = rclone_mount_command(f":s3:{NAME}", mountpoint, folder / "cache")
+    with foreground(command, mountpoint, folder / "log", **rclone_keys(source.server.endpoint)):
+        (mountpoint / _bucket_names(source)[0]).read_bytes()
         took_s = time.monotonic() - began
     shutil.rmtree(folder)
     return took_s

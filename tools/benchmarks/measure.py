@@ -7,7 +7,6 @@ import ctypes
 import math
 import mmap
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -42,15 +41,9 @@ class Setting:
     quick: bool
     """Small sizes, to see that it runs."""
     rounds: int
-    contenders: tuple[str, ...]
-    """Engines and peers."""
+    engines: tuple[str, ...]
     plot: Path | None = None
     """Where to draw."""
-
-    @property
-    def engines(self) -> list[str]:
-        """The contenders that are engines of growfs."""
-        return [contender for contender in self.contenders if contender in ENGINES]
 
 
 @dataclass(slots=True)
@@ -247,10 +240,3 @@ def cached_bytes(fd: int) -> int | None:
     pages = (ctypes.c_uint64 * 5)()
     failed = ctypes.CDLL(None).syscall(CACHESTAT, fd, ctypes.byref(Range(0, 0)), ctypes.byref(pages), 0)
     return None if failed else int(pages[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def page_cache_bytes() -> int:
-    """The size of the whole page cache, from /proc/meminfo."""
-    found = re.search(r"^Cached:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024

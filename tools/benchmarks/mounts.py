@@ -1,4 +1,4 @@
-"""The mounts that are measured: growfs with each engine, and peers that mount the same files."""
+"""The mounts that are measured: growfs with each engine, and programs that mount the same files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tools.benchmarks.measure import ENGINES, BenchError, cpu_s, run, wait_until
 from tools.benchmarks.servers import rclone_binary, running
 
 GROWFS = [sys.executable, "-c", "import growfs; growfs.main()"]
-PEERS = ("rclone", "folder")
 CACHE_SIZE = "8GB"
 
 
@@ -85,42 +84,14 @@ def mounted(
 
 
 @contextlib.contextmanager
-def filled(remote: Path, folder: Path) -> Iterator[Mount]:
-    """A generation of a folder that `growfs fill` keeps filled, with all files, in the place of a mountpoint."""
-    at = Mount(folder / "fill", folder)
-    run([*GROWFS, "fill", remote, at.mountpoint, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0])
-    try:
-        wait_until(at.all_cached, "filling the cache")
-        run([*GROWFS, "next", at.mountpoint])
-        status = at.status()
-        tree = (at.mountpoint / "current").resolve()
-        yield Mount(tree, Path(status["cache_dir"]) / "files", status["pid"])
-    finally:
-        stop(at.mountpoint)
-
-
-@contextlib.contextmanager
-def fully_cached(contender: str, remote: Path, folder: Path) -> Iterator[Mount]:
-    """A fresh mount of `remote` by an engine or a peer, with all files cached. `folder` keeps the cache."""
-    if contender == "rclone":
-        if not (folder / "rclone-cache").exists():
-            with rclone_mount(remote, folder) as mount:
-                for path in mount.mountpoint.rglob("*"):
-                    if path.is_file():
-                        path.read_bytes()
-        with rclone_mount(remote, folder) as mount:
-            yield mount
-    elif contender == "folder":
-        with filled(remote, folder) as mount:
-            yield mount
-    else:
-        with mounted(
-            remote, folder, "--engine", contender, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0
-        ) as mount:
-            if mount.engine != contender:
-                raise BenchError(f"{mount.engine} was used instead")
-            wait_until(mount.all_cached, "filling the cache")
-            yield mount
+def fully_cached(engine: str, remote: Path, folder: Path) -> Iterator[Mount]:
+    """A fresh mount of `remote` by an engine, with all files cached. `folder` keeps the cache."""
+    flags = ["--engine", engine, "--no-wait", "--cache-size", CACHE_SIZE, "--refresh", 0]
+    with mounted(remote, folder, *flags) as mount:
+        if mount.engine != engine:
+            raise BenchError(f"{mount.engine} was used instead")
+        wait_until(mount.all_cached, "filling the cache")
+        yield mount
 
 
 def working_engines(folder: Path) -> tuple[tuple[str, ...], list[str]]:
@@ -138,9 +109,6 @@ def working_engines(folder: Path) -> tuple[tuple[str, ...], list[str]]:
     return tuple(engines), others
 
 
-# Peers.
-
-
 RCLONE_TUNED = {
     "poll-interval": "0",
     "dir-cache-time": "24h",
@@ -154,23 +122,32 @@ RCLONE_TUNED = {
     "transfers": "8",
     **dict.fromkeys(("read-only", "no-modtime", "vfs-fast-fingerprint", "no-checksum"), "true"),
 }
+"""The fastest flags found."""
+
+
+def rclone_mount_command(source: object, mountpoint: Path, cache: Path, **flags: str) -> list[object]:
+    """`rclone mount`. flags: others than the fastest."""
+    words = [rclone_binary(), "mount", source, mountpoint, "--config", os.devnull, "--cache-dir", cache]
+    return [*words, *(f"--{name}={value}" for name, value in (RCLONE_TUNED | flags).items())]
 
 
 @contextlib.contextmanager
-def rclone_mount(source: object, folder: Path, **variables: str) -> Iterator[Mount]:
-    """The same files through `rclone mount`, with the fastest flags found. `folder` keeps its cache.
-
-    variables: for its environment.
-    """
-    mountpoint = folder / "rclone-mnt"
-    mountpoint.mkdir(exist_ok=True)
-    flags = ["--config", os.devnull, "--cache-dir", folder / "rclone-cache"]
-    flags += [f"--{name}={value}" for name, value in RCLONE_TUNED.items()]
+def foreground(command: Sequence[object], mountpoint: Path, log: Path, **variables: str) -> Iterator[None]:
+    """Run a mount that stays in the foreground, from when it is mounted; unmount at the block's end."""
+    mountpoint.mkdir()
     try:
-        command = [rclone_binary(), "mount", source, mountpoint, *flags]
-        with running(command, folder / "rclone.log", "()", **variables) as process:
-            wait_until(lambda: os.path.ismount(mountpoint), "rclone mount", every_s=0.01)
-            yield Mount(mountpoint, Path(f"{folder}/rclone-cache/vfs/local{source}"), process.pid)
+        with running(command, log, "()", **variables) as server:
+
+            def is_mounted() -> bool:
+                if os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    raise BenchError(f"{command[0]} ended: {log.read_text(errors='replace').strip()}")
+                return os.path.ismount(mountpoint)
+
+            wait_until(is_mounted, f"{command[0]} mount", every_s=0.01, timeout_s=60)
+            try:
+                yield
+            finally:
+                subprocess.run(["fusermount3", "-u", mountpoint], stderr=subprocess.DEVNULL, timeout=10, check=False)
     finally:
-        if os.path.ismount(mountpoint):
+        if f" {mountpoint} " in Path("/proc/self/mounts").read_text():
             subprocess.run(["fusermount3", "-u", "-z", mountpoint], timeout=10, check=False)

@@ -12,21 +12,20 @@ import mmap
 import os
 import random
 import select
-import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 BUFFER = 1 << 20
 PAGE = 4096
-ALTERNATE_EVERY_S = 0.001
+LOOK_EVERY_S = 0.001
 COMMANDS = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered: select() sees the next line
 
 
-def sequential(path: str, block: int) -> list[float]:
-    """Read a file from its start to its end; return the start and end times (all processes share the clock).
+def sequential(path: str, block: int) -> float:
+    """Read a file from its start to its end; return the seconds.
 
     block: bytes per read, all into one buffer; 0: by mmap, touching each page.
     """
@@ -40,7 +39,7 @@ def sequential(path: str, block: int) -> list[float]:
         with mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
             mapped[::PAGE]  # copies a byte of each page, in C
     os.close(fd)
-    return [began, time.perf_counter()]
+    return time.perf_counter() - began
 
 
 def files(folder: str, names: str, order: int) -> dict[str, float]:
@@ -76,38 +75,24 @@ def walk(folder: str, stat: bool) -> dict[str, float]:
     return {"files": len(paths), "os.walk": listed - began, "os.stat": time.perf_counter() - listed}
 
 
-def alternate(folders: list[str], names: str) -> list[dict[str, float]]:
-    """Until the next input line: time the open and read of a random file, in each folder in turn.
+def until_told(folder: str, names: str) -> dict[str, float]:
+    """Time the open and read of a random file, again and again, until the next line of input.
 
-    names: a file that lists the names that every folder has. The last result is the round trip of a byte to another
-    process, which sleeps until it arrives and sends it back.
+    names: a file that lists the names that the folder has.
     """
-    paths = Path(names).read_text().splitlines()
+    paths = [f"{folder}/{name}" for name in Path(names).read_text().splitlines()]
     into = [bytearray(BUFFER)]
-    took: list[list[float]] = [[] for _ in (*folders, "echo")]
-    near, far = socket.socketpair()
-    if not os.fork():
-        near.close()
-        while byte := far.recv(1):
-            far.send(byte)
-        os._exit(0)
-    far.close()
-    while not select.select([COMMANDS], [], [], ALTERNATE_EVERY_S)[0] or len(took[-1]) < 2:
-        for folder, times in zip(folders, took, strict=False):
-            path = f"{folder}/{random.choice(paths)}"
-            began = time.perf_counter()
-            fd = os.open(path, os.O_RDONLY)
-            os.readv(fd, into)
-            times.append(time.perf_counter() - began)
-            os.close(fd)
+    times: list[float] = []
+    while not select.select([COMMANDS], [], [], LOOK_EVERY_S)[0] or len(times) < 2:
+        path = random.choice(paths)
         began = time.perf_counter()
-        near.send(b".")
-        near.recv(1)
-        took[-1].append(time.perf_counter() - began)
-    near.close()
-    os.wait()
+        fd = os.open(path, os.O_RDONLY)
+        os.readv(fd, into)
+        times.append(time.perf_counter() - began)
+        os.close(fd)
     COMMANDS.readline()
-    return [spread(times) for times in took]
+    cuts = statistics.quantiles(times, n=100, method="inclusive")
+    return {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
 
 
 def train(folder: str, epochs: int, compute_s: float) -> dict[str, float]:
@@ -168,18 +153,10 @@ def records(folder: str) -> dict[str, float]:
     return {"bytes": int(read), "seconds": time.perf_counter() - began}
 
 
-def spread(times: list[float]) -> dict[str, float]:
-    """Percentiles in milliseconds."""
-    cuts = statistics.quantiles(times, n=100, method="inclusive")
-    return {"n": len(times), "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "max_ms": max(times) * 1e3}
-
-
-def serve(commands: Mapping[str, Callable[..., object]]) -> None:
-    """Run the commands of standard input until its end."""
+if __name__ == "__main__":
+    commands: dict[str, Callable[..., object]] = {
+        each.__name__: each for each in (sequential, files, walk, until_told, train, images, records)
+    }
     while line := COMMANDS.readline():
         name, *arguments = json.loads(line)
         print(json.dumps(commands[name](*arguments)), flush=True)
-
-
-if __name__ == "__main__":
-    serve({each.__name__: each for each in (sequential, files, walk, alternate, train, images, records)})

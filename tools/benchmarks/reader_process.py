@@ -1,4 +1,4 @@
-"""Starts the programs that read (reader.py and train_gil.py) and talks to them."""
+"""Starts the program that reads, reader.py, and talks to it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 from tools.benchmarks.measure import ROOT, BenchError, environment
 
-HERE = Path(__file__).parent
+PROGRAM = Path(__file__).with_name("reader.py")
 SHIM = ROOT / "tests" / "frameworks" / "shim"  # lets torchvision be imported
 
 
 class ReaderProcess:
     """A process without any growfs code that runs commands, one line of JSON each. It is killed at the block's end.
 
-    program: a file beside this one. One process runs many measurements, so none of them includes its start.
+    One process runs many measurements, so none of them includes its start.
     """
 
-    def __init__(self, program: str = "reader.py") -> None:
+    def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, HERE / program],
+            [sys.executable, PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -54,7 +54,7 @@ class ReaderProcess:
         """Wait for the command's result; other lines, which frameworks print, are skipped."""
         assert self._process.stdout
         for line in self._process.stdout:
-            if line.startswith(("{", "[")):
+            if line[0] in "{0123456789":
                 return json.loads(line)
         raise self._error()
 

@@ -49,7 +49,7 @@ def stores(setting: Setting, found: Figures) -> str:
                 sources[f"{url.partition('://')[0]}://"] = Source(server, SHARDS, bytes, url=url, flags=flags)
         for number in range(setting.rounds):
             for name, source in sources.items():
-                copy = {"growfs": growfs_mount(setting.contenders[0])}
+                copy = {"growfs": growfs_mount(setting.engines[0])}
                 runs = compare(source, setting.folder / f"{number}-{name[:-3]}", 1, copy)
                 rates.setdefault(name, []).append(bytes / 1e6 / runs["growfs"][0].seconds)
     for name, values in rates.items():

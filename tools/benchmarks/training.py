@@ -64,8 +64,8 @@ def _epochs(
     folder = setting.folder / f"mounts of {remote.name}"
     folder.mkdir(exist_ok=True)
     for number in range(setting.rounds):
-        for contender in setting.contenders:
-            with fully_cached(contender, remote, folder) as mount:
+        for engine in setting.engines:
+            with fully_cached(engine, remote, folder) as mount:
                 reader.call(command, mount.files, *arguments)  # not timed: brings the cached files into memory
                 for turn in range(2 if setting.quick else 4):
                     seconds = {}
@@ -74,49 +74,8 @@ def _epochs(
                     plain, through = seconds[mount.files], seconds[mount.mountpoint]
                     found.add(f"{name}, plain files", plain, unit="s")
                     which = "later epochs" if turn else "first epoch"
-                    target = TARGETS.get(contender) if turn else None
-                    found.add(f"{name}, {contender}, {which}, of plain", plain / through, at_least=target)
-
-
-# Python's lock.
-
-INPUTS = {
-    "nothing": "nothing is read",
-    "native": "tf.data",
-    "thread": "Python in a thread",
-    "processes": "Python in 2 processes",
-}
-GIL_SHARDS, GIL_SAMPLES = 8, 16_384
-GIL_MS_MAX = 0.4
-"""The longest wait for the GIL per step with tf.data: a tenth of the step."""
-
-
-def gil(setting: Setting, found: Figures) -> str:
-    """How long a training loop waits for the GIL while its input is read by C++, by a thread, or by other processes.
-
-    train_gil.py reads the same mount with three kinds of input, and once with none, which shows the time of the step
-    alone: 20 operations of Python in 2 ms, then a simulated device for 2 ms. So it trains on at most 128,000 samples a
-    second, 400 MB/s. Each kind runs in one process for all rounds, after one epoch that is not timed.
-    """
-    need_modules("tensorflow", "torch")
-    shards, samples = (2, 2048) if setting.quick else (GIL_SHARDS, GIL_SAMPLES)
-    need_space(setting.folder, 2 * shards * samples * recipe_data.CIFAR_BYTES)
-    remote = setting.folder / "remote"
-    recipe_data.shards(remote, shards, samples)
-    for contender in setting.contenders:
-        folder = setting.folder / contender
-        folder.mkdir(exist_ok=True)
-        with fully_cached(contender, remote, folder) as mount:
-            for kind, words in INPUTS.items():
-                with ReaderProcess("train_gil.py") as reader:
-                    reader.call("epoch", mount.mountpoint, kind)
-                    for _ in range(setting.rounds):
-                        epoch, name = reader.call("epoch", mount.mountpoint, kind), f"{words}, {contender}"
-                        found.add(f"{name}, samples a second", epoch["samples/s"], unit="/s")
-                        found.add(f"{name}, a step takes", epoch["step_ms"], unit="ms")
-                        waits, most = f"{name}, of which it waits for the GIL", GIL_MS_MAX if kind == "native" else None
-                        found.add(waits, epoch["waited_ms"], unit="ms", at_most=most)
-    return f"{shards} shards of {samples:,} samples of 3 kB; a step of 512 is 2 ms of Python and 2 ms of a device"
+                    target = TARGETS.get(engine) if turn else None
+                    found.add(f"{name}, {engine}, {which}, of plain", plain / through, at_least=target)
 
 
 # Recipes.
@@ -210,12 +169,12 @@ def _compare(setting: Setting, found: Figures, recipe: Recipe) -> None:
     folder = setting.folder / f"mounts of {remote.name}"
     folder.mkdir(exist_ok=True)
     for _ in range(setting.rounds):
-        for contender in setting.contenders:
-            with fully_cached(contender, remote, folder) as mount:
+        for engine in setting.engines:
+            with fully_cached(engine, remote, folder) as mount:
                 pairs = _alternate(recipe, remote, mount.mountpoint, 2 if setting.quick else recipe.epochs)
             found.add(f"{name}, plain files", median(plain for plain, _ in pairs), unit="samples/s")
             ratio = median(mounted / plain for plain, mounted in pairs)
-            found.add(f"{name}, {contender}, of plain", ratio, at_least=TARGETS.get(contender))
+            found.add(f"{name}, {engine}, of plain", ratio, at_least=TARGETS.get(engine))
 
 
 def _alternate(recipe: Recipe, plain: Path, mounted: Path, epochs: int) -> list[tuple[float, float]]:

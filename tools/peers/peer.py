@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import Any, ClassVar
 
 import growfs
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, BenchError, run, wait_until
-from tools.benchmarks.mounts import RCLONE_TUNED, mounted
-from tools.benchmarks.servers import rclone_binary, running, s5cmd_binary
+from tools.benchmarks.measure import ACCESS_KEY, SECRET_KEY, run
+from tools.benchmarks.mounts import RCLONE_TUNED, foreground, mounted, rclone_mount_command
+from tools.benchmarks.servers import rclone_binary, s5cmd_binary
 from tools.peers import environment
 
 BUCKET = "bucket"
@@ -114,11 +113,9 @@ class Disk(Peer):
         yield {"folder": str(remote.plain / prefix)}
 
 
-def rclone_flags(size: str) -> dict[str, str]:
-    """The fastest flags found, and the cache checked ten times a second: by default it is once a minute, too seldom for
-    a cache that is this small.
-    """
-    return {**RCLONE_TUNED, "vfs-cache-max-size": size, "vfs-cache-poll-interval": "100ms"}
+def rclone_limit(size: str) -> dict[str, str]:
+    """A limit of the cache, checked ten times a second: once a minute, its default, is too seldom for a small cache."""
+    return {"vfs-cache-max-size": size, "vfs-cache-poll-interval": "100ms"}
 
 
 class Rclone(Peer):
@@ -128,7 +125,8 @@ class Rclone(Peer):
     about = "FUSE, LRU cache of file ranges"
     documents = "https://rclone.org/commands/rclone_mount/#vfs-file-caching"
     flags = " ".join(
-        f"--{name}" if value == "true" else f"--{name} {value}" for name, value in rclone_flags("SIZE").items()
+        f"--{name}" if value == "true" else f"--{name} {value}"
+        for name, value in (RCLONE_TUNED | rclone_limit("SIZE")).items()
     )
     note = "evicts what the epoch still needs"
 
@@ -139,9 +137,8 @@ class Rclone(Peer):
     def running(self, remote: Remote, room: Room, prefix: str = "shards") -> Iterator[dict[str, Any]]:
         source = f":s3,provider=Other,env_auth,endpoint='{remote.endpoint}':{remote.bucket}/{prefix}"
         mountpoint, cache = room.folder / "mnt", room.folder / "cache"
-        command = [rclone_binary(), "mount", source, mountpoint, "--config", os.devnull, "--cache-dir", cache]
-        command += [f"--{name}={value}" for name, value in rclone_flags(f"{room.cache_bytes}B").items()]
-        with foreground(command, mountpoint, room):
+        command = rclone_mount_command(source, mountpoint, cache, **rclone_limit(f"{room.cache_bytes}B"))
+        with foreground(room.group.command(command), mountpoint, room.folder / "log"):
             yield {"folder": str(mountpoint), "cached": str(cache)}
 
 
@@ -179,7 +176,7 @@ class S3fs(Peer):
         run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", cache])
         try:
             command = ["s3fs", f"{remote.bucket}:/{prefix}", mountpoint, "-f", "-o", f"{self.FLAGS},{flags}"]
-            with foreground(command, mountpoint, room):
+            with foreground(room.group.command(command), mountpoint, room.folder / "log"):
                 yield {"folder": str(mountpoint), "cached": str(cache)}
         finally:
             run(["umount", "-l", cache])
@@ -211,7 +208,8 @@ class Fsspec(Peer):
     def running(self, remote: Remote, room: Room, prefix: str = "shards") -> Iterator[dict[str, Any]]:
         mountpoint = room.folder / "mnt"
         words = [remote.endpoint, f"{remote.bucket}/{prefix}/", mountpoint]
-        with foreground([environment.PYTHON, "-c", self.SCRIPT, *words], mountpoint, room):
+        command = [environment.PYTHON, "-c", self.SCRIPT, *words]
+        with foreground(room.group.command(command), mountpoint, room.folder / "log"):
             yield {"folder": str(mountpoint)}
 
 
@@ -236,29 +234,6 @@ class DownloadFirst(Peer):
         command = [s5cmd_binary(), "--log", "error", "--endpoint-url", remote.endpoint]
         run(room.group.command([*command, "cp", f"s3://{remote.bucket}/{prefix}/*", f"{target}/"]))
         yield {"folder": str(target)}
-
-
-@contextmanager
-def foreground(command: list[object], mountpoint: Path, room: Room) -> Iterator[None]:
-    """Run a mount that stays in the foreground, from when it is mounted; unmount at the block's end."""
-    mountpoint.mkdir()
-    log = room.folder / "log"
-    try:
-        with running(room.group.command(command), log, "()") as process:
-
-            def is_mounted() -> bool:
-                if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                    raise BenchError(f"{command[0]} ended: {log.read_text(errors='replace').strip()}")
-                return os.path.ismount(mountpoint)
-
-            wait_until(is_mounted, f"{command[0]} mount", every_s=0.01, timeout_s=60)
-            try:
-                yield
-            finally:
-                subprocess.run(["fusermount3", "-u", mountpoint], stderr=subprocess.DEVNULL, timeout=10, check=False)
-    finally:
-        if f" {mountpoint} " in Path("/proc/self/mounts").read_text():
-            subprocess.run(["fusermount3", "-u", "-z", mountpoint], timeout=10, check=False)
 
 
 # Libraries, which a training program uses in the place of files. trainer.py has their use.
