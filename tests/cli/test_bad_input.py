@@ -225,16 +225,6 @@ def test_a_mountpoint_where_something_else_is_mounted(growfs: Growfs, remote: Pa
     assert leftovers(growfs) == []
 
 
-@pytest.mark.promise(30)
-def test_a_second_mount_of_the_same_cache(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
-    growfs.mount(remote)
-    (tmp_path / "second").mkdir()
-    done = growfs.run("mount", remote, tmp_path / "second", "--cache-dir", growfs.cache_dir, check=False)
-    assert_refused(done, f"pid {growfs.pid}", f"mounted on {growfs.mountpoint}", "--cache-dir")
-    assert not mounted_at(tmp_path / "second")
-    assert growfs.cache.exists()
-
-
 # The machine.
 
 

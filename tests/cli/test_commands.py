@@ -144,38 +144,6 @@ def test_list_shows_mount_cache_and_state(complete: Growfs) -> None:
     assert "6 of 6 files cached" in line
 
 
-def test_list_names_a_dead_mount(mounted: Growfs) -> None:
-    mounted.kill()
-    (line,) = [line for line in mounted.run("list").stdout.splitlines() if str(mounted.mountpoint) in line]
-    assert "dead" in line
-    assert "growfs umount" in line
-
-
-def test_a_command_on_a_dead_mount_suggests_umount(mounted: Growfs) -> None:
-    mounted.kill()
-    done = mounted.run("status", mounted.mountpoint, check=False)
-    assert_refused(done, "its daemon is gone", f"growfs umount {mounted.mountpoint}")
-
-
-def test_umount_removes_a_dead_mount(mounted: Growfs) -> None:
-    mounted.kill()
-    assert "dead mount" in mounted.run("umount", mounted.mountpoint).stdout
-    assert files_below(mounted.mountpoint) == set()
-
-
-def test_the_next_mount_replaces_a_dead_one(mounted: Growfs, tmp_path: Path, tree: dict[str, bytes]) -> None:
-    mounted.kill()
-    mounted.mount(tmp_path / "remote")
-    assert mounted.names() == set(tree)
-
-
-@pytest.mark.promise(11)
-def test_umount_of_a_busy_mount_names_who_uses_it(mounted: Growfs) -> None:
-    with (mounted.mountpoint / "class0/0000.bin").open("rb"):
-        assert_refused(mounted.run("umount", mounted.mountpoint, check=False), "in use by", "--lazy")
-    mounted.umount()
-
-
 def test_umount_names_who_waits_for_a_file(growfs: Growfs) -> None:
     with listing_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
         growfs.mount(server.url, "--wait-files", "1")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,66 +66,12 @@ def test_the_figures_are_right(mounted: Growfs) -> None:
     assert status["skipped"] == []
 
 
-def test_status_names_the_readers(mounted: Growfs) -> None:
-    (reader,) = [reader for reader in mounted.status()["readers"] if reader["pid"] == os.getpid()]
-    assert reader["files_shown"] == 6
-    assert reader["files_opened"] == 1
-    assert reader["listed_at"] > 1e9
-
-
 def test_every_way_to_the_status_agrees(mounted: Growfs) -> None:
     steady = ("version", "url", "mountpoint", "engine", "seed", "remote", "cache", "state", "pid")
     by_file, by_command = status_file(mounted), mounted.status()
     assert [by_file[key] for key in steady] == [by_command[key] for key in steady]
     lines = (mounted.mountpoint / ".growfs/status").read_text().splitlines()
     assert lines[:5] == mounted.run("status", mounted.mountpoint).stdout.splitlines()[:5]
-
-
-@pytest.mark.promise(8)
-def test_virtual_files_open_by_name_and_are_never_listed(mounted: Growfs) -> None:
-    assert not {path for path in mounted.names() if ".growfs" in path}
-    assert ".growfs" not in [path.name for path in mounted.mountpoint.iterdir()]
-    names = {path.name for path in (mounted.mountpoint / ".growfs").iterdir()}
-    assert names == {"status", "status.json", "metrics", "files", "index.csv", "ledger.csv", "log"}
-    for name in names:
-        assert (mounted.mountpoint / ".growfs" / name).read_bytes()
-
-
-def test_files_has_a_path_a_line(mounted: Growfs) -> None:
-    text = (mounted.mountpoint / ".growfs/files").read_text()
-    assert sorted(text.splitlines()) == sorted(mounted.names())
-
-
-def test_index_is_a_table(mounted: Growfs) -> None:
-    rows = list(csv.DictReader(io.StringIO((mounted.mountpoint / ".growfs/index.csv").read_text())))
-    assert list(rows[0]) == ["path", "size", "directory", "opens"]
-    assert {row["path"] for row in rows} == mounted.names()
-    assert all(row["path"].startswith(row["directory"] + "/") and row["size"] == "10000" for row in rows)
-
-
-def test_metrics_are_openmetrics(mounted: Growfs) -> None:
-    from prometheus_client.openmetrics.parser import text_string_to_metric_families
-
-    text = (mounted.mountpoint / ".growfs/metrics").read_text()
-    families = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
-    figures = {metric.name: metric.samples[0].value for metric in families}
-    assert figures["growfs_remote_files"] == figures["growfs_cache_files"] == 6
-    assert figures["growfs_remote_listed"] == 1
-
-
-def test_the_log_has_the_events(mounted: Growfs) -> None:
-    assert "listed 6 files" in (mounted.mountpoint / ".growfs/log").read_text()
-    assert "listed 6 files" in (mounted.cache / "log").read_text()
-
-
-@pytest.mark.promise(8)
-def test_a_virtual_file_is_fresh_at_each_open(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote", directories=1, files=2)
-    growfs.mount(tmp_path / "remote")
-    assert status_file(growfs)["state"] != "paused"
-    growfs.run("pause", growfs.mountpoint)
-    assert status_file(growfs)["state"] == "paused"
-    assert "paused" in (growfs.mountpoint / ".growfs/status").read_text()
 
 
 def status_file(growfs: Growfs) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Fixtures of the tests that use real mounts.
 
-A test runs once with each engine, unless its module is in ONE_ENGINE. A test of one engine is marked with
-`only(engine)`.
+A test of a module in BOTH_ENGINES runs once with each engine, and any other once, with passthrough if that works here.
+A test of one engine is marked with `only(engine)`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,20 @@ ODD_NAMES = [
 ]
 
 
-ONE_ENGINE = {
-    "test_generations",
-    "test_namespaces_of_nodes",
-    "test_prefetch",
-    "test_producers",
-    "test_rotation",
-    "test_selection_options",
+BOTH_ENGINES = {
+    "test_engines",
+    "test_files",
+    "test_inotify",
+    "test_interrupts",
+    "test_kernel_interface",
+    "test_lifecycle",
+    "test_misses",
+    "test_open_files",
+    "test_readdir",
+    "test_reading",
+    "test_unmount_while_open",
 }
-"""Modules about what is fetched, listed and evicted, which no engine decides."""
+"""Modules about what each engine does by itself: requests of the kernel, reads, open files, and how a mount ends."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose the engines of a test that is not marked with `only`."""
     marks = metafunc.definition.iter_markers("parametrize")
     if "engine" in metafunc.fixturenames and not any("engine" in mark.args[0] for mark in marks):
-        is_one = metafunc.module.__name__.rpartition(".")[2] in ONE_ENGINE
-        metafunc.parametrize("engine", ["either"] if is_one else ENGINES, indirect=True, scope="module")
+        both = metafunc.module.__name__.rpartition(".")[2] in BOTH_ENGINES
+        metafunc.parametrize("engine", ENGINES if both else ["either"], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.fuse.conftest import opened
 from tests.fuse.test_open_files import relist, replace
 from tests.harness import Growfs, make_tree, until
 
 BLOCK = 4096
-MANY = 3000
+MANY = 600
 
 
 def imagefolder(remote: Path, directories: int) -> None:
@@ -107,24 +105,6 @@ def large(growfs: Growfs, tmp_path: Path) -> Path:
     return growfs.mountpoint / "many"
 
 
-def test_a_directory_of_thousands_of_files_is_listed_whole(growfs: Growfs, large: Path) -> None:
-    expected = [f"{number:05}" for number in range(MANY)]
-    assert sorted(os.listdir(large)) == expected
-    with os.scandir(large) as entries:
-        assert sorted(entry.name for entry in entries if entry.is_file() and entry.stat().st_size == 0) == expected
-    fd = os.open(large, os.O_RDONLY)  # the same handle is read twice, each time from its start
-    try:
-        assert sorted(os.listdir(fd)) == sorted(os.listdir(fd)) == expected
-    finally:
-        os.close(fd)
-    with os.scandir(large) as one, os.scandir(large) as two:
-        names = [(first.name, second.name) for first, second in zip(one, two, strict=True)]
-    assert all(first == second for first, second in names)
-    assert len(names) == MANY
-    found = subprocess.run(["find", large, "-type", "f"], check=True, capture_output=True, text=True, timeout=60)
-    assert sorted(line.rpartition("/")[2] for line in found.stdout.splitlines()) == expected
-
-
 def test_eviction_during_a_listing_repeats_no_name(growfs: Growfs, large: Path) -> None:
     with os.scandir(large) as entries:
         names = [next(entries).name for _ in range(10)]
@@ -135,27 +115,14 @@ def test_eviction_during_a_listing_repeats_no_name(growfs: Growfs, large: Path) 
     assert all((large / name).exists() for name in names)
 
 
-def test_nested_directories_are_listed(growfs: Growfs, tmp_path: Path) -> None:
-    paths = {f"a{x}/b{y}/c/file{x}{y}" for x in range(3) for y in range(4)} | {"a0/file", "file"}
-    for path in paths:
-        (tmp_path / "remote" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "remote" / path).write_text(path)
-    growfs.mount(tmp_path / "remote")
-    assert growfs.names() == paths
-    assert (growfs.mountpoint / "a0/b0/c/../../file").read_text() == "a0/file"
-    assert {
-        Path(root).name for root, folders, files in os.walk(growfs.mountpoint) if not folders and not files
-    } == set()
-
-
 @pytest.mark.promise(9)
 def test_changes_during_a_slow_listing_are_visible(growfs: Growfs, tmp_path: Path) -> None:
     remote = tmp_path / "remote"
-    tree = make_tree(remote, directories=1, files=900, size=10)
+    tree = make_tree(remote, directories=1, files=400, size=10)
     growfs.mount(remote)
     growfs.run("wait", growfs.mountpoint, "--all")
     order = (growfs.mountpoint / ".growfs/files").read_text().splitlines()
-    changed, deleted = order[450:500], order[500:550]
+    changed, deleted = order[200:225], order[225:250]
     with os.scandir(growfs.mountpoint / "class0") as entries:
         listed = [next(entries).name]
         for path in changed:
@@ -169,12 +136,3 @@ def test_changes_during_a_slow_listing_are_visible(growfs: Growfs, tmp_path: Pat
     assert len(listed) == len(set(listed))
     assert {(growfs.mountpoint / path).stat().st_size for path in changed} == {14}
     assert not any((growfs.mountpoint / path).exists() for path in deleted)
-
-
-def test_a_first_readdir_may_begin_at_any_offset(growfs: Growfs, tmp_path: Path) -> None:
-    make_tree(tmp_path / "remote")
-    growfs.mount(tmp_path / "remote")
-    with opened(growfs.mountpoint / "class0") as fd:
-        os.lseek(fd, 1, os.SEEK_SET)
-        os.listdir(fd)
-    assert growfs.names()

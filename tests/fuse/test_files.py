@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import shutil
 import socket
 import stat
 import subprocess
@@ -33,6 +31,7 @@ def test_size_and_mtime_are_the_remotes(library: Library) -> None:
     for path, content in library.tree.items():
         found, remote = (library.path / path).stat(), (library.remote / path).stat()
         assert (found.st_size, found.st_mtime_ns) == (len(content), remote.st_mtime_ns)
+        assert found.st_blocks == -(-len(content) // 512)
         assert stat.S_IMODE(found.st_mode) == 0o444
         assert stat.S_ISREG(found.st_mode)
 
@@ -83,27 +82,6 @@ def test_reading_at_odd_offsets_and_past_the_end(library: Library) -> None:
         os.close(fd)
 
 
-def test_many_readers_of_one_file(library: Library) -> None:
-    files = [(library.path / LARGE).open("rb") for _ in range(20)]
-    try:
-        for place, file in enumerate(files):
-            file.seek(place * 100_003)
-            assert file.read(10) == library.tree[LARGE][place * 100_003 :][:10]
-    finally:
-        for file in files:
-            file.close()
-
-
-@pytest.mark.promise(13)
-def test_mmap(library: Library) -> None:
-    content = library.tree[LARGE]
-    with (library.path / LARGE).open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    assert mapped[2_000_001:2_100_001] == content[2_000_001:2_100_001]
-    assert mapped[:] == content
-    mapped.close()
-
-
 @pytest.mark.promise(13)
 def test_sendfile(library: Library, tmp_path: Path) -> None:
     content = library.tree[LARGE]
@@ -116,30 +94,6 @@ def test_sendfile(library: Library, tmp_path: Path) -> None:
     with ours, theirs, (library.path / "sizes/odd.bin").open("rb") as source:
         ours.sendfile(source)
         assert theirs.recv(1 << 20, socket.MSG_WAITALL | socket.MSG_DONTWAIT) == library.tree["sizes/odd.bin"]
-
-
-def test_copy_file_range(library: Library, tmp_path: Path) -> None:
-    with (library.path / LARGE).open("rb") as source, (tmp_path / "copy").open("wb") as target:
-        shutil.copyfileobj(source, target)
-        target.flush()
-        assert (tmp_path / "copy").read_bytes() == library.tree[LARGE]
-    subprocess.run(["cp", "--reflink=auto", library.path / LARGE, tmp_path / "again"], check=True, timeout=30)
-    assert (tmp_path / "again").read_bytes() == library.tree[LARGE]
-
-
-@pytest.mark.promise(13)
-def test_direct_io(library: Library) -> None:
-    content = library.tree[LARGE]
-    fd = os.open(library.path / LARGE, os.O_RDONLY | os.O_DIRECT)
-    buffer = mmap.mmap(-1, 1 << 20)  # aligned, as O_DIRECT requires
-    try:
-        assert os.preadv(fd, [buffer], 1 << 20) == 1 << 20
-        assert buffer[:] == content[1 << 20 : 2 << 20]
-        assert os.preadv(fd, [buffer], 2 << 20) == len(content) - (2 << 20)
-        assert buffer[: len(content) - (2 << 20)] == content[2 << 20 :]
-    finally:
-        os.close(fd)
-        buffer.close()
 
 
 @pytest.mark.parametrize("command", [["cp", "-r", "--reflink=auto"], ["rsync", "-a"], ["cp", "-a"]], ids=" ".join)
@@ -172,6 +126,40 @@ def test_find_and_du(library: Library) -> None:
     assert {path: int(size) for size, path in entries} == {path: len(file) for path, file in library.tree.items()}
     total = subprocess.run(["du", "-sb", "--apparent-size", library.path], check=True, capture_output=True, timeout=60)
     assert int(total.stdout.split()[0]) == sum(map(len, library.tree.values()))
+
+
+@pytest.mark.promise(1, 13)
+def test_diff_finds_no_difference(library: Library) -> None:
+    subprocess.run(["diff", "-r", library.path, library.remote], check=True, timeout=60)
+
+
+PRINTING = [
+    "find . -type f -size +2M -print0",
+    "find . -type f -newermt @1600000005 -printf '%p %s %T@\\0'",
+    "find . -type d",
+    "md5sum sizes/*",
+    "wc -c sizes/* names/plain.bin",
+    "grep -rc a names deep",
+    "tail -c 1000 sizes/large.bin",
+    "tail -c +2000001 sizes/large.bin",
+    "dd if=sizes/large.bin bs=64K skip=3 count=7 status=none",
+    "stat --format '%n %s %Y %F' sizes/*",
+    "du --apparent-size -b sizes/*",
+    "du -k --apparent-size sizes/large.bin sizes/odd.bin",
+    "ls names",
+    "sort deep/a/b/c/d/file.txt 'at the root.txt'",
+    "cd deep/a/b && pwd -P | grep -o deep/.* && cat ../b/c/d/file.txt",
+]
+
+
+@pytest.mark.promise(13)
+@pytest.mark.parametrize("command", PRINTING, ids=lambda command: command.partition("%")[0][:24])
+def test_a_program_prints_the_same_for_mount_and_remote(library: Library, command: str) -> None:
+    def output_of(folder: Path) -> list[bytes]:
+        done = subprocess.run(["sh", "-c", command], cwd=folder, check=True, capture_output=True, timeout=60)
+        return sorted(done.stdout.splitlines(keepends=True) if b"\0" not in done.stdout else done.stdout.split(b"\0"))
+
+    assert output_of(library.path) == output_of(library.remote) != []
 
 
 def _write(file: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.test_open_files import relist, replace, until_size
-from tests.harness import Growfs, make_tree, until
+from tests.fuse.conftest import Library, shared
+from tests.fuse.test_open_files import replace, until_size
+from tests.harness import until
 
 ALL_EVENTS = 0xFFF
 NAMES = {0x1: "access", 0x10: "close", 0x20: "open"}
@@ -51,14 +52,19 @@ class Watch:
         os.close(self._fd)
 
 
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Library]:
+    """A mount of a folder of files, whose remote is listed again every 0.1 s. Each test changes a file of its own."""
+    tree = {f"class0/{name}.bin": b"x" * 10_000 for name in ("read", "replaced", "deleted", "evicted", "kept")}
+    with shared(tmp_path_factory.mktemp("inotify"), tree, engine) as mounted:
+        mounted.growfs.run("set", mounted.path, "settle=0", "refresh=0.1")
+        yield mounted
+
+
 @pytest.fixture
-def folder(growfs: Growfs, tmp_path: Path) -> Path:
-    """A mounted folder of three files, whose remote is listed again every 0.1 s."""
-    make_tree(tmp_path / "remote", directories=1, files=3)
-    growfs.mount(tmp_path / "remote", "--settle", "0")
-    growfs.run("wait", growfs.mountpoint, "--all")
-    relist(growfs)
-    return growfs.mountpoint / "class0"
+def folder(mounted: Library) -> Path:
+    """The mounted folder."""
+    return mounted.path / "class0"
 
 
 @pytest.fixture
@@ -72,38 +78,39 @@ def watch(folder: Path) -> Iterator[Watch]:
 
 @pytest.mark.promise(12)
 def test_inotify_reports_reads(watch: Watch, folder: Path) -> None:
-    subprocess.run(["head", "-c", "10", folder / "0000.bin"], check=True, stdout=subprocess.DEVNULL, timeout=30)
-    assert watch.events() == [("open", "0000.bin"), ("access", "0000.bin"), ("close", "0000.bin")]
+    subprocess.run(["head", "-c", "10", folder / "read.bin"], check=True, stdout=subprocess.DEVNULL, timeout=30)
+    assert watch.events() == [("open", "read.bin"), ("access", "read.bin"), ("close", "read.bin")]
     os.listdir(folder)
     assert watch.events() == [("open", ""), ("access", ""), ("close", "")]
 
 
 @pytest.mark.promise(12)
-def test_inotify_reports_no_arrivals(watch: Watch, folder: Path, growfs: Growfs, tmp_path: Path) -> None:
-    (tmp_path / "remote/class0/new.bin").write_bytes(b"new")
-    until(lambda: growfs.status()["cache"]["files"] == 4)
+def test_inotify_reports_no_arrivals(watch: Watch, folder: Path, mounted: Library) -> None:
+    files = mounted.growfs.status()["cache"]["files"]
+    (mounted.remote / "class0/new.bin").write_bytes(b"new")
+    until(lambda: mounted.growfs.status()["cache"]["files"] == files + 1)
     assert (folder / "new.bin").stat().st_size == 3
     assert watch.events() == []
 
 
 @pytest.mark.promise(12)
-def test_inotify_reports_no_replacements(watch: Watch, folder: Path, tmp_path: Path) -> None:
-    watch.add(folder / "0000.bin")
-    replace(tmp_path / "remote/class0/0000.bin", b"replaced")
-    until_size(folder / "0000.bin", len(b"replaced"))
+def test_inotify_reports_no_replacements(watch: Watch, folder: Path, mounted: Library) -> None:
+    watch.add(folder / "replaced.bin")
+    replace(mounted.remote / "class0/replaced.bin", b"replaced")
+    until_size(folder / "replaced.bin", len(b"replaced"))
     assert watch.events() == []
 
 
 @pytest.mark.promise(12)
-def test_inotify_reports_no_deletions(watch: Watch, folder: Path, tmp_path: Path) -> None:
-    (folder / "0000.bin").stat()
-    (tmp_path / "remote/class0/0000.bin").unlink()
-    until(lambda: not (folder / "0000.bin").exists())
+def test_inotify_reports_no_deletions(watch: Watch, folder: Path, mounted: Library) -> None:
+    (folder / "deleted.bin").stat()
+    (mounted.remote / "class0/deleted.bin").unlink()
+    until(lambda: not (folder / "deleted.bin").exists())
     assert watch.events() == []
 
 
 @pytest.mark.promise(12)
-def test_inotify_reports_no_evictions(watch: Watch, growfs: Growfs, tmp_path: Path) -> None:
-    growfs.run("pause", growfs.mountpoint)
-    assert growfs.run("evict", growfs.mountpoint, "*").stdout.startswith("2 files evicted")
+def test_inotify_reports_no_evictions(watch: Watch, mounted: Library) -> None:
+    output = mounted.growfs.run("evict", mounted.path, "evicted.bin").stdout
+    assert output.startswith("1 file evicted")
     assert watch.events() == []

@@ -138,23 +138,18 @@ def test_after_a_lazy_umount_an_open_folder_still_reaches_its_files(growfs: Grow
             assert hashlib.sha256(file.read()).hexdigest() == digest
 
 
-@pytest.mark.promise(10)
-def test_sigterm_unmounts_even_while_files_are_open(growfs: Growfs, digest: str, engine: str) -> None:
+@pytest.mark.promise(10, 29)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=lambda number: number.name)
+def test_a_signal_stops_it_cleanly_even_while_files_are_open(
+    growfs: Growfs, digest: str, engine: str, tmp_path: Path, number: signal.Signals
+) -> None:
     pid = growfs.pid
     with held(growfs.mountpoint / NAME, "descriptor", "mapping") as holder:
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
         until(lambda: ended(pid))
         assert not mounted_at(growfs.mountpoint)
         assert os.listdir(growfs.mountpoint) == []
         assert holder.read() == read_without_daemon(engine, digest)
-
-
-@pytest.mark.promise(29)
-def test_sigterm_with_files_open_is_a_clean_stop(growfs: Growfs, digest: str, tmp_path: Path) -> None:
-    pid = growfs.pid
-    with held(growfs.mountpoint / NAME, "descriptor", "mapping"):
-        os.kill(pid, signal.SIGTERM)
-        until(lambda: ended(pid))
         growfs.mount(tmp_path / "remote")
         assert hashlib.sha256((growfs.mountpoint / NAME).read_bytes()).hexdigest() == digest
         assert growfs.status()["fetch"]["files_total"] == 0
