@@ -8,37 +8,26 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from humanfriendly import format_size, format_timespan
 
 from growfs.cache.cache_folder import DATABASE
-from growfs.client.charts import LEGENDS, Charts, charts, coverage
+from growfs.client.charts import Values, chart_data, coverage
 from growfs.client.figures import Figures, read
 from growfs.daemon.running import find
 from growfs.errors import GrowfsError, pip_install
 from growfs.status import MountState
 
 WIDE = ("states", "coverage", "directories")
-TITLES = {
-    "coverage": "Coverage",
-    "bytes": "Cache",
-    "files": "Files",
-    "traffic": "Arrivals and evictions",
-    "opens": "Opens per file",
-    "misses": "Opens that waited",
-    "waits": "Time that opens waited",
-    "directories": "Balance of the directories",
-}
-
-
 FRAME_PX = 900
+"""The height of the frame in a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +41,9 @@ class Report:
         """Make the page. place: a mountpoint, or a cache. last_s: of how much time; None: all. Raises GrowfsError."""
         library = _library()
         figures = read(_cache(place), last_s)
-        drawn = charts(figures)
+        data = chart_data(figures)
         last = figures.history[-1]
+        palette = {each.value: each.page_color for each in MountState}
         state = MountState(last["state"]) if figures.is_mounted else None
         page = Template(files("growfs.client").joinpath("report.html").read_text(encoding="utf-8"))
         html = page.substitute(
@@ -63,9 +53,10 @@ class Report:
             state_color=state.page_color if state else "gray",
             subtitle=_subtitle(figures),
             tiles="\n".join(_tiles(figures)),
-            cards="\n".join(_cards(figures, drawn)),
+            cards="\n".join(_cards(figures, data)),
             footer=f"growfs {escape(figures.mount['version'])}, {_clock(figures.now)}",
-            charts=_json({"specs": drawn.specs, "data": drawn.data}),
+            # names may contain tags
+            data=json.dumps(data | {"palette": palette}, separators=(",", ":")).replace("<", "\\u003c"),
             library=library.replace("</script", "<\\/script"),
         )
         return cls(html)
@@ -138,64 +129,61 @@ def _tile(name: str, value: str, note: str, id: str) -> str:
     )
 
 
-def _cards(figures: Figures, drawn: Charts) -> list[str]:
-    notes = _notes(figures, drawn)
-    states = {value["state"] for value in drawn.data["states"]}
-    legend = {state.value: state.page_color for state in MountState if state.value in states}
-    cards = [_card("states", "State", "", legend)]
-    for name, title in TITLES.items():
-        if name in drawn.specs:
-            cards.append(_card(name, title, notes[name], LEGENDS.get(name, {})))
-    return [*cards, _settings(figures)]
+def _cards(figures: Figures, data: dict[str, Values]) -> Iterator[str]:
+    """What each chart shows, in a sentence, and its colors, as a legend of Vega does not wrap on a narrow screen."""
+    last, points, bars = figures.history[-1], data["points"], data["bars"]
+    states = {value["state"] for value in data["states"]}
+    yield _card("states", "State", colors={each.value: each.page_color for each in MountState if each.value in states})
+    yield _card(
+        "coverage",
+        "Coverage",
+        f"{points[-1]['seen']:.1%} of the files were cached at some time; {points[-1]['best']:.1%} is the most that the"
+        " files fetched could have shown.",
+        {"cached at some time": "green", "if each fetch had brought a new file": "muted"},
+    )
+    used = f"{_size(last['bytes'])} of {_size(last['limit_bytes'])} on the disk."
+    yield _card("bytes", "Cache", used, {"cached": "green", "size of the cache": "muted"})
+    yield _card(
+        "files",
+        "Files",
+        f"{last['listed_files']:,} of the {last['files']:,} cached files are listed, in generation"
+        f" {last['generation']:,}. Dotted lines mark new generations.",
+        {"cached": "green", "listed": "blue"},
+    )
+    arrived, evicted = (abs(sum(bar[name] for bar in bars)) for name in ("arrived", "evicted"))
+    note = f"{arrived:,} files arrived, {evicted:,} were evicted."
+    yield _card("traffic", "Arrivals and evictions", note, {"arrived": "green", "evicted": "amber"})
+    unopened = next((files for least, _, files in figures.opens if least == 0), 0)
+    never = f"{unopened:,} files were cached and never opened."
+    yield _card("opens", "Opens per file", never if unopened else "Every file that was cached was opened.")
+    if any(bar["misses"] for bar in bars):
+        yield _card("misses", "Opens that waited", "Each is an open of a file that was not cached.")
+        note = "Seconds that opens waited for files that were not cached, added up."
+        yield _card("waits", "Time that opens waited", note)
+    half, total = len(figures.directories) // 2, figures.directories_all
+    is_all = total == len(figures.directories)
+    which = "All of" if is_all else f"The {half} with the fewest and the {half} with the most of"
+    yield _card(
+        "directories",
+        "Balance of the directories",
+        f"{which} {total:,} directories, by the share of their files that is cached. The dashed line is that of all"
+        " files.",
+        {"cached now": "green", "cached at some time": "faint", "all files": "muted"},
+    )
+    mount = figures.mount
+    rows = {"cache": mount["cache_dir"], "engine": f"{mount['engine']} ({mount['engine_reason']})", **mount["options"]}
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows.items())
+    yield f'<section class="card wide"><h2>Settings</h2><dl>{items}</dl></section>'
 
 
-def _card(name: str, title: str, note: str, legend: dict[str, str]) -> str:
-    keys = "".join(f'<li><i style="background:var(--{color})"></i>{key}</li>' for key, color in legend.items())
+def _card(name: str, title: str, note: str = "", colors: dict[str, str] | None = None) -> str:
+    keys = "".join(f'<li><i style="background:var(--{color})"></i>{key}</li>' for key, color in (colors or {}).items())
     return (
         f'<figure class="card{" wide" if name in WIDE else ""}"><h2>{title}</h2>'
         + (f"<p>{escape(note)}</p>" if note else "")
         + (f'<ul class="keys">{keys}</ul>' if keys else "")
         + f'<div class="plot" id="plot-{name}"></div></figure>'
     )
-
-
-def _notes(figures: Figures, drawn: Charts) -> dict[str, str]:
-    """What each chart says, in a sentence."""
-    last, points, bars = figures.history[-1], drawn.data["points"], drawn.data["bars"]
-    arrived, evicted = (abs(sum(bar[name] for bar in bars)) for name in ("arrived", "evicted"))
-    unopened = next((files for least, _, files in figures.opens if least == 0), 0)
-    opens = (
-        f"{unopened:,} files were cached and never opened." if unopened else "Every file that was cached was opened."
-    )
-    directories, shown = figures.directories_all, len(figures.directories)
-    which = (
-        f"The {shown // 2} with the fewest and the {shown // 2} with the most of" if directories > shown else "All of"
-    )
-    return {
-        "coverage": f"{points[-1]['seen']:.1%} of the files were cached at some time; {points[-1]['best']:.1%} is the"
-        " most that the files fetched could have shown.",
-        "bytes": f"{_size(last['bytes'])} of {_size(last['limit_bytes'])} on the disk.",
-        "files": f"{last['listed_files']:,} of the {last['files']:,} cached files are listed, in generation"
-        f" {last['generation']:,}. Dotted lines mark new generations.",
-        "traffic": f"{arrived:,} files arrived, {evicted:,} were evicted.",
-        "opens": opens,
-        "misses": "Each is an open of a file that was not cached.",
-        "waits": "Seconds that opens waited for files that were not cached, added up.",
-        "directories": f"{which} {directories:,} directories, by the share of their files that is cached. The dashed"
-        " line is that of all files.",
-    }
-
-
-def _settings(figures: Figures) -> str:
-    mount = figures.mount
-    rows = {"cache": mount["cache_dir"], "engine": f"{mount['engine']} ({mount['engine_reason']})", **mount["options"]}
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows.items())
-    return f'<section class="card wide"><h2>Settings</h2><dl>{items}</dl></section>'
-
-
-def _json(value: Any) -> str:
-    """JSON for the content of a script element: names may contain tags."""
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _size(count: float) -> str:

@@ -14,7 +14,7 @@ import pytest
 from growfs.cache.database import Database
 from growfs.cache.history import INSERT, Sample
 from growfs.cache.schema import set_meta
-from growfs.client.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, charts
+from growfs.client.charts import BARS_MAX, GENERATIONS_MAX, POINTS_MAX, chart_data
 from growfs.client.figures import DIRECTORIES_MAX, OPENS_BARS, Directory, Figures, read
 from growfs.client.report import Report
 from growfs.errors import GrowfsError
@@ -76,7 +76,7 @@ def cache(tmp_path: Path) -> Cache:
 def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
     for uptime_s, at in ((0, 0), (60, 60), (120, HOUR_S), (180, HOUR_S + 60)):
         cache.add(uptime_s, at)
-    data = charts(cache.read()).data
+    data = chart_data(cache.read())
     assert data["gaps"] == [{"t": 1000 * (NOW + 60), "t2": 1000 * (NOW + HOUR_S)}]
     assert [point["part"] for point in data["points"]] == [0, 0, 1, 1]
     assert [(state["t"], state["t2"]) for state in data["states"]] == [
@@ -88,7 +88,7 @@ def test_a_gap_is_a_gap_and_no_line_crosses_it(cache: Cache) -> None:
 def test_a_clock_that_was_set_back_is_drawn_without_a_negative_gap(cache: Cache) -> None:
     for uptime_s, at in ((0, HOUR_S), (60, HOUR_S + 60), (120, 0), (180, 60)):
         cache.add(uptime_s, at, replace(FIRST, fetched_files=uptime_s))
-    data = charts(cache.read()).data
+    data = chart_data(cache.read())
     assert data["gaps"] == []
     assert [point["part"] for point in data["points"]] == [0, 0, 1, 1]
     assert sum(bar["arrived"] for bar in data["bars"]) == 180
@@ -101,7 +101,7 @@ def test_bars_add_up_to_what_happened(cache: Cache) -> None:
             FIRST, fetched_files=3 * number, evicted_files=2 * number, missed_files=number, wait_ms=10 * number
         )
         cache.add(7 * number, 7 * number, sample)
-    bars = charts(cache.read()).data["bars"]
+    bars = chart_data(cache.read())["bars"]
     sums = [round(sum(bar[name] for bar in bars), 3) for name in ("arrived", "evicted", "misses", "wait_s")]
     assert sums == [3 * 499, -2 * 499, 499, 4.99]
     assert 10 < len(bars) <= BARS_MAX + 1
@@ -115,7 +115,7 @@ def test_a_long_history_gives_a_bounded_page(cache: Cache) -> None:
         writer.executemany(INSERT, rows)
 
     cache.write(write)
-    data = charts(cache.read()).data
+    data = chart_data(cache.read())
     assert len(data["states"]) <= POINTS_MAX
     assert len(data["generations"]) <= GENERATIONS_MAX
     assert len(data["bars"]) <= BARS_MAX + 1
@@ -125,7 +125,7 @@ def test_a_long_history_gives_a_bounded_page(cache: Cache) -> None:
 def test_coverage_is_compared_with_what_the_fetches_could_have_shown(cache: Cache) -> None:
     cache.add(0, 0, replace(FIRST, files_seen=10, fetched_files=4))
     cache.add(60, 60, replace(FIRST, files_seen=30, fetched_files=44))
-    points = charts(cache.read()).data["points"]
+    points = chart_data(cache.read())["points"]
     assert [(point["seen"], point["best"]) for point in points] == [(0.1, 0.1), (0.3, 0.5)]
 
 
@@ -172,14 +172,22 @@ def test_folders_are_no_files_of_a_directory(cache: Cache) -> None:
     cache.add_directory("a", 2, 2, 1)
     cache.write(lambda writer: writer.execute("INSERT INTO node (parent, name, is_dir) VALUES (1, 'readme', 0)"))
     assert cache.read().directories == [Directory("", 1, 0, 0, 0), Directory("a", 2, 2, 2, 2)]
-    assert charts(cache.read()).data["directories"][0]["path"] == "/"
+    assert chart_data(cache.read())["directories"][0]["path"] == "/"
 
 
 def test_an_empty_cache_and_a_single_row_will_do(cache: Cache) -> None:
     cache.add(1, 0, replace(FIRST, files=0, files_seen=0, share_files=0))
-    drawn = charts(cache.read())
-    assert drawn.data["opens"] == drawn.data["directories"] == drawn.data["bars"] == []
-    assert "misses" not in drawn.specs
+    data = chart_data(cache.read())
+    assert data["opens"] == data["directories"] == data["bars"] == []
+
+
+def test_opens_that_waited_are_drawn_where_there_were_any(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.client.report._library", lambda: "")
+    cache.add(1, 0)
+    cache.add(2, 1)
+    assert 'id="plot-misses"' not in Report.of(cache.path).html
+    cache.add(3, 2, replace(FIRST, missed_files=1, wait_ms=10))
+    assert 'id="plot-misses"' in Report.of(cache.path).html
 
 
 def test_names_cannot_add_to_the_page(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
