@@ -11,7 +11,7 @@ from growfs.cache.cache_folder import daemon_of, is_in_use
 from growfs.daemon.spawn import TITLE
 from growfs.errors import GrowfsError
 from growfs.folder.layout import cache_of
-from growfs.fuse.mounting import DEVICE, Mounted, mounted_at, mounts, resolved
+from growfs.fuse.mounting import DEVICE, MountRow, mounted_at, mounts, resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Running:
 
     mountpoint: Path
     cache: Path
-    mounted: Mounted | None
+    mounted: MountRow | None
     starting: bool = False
     fills: bool = False
 

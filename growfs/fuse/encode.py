@@ -6,24 +6,32 @@ import os
 from struct import Struct
 
 from growfs.disk import BLOCK
-from growfs.fuse import protocol, structs
+from growfs.fuse.protocol import STATX_BASIC_STATS
+from growfs.fuse.structs import Attr, AttrOut, Dirent, EntryOut, StatfsOut, StatxOut, StatxTimes
 from growfs.vfs.attributes import FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.filesystem import NAME_MAX
 
 _owner = (os.getuid(), os.getgid())
+
+DIRENT_ALIGNMENT = 8
+"""FUSE_DIRENT_ALIGN."""
+_PADDING = [bytes(count) for count in range(DIRENT_ALIGNMENT)]
+_PLUS = Struct(EntryOut.layout.format + Attr.layout.format[1:] + Dirent.layout.format[1:])
+_FILE_MODE = Attributes(0, False, 0, 0, 0.0).mode
 
 
 def entry_out(attributes: Attributes) -> bytes:
     """The reply to LOOKUP, and the first part of an entry of READDIRPLUS."""
     name_s, name_ns = _duration(attributes.name_timeout_s)
     attr_s, attr_ns = _duration(attributes.timeout_s)
-    return structs.EntryOut(attributes.id, 0, name_s, attr_s, name_ns, attr_ns).pack() + _attr(attributes)
+    return EntryOut.pack(attributes.id, 0, name_s, attr_s, name_ns, attr_ns) + _attr(attributes)
 
 
 def dirent(entry: Entry) -> bytes:
     """An entry of READDIR."""
     name = entry.name.encode()
-    return protocol.dirent(structs.Dirent(entry.id, entry.position, len(name), entry.attributes.mode >> 12), name)
+    head = Dirent.pack(entry.id, entry.position, len(name), entry.attributes.mode >> 12)
+    return head + name + _PADDING[-len(name) % DIRENT_ALIGNMENT]
 
 
 def direntplus(entry: Entry) -> bytes:
@@ -33,33 +41,27 @@ def direntplus(entry: Entry) -> bytes:
     id, name, _, size, mtime_ns, position = entry
     encoded = name.encode()
     s, ns = divmod(mtime_ns, 10**9)
-    uid, gid = _owner
     length = len(encoded)
     timeout = int(FILE_TIMEOUT_S)
-    head = _FILE.pack(
-        *(id, timeout, timeout, id, size, -(-size // 512), s, s, s, ns, ns, ns),
-        *(_FILE_MODE, 1, uid, gid, BLOCK, id, position, length, _FILE_MODE >> 12),
+    head = _PLUS.pack(
+        *(id, 0, timeout, timeout, 0, 0),
+        *(id, size, -(-size // 512), s, s, s, ns, ns, ns, _FILE_MODE, 1, *_owner, 0, BLOCK, 0),
+        *(id, position, length, _FILE_MODE >> 12),
     )
-    return head + encoded + _PADDING[-length % protocol.DIRENT_ALIGNMENT]
-
-
-_FILE = Struct("=Q8xQQ8xQQQqqqIIIIIII4xI4xQQII")
-"""structs.EntryOut, Attr and Dirent. Members that are zero for files are padding."""
-_FILE_MODE = Attributes(0, False, 0, 0, 0.0).mode
-_PADDING = [bytes(count) for count in range(protocol.DIRENT_ALIGNMENT)]
+    return head + encoded + _PADDING[-length % DIRENT_ALIGNMENT]
 
 
 def attr_out(attributes: Attributes) -> bytes:
     """The reply to GETATTR."""
-    return structs.AttrOut(*_duration(attributes.timeout_s)).pack() + _attr(attributes)
+    return AttrOut.pack(*_duration(attributes.timeout_s)) + _attr(attributes)
 
 
 def statx_out(attributes: Attributes) -> bytes:
     """The reply to STATX: the same as GETATTR's. It has no birth time, because no remote has one."""
     seconds, ns = divmod(attributes.mtime_ns, 10**9)
-    head = structs.StatxOut(
+    head = StatxOut.pack(
         *_duration(attributes.timeout_s),
-        mask=int(protocol.StatxMask.BASIC_STATS),
+        mask=STATX_BASIC_STATS,
         blksize=BLOCK,
         attributes=0,
         nlink=attributes.links,
@@ -71,12 +73,12 @@ def statx_out(attributes: Attributes) -> bytes:
         blocks=attributes.blocks,
         attributes_mask=0,
     )
-    return head.pack() + structs.StatxTimes(seconds, ns, 0, 0, seconds, ns, seconds, ns).pack()
+    return head + StatxTimes.pack(seconds, ns, 0, 0, seconds, ns, seconds, ns)
 
 
 def statfs_out(capacity: Capacity) -> bytes:
     """The reply to STATFS."""
-    return structs.StatfsOut(
+    return StatfsOut.pack(
         blocks=capacity.blocks,
         bfree=capacity.free,
         bavail=capacity.free,
@@ -85,7 +87,7 @@ def statfs_out(capacity: Capacity) -> bytes:
         bsize=BLOCK,
         namelen=NAME_MAX,
         frsize=BLOCK,
-    ).pack()
+    )
 
 
 def _duration(seconds: float) -> tuple[int, int]:
@@ -94,7 +96,7 @@ def _duration(seconds: float) -> tuple[int, int]:
 
 def _attr(attributes: Attributes) -> bytes:
     seconds, ns = divmod(attributes.mtime_ns, 10**9)
-    return structs.Attr(
+    return Attr.pack(
         ino=attributes.id,
         size=attributes.size,
         blocks=attributes.blocks,
@@ -111,4 +113,4 @@ def _attr(attributes: Attributes) -> bytes:
         rdev=0,
         blksize=BLOCK,
         flags=0,
-    ).pack()
+    )

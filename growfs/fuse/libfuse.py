@@ -12,8 +12,9 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
@@ -21,7 +22,8 @@ import trio
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import CpuLatencyRequest
-from growfs.fuse.mounting import Mounted, MountSpec, captured_stderr, force_unmount, mounted_at
+from growfs.fuse.mounting import MountRow, MountSpec, force_unmount, mounted_at
+from growfs.syscalls import memfd_create
 from growfs.vfs.attributes import Attributes
 from growfs.vfs.filesystem import NAME_MAX, Vfs
 
@@ -34,22 +36,37 @@ TASKS_MAX = 10_000
 """Requests that are handled at one time. Each waiting open counts as one; beyond the limit the mount hangs."""
 
 
-def eio_on_error(
+def with_errno(
     handler: Callable[Params, Coroutine[Any, Any, Result]],
 ) -> Callable[Params, Coroutine[Any, Any, Result]]:
-    """Answer EIO if a handler raises an unexpected error, for example on a full disk: pyfuse3 would end the daemon."""
+    """Answer with the errno of an error that a handler raises; EIO if it is an unexpected one: pyfuse3 would end the
+    daemon."""
 
     @functools.wraps(handler)
     async def guarded(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         try:
             return await handler(*args, **kwargs)
-        except pyfuse3.FUSEError:
-            raise
+        except GrowfsError as error:
+            raise pyfuse3.FUSEError(error.errno) from error
         except Exception as error:
             log.exception("a request failed: a bug in growfs, or a full disk")
             raise pyfuse3.FUSEError(errno.EIO) from error
 
     return guarded
+
+
+@contextmanager
+def _captured_stderr() -> Iterator[Callable[[], str]]:
+    """Capture what a C library writes to descriptor 2. The function returns it as one line."""
+    captured = memfd_create("stderr")
+    before = os.dup(2)
+    os.dup2(captured, 2)
+    try:
+        yield lambda: " ".join(os.pread(captured, 4096, 0).decode(errors="replace").split())
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(captured)
 
 
 class LibfuseEngine(pyfuse3.Operations):
@@ -64,11 +81,11 @@ class LibfuseEngine(pyfuse3.Operations):
         self.requests: Counter[str] = Counter()  # empty: pyfuse3 does not report all requests
         self._vfs = vfs
         self._cpu_latency = CpuLatencyRequest()
-        self._mounted: Mounted | None = None
+        self._mounted: MountRow | None = None
 
     def mount(self, spec: MountSpec) -> None:
         """Attach to the mountpoint. Raises GrowfsError with libfuse's message."""
-        with captured_stderr() as stderr:
+        with _captured_stderr() as stderr:
             try:
                 pyfuse3.init(self, str(spec.mountpoint), spec.options())
             except RuntimeError as error:
@@ -102,35 +119,26 @@ class LibfuseEngine(pyfuse3.Operations):
 
     # Requests. `ctx.pid` is the id of the thread that makes the system call.
 
-    @eio_on_error
+    @with_errno
     async def lookup(
         self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        try:
-            return _entry(self._vfs.lookup(parent_inode, name))
-        except GrowfsError as error:
-            _refuse(error)
+        return _entry(self._vfs.lookup(parent_inode, name))
 
-    @eio_on_error
+    @with_errno
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        try:
-            return _entry(self._vfs.attributes(inode))
-        except GrowfsError as error:
-            _refuse(error)
+        return _entry(self._vfs.attributes(inode))
 
     async def forget(self, inode_list: object) -> None:
         """Node ids are rows of the database, so there is nothing to free."""
 
-    @eio_on_error
+    @with_errno
     async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
         return pyfuse3.FileHandleT(self._vfs.open_directory(inode, ctx.pid))
 
-    @eio_on_error
+    @with_errno
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        try:
-            await self._vfs.begin_listing(fh, start_id)
-        except GrowfsError as error:
-            _refuse(error)
+        await self._vfs.begin_listing(fh, start_id)
         count = 0
         for entry in self._vfs.entries(fh, start_id):
             name = pyfuse3.FileNameT(entry.name.encode())
@@ -139,22 +147,19 @@ class LibfuseEngine(pyfuse3.Operations):
             count += 1
         self._vfs.mark_delivered(fh, count)
 
-    @eio_on_error
+    @with_errno
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close_directory(fh)
 
-    @eio_on_error
+    @with_errno
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         self._cpu_latency.count()
-        try:
-            handle = await self._vfs.open(inode, ctx.pid)
-        except GrowfsError as error:
-            _refuse(error)
+        handle = await self._vfs.open(inode, ctx.pid)
         virtual = self._vfs.is_virtual(handle)
         kept = not virtual and self._vfs.keeps_content(inode)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=virtual, keep_cache=kept)
 
-    @eio_on_error
+    @with_errno
     async def read(  # type: ignore[override]  # pyfuse3 takes any buffer
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> memoryview | bytes:
@@ -162,15 +167,12 @@ class LibfuseEngine(pyfuse3.Operations):
         content = self._vfs.try_read(fh, off, size)
         if content is not None:
             return content  # pyfuse3 copies it into the reply before anything else runs
-        try:
-            return await self._vfs.read(fh, off, size)
-        except GrowfsError as error:
-            _refuse(error)
+        return await self._vfs.read(fh, off, size)
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         raise pyfuse3.FUSEError(errno.ENOSYS)  # once: the kernel then asks no more at a close
 
-    @eio_on_error
+    @with_errno
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         self._vfs.close(fh)
 
@@ -181,10 +183,6 @@ class LibfuseEngine(pyfuse3.Operations):
         data.f_bfree = data.f_bavail = capacity.free
         data.f_namemax = NAME_MAX
         return data
-
-
-def _refuse(error: GrowfsError) -> NoReturn:
-    raise pyfuse3.FUSEError(error.errno) from error
 
 
 def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:

@@ -14,14 +14,12 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError
-from growfs.syscalls import memfd_create
 
 TYPE = "fuse.growfs"
 DEVICE = Path("/dev/fuse")
@@ -99,33 +97,26 @@ class MountSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Mounted:
-    """A growfs mount. device: its major and minor number, as in /sys/class/bdi. owner: the user who mounted."""
-
-    mountpoint: Path
-    cache: Path
-    device: str
-    owner: int
-
-
-@dataclass(frozen=True, slots=True)
 class MountRow:
-    """A row of a mount table (mountinfo in proc(5)).
-
-    root: what is mounted, a path in the file system. peers, master: the peer groups for mount propagation. type: of the
-    file system.
-    """
+    """A row of a mount table (mountinfo in proc(5))."""
 
     id: int
     parent: int
     device: str
+    """The major and minor number, as in /sys/class/bdi."""
     root: str
+    """What is mounted: a path in the file system."""
     mountpoint: Path
     peers: int | None
+    """The peer group for mount propagation."""
     master: int | None
+    """The peer group from which it gets mounts."""
     type: str
+    """Of the file system."""
     cache: Path
+    """The cache folder of a mount of growfs; else what is mounted."""
     owner: int
+    """The user who mounted."""
 
     @property
     def is_growfs(self) -> bool:
@@ -159,16 +150,16 @@ def _mount_row(line: str) -> MountRow:
     )
 
 
-def mounts() -> list[Mounted]:
+def mounts() -> list[MountRow]:
     """The growfs mounts of this mount namespace, oldest first."""
-    return [Mounted(row.mountpoint, row.cache, row.device, row.owner) for row in mount_rows() if row.is_growfs]
+    return [row for row in mount_rows() if row.is_growfs]
 
 
 def _unescape(text: str) -> str:
     return os.fsdecode(re.sub(rb"\\(\d{3})", lambda match: bytes([int(match[1], 8)]), os.fsencode(text)))
 
 
-def mounted_at(mountpoint: Path) -> Mounted | None:
+def mounted_at(mountpoint: Path) -> MountRow | None:
     """The growfs mount at exactly this path, or None."""
     mountpoint = resolved(mountpoint)
     return next((mount for mount in reversed(mounts()) if mount.mountpoint == mountpoint), None)
@@ -342,7 +333,7 @@ def unmount(mountpoint: Path, lazy: bool) -> None:
     raise GrowfsError(f"{mountpoint}: cannot be unmounted: {reason}")
 
 
-def force_unmount(mounted: Mounted) -> None:
+def force_unmount(mounted: MountRow) -> None:
     """Unmount this process's own mount even if it is in use. Does nothing if it is unmounted already."""
     for now in mounts():  # it may have been moved with its parent, or bind-mounted elsewhere
         if (now.device, now.cache) != (mounted.device, mounted.cache):
@@ -350,17 +341,3 @@ def force_unmount(mounted: Mounted) -> None:
         if _libc.umount2(os.fsencode(now.mountpoint), MNT_FORCE | MNT_DETACH) != 0:
             with suppress(GrowfsError):  # no capability to unmount, or it is gone by now
                 unmount(now.mountpoint, lazy=True)
-
-
-@contextmanager
-def captured_stderr() -> Iterator[Callable[[], str]]:
-    """Capture what a C library writes to descriptor 2. The function returns it as one line."""
-    captured = memfd_create("stderr")
-    before = os.dup(2)
-    os.dup2(captured, 2)
-    try:
-        yield lambda: " ".join(os.pread(captured, 4096, 0).decode(errors="replace").split())
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(captured)

@@ -18,7 +18,7 @@ import trio
 
 from growfs.errors import GrowfsError
 from growfs.fuse import encode, protocol, structs
-from growfs.fuse.mounting import Mounted, MountSpec, force_unmount, mounted_at
+from growfs.fuse.mounting import MountRow, MountSpec, force_unmount, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
@@ -61,7 +61,7 @@ class PassthroughEngine:
         self.requests: Counter[str] = Counter()
         self._vfs = vfs
         self._session: Session
-        self._mounted: Mounted | None = None
+        self._mounted: MountRow | None = None
         self._nursery: trio.Nursery
         self._backing_ids: dict[int, int] = {}
         self._to_open_ahead: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
@@ -240,11 +240,11 @@ class PassthroughEngine:
         else:
             self._reply_entries(request, read, plus)
 
-    async def _readdir_later(self, request: FuseRequest, read: structs.ReadIn, plus: bool) -> None:
+    async def _readdir_later(self, request: FuseRequest, read: structs.Members, plus: bool) -> None:
         await self._vfs.begin_listing(read.fh, read.offset)
         self._reply_entries(request, read, plus)
 
-    def _reply_entries(self, request: FuseRequest, read: structs.ReadIn, plus: bool) -> None:
+    def _reply_entries(self, request: FuseRequest, read: structs.Members, plus: bool) -> None:
         encode_entry = encode.direntplus if plus else encode.dirent
         body = bytearray()
         count = 0
@@ -333,11 +333,11 @@ class PassthroughEngine:
             self._session.send(protocol.reply_header(request.unique, len(content)), content)
             self._drop_second_copy(request, read)
 
-    async def _read_later(self, request: FuseRequest, read: structs.ReadIn) -> None:
+    async def _read_later(self, request: FuseRequest, read: structs.Members) -> None:
         self._reply(request, await self._vfs.read(read.fh, read.offset, read.size))
         self._drop_second_copy(request, read)
 
-    def _drop_second_copy(self, request: FuseRequest, read: structs.ReadIn) -> None:
+    def _drop_second_copy(self, request: FuseRequest, read: structs.Members) -> None:
         """Have the kernel forget what it read ahead of a file that it reads itself: the cached file is in memory."""
         if self._backing_ids.get(request.nodeid, NO_BACKING) != NO_BACKING:
             self._session.notify(protocol.inval_inode(request.nodeid, read.offset, read.size))

@@ -89,7 +89,7 @@ def try_mount(mountpoint: Path) -> bool:
 def open_backing(device: int, fd: int) -> int:
     """Register a file that the kernel may read by itself. Returns its backing id. Raises OSError."""
     # With a mutable buffer fcntl.ioctl returns the kernel's return value; with bytes it returns a copy of them.
-    return int(fcntl.ioctl(device, protocol.BACKING_OPEN, bytearray(structs.BackingMap.layout.pack(fd, 0))))
+    return int(fcntl.ioctl(device, protocol.BACKING_OPEN, bytearray(structs.BackingMap.pack(fd, 0))))
 
 
 def close_backing(device: int, id: int) -> None:

@@ -13,15 +13,13 @@ from struct import Struct
 from typing import NamedTuple
 
 from growfs.fuse.structs import (
-    INIT_EXT,
     BackingMap,
-    Dirent,
     InHeader,
-    InitIn,
     InitOut,
     InvalEntryOut,
     InvalInodeOut,
     Malformed,
+    Members,
     OpenOut,
     OutHeader,
 )
@@ -36,9 +34,6 @@ READ_MAX = 1 << 20
 """The largest READ that the kernel is asked to send, in bytes."""
 MAX_WRITE = 4096
 """The kernel's own minimum, as nothing is ever written. It must fit in MIN_READ_BUFFER, with its headers."""
-
-DIRENT_ALIGNMENT = 8
-"""FUSE_DIRENT_ALIGN."""
 
 
 class Opcode(enum.IntEnum):
@@ -111,7 +106,7 @@ class InitFlag(enum.IntFlag):
     PARALLEL_DIROPS = 1 << 18
     ABORT_ERROR = 1 << 21
     MAX_PAGES = 1 << 22
-    INIT_EXT = INIT_EXT
+    INIT_EXT = 1 << 30
     PASSTHROUGH = 1 << 37
 
 
@@ -123,10 +118,8 @@ class OpenFlag(enum.IntFlag):
     PASSTHROUGH = 1 << 7
 
 
-class StatxMask(enum.IntFlag):
-    """The fields that a statx has (STATX_ in linux/stat.h)."""
-
-    BASIC_STATS = 0x7FF
+STATX_BASIC_STATS = 0x7FF
+"""The fields that a statx has (linux/stat.h)."""
 
 
 class KernelTooOld(ValueError):
@@ -142,7 +135,7 @@ def _iow(number: int, size: int) -> int:
     return 1 << 30 | size << 16 | IOC_MAGIC << 8 | number
 
 
-BACKING_OPEN = _iow(1, BackingMap.layout.size)
+BACKING_OPEN = _iow(1, BackingMap.size)
 """FUSE_DEV_IOC_BACKING_OPEN. ioctl(2) returns the backing id."""
 BACKING_CLOSE = _iow(2, 4)
 """FUSE_DEV_IOC_BACKING_CLOSE. Its argument is a pointer to the backing id."""
@@ -150,7 +143,7 @@ BACKING_CLOSE = _iow(2, 4)
 
 # Messages.
 
-HEADER = InHeader.layout.size
+HEADER = InHeader.size
 
 
 class FuseRequest(NamedTuple):
@@ -191,7 +184,7 @@ def reply(unique: int, body: bytes = b"") -> bytes:
 
 def reply_header(unique: int, size: int) -> bytes:
     """The header of a reply with a body of that size."""
-    return OutHeader.layout.pack(OutHeader.layout.size + size, 0, unique)
+    return OutHeader.layout.pack(OutHeader.size + size, 0, unique)
 
 
 _OPEN_REPLY = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])
@@ -204,36 +197,40 @@ def open_reply(unique: int, fh: int, open_flags: int, backing_id: int = 0) -> by
 
 def error_reply(unique: int, errno: int) -> bytes:
     """The reply that fails a request with an errno."""
-    return OutHeader.layout.pack(OutHeader.layout.size, -errno, unique)
-
-
-def dirent(entry: Dirent, name: bytes, plus: bytes = b"") -> bytes:
-    """One entry of READDIR. For READDIRPLUS, plus is the entry's EntryOut and Attr."""
-    return plus + entry.pack() + name + bytes(-len(name) % DIRENT_ALIGNMENT)
+    return OutHeader.layout.pack(OutHeader.size, -errno, unique)
 
 
 def inval_entry(parent: int, name: bytes) -> bytes:
     """The notification that the kernel must look up a name in a directory again."""
-    body = InvalEntryOut(parent, len(name), 0).pack() + name + b"\0"
-    return OutHeader(OutHeader.layout.size + len(body), Notify.INVAL_ENTRY, 0).pack() + body
+    return _notification(Notify.INVAL_ENTRY, InvalEntryOut.pack(parent, len(name), 0) + name + b"\0")
 
 
 def inval_inode(nodeid: int, offset: int, size: int) -> bytes:
     """The notification that the kernel must forget the pages of a range of a file."""
-    body = InvalInodeOut(nodeid, offset, size).pack()
-    return OutHeader(OutHeader.layout.size + len(body), Notify.INVAL_INODE, 0).pack() + body
+    return _notification(Notify.INVAL_INODE, InvalInodeOut.pack(nodeid, offset, size))
 
 
-def negotiate(offer: InitIn, wanted: InitFlag, max_background: int, page_bytes: int) -> InitOut:
-    """The answer to INIT. Sets the wanted flags that the kernel offers. Raises KernelTooOld without passthrough.
+def _notification(code: Notify, body: bytes) -> bytes:
+    return OutHeader.layout.pack(OutHeader.size + len(body), code, 0) + body
+
+
+def all_flags(init: Members) -> int:
+    """Both halves of the flags of an InitIn or InitOut."""
+    return int(init.flags | (init.flags2 << 32 if init.flags & InitFlag.INIT_EXT else 0))
+
+
+def negotiate(offer: Members, wanted: InitFlag, max_background: int, page_bytes: int) -> bytes:
+    """The InitOut that answers an InitIn; it sets the wanted flags that the kernel offers.
+
+    Raises KernelTooOld without passthrough.
 
     page_bytes: of a page of the kernel's: a READ is limited in pages, of which some kernels have larger ones.
     max_stack_depth is 2 because a cache on overlayfs (a container's root) is a file system on top of another.
     """
-    if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or not offer.all_flags & InitFlag.PASSTHROUGH:
+    if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or not all_flags(offer) & InitFlag.PASSTHROUGH:
         raise KernelTooOld(f"FUSE {offer.major}.{offer.minor}")
-    flags = wanted & offer.all_flags
-    return InitOut(
+    flags = wanted & all_flags(offer)
+    return InitOut.pack(
         major=MAJOR,
         minor=min(offer.minor, MINOR_MAX),
         max_readahead=offer.max_readahead,

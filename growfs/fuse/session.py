@@ -104,11 +104,11 @@ class Session:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
             offer = structs.InitIn.unpack(request.message, protocol.HEADER)
-            init = protocol.negotiate(offer, FLAGS, BACKGROUND_MAX, mmap.PAGESIZE)
+            answer = protocol.negotiate(offer, FLAGS, BACKGROUND_MAX, mmap.PAGESIZE)
         except protocol.KernelTooOld:
             self.send(protocol.error_reply(request.unique, errno.EPROTO))
             raise
-        self.send(protocol.reply(request.unique, init.pack()))
+        self.send(protocol.reply(request.unique, answer))
 
     async def serve(self, handle: Callable[[bytes], object], on_idle: Callable[[], bool]) -> None:
         """Serve until the file system is unmounted.

@@ -42,18 +42,18 @@ class Kernel:
         self.end = trio.socket.from_stdlib_socket(end)
 
     async def send(self, opcode: int, body: bytes = b"", nodeid: int = ROOT, unique: int = 4) -> None:
-        header = structs.InHeader(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
-        await self.end.send(header.pack() + body)
+        header = structs.InHeader.pack(protocol.HEADER + len(body), opcode, unique, nodeid, 0, 0, os.getpid())
+        await self.end.send(header + body)
 
-    async def receive(self) -> tuple[structs.OutHeader, bytes]:
+    async def receive(self) -> tuple[structs.Members, bytes]:
         with trio.fail_after(5):
             message = await self.end.recv(1 << 20)
-        return structs.OutHeader.unpack(message), message[structs.OutHeader.layout.size :]
+        return structs.OutHeader.unpack(message), message[structs.OutHeader.size :]
 
     async def request(self, opcode: int, body: bytes = b"", nodeid: int = ROOT) -> int:
         """Send a request, and return the errno of the reply."""
         await self.send(opcode, body, nodeid)
-        return -(await self.receive())[0].error
+        return -int((await self.receive())[0].error)
 
     async def assert_alive(self) -> None:
         await self.send(Opcode.STATFS, unique=1 << 40)
@@ -91,7 +91,7 @@ async def test_lookups_find_names_or_return_the_errno(kernel: Kernel) -> None:
     await kernel.send(Opcode.LOOKUP, b"a\0")
     header, body = await kernel.receive()
     assert header.error == 0
-    assert structs.Attr.unpack(body, structs.EntryOut.layout.size).mode & 0o777 == 0o555
+    assert structs.Attr.unpack(body, structs.EntryOut.size).mode & 0o777 == 0o555
     assert await kernel.request(Opcode.LOOKUP, b"b\0") == errno.ENOENT
     assert await kernel.request(Opcode.LOOKUP, b"\xff\0") == errno.ENOENT
     assert await kernel.request(Opcode.LOOKUP, b"x" * 256 + b"\0") == errno.ENAMETOOLONG
@@ -103,10 +103,10 @@ async def test_a_file_without_a_backing_id_is_read_through_the_daemon(kernel: Ke
     await kernel.send(Opcode.OPEN, OPEN_IN, id)
     header, body = await kernel.receive()
     assert (header.error, structs.OpenOut.unpack(body).open_flags) == (0, protocol.OpenFlag.KEEP_CACHE)
-    await kernel.send(Opcode.READ, structs.ReadIn(id, 90, 4096, 0, 0, 0).pack(), id)
+    await kernel.send(Opcode.READ, structs.ReadIn.pack(id, 90, 4096, 0, 0, 0), id)
     assert (await kernel.receive())[1] == b"x" * 10
     assert cache.store.opened(id)
-    assert await kernel.request(Opcode.RELEASE, structs.ReleaseIn(id, 0, 0, 0).pack(), id) == 0
+    assert await kernel.request(Opcode.RELEASE, structs.ReleaseIn.pack(id, 0, 0, 0), id) == 0
     assert cache.store.opened(id) is None
 
 
@@ -123,13 +123,13 @@ async def test_a_read_is_answered_in_full_however_large_it_is(
     sent = Session.send
 
     def send(device: Session, message: bytes, content: memoryview | None = None) -> bool:
-        answered.append(structs.OutHeader.unpack(message).len - structs.OutHeader.layout.size)
+        answered.append(structs.OutHeader.unpack(message).len - structs.OutHeader.size)
         assert content is None or len(content) == answered[-1]
         return sent(device, protocol.reply(structs.OutHeader.unpack(message).unique))
 
     monkeypatch.setattr(Session, "send", send)
     for size in (16 << 20, 2 << 20, 4096):
-        await kernel.send(Opcode.READ, structs.ReadIn(id, 4096, size, 0, 0, 0).pack(), id)
+        await kernel.send(Opcode.READ, structs.ReadIn.pack(id, 4096, size, 0, 0, 0), id)
         await kernel.receive()
     monkeypatch.setattr(Session, "send", sent)
     assert answered == [(3 << 20) - 4096, 2 << 20, 4096]
@@ -190,11 +190,11 @@ async def test_a_truncated_body_is_refused(kernel: Kernel, opcode: Opcode) -> No
 
 @pytest.mark.parametrize("opcode", WITH_BODY, ids=lambda opcode: opcode.name)
 async def test_an_unknown_handle_is_refused(kernel: Kernel, opcode: Opcode) -> None:
-    body = structs.ReadIn(9999, 0, 4096, 0, 0, 0).pack()
+    body = structs.ReadIn.pack(9999, 0, 4096, 0, 0, 0)
     assert await kernel.request(opcode, body, 9999) == errno.EIO
 
 
-@pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), structs.InHeader(99, 1, 1, 1, 0, 0, 0).pack()])
+@pytest.mark.parametrize("message", [b"x", bytes(39), bytes(40), structs.InHeader.pack(99, 1, 1, 1, 0, 0, 0)])
 async def test_a_malformed_message_is_ignored(kernel: Kernel, message: bytes) -> None:
     await kernel.end.send(message)
 
@@ -205,13 +205,13 @@ async def test_no_task_waits_for_the_end_of_a_poll(kernel: Kernel, monkeypatch: 
     for _ in range(20):
         await kernel.send(Opcode.OPENDIR, OPEN_IN)
         handle = structs.OpenOut.unpack((await kernel.receive())[1]).fh
-        await kernel.send(Opcode.READDIR, structs.ReadIn(handle, 0, 4096, 0, 0, 0).pack())
+        await kernel.send(Opcode.READDIR, structs.ReadIn.pack(handle, 0, 4096, 0, 0, 0))
         assert b"a" in (await kernel.receive())[1]
-        assert await kernel.request(Opcode.RELEASEDIR, structs.ReleaseIn(handle, 0, 0, 0).pack()) == 0
+        assert await kernel.request(Opcode.RELEASEDIR, structs.ReleaseIn.pack(handle, 0, 0, 0)) == 0
 
 
 async def test_an_interrupt_of_an_unknown_request_is_ignored(kernel: Kernel) -> None:
-    await kernel.send(Opcode.INTERRUPT, structs.InterruptIn(12345).pack())
+    await kernel.send(Opcode.INTERRUPT, structs.InterruptIn.pack(12345))
 
 
 async def test_any_message_is_answered_once(kernel: Kernel) -> None:
@@ -229,15 +229,15 @@ async def test_any_message_is_answered_once(kernel: Kernel) -> None:
 async def test_the_handshake_answers_the_init_request() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        offer = structs.InitIn(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32).pack()
-        theirs.send(structs.InHeader(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0).pack() + offer)
+        offer = structs.InitIn.pack(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32)
+        theirs.send(structs.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
         Session(ours.fileno()).handshake()
-        assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.layout.size).major == 7
+        assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.size).major == 7
 
 
 async def test_a_session_that_begins_with_another_request_is_refused() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        theirs.send(structs.InHeader(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0).pack())
+        theirs.send(structs.InHeader.pack(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0))
         with pytest.raises(GrowfsError, match="begins the session with request 17"):
             Session(ours.fileno()).handshake()
