@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from socket import create_connection, socket
+from socket import IPPROTO_TCP, TCP_NODELAY, create_connection, socket
 from typing import Any
 
 import pytest
@@ -146,6 +146,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _QuietServer(http.server.ThreadingHTTPServer):
+    def get_request(self) -> tuple[socket, Any]:
+        """A connection on which head and body of a response are sent at once: else the body waits 40 ms for an ACK."""
+        client, address = super().get_request()
+        client.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        return client, address
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing: tests close connections early on purpose."""
 

@@ -127,37 +127,6 @@ def test_responses_may_be_split_into_segments_anywhere(server: Server, connectio
     assert [len(heads) for heads in server.requests] == [len(cuts)], "one connection is used for all"
 
 
-@pytest.mark.parametrize("at", [0, 1000, 5 * 1024])
-def test_a_file_is_written_in_aligned_blocks(
-    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    written: list[tuple[int, int]] = []
-    pwrite = os.pwrite
-
-    def record(fd: int, block: memoryview, offset: int) -> int:
-        written.append((offset, len(block)))
-        return pwrite(fd, block, offset)
-
-    monkeypatch.setattr(os, "pwrite", record)
-    monkeypatch.setattr(module, "WRITE_BYTES", 4096)
-    monkeypatch.setattr(module, "PIECE_BYTES", 100)
-    counted, early = threading.Event(), []
-
-    def answer(client: socket.socket, _: int) -> None:
-        client.sendall(HEAD + BODY[:700])
-        early.append(counted.wait(10))
-        send_segments(client, BODY[700:9000], BODY[9000:])
-
-    server.answer = answer
-    response = connection.send(HttpRequest(server.url), {})
-    connection.copy(response, target, at, lambda _: counted.set())
-    inner = range(at // 4096 * 4096 + 4096, at + len(BODY), 4096)
-    bounds = [at, *inner, at + len(BODY)]
-    assert written == [(start, stop - start) for start, stop in pairwise(bounds)]
-    assert os.pread(target, len(BODY), at) == BODY
-    assert early == [True], "it is counted as it arrives"
-
-
 @pytest.mark.parametrize("extra", [0, 1, 5, 100])
 def test_a_head_that_almost_fills_the_buffer_is_read(
     server: Server, target: int, monkeypatch: pytest.MonkeyPatch, extra: int
@@ -174,12 +143,6 @@ def test_a_head_over_the_size_limit_is_refused(server: Server, connection: Conne
     server.answer = lambda client, _: client.sendall(b"HTTP/1.1 200 OK\r\n" + fill + (b"\r\n\r\n" if ends else b""))
     with pytest.raises(FallBack, match="without an end"):
         connection.send(HttpRequest(server.url), {})
-
-
-def test_a_long_head_is_read(server: Server, connection: Connection, target: int) -> None:
-    more = b"".join(b"X-%d: %s\r\n" % (number, b"y" * 100) for number in range(500))
-    server.answer = lambda client, _: client.sendall(HEAD[:-2] + more + b"\r\n" + BODY)
-    assert get(connection, server.url, target) == BODY
 
 
 CLOSES = {
@@ -496,17 +459,6 @@ def test_another_thread_can_interrupt_a_read(server: Server, connection: Connect
     connection.interrupt()
     server.answer = lambda client, _: client.sendall(HEAD + BODY)
     assert get(connection, server.url, target) == BODY
-
-
-def test_a_full_disk_raises_the_os_error(
-    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space left"):
-        get(connection, server.url, target)
 
 
 def test_short_writes_are_continued(

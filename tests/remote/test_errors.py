@@ -26,7 +26,7 @@ from growfs.errors import (
 )
 from growfs.remote import open_remote
 from growfs.remote.http.download import BUSY_STATUSES
-from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.interface import FetchTask, RemoteSpec
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.registry import open_store, store_name
@@ -211,21 +211,6 @@ def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog:
     assert SECRET not in caplog.text
 
 
-def test_a_body_that_is_cut_short_is_busy(faulty: RemoteSpec, tmp_path: Path) -> None:
-    class Short(Faulty):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "1000")
-            self.end_headers()
-            self.wfile.write(b"x" * 10)
-            self.close_connection = True
-
-    with serving(Short) as url, pytest.raises(RemoteBusy):
-        S3Remote(RemoteSpec("s3://bucket", faulty.storage_options, url)).fetch(
-            FetchTask(RemoteFile("x", None, None, ""), tmp_path / "target")
-        )
-
-
 def test_retries_are_limited_and_only_for_busy_errors(tmp_path: Path) -> None:
     fake = FakeRemote()
     fake.put("a", b"x")
@@ -372,15 +357,4 @@ def test_the_server_of_webdav_is_named_without_a_password() -> None:
         raise Refused(401)
     with pytest.raises(RemoteBusy) as caught, open_webdav(f"https://me:{SECRET}@h:1/dav/").translating():
         raise ConnectionError(f"https://me:{SECRET}@h:1/dav/")
-    assert SECRET not in str(caught.value)
-
-
-def test_the_store_says_which_credentials_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", SECRET)
-    store = open_store(RemoteSpec("az://c"))
-    with (
-        pytest.raises(RemoteDenied, match="credentials: AZURE_STORAGE_SAS_TOKEN in the environment") as caught,
-        store.translating(),
-    ):
-        raise Refused(403)
     assert SECRET not in str(caught.value)

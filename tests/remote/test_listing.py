@@ -15,9 +15,9 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from growfs.errors import RemoteBusy, RemoteDenied, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteDenied
 from growfs.remote.http.download import FALLBACKS_MAX
-from growfs.remote.interface import Page, Remote, RemoteFile
+from growfs.remote.interface import Page
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.fake_store import s3
@@ -132,12 +132,6 @@ def test_real_servers_are_listed_in_parallel(request: pytest.FixtureRequest, kin
     assert len(targets) < len(NAMES) / PAGE * 1.6
 
 
-def test_a_single_page_takes_one_request(serve: Serve) -> None:
-    remote = serve(bucket := FakeBucket(NAMES[:PAGE]))
-    assert paths(remote.pages()) == NAMES[:PAGE]
-    assert len(bucket.queries) == 1
-
-
 def test_requests_are_parallel_after_the_first_pages(serve: Serve) -> None:
     remote = serve(bucket := FakeBucket(NAMES, delay_s=0.02))
     assert sorted(paths(remote.pages())) == NAMES
@@ -247,22 +241,6 @@ def test_names_that_xml_cannot_represent_are_listed(moto_s3: S3Server, by_librar
     assert remote._listing_fallbacks == (FALLBACKS_MAX if by_library else 0)
 
 
-@pytest.mark.parametrize("kind", ["rclone", "moto"])
-def test_the_library_lists_the_same_files(request: pytest.FixtureRequest, kind: str) -> None:
-    server: S3Server = request.getfixturevalue(f"{kind}_s3")
-    prefix = uuid4().hex
-    for name in NAMES[:20]:
-        server.put(f"{prefix}/{name}", name.encode())
-
-    def listed(remote: Remote) -> list[RemoteFile]:
-        return sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
-
-    plain, other = S3Remote(server.spec(prefix)), S3Remote(server.spec(prefix))
-    other._listing_fallbacks = FALLBACKS_MAX
-    assert listed(plain) == listed(other)
-    assert plain._listing_fallbacks == 0
-
-
 @pytest.mark.parametrize("body", ["", "<html>", "<html></html>", "<ListBucketResult><Contents/></ListBucketResult>"])
 def test_a_response_that_is_no_listing_is_left_to_the_library(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, body: str
@@ -287,8 +265,3 @@ def test_a_listing_is_complete_when_no_more_threads_can_start(serve: Serve, monk
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     assert sorted(paths(serve(FakeBucket(NAMES)).pages())) == NAMES
-
-
-def test_an_empty_prefix_is_missing(moto_s3: S3Server) -> None:
-    with pytest.raises(RemoteMissing):
-        paths(S3Remote(moto_s3.spec(uuid4().hex)).pages())

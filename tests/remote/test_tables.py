@@ -14,7 +14,6 @@ from growfs.errors import RemoteError, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.local import LocalRemote
-from tests.servers import WebFolder
 
 SECONDS = 1704164645
 NS = SECONDS * 10**9
@@ -137,10 +136,3 @@ def test_only_the_needed_columns_and_rows_of_parquet_are_read(tmp_path: Path, mo
         read.clear()
         assert [file.path for rest in remote.pages(page.cursor) for file in rest.files] == paths[number * 100 :]
     assert sum(read) < whole - 10_000, "the last cursor reads the footer, but no earlier rows"
-
-
-def test_the_url_of_a_table_is_read_as_a_manifest(http_folder: WebFolder) -> None:
-    (http_folder.folder / "tables").mkdir(exist_ok=True)
-    (http_folder.folder / "tables/list.csv.gz").write_bytes(gzip.compress(b"path\na\n"))
-    remote = open_remote(RemoteSpec(f"{http_folder.url}tables/list.csv.gz"))
-    assert [file.path for page in remote.pages() for file in page.files] == ["a"]

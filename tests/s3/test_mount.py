@@ -12,7 +12,7 @@ import pytest
 from tests.harness import Growfs, until
 from tests.inventories import InventoryBucket
 from tests.s3.proxy import proxy_to
-from tests.servers import S3Server, WebFolder
+from tests.servers import S3Server
 
 ODD = "odd names/ä ü+&=%20#?.bin"
 
@@ -151,48 +151,28 @@ def test_anon_sends_no_credentials(growfs: Growfs, moto_s3: S3Server) -> None:
 
 
 @pytest.mark.parametrize("where", ["local", "bucket"])
-def test_a_text_manifest_selects_the_files(growfs: Growfs, server: S3Server, tmp_path: Path, where: str) -> None:
-    url, tree = put_tree(server)
+def test_a_manifest_selects_the_files(growfs: Growfs, moto: S3Server, tmp_path: Path, where: str) -> None:
+    url, tree = put_tree(moto)
     text = f"# the good ones\na/0.bin\n\n./b/1.bin\n{url}/b/2.bin\n"
     if where == "local":
         manifest = str(tmp_path / "list.txt")
         Path(manifest).write_text(text)
     else:
-        server.put("lists/good.txt", text.encode())
-        manifest = f"s3://{server.bucket}/lists/good.txt"
+        moto.put("lists/good.txt", text.encode())
+        manifest = f"s3://{moto.bucket}/lists/good.txt"
     growfs.mount(url, "--manifest", manifest)
     assert content(growfs) == {path: tree[path] for path in ("a/0.bin", "b/1.bin", "b/2.bin")}
 
 
-def test_a_table_manifest_selects_the_files(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
-    url, tree = put_tree(moto)
-    (tmp_path / "list.csv").write_text("label,path,size\ncat,a/0.bin,2000\ndog,b/1.bin,\n")
-    growfs.mount(url, "--manifest", tmp_path / "list.csv")
-    assert content(growfs) == {path: tree[path] for path in ("a/0.bin", "b/1.bin")}
-
-
-@pytest.mark.parametrize("kind", ["CSV", "Parquet"])
-def test_an_inventory_selects_the_files(
-    growfs: Growfs, moto: S3Server, inventories: InventoryBucket, kind: str
-) -> None:
+def test_an_inventory_selects_the_files(growfs: Growfs, moto: S3Server, inventories: InventoryBucket) -> None:
     url, tree = put_tree(moto)
     prefix = url.rpartition("/")[2]
     moto.put(f"{prefix}/{ODD}", b"odd")
     rows = inventories.objects(f"{prefix}/")
     moto.put(f"{prefix}/a/later.bin", b"not in it yet")
-    growfs.mount(url, "--manifest", inventories.write(rows, kind))
+    growfs.mount(url, "--manifest", inventories.write(rows, "Parquet"))
     assert content(growfs) == {**tree, ODD: b"odd"}
     assert growfs.status()["remote"]["files"] == len(tree) + 1
-
-
-def test_the_inventory_of_another_bucket_is_refused(
-    growfs: Growfs, moto: S3Server, inventories: InventoryBucket
-) -> None:
-    url, _ = put_tree(moto)
-    manifest = inventories.write([], sourceBucket="theirs")
-    done = growfs.mount(url, "--manifest", manifest, check=False)
-    assert done.returncode == 1
-    assert f"is the inventory of s3://theirs, not of {url}; mount that" in done.stderr
 
 
 def test_a_missing_file_of_a_manifest_is_reported(growfs: Growfs, moto: S3Server, tmp_path: Path) -> None:
@@ -202,27 +182,6 @@ def test_a_missing_file_of_a_manifest_is_reported(growfs: Growfs, moto: S3Server
     error = until(lambda: growfs.status()["last_error"])
     assert "a/gone.bin: no such file" in error
     assert content(growfs) == {"a/0.bin": tree["a/0.bin"]}
-
-
-@pytest.mark.parametrize(
-    ("flags", "shown"),
-    [
-        (("--include", "a/"), {"a/0.bin", "a/1.bin", "a/2.bin"}),
-        (("--include", "0.bin", "--include", "b/2.*"), {"a/0.bin", "b/0.bin", "b/2.bin"}),
-        (("--exclude", "*.bin", "--exclude", "nothing"), None),
-        (("--include", "a/", "--exclude", "1.bin"), {"a/0.bin", "a/2.bin"}),
-    ],
-)
-def test_include_and_exclude_select_the_files(
-    growfs: Growfs, moto: S3Server, flags: tuple[str, ...], shown: set[str] | None
-) -> None:
-    url, _ = put_tree(moto)
-    done = growfs.mount(url, *flags, check=False)
-    if shown is None:
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-        assert f"{url}: there are no files" in done.stderr
-    else:
-        assert growfs.names() == shown
 
 
 def test_storage_options_may_be_nested(growfs: Growfs, moto_s3: S3Server) -> None:
@@ -236,24 +195,3 @@ def test_storage_options_may_be_nested(growfs: Growfs, moto_s3: S3Server) -> Non
     growfs.env = {name: value for name, value in growfs.env.items() if not name.startswith("AWS_")}
     growfs.mount(url, *(word for name, value in options.items() for word in ("--storage-option", f"{name}={value}")))
     assert content(growfs) == tree
-
-
-def test_a_web_folder_is_mounted(growfs: Growfs, http_folder: WebFolder) -> None:
-    tree = {"listing/a/0.bin": b"0", "listing/a/1 2.bin": b"12", "listing/b/ä.bin": b"x" * 5000, "listing/top": b""}
-    for path, data in tree.items():
-        (http_folder.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (http_folder.folder / path).write_bytes(data)
-    growfs.mount(f"{http_folder.url}listing/")
-    growfs.run("wait", growfs.mountpoint, "--all")
-    growfs.umount()
-    growfs.mount(f"{http_folder.url}listing/")
-    assert content(growfs) == {path.removeprefix("listing/"): data for path, data in tree.items()}
-
-
-def test_the_url_of_an_http_manifest_is_mounted(growfs: Growfs, http_folder: WebFolder) -> None:
-    (http_folder.folder / "data").mkdir()
-    for name in ("x.bin", "y.bin", "z.bin"):
-        (http_folder.folder / "data" / name).write_text(name)
-    (http_folder.folder / "data" / "list.txt").write_text("x.bin\nz.bin\n")
-    growfs.mount(f"{http_folder.url}data/list.txt")
-    assert content(growfs) == {"x.bin": b"x.bin", "z.bin": b"z.bin"}

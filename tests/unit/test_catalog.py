@@ -17,14 +17,6 @@ from growfs.status import SkippedStatus
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 
-async def test_a_listing_becomes_the_catalog(cache: LocalCache) -> None:
-    files = [file("a/1"), file("a/2", 50), file("b/c/3")]
-    assert await cache.list(files) == 3
-    assert cache.catalog_files() == set(files)
-    assert (cache.catalog.files, cache.catalog.bytes, cache.catalog.directories) == (3, 250, 4)
-    assert cache.catalog.listing == 1
-
-
 async def test_an_unchanged_listing_alters_nothing(cache: LocalCache) -> None:
     files = [file("a/1"), file("b/2", None), file("3", version="")]
     await cache.list(files)
@@ -46,25 +38,23 @@ async def test_a_changed_file_is_another_node(cache: LocalCache, now: RemoteFile
 
 
 @pytest.mark.parametrize(
-    ("now", "differs"),
+    ("version", "now", "differs"),
     [
-        (RemoteFile("a", 100, 5, ""), False),
-        (RemoteFile("a", 101, 5, ""), True),
-        (RemoteFile("a", 100, 6, ""), True),
-        (RemoteFile("a", None, 5, ""), False),
-        (RemoteFile("a", 100, None, ""), False),
-        (RemoteFile("a", 100, 5, "known now"), False),
+        ("", RemoteFile("a", 100, 5, ""), False),
+        ("", RemoteFile("a", 101, 5, ""), True),
+        ("", RemoteFile("a", 100, 6, ""), True),
+        ("", RemoteFile("a", None, 5, ""), False),
+        ("", RemoteFile("a", 100, None, ""), False),
+        ("", RemoteFile("a", 100, 5, "known now"), False),
+        ("v1", RemoteFile("a", 100, 6, "v1"), False),
+        ("v1", RemoteFile("a", 100, 5, "v2"), True),
     ],
 )
-async def test_an_unknown_attribute_does_not_differ(cache: LocalCache, now: RemoteFile, differs: bool) -> None:
-    await cache.list([RemoteFile("a", 100, 5, "")])
+async def test_a_version_decides_and_an_unknown_attribute_does_not_differ(
+    cache: LocalCache, version: str, now: RemoteFile, differs: bool
+) -> None:
+    await cache.list([RemoteFile("a", 100, 5, version)])
     assert await cache.list([now]) == differs
-
-
-async def test_the_version_decides_where_both_know_it(cache: LocalCache) -> None:
-    await cache.list([RemoteFile("a", 100, 5, "v1")])
-    assert await cache.list([RemoteFile("a", 100, 6, "v1")]) == 0
-    assert await cache.list([RemoteFile("a", 100, 5, "v2")]) == 1
 
 
 async def test_an_id_is_never_used_again(cache: LocalCache) -> None:
@@ -72,25 +62,6 @@ async def test_an_id_is_never_used_again(cache: LocalCache) -> None:
     last = cache.node("a").id
     await cache.list([file("b")])
     assert cache.node("b").id > last
-
-
-async def test_files_deleted_by_the_remote_are_removed_with_emptied_folders(cache: LocalCache) -> None:
-    await cache.list([file("a/b/c/1"), file("a/2"), file("3")])
-    await cache.list([file("a/2"), file("3")])
-    assert cache.find("a/b") is None
-    assert cache.find("a/2")
-    assert cache.catalog.directories == 2
-    await cache.list([file("3")])
-    assert cache.find("a") is None
-    assert cache.catalog.directories == 1
-
-
-async def test_an_emptied_folder_can_come_back(cache: LocalCache) -> None:
-    await cache.list([file("a/b/1"), file("2")])
-    await cache.list([file("2")])
-    await cache.list([file("a/b/1"), file("2")])
-    assert cache.catalog.path(cache.node("a/b/1")) == "a/b/1"
-    assert cache.catalog.directories == 3
 
 
 @pytest.mark.parametrize("page", [1, 2])
@@ -119,28 +90,6 @@ async def test_a_conflict_deep_in_a_path_is_reported_with_its_path(cache: LocalC
     await cache.list([file("a/b"), file("a/b/c/d")])
     assert cache.catalog_files() == {file("a/b/c/d")}
     assert cache.catalog.skipped(cache.database.rows) == [SkippedStatus(FILE_AND_DIRECTORY, 1, "a/b")]
-
-
-async def test_a_file_becomes_a_directory_and_a_file_again(cache: LocalCache) -> None:
-    for files in ([file("a")], [file("a/b")], [file("a")], [file("a/b/c")], [file("a/b")]):
-        await cache.list(files)
-        assert cache.catalog_files() == set(files)
-
-
-async def test_a_cached_file_may_be_replaced_by_a_directory(cache: LocalCache) -> None:
-    await cache.list([file("a"), file("z")])
-    await cache.admit("a", "z")
-    await cache.list([file("a/b"), file("z")])
-    await cache.admit("a/b")
-    assert set(cache.cached()) == cache.resident() == {"a/b", "z"}
-
-
-async def test_a_cached_directory_may_be_replaced_by_a_file(cache: LocalCache) -> None:
-    await cache.list([file("a/b/c"), file("z")])
-    await cache.admit("a/b/c", "z")
-    await cache.list([file("a"), file("z")])
-    await cache.admit("a")
-    assert set(cache.cached()) == cache.resident() == {"a", "z"}
 
 
 async def test_skipped_names_are_those_of_the_last_listing(cache: LocalCache) -> None:

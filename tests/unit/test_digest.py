@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from pathlib import Path
 
 import pytest
@@ -46,42 +45,11 @@ def test_the_digest_is_crc64_nvme(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_order_of_parts_does_not_matter(path: Path, size: int) -> None:
-    path.write_bytes(DATA[:size])
-    starts = list(range(0, size, PART))
-    for seed in range(3):
-        digest_ = Digest()
-        for start in random.Random(seed).sample(starts, len(starts)):
-            feed(digest_, start, min(start + PART, size), DATA[:size])
-        assert digest_.text() == of(path)
-
-
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("piece", [1, PART, 3 * PART])
 def test_a_file_may_come_as_one_part(path: Path, size: int, piece: int) -> None:
     path.write_bytes(DATA[:size])
     digest_ = Digest()
     feed(digest_, 0, size, DATA[:size], piece)
-    assert digest_.text() == of(path)
-
-
-def test_a_part_that_is_fetched_again_replaces_the_first_one(path: Path) -> None:
-    digest_ = Digest()
-    feed(digest_, 0, PART // 2, bytes(len(DATA)))
-    feed(digest_, PART, len(DATA))
-    feed(digest_, 0, PART)
-    assert digest_.text() == of(path)
-
-
-def test_parts_may_be_digested_on_several_threads(path: Path) -> None:
-    digest_ = Digest()
-    threads = [
-        threading.Thread(target=feed, args=(digest_, at, min(at + PART, len(DATA)))) for at in range(0, 4301, PART)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     assert digest_.text() == of(path)
 
 

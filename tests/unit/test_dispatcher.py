@@ -24,7 +24,6 @@ from growfs.scheduler.dispatcher import (
     AHEAD_S,
     AHEAD_STREAMS,
     PERIOD_S,
-    SMALL_BYTES,
     Dispatcher,
     WorkerDied,
 )
@@ -200,14 +199,6 @@ async def test_a_large_first_file_gets_more_streams() -> None:
         assert scene.pool.limits.streams == STREAMS_FIRST_LARGE
 
 
-async def test_a_larger_file_counts_by_its_bytes() -> None:
-    async with start_scene(2) as scene:
-        scene.enqueue("larger", size=SMALL_BYTES - 1)
-        scene.enqueue(*names(AHEAD_FILES))
-        await quiet()
-        assert sorted(len(worker.requests) for worker in scene.pool.all) == [1, AHEAD_FILES]
-
-
 async def test_large_files_go_to_one_worker_until_its_cpu_limits_it(clock: trio.testing.MockClock) -> None:
     async with start_scene(3) as scene:
         scene.enqueue(*names(50), size=AHEAD_BYTES // 2)
@@ -261,20 +252,6 @@ async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
         await scene.finish()
         assert sorted(scene.fetched) == names(2 * AHEAD_FILES)
         assert len(scene.pool.all) == 1
-
-
-async def test_how_far_a_worker_is_sent_ahead_depends_on_its_rate(clock: trio.testing.MockClock) -> None:
-    async with start_scene(1) as scene:
-        scene.enqueue(*names(100), size=AHEAD_BYTES // 4)
-        await quiet()
-        (worker,) = scene.pool.all
-        assert len(worker.requests) == 4
-        worker.report(progress(bytes=AHEAD_BYTES // 4))  # parts of several files
-        await quiet()
-        assert len(worker.requests) == 5
-        worker.report(progress(bytes=AHEAD_BYTES))
-        await trio.sleep(1.5 * PERIOD_S)
-        assert len(worker.requests) == 5 + 4 + 1, "half a second of (1 + 1/4) AHEAD_BYTES in a period"
 
 
 async def test_urgent_files_overtake_and_ignore_the_limits() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,16 @@ from growfs.remote.rate_limits import SharedLimits
 from growfs.workers import downloader as module
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
+from tests.harness import until
 
 WAIT_S = 20
+
+
+@pytest.fixture
+def limits() -> Iterator[SharedLimits]:
+    limits = SharedLimits()
+    yield limits
+    os.close(limits.fd)
 
 
 @pytest.fixture
@@ -27,11 +37,11 @@ def reports() -> queue.Queue[FetchProgress]:
 
 
 @pytest.fixture
-def downloader(tmp_path: Path, reports: queue.Queue[FetchProgress]) -> Downloader:
+def downloader(tmp_path: Path, limits: SharedLimits, reports: queue.Queue[FetchProgress]) -> Downloader:
     for name, size in (("small", 10), ("large", 100_000)):
         (tmp_path / "remote" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "remote" / name).write_bytes(bytes(size))
-    return Downloader(RemoteSpec(str(tmp_path / "remote")), SharedLimits(), reports.put)
+    return Downloader(RemoteSpec(str(tmp_path / "remote")), limits, reports.put)
 
 
 def fetch_request(folder: Path, id: int, path: str, size_max: int = 1 << 30) -> FetchRequest:
@@ -137,3 +147,29 @@ def test_an_urgent_or_large_file_is_reported_at_once(
     assert results(reports, 1)[0].keys() == {1}
     resume.set()
     assert results(reports, 1)[0].keys() == {2}
+
+
+def test_a_raised_limit_is_noticed(
+    tmp_path: Path,
+    limits: SharedLimits,
+    downloader: Downloader,
+    reports: queue.Queue[FetchProgress],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While nothing arrives, and nothing ends, after which another file would begin anyway."""
+    fetch, resume = downloader._remote.fetch, threading.Event()
+    begun: list[str] = []
+
+    def fetch_held(task: FetchTask) -> RemoteFile:
+        begun.append(task.file.path)
+        assert resume.wait(WAIT_S)
+        return fetch(task)
+
+    monkeypatch.setattr(downloader._remote, "fetch", fetch_held)
+    limits.set(2, 1, 0)
+    downloader.submit(FetchFiles([fetch_request(tmp_path, id, "small") for id in range(30)], [], False))
+    until(lambda: len(begun) == 2)
+    limits.set(10, 1, 0)
+    until(lambda: len(begun) == 10)
+    resume.set()
+    results(reports, 30)

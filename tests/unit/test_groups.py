@@ -16,29 +16,6 @@ async def members(cache: LocalCache, template: str | None, path: str) -> set[str
     return {cache.catalog.path(node) for node in await groups.members(cache.node(path), 1 << 40)}
 
 
-@pytest.mark.promise(24)
-@pytest.mark.parametrize(
-    ("template", "path", "expected"),
-    [
-        (None, "a/x.jpg", {"a/x.jpg"}),
-        ("{stem}", "a/x.jpg", {"a/x.jpg", "a/x.json", "a/x"}),
-        ("{stem}", "x.jpg", {"x.jpg"}),
-        ("{stem}", "a/x.tar.gz", {"a/x.tar.gz"}),
-        ("{stem}", ".x", {".x", ".x.jpg"}),
-        ("{stem}", "a/x.", {"a/x."}),
-        ("{name}", "a/x.jpg", {"a/x.jpg", "a/x.json", "a/x", "b/x.jpg", "x.jpg"}),
-        ("{parent}", "b/x.jpg", {"b/x.jpg", "b/y.txt"}),
-        ("{parent}", "x.jpg", {"x.jpg", ".x", ".x.jpg"}),
-        ("{parent}/{name}", "a/x.json", {"a/x.jpg", "a/x.json", "a/x"}),
-    ],
-)
-async def test_members_of_the_group_of_a_file(
-    cache: LocalCache, template: str | None, path: str, expected: set[str]
-) -> None:
-    await cache.list([file(path) for path in PATHS])
-    assert await members(cache, template, path) == expected
-
-
 async def test_a_miss_asks_nothing_of_a_million_directories_on_the_answering_thread(cache: LocalCache) -> None:
     await cache.list([file(f"{folder}/x.{suffix}") for folder in range(300) for suffix in ("jpg", "txt")])
     queries: list[str] = []
@@ -49,8 +26,9 @@ async def test_a_miss_asks_nothing_of_a_million_directories_on_the_answering_thr
     assert (len(found), queries) == (600, [])
 
 
-@pytest.mark.parametrize("template", ["{stem}", "{name}", "{parent}", "{name}-{parent}"])
-async def test_the_group_of_an_open_is_that_of_the_pass(cache: LocalCache, template: str) -> None:
+@pytest.mark.promise(24)
+@pytest.mark.parametrize("template", [None, "{stem}", "{name}", "{parent}", "{name}-{parent}"])
+async def test_the_group_of_an_open_is_that_of_the_pass(cache: LocalCache, template: str | None) -> None:
     await cache.list([file(path) for path in PATHS])
     for path in PATHS:
         same = {other for other in PATHS if group_of(template, other) == group_of(template, path)}

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.remote.stores.s3.key_ranges import (
-    LAST,
     SERIAL_PAGES,
     ActiveRange,
     Cursor,
@@ -137,33 +136,6 @@ def test_a_small_bucket_takes_one_request_a_page(naming: str) -> None:
         assert (len(listing.listed), listing.requests) == (count, max(1, -(-count // PAGE)))
 
 
-def test_a_bucket_of_a_few_pages_takes_few_more_requests() -> None:
-    for naming in NAMINGS.values():
-        listing = Listing({naming(n) for n in range(1000)}, page=100)
-        list_all(listing, 16)
-        assert listing.requests <= 10 * 1.7
-
-
-def test_split_points_are_valid_in_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the prefix that they share with names, they have only characters that XML can carry."""
-    names = {f"a\x01b\x7f{n}/\ufffe{n}" for n in range(2000)}
-    points: list[str] = []
-    split = KeyRanges._split
-
-    def recorded(self: KeyRanges) -> ActiveRange | None:
-        if (upper := split(self)) is not None:
-            points.append(upper.after)
-        return upper
-
-    monkeypatch.setattr(KeyRanges, "_split", recorded)
-    list_all(Listing(names), 8)
-    assert len(points) > 20
-    for point in points:
-        assert point.encode()
-        own = next(at for at in range(len(point), -1, -1) if any(name.startswith(point[:at]) for name in names))
-        assert all(each.isprintable() or each == LAST for each in point[own:])
-
-
 @pytest.mark.parametrize("names", [["b", "a"], ["a", "a"], ["B", "a", "C"]])
 def test_an_unordered_listing_is_detected_and_listed_serially(names: list[str]) -> None:
     ranges = KeyRanges()
@@ -180,32 +152,6 @@ def test_an_unordered_listing_is_detected_and_listed_serially(names: list[str]) 
     assert ranges.assign() is None
     assert ranges.record_page(again, ["0"], None, False)
     assert ranges.done
-
-
-def test_a_single_page_may_have_any_order() -> None:
-    ranges = KeyRanges()
-    interval = ranges.assign()
-    assert interval
-    assert ranges.record_page(interval, ["b", "a"], None, False) == KeyRange("", None)
-    assert ranges.done
-
-
-def test_a_server_that_ignores_the_start_is_listed_without_loss_or_repetition() -> None:
-    """It answers every request without a token with its first page."""
-    listing = Listing({f"{n:03}" for n in range(100)})
-    ranges, listed = listing.ranges, []
-    while not ranges.done:
-        for interval in list(iter(ranges.assign, None)):
-            names, more = listing.request(interval.after if interval.token else "")
-            try:
-                span = ranges.record_page(interval, names, "token" if more else None, more)
-            except UnorderedListing:
-                ranges.switch_to_serial()
-                continue
-            if span:
-                listed += [name for name in names if span.until is None or name <= span.until]
-    assert ranges.serial
-    assert listed == listing.names
 
 
 def test_a_cursor_resumes_in_the_order_of_the_server() -> None:

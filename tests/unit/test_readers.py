@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import trio
@@ -18,7 +17,7 @@ from growfs.proc import process, thread_group
 from growfs.rotation.holds import Reader
 from growfs.rotation.readers import FOREIGN, Readers
 from growfs.rotation.rules import EVERYWHERE, Generation, Hold
-from tests.unit.local_cache import LocalCache, file
+from tests.unit.local_cache import LocalCache
 
 ME = os.getpid()
 SETTLE_S = 60.0
@@ -118,12 +117,6 @@ async def test_a_reader_that_opens_nothing_sees_growth_after_the_settle_time(
     assert await generation(readers, ME, 7) == 3
 
 
-async def test_a_listing_of_everything_counts_as_a_listing(readers: Readers) -> None:
-    assert await generation(readers, ME, EVERYWHERE) == 1
-    opens(readers, ME)
-    assert await generation(readers, ME, EVERYWHERE) == 2
-
-
 @pytest.mark.promise(17)
 async def test_an_open_counts_for_the_ancestor_that_listed(readers: Readers, other: int) -> None:
     assert await generation(readers, ME) == 1
@@ -166,14 +159,6 @@ async def test_a_thread_counts_as_its_process(readers: Readers) -> None:
     thread.join()
 
 
-async def test_a_process_that_ended_is_not_an_active_reader(readers: Readers) -> None:
-    child = sleeper()
-    await generation(readers, child.pid)
-    assert [reader.pid for reader in readers.active()] == [child.pid]
-    await end(readers, child)
-    assert readers.active() == []
-
-
 async def test_readers_that_the_kernel_does_not_identify_are_one(readers: Readers) -> None:
     assert await generation(readers, 0) == 1
     opens(readers, 0)
@@ -195,14 +180,6 @@ async def test_readers_that_ended_are_forgotten(readers: Readers) -> None:
     assert not readers._by_number
 
 
-def test_process_reads_pid_parent_and_command_of_this_process() -> None:
-    me = process(ME)
-    assert me
-    assert (me.pid, me.parent) == (ME, os.getppid())
-    assert me.command in Path(f"/proc/{ME}/comm").read_text()
-    assert process(2**22 + 1) is None
-
-
 @pytest.mark.parametrize("name", [b"a) R (b", b"x" * 14 + b"\xc3", b"", b"two words"])
 def test_a_process_may_have_any_name(name: bytes) -> None:
     script = f"import ctypes, sys; ctypes.CDLL(None).prctl(15, {name!r}); print(flush=True); sys.stdin.read()"
@@ -216,18 +193,6 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
         assert int(info.start) > 0
         assert thread_group(child.pid) == child.pid
         child.communicate()
-
-
-async def test_files_shown_are_counted_from_the_last_listing(readers: Readers, cache: LocalCache) -> None:
-    await cache.list([file("a/1")])
-    reader, _ = await lists(readers, ME, 1)
-    reader.is_shown(1, 5)
-    await lists(readers, ME, 2)
-    assert reader.files_shown == 5
-    for _ in range(3):
-        opens(readers, ME)
-    await lists(readers, ME, 1)
-    assert (reader.files_shown, reader.generation) == (0, 2)
 
 
 # Holds.
@@ -269,14 +234,6 @@ async def test_holds_end_after_a_long_silence(readers: Readers, autojump_clock: 
     await trio.sleep(10)
     assert not readers.holds().cover(7, shown.last_seq, None)
     assert [reader.pid for reader in readers.active()] == [ME]
-
-
-async def test_release_ends_all_holds(readers: Readers, other: int) -> None:
-    await generation(readers, ME, 7)
-    await generation(readers, other, 8)
-    readers.release()
-    assert not any(readers.holds().cover(directory, 0, None) for directory in (7, 8))
-    assert len(readers.active()) == 2
 
 
 async def test_readers_that_cannot_be_identified_hold_everything(readers: Readers) -> None:

@@ -365,31 +365,6 @@ async def test_a_thread_picks_what_a_miss_evicts(tmp_path: Path, monkeypatch: py
     cache.close()
 
 
-async def test_files_that_may_be_evicted_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = open_local_cache(tmp_path)
-    await full_cache(cache)
-    alive, most = 0, 0
-
-    class Counted(CachedFile):
-        def __new__(cls, *fields: Any) -> Counted:
-            nonlocal alive, most
-            alive += 1
-            most = max(most, alive)
-            return super().__new__(cls, *fields)
-
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    monkeypatch.setattr(queries, "CachedFile", Counted)
-    held = Holds([{EVERYWHERE: Hold(0, cache.generations.number)}])
-    assert await cache.reserve_by_rotation(20 * BLOCK, held)
-    assert await cache.reserve_by_eviction(200 * BLOCK, held) is None
-    assert not await cache.shrink(BLOCK), "the last files of the directories stay"
-    assert 0 < most < 5, "of the files that it passes, the interpreter keeps none"
-    cache.close()
-
-
 async def test_saving_opens_writes_few_pages(cache: LocalCache) -> None:
     files, opened = 20_000, 4000
 

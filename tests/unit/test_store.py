@@ -80,13 +80,6 @@ async def test_an_empty_file_needs_no_space(cache: LocalCache) -> None:
     assert cache.store.used_bytes == 0
 
 
-async def test_an_adjusted_reservation_is_what_the_file_needs(cache: LocalCache) -> None:
-    reserved = cache.store.reserve(100 * BLOCK)
-    assert reserved
-    reserved.resize(BLOCK + 1)
-    assert reserved.bytes == cache.store.used_bytes == 2 * BLOCK
-
-
 async def test_nothing_is_reserved_below_the_minimum_of_free_space(cache: LocalCache) -> None:
     cache.store.min_free = disk.free_bytes(cache.folder) + (1 << 30)
     assert cache.store.reserve(1) is None
@@ -128,20 +121,6 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(cache: L
     assert notified
     assert cache.store.used_bytes == 0
     assert cache.store.opened(id) is None
-
-
-async def test_a_file_admitted_again_while_its_old_copy_is_open_counts_twice(cache: LocalCache) -> None:
-    await list_files(cache, "a/1")
-    await cache.admit("a/1")
-    id = cache.node("a/1").id
-    open_file(cache, "a/1")
-    await cache.store.evict([id])
-    await cache.admit("a/1")
-    assert cache.store.used_bytes == 2 * BLOCK
-    await cache.store.evict([id])
-    assert cache.store.used_bytes == BLOCK
-    cache.store.close_file(id)
-    assert cache.store.used_bytes == 0
 
 
 async def test_an_open_file_that_is_replaced_keeps_its_content(cache: LocalCache) -> None:
@@ -252,13 +231,6 @@ async def evict_all(cache: LocalCache) -> list[str]:
         cache.store.limit_bytes -= BLOCK
 
 
-@pytest.mark.promise(19)
-async def test_the_newest_unshown_files_are_evicted_first_then_the_oldest_shown(cache: LocalCache) -> None:
-    await fill(cache)
-    assert await evict_all(cache) == ["5", "4", "3", "0", "1"]
-    assert cache.resident() == {"a/2.jpg"}
-
-
 async def test_open_and_pinned_files_are_not_evicted(cache: LocalCache) -> None:
     await fill(cache)
     open_file(cache, "a/5.jpg")
@@ -280,13 +252,6 @@ async def test_a_directory_keeps_one_file_of_each_extension(cache: LocalCache) -
     assert await cache.reserve_by_eviction(BLOCK, Holds())
     kinds = {(path.partition("/")[0], path.rpartition(".")[2]) for path in cache.resident()}
     assert kinds == {("a", "jpg"), ("a", "txt"), ("b", "jpg")}
-
-
-async def test_nothing_is_evicted_while_space_is_left(cache: LocalCache) -> None:
-    await fill(cache)
-    cache.store.limit_bytes += BLOCK
-    assert await cache.reserve_by_eviction(BLOCK, Holds())
-    assert len(cache.resident()) == 6
 
 
 async def test_a_large_reservation_evicts_several_files(cache: LocalCache) -> None:
@@ -392,16 +357,6 @@ async def test_a_new_version_is_durable_only_after_the_next_sync(cache: LocalCac
     assert cache.database.rows(query) == []
 
 
-async def test_files_admitted_during_a_sync_are_durable_after_the_next(cache: LocalCache) -> None:
-    await list_files(cache, "a/1", "a/2")
-    await cache.admit("a/1")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(cache.store.make_durable)
-        nursery.start_soon(cache.admit, "a/2")
-    await cache.store.make_durable()
-    assert cache.database.row("SELECT count(*) FROM resident WHERE durable = 0") == (0,)
-
-
 async def test_files_are_admitted_while_the_disk_syncs_and_count_for_the_next_sync(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,19 +442,6 @@ async def test_totals_that_come_back_after_a_power_loss_do_not_count(tmp_path: P
     cache.database.close()
 
 
-async def test_a_path_that_the_disk_refuses_fails_alone(cache: LocalCache) -> None:
-    """As on a disk that takes shorter names, or that does not tell upper from lower case."""
-    await cache.list([file("a/1"), file("b/2"), file("a/3")])
-    staged = [cache.stage(path, b"x" * 100) for path in ("a/1", "b/2", "a/3")]
-    (cache.folder / "files").mkdir(exist_ok=True)
-    (cache.folder / "files/b").write_bytes(b"in the way")
-    refused: dict[int, OSError] = {}
-    admitted = await cache.store.admit(staged, refused)
-    assert admitted == {cache.node("a/1").id, cache.node("a/3").id}
-    assert refused.keys() == {cache.node("b/2").id}
-    assert (cache.resident(), cache.store.reserved_bytes) == ({"a/1", "a/3"}, 0)
-
-
 @pytest.mark.parametrize("refusal", [errno.ENAMETOOLONG, errno.EMLINK, errno.EPERM])
 async def test_a_path_that_cannot_be_published_fails_alone(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch, refusal: int
@@ -526,19 +468,3 @@ def test_a_file_takes_its_size_at_least() -> None:
     late = os.stat_result((0o100600, 1, 1, 1, 0, 0, 10_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 512, 1, 0))
     assert (late.st_size, late.st_blocks) == (10_000, 1)
     assert disk.allocated(late) == 10_000
-
-
-async def test_nothing_is_durable_after_a_failed_sync(cache: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    await list_files(cache, "a/1")
-    await cache.admit("a/1")
-
-    def refuse(label: str, folder: int) -> None:
-        raise OSError(errno.EIO, "refused")
-
-    monkeypatch.setattr(disk, "syncfs", refuse)
-    with pytest.raises(OSError, match="refused"):
-        await cache.store.make_durable()
-    assert cache.database.row("SELECT count(*) FROM resident WHERE durable = 1") == (0,)
-    monkeypatch.undo()
-    await cache.store.make_durable()
-    assert cache.database.row("SELECT count(*) FROM resident WHERE durable = 0") == (0,)

@@ -14,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from growfs.cache.schema import FROZEN, PINNED
-from growfs.cache.store import Store
 from growfs.disk import BLOCK
 from growfs.rotation.rules import EVERYWHERE, Generation, GenerationPlan, Hold, Holds, TurnoverInput
-from growfs.rotation.turnover import plan_generation
 from growfs.scheduler.in_flight import Priority
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
@@ -90,23 +88,6 @@ class TurnoverScene:
         marks = pinned, self.id(name)
         await self.cache.database.write(lambda writer: writer.execute("UPDATE node SET pinned = ? WHERE id = ?", marks))
 
-    def plan(self, number: int, **changes: object) -> tuple[int, dict[int, int | None]]:
-        """(number of listed files, changes) of the plan for a generation."""
-        store: Store = self.store
-        inputs: dict[str, object] = {
-            "limit": store.limit_bytes,
-            "turnover": 0.2,
-            "largest": 0,
-            "lacking": 100 * BLOCK,
-            "free": 0,
-            "shown_seq": self.cache.generations.shown_seq,
-            "last_seq": store.last_seq,
-            "lasting_holds": Holds(),
-            "opened": frozenset(),
-        }
-        plan = plan_generation(self.cache.database.path, number, TurnoverInput(**(inputs | changes)))  # type: ignore[arg-type]
-        return plan.files, dict.fromkeys(plan.delisted, number) | dict.fromkeys(plan.relisted)
-
 
 def path(name: str) -> str:
     return name if "/" in name else f"a/{name}"
@@ -147,7 +128,7 @@ async def test_a_generation_that_delists_nothing_needs_no_plan(
     assert scene.listed() == "1234"
     assert not generation.delisted
     assert not generation.relisted
-    assert (generation.files, {}) == scene.plan(1, lacking=0) == (4, {})
+    assert generation.files == 4
     await scene.remote(*"1234")
     await scene.begin(delist=2)
     await scene.remote(*"1234", missing=0)
@@ -171,14 +152,6 @@ async def test_the_files_shown_for_longest_are_delisted(scene: TurnoverScene) ->
     assert scene.cache.generations.delisted_bytes(scene.cache.database.rows) == 2 * BLOCK
 
 
-async def test_new_files_are_listed_and_not_delisted(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    await scene.remote(*"123456")
-    await scene.admit("5", "6")
-    await scene.begin(delist=4)
-    assert scene.listed() == "56"
-
-
 async def test_a_delisted_file_that_is_not_chosen_again_is_listed_again(scene: TurnoverScene) -> None:
     await show_all(scene, "123456")
     await scene.begin(delist=4)
@@ -189,34 +162,6 @@ async def test_a_delisted_file_that_is_not_chosen_again_is_listed_again(scene: T
     assert third.files == 4
     await scene.begin()
     assert scene.listed() == "123456"
-
-
-async def test_nothing_is_delisted_where_all_is_local(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456", missing=0)
-    await scene.begin(delist=4)
-    assert scene.listed() == "123456"
-
-
-@pytest.mark.promise(18)
-async def test_no_more_is_delisted_than_is_missing(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456", missing=0)
-    scene.cache.share = 7, 7 * BLOCK
-    await scene.begin(delist=4)
-    assert scene.listed() == "23456"
-
-
-async def test_free_space_reduces_what_is_delisted(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    scene.store.limit_bytes += 2 * BLOCK
-    await scene.begin(delist=3)
-    assert scene.listed() == "23456"
-
-
-async def test_a_large_file_that_waits_has_more_delisted(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    scene.cache.largest = 2 * BLOCK
-    await scene.begin(delist=1)
-    assert scene.listed() == "56"
 
 
 @pytest.mark.promise(21)
@@ -315,25 +260,6 @@ async def test_opens_recorded_in_the_database_count(scene: TurnoverScene) -> Non
     await scene.cache.database.write(lambda writer: writer.execute("UPDATE resident SET opened = 1 WHERE id > 0"))
     await scene.begin(delist=2, opened="")
     assert scene.listed() == "34"
-
-
-@pytest.mark.promise(18)
-async def test_what_a_reader_that_listed_once_holds_is_delisted_last(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    lasting_holds = Holds([{EVERYWHERE: Hold(1, scene.row("2")[0])}])
-    await scene.begin(delist=2, lasting_holds=lasting_holds)
-    assert scene.listed() == "12"
-    await scene.begin(delist=3, lasting_holds=lasting_holds)
-    assert scene.listed() == "2"
-
-
-async def test_the_plan_reads_and_changes_nothing(scene: TurnoverScene) -> None:
-    await show_all(scene, "12345")
-    ids = {scene.id("1"): 9, scene.id("2"): 9}
-    assert scene.plan(9, opened=frozenset(map(scene.id, "12345"))) == (3, ids)
-    assert scene.plan(9, opened=frozenset(map(scene.id, "12345"))) == (3, ids)
-    assert scene.plan(9, rotates=False) == (5, {})
-    assert scene.listed() == "12345"
 
 
 # --show-files: each generation lists exactly this many files.
@@ -450,25 +376,6 @@ async def test_a_new_version_keeps_its_queue_position(scene: TurnoverScene) -> N
 # What rotation and misses may evict.
 
 
-async def evict_by_rotation(scene: TurnoverScene) -> list[str]:
-    """Reserve by rotation, a block at a time, until nothing more may be evicted; returns what each step evicted."""
-    gone: list[str] = []
-    while True:
-        before = scene.resident()
-        if await scene.cache.reserve_by_rotation(BLOCK, Holds()) is None:
-            return gone
-        gone.append("".join(sorted(set(before) - set(scene.resident()))))
-
-
-async def test_rotation_evicts_delisted_files_in_order(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    assert await evict_by_rotation(scene) == []
-    await scene.begin(delist=3)
-    assert await evict_by_rotation(scene) == ["1", "2", "3"]
-    assert scene.resident() == scene.listed() == "456"
-    assert scene.cache.cached().keys() == {"a/4", "a/5", "a/6"}
-
-
 @pytest.mark.promise(17)
 async def test_rotation_spares_held_files(scene: TurnoverScene) -> None:
     await show_all(scene, "123456")
@@ -483,15 +390,6 @@ async def test_rotation_spares_held_files(scene: TurnoverScene) -> None:
     assert await scene.cache.reserve_by_rotation(BLOCK, elsewhere) == BLOCK
     later = Holds([{EVERYWHERE: Hold(2, 1 << 40)}])
     assert await scene.cache.reserve_by_rotation(BLOCK, later) == BLOCK
-
-
-async def test_rotation_spares_open_files(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    await scene.begin(delist=3)
-    assert scene.store.open(scene.id("1"))
-    assert await evict_by_rotation(scene) == ["2", "3"]
-    scene.store.close_file(scene.id("1"))
-    assert await evict_by_rotation(scene) == ["1"]
 
 
 async def test_a_file_that_rotation_is_evicting_is_not_listed_again(
@@ -533,14 +431,6 @@ async def test_a_delisted_file_is_not_drawn_again_in_this_pass(scene: TurnoverSc
     assert scene.cache.node("a/1").drawn == 1
     query = "SELECT first_shown, last_shown FROM node WHERE id = ?"
     assert scene.cache.database.row(query, scene.id("1")) == (1, 1)
-
-
-async def test_rotation_evicts_nothing_while_space_is_free(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    await scene.begin(delist=2)
-    scene.store.limit_bytes += BLOCK
-    assert await scene.cache.reserve_by_rotation(BLOCK, Holds()) == BLOCK
-    assert scene.resident() == "1234"
 
 
 @pytest.mark.promise(19)
@@ -608,18 +498,6 @@ async def test_a_listed_file_that_a_miss_evicts_may_be_drawn_again(scene: Turnov
 
 
 # What the database keeps.
-
-
-async def test_generations_without_resident_files_are_forgotten(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    await scene.begin(delist=2)
-    query = "SELECT number FROM generation ORDER BY number"
-    assert scene.cache.database.rows(query) == [(1,), (2,)]
-    await scene.remote(*"12345")
-    await scene.admit("5")
-    await scene.store.evict([scene.id(name) for name in "1234"])
-    await scene.begin()
-    assert scene.cache.database.rows(query) == [(3,)]
 
 
 async def test_a_delisted_file_is_still_delisted_after_a_restart(scene: TurnoverScene) -> None:
