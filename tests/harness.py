@@ -109,6 +109,10 @@ class Growfs:
         """The files that a walk of the mount lists."""
         return files_below(self.mountpoint)
 
+    def content(self) -> dict[str, bytes]:
+        """All that a walk of the mount lists, as it reads."""
+        return {path: (self.mountpoint / path).read_bytes() for path in self.names()}
+
 
 def set_format(cache: Path, number: int) -> None:
     """Say that a cache has this format, as if another version of growfs had written it."""

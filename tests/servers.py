@@ -156,6 +156,23 @@ class _QuietServer(http.server.ThreadingHTTPServer):
         """Print nothing: tests close connections early on purpose."""
 
 
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    """Prints nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def reply(self, body: bytes | str, status: int = 200, **headers: str) -> None:
+        """Send a response. headers: more of them, with underscores for hyphens."""
+        content = body.encode() if isinstance(body, str) else body
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
 class _QuietFiles(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -17,7 +17,7 @@ from typing import Any
 
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.bucket import S3Remote
-from tests.servers import serving
+from tests.servers import QuietHandler, serving
 
 PART = 1000
 DATA = random.Random(2).randbytes(10 * PART + 500)
@@ -157,16 +157,13 @@ class FakeStore:
         """Runs the server, over TLS with that context if given; gives its URL, with a slash at the end."""
         store = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 store.answer(self)
 
             do_HEAD = do_GET  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
 
         with serving(Handler, tls) as url:
             yield url

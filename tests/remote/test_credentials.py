@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import pytest
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.s3 import client
 from growfs.remote.stores.s3.bucket import S3Remote
-from tests.servers import serving
+from tests.servers import QuietHandler, serving
 
 CREDENTIALS = {
     "AccessKeyId": "found",
@@ -25,27 +24,17 @@ CREDENTIALS = {
 }
 
 
-class MetadataService(http.server.BaseHTTPRequestHandler):
+class MetadataService(QuietHandler):
     """Of a container, and of a machine (IMDSv2)."""
 
     def do_PUT(self) -> None:
         """The token of a session."""
-        self.answer("session")
+        self.reply("session")
 
     def do_GET(self) -> None:
         """The name of the role, or its credentials."""
         is_list = self.path.endswith("/security-credentials/")
-        self.answer("role" if is_list else json.dumps(CREDENTIALS | {"Code": "Success"}))
-
-    def answer(self, text: str) -> None:
-        """Send a text."""
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        self.reply("role" if is_list else json.dumps(CREDENTIALS | {"Code": "Success"}))
 
 
 Configure = Callable[[Path, str], dict[str, str]]

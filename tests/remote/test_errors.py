@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import logging
 import os
 import pickle
@@ -33,7 +32,7 @@ from growfs.remote.stores.registry import open_store, store_name
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote
 from tests.remote.fake_remote import FakeRemote
-from tests.servers import S3Server, free_port, serving
+from tests.servers import QuietHandler, S3Server, free_port, serving
 
 SECRET = "very/secret+value="
 
@@ -147,7 +146,7 @@ def test_an_unknown_storage_option_is_named(rclone_s3: S3Server) -> None:
     assert "no_such" in str(error_of(spec))
 
 
-class Faulty(http.server.BaseHTTPRequestHandler):
+class Faulty(QuietHandler):
     """Answers with the next (status, body) of `answers`, and with an empty listing when none is left."""
 
     answers: list[tuple[int, bytes]] = []  # noqa: RUF012
@@ -156,14 +155,7 @@ class Faulty(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.seen.append(self.path)
         status, body = self.answers.pop(0) if self.answers else (200, b"<ListBucketResult/>")
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", '"e"')
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.reply(body, status, ETag='"e"')
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import itertools
 import random
 import threading
@@ -22,7 +21,7 @@ from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.fake_store import s3
 from tests.s3.proxy import proxy_to
-from tests.servers import S3Server, serving
+from tests.servers import QuietHandler, S3Server, serving
 
 PAGE = 5
 NAMES = [f"d{number // 40}/f{number % 40:02}" for number in range(400)]
@@ -91,19 +90,13 @@ def serve() -> Iterator[Callable[[FakeBucket], S3Remote]]:
     """Serves a FakeBucket; returns the remote of it."""
     bucket: FakeBucket
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             query = {name: value for name, (value, *_) in parse_qs(urlsplit(self.path).query).items()}
             status, text = bucket.answer(query)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+            self.reply(text, status)
 
     with serving(Handler) as url:
 

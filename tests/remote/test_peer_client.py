@@ -16,7 +16,7 @@ from growfs.remote.http.connection import Timeouts
 from growfs.remote.http.threads import Job, TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile
 from growfs.remote.peer_client import FILES, PeerClient
-from tests.servers import serving
+from tests.servers import QuietHandler, serving
 
 DATA = bytes(range(256)) * 400
 FILE = RemoteFile("a folder/ü.bin", len(DATA), 5, "v 1")
@@ -68,14 +68,11 @@ def serve() -> Iterator[object]:
     with ExitStack() as stack:
 
         def start(node: Node) -> str:
-            class Handler(http.server.BaseHTTPRequestHandler):
+            class Handler(QuietHandler):
                 protocol_version = "HTTP/1.1"
 
                 def do_GET(self) -> None:
                     node.answer(self)
-
-                def log_message(self, format: str, *args: object) -> None:
-                    pass
 
             nodes.append(node)
             return stack.enter_context(serving(Handler)).removeprefix("http://").rstrip("/")

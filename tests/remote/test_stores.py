@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import os
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.gs import GoogleRemote
 from tests.remote.fake_store import DATA, FakeStore, Serve, part_starts
-from tests.servers import S3Server, serving
+from tests.servers import QuietHandler, S3Server, serving
 
 
 def listed(spec: RemoteSpec) -> tuple[set[str], dict[str, str]]:
@@ -226,7 +225,7 @@ PAGE = """<html><body><a href="?C=N;O=D">Name</a> <a href="../">up</a> <a name="
 </body></html>"""
 
 
-class Pages(http.server.BaseHTTPRequestHandler):
+class Pages(QuietHandler):
     pages = {  # noqa: RUF012
         "/root/": PAGE.encode(),
         "/root/sub/": b'<a href="one.txt">1</a><a href="../plain.txt">2</a><a href="/root/sub/">3</a>',
@@ -235,16 +234,9 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.pages.get(self.path)
-        self.send_response(200 if body is not None else 404)
-        self.send_header("Content-Length", str(len(body or b"")))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body or b"")
+        self.reply(body or b"", 200 if body is not None else 404)
 
     do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -85,24 +85,6 @@ def test_a_job_that_sleeps_gives_way() -> None:
     assert jobs.order == ["other", "repeated"]
 
 
-def test_few_jobs_that_sleep_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a store that is overloaded would get more requests than the limit allows."""
-    monkeypatch.setattr(module, "SLEEPING_MAX", 2)
-    jobs, threads = Jobs(), TransferThreads(lambda: 1)
-
-    def sleep() -> None:
-        jobs.order.append("began")
-        threads.sleep(STRAY_S)
-        jobs.order.append("repeated")
-        jobs.job()()
-
-    for _ in range(4):
-        threads.submit(Job(sleep))
-    jobs.release()
-    jobs.until(lambda jobs: jobs.done == 4)
-    assert jobs.order[:4] == ["began"] * 3 + ["repeated"], "the third keeps its place"
-
-
 def test_urgent_jobs_do_not_wait() -> None:
     jobs, threads = Jobs(), TransferThreads(lambda: 2)
     for _ in range(4):
@@ -114,17 +96,6 @@ def test_urgent_jobs_do_not_wait() -> None:
     assert jobs.order == ["file"] * 2 + ["urgent"] * 3
     jobs.release()
     jobs.until(lambda jobs: jobs.done == 7)
-
-
-def test_an_urgent_job_gets_a_thread_when_all_streams_are_busy() -> None:
-    jobs, threads = Jobs(), TransferThreads(lambda: 128)
-    for _ in range(200):
-        threads.submit(Job(jobs.job("file")))
-    jobs.until(lambda jobs: jobs.peak == 128)
-    threads.submit(Job(jobs.job("urgent"), urgent=True))
-    jobs.until(lambda jobs: "urgent" in jobs.order)
-    jobs.release()
-    jobs.until(lambda jobs: jobs.done == 201)
 
 
 def test_parts_of_the_earliest_file_come_first_and_files_in_order() -> None:
@@ -162,15 +133,6 @@ def test_after_the_first_error_no_part_begins() -> None:
     assert jobs.done == 4
 
 
-def test_a_thread_that_waits_for_the_last_part_gives_way() -> None:
-    jobs, threads = Jobs(), TransferThreads(lambda: 2)
-    parts = [lambda: jobs.until(lambda jobs: jobs.order), jobs.job("part")]
-    threads.submit(Job(lambda: threads.share(parts), 40 * MIB))
-    threads.submit(Job(jobs.job("next"), number=1))
-    jobs.until(lambda jobs: jobs.order == ["part", "next"])
-    jobs.release()
-
-
 def test_a_lowered_limit_applies_from_the_next_part() -> None:
     """Otherwise a file of many parts would keep its streams until its end."""
     limit, most_at_end, now, done = 8, 0, 0, 0
@@ -197,19 +159,6 @@ def test_a_lowered_limit_applies_from_the_next_part() -> None:
     threads.submit(Job(file, 40 * MIB))
     assert ended.wait(WAIT_S)
     assert (done, most_at_end) == (120, 2)
-
-
-def test_an_urgent_job_runs_between_the_parts_of_a_file() -> None:
-    jobs = Jobs()
-    threads = TransferThreads(lambda: 1)
-    jobs.release()
-
-    def urge() -> None:
-        threads.submit(Job(jobs.job("urgent"), urgent=True))
-        jobs.until(lambda jobs: "urgent" in jobs.order)
-
-    threads.share([*[jobs.job("part")] * 10, urge, *[jobs.job("part")] * 1000])
-    assert jobs.order.index("urgent") < 100
 
 
 def test_no_job_is_lost() -> None:

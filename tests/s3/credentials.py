@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import sys
 import threading
@@ -13,7 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from tests.s3.proxy import Fault, Request, s3_error
-from tests.servers import serving
+from tests.servers import QuietHandler, serving
 
 ROLE = "growfs-role"
 KINDS = ("imds", "web-identity", "assume-role", "process")
@@ -66,19 +65,19 @@ def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, s
     kind: one of KINDS.
     """
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_PUT(self) -> None:  # a session of IMDSv2
-            self._reply("a-session")
+            self.reply("a-session")
 
         def do_GET(self) -> None:
             if self.path.startswith("/credentials"):
                 new = issuer.issue()
                 new["SessionToken"] = new.pop("Token")
-                self._reply(json.dumps({"Version": 1, **new}))
+                self.reply(json.dumps({"Version": 1, **new}))
             elif self.path.endswith(f"/{ROLE}"):
-                self._reply(json.dumps(issuer.issue()))
+                self.reply(json.dumps(issuer.issue()))
             else:
-                self._reply(ROLE)
+                self.reply(ROLE)
 
         def do_POST(self) -> None:
             body = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
@@ -86,22 +85,11 @@ def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, s
             new = issuer.issue()
             names = {"AccessKeyId", "SecretAccessKey", "Expiration"}
             fields = "".join(f"<{name}>{new[name]}</{name}>" for name in sorted(names))
-            self._reply(
+            self.reply(
                 f'<{action}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><{action}Result><Credentials>'
                 f"{fields}<SessionToken>{new['Token']}</SessionToken></Credentials></{action}Result></{action}Response>",
-                "text/xml",
+                Content_Type="text/xml",
             )
-
-        def _reply(self, text: str, kind: str = "text/plain") -> None:
-            body = text.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
     with serving(Handler) as url:
         config, token, program = (folder / name for name in ("config", "token", "credentials.py"))

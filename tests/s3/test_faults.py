@@ -57,11 +57,6 @@ def bucket(moto_s3: S3Server, growfs: Growfs) -> Iterator[Bucket]:
         yield Bucket(moto_s3, proxy, f"faults-{uuid4().hex[:8]}")
 
 
-def content(growfs: Growfs) -> dict[str, bytes]:
-    """All that is listed, as it reads."""
-    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
-
-
 def outcome(path: Path) -> str:
     """The name of the errno of reading a file; "read" if there is none."""
     try:
@@ -74,7 +69,7 @@ def outcome(path: Path) -> str:
 def fill(growfs: Growfs, bucket: Bucket) -> None:
     """Wait until everything is listed, and verify it."""
     until(lambda: growfs.names() == bucket.truth.keys(), WELL_S)
-    assert content(growfs) == bucket.truth
+    assert growfs.content() == bucket.truth
 
 
 OBJECT_FAULTS = {
@@ -116,7 +111,7 @@ def test_faults_of_single_objects_have_nothing_wrong_admitted(growfs: Growfs, bu
     with ThreadPoolExecutor(len(whole)) as pool:
         outcomes = set(pool.map(lambda path: outcome(growfs.mountpoint / path), whole))
     assert outcomes == {"EIO" if gives_up else "ETIMEDOUT"}
-    listed = content(growfs)
+    listed = growfs.content()
     assert listed.items() <= bucket.truth.items()
     assert not listed.keys() & set(whole)
     if gives_up:
@@ -179,7 +174,7 @@ def test_a_fault_of_the_whole_remote_is_waited_out(growfs: Growfs, bucket: Bucke
         assert words in line
         assert any(words in each for each in log.splitlines() if "waiting for the remote: " in each)
     assert outcome(growfs.mountpoint / "d2/14") == "ETIMEDOUT"
-    assert content(growfs) == before, "what is cached is served, and nothing else is listed"
+    assert growfs.content() == before, "what is cached is served, and nothing else is listed"
     bucket.proxy.is_away, bucket.proxy.fault = False, none
     fill(growfs, bucket)
     status = until(lambda: (status := growfs.status())["last_error"] is None and status)  # the next listing clears it

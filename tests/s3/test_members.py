@@ -54,10 +54,6 @@ def bucket(moto_s3: S3Server, growfs: Growfs) -> Iterator[ShardBucket]:
         yield bucket
 
 
-def content(growfs: Growfs) -> dict[str, bytes]:
-    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
-
-
 def wait(growfs: Growfs) -> None:
     growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
 
@@ -67,7 +63,7 @@ def test_each_member_is_a_file_that_takes_one_request(growfs: Growfs, bucket: Sh
     growfs.mount(bucket.url, *bucket.flags, "tar")
     wait(growfs)
     expected = members(SHARDS)
-    assert content(growfs) == expected
+    assert growfs.content() == expected
     assert all((growfs.mountpoint / path).stat().st_size == len(data) for path, data in expected.items())
     ranges = [request.headers["Range"] for request in bucket.proxy.requests if request.is_fetch]
     assert ranges.count(None) == len(SHARDS), "each shard is read whole once"
@@ -81,7 +77,7 @@ def test_members_from_a_server_without_etags_are_served(growfs: Growfs, rclone_s
         rclone_s3.put(f"members-mount/{name}", data)
     growfs.mount(f"s3://{rclone_s3.bucket}/members-mount", "--members", "growfs.producers:tar")
     wait(growfs)
-    assert content(growfs) == members(SHARDS)
+    assert growfs.content() == members(SHARDS)
 
 
 @pytest.mark.promise(36)
@@ -101,7 +97,7 @@ def test_only_the_members_of_a_changed_shard_are_updated(growfs: Growfs, bucket:
 
     until(lambda: growfs.names() == now.keys() and not unchanged() & changed_paths)
     assert unchanged() == inodes.keys() - changed_paths
-    assert content(growfs) == now
+    assert growfs.content() == now
     assert set(bucket.gets) == {"train-2.tar"}
 
 
@@ -115,7 +111,7 @@ def test_a_restart_reads_and_fetches_nothing_again(growfs: Growfs, bucket: Shard
     growfs.mount(bucket.url, *bucket.flags, "tar")
     until(lambda: any(request.is_listing for request in bucket.proxy.requests))
     until(lambda: not growfs.status()["remote"]["listing"])
-    assert content(growfs) == members(SHARDS)
+    assert growfs.content() == members(SHARDS)
     assert bucket.gets == []
     assert growfs.status()["skipped"] != []
 
@@ -127,7 +123,7 @@ def test_broken_shards_and_odd_names_are_reported_and_the_others_served(growfs: 
     growfs.mount(bucket.url, *bucket.flags, "tar", "--include", "*.bin")
     wait(growfs)
     good = {path: data for path, data in members(SHARDS).items() if path.endswith(".bin")}
-    assert content(growfs) == {**good, "odd/fine.bin": b"fine", "odd/twice.bin": b"first"}
+    assert growfs.content() == {**good, "odd/fine.bin": b"fine", "odd/twice.bin": b"first"}
     skipped = {skip["reason"]: skip["example"] for skip in growfs.status()["skipped"]}
     assert skipped == {
         "not readable by growfs.producers:tar: 0000000.bin ends behind the end of the file": "cut.tar",
@@ -191,7 +187,7 @@ def test_a_user_function_is_found_in_the_working_directory(
     growfs.env["PYTHONPATH"] = str(Path(__file__).parents[2])
     growfs.mount(bucket.url, *bucket.flags, "volumes:slices")
     wait(growfs)
-    assert content(growfs) == {
+    assert growfs.content() == {
         f"{shard.removesuffix('.tar')}/{z:03}.raw": data[z * 4096 : z * 4096 + 4096]
         for shard, data in SHARDS.items()
         for z in range(len(data) // 4096)
@@ -215,4 +211,4 @@ def test_a_function_that_crashes_does_not_end_the_daemon(
     wait(growfs)
     bucket.put({"train-9.tar": tar_of({"crash": b""})})
     until(lambda: "the process that lists the remote died" in str(growfs.status()["last_error"]))
-    assert content(growfs) == members(SHARDS)
+    assert growfs.content() == members(SHARDS)

@@ -41,10 +41,6 @@ def put_tree(server: S3Server, files: int = 3) -> tuple[str, dict[str, bytes]]:
     return f"s3://{server.bucket}/{prefix}", tree
 
 
-def content(growfs: Growfs) -> dict[str, bytes]:
-    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
-
-
 @pytest.mark.promise(1)
 def test_all_files_are_served_bit_for_bit(growfs: Growfs, server: S3Server) -> None:
     url, tree = put_tree(server)
@@ -56,7 +52,7 @@ def test_all_files_are_served_bit_for_bit(growfs: Growfs, server: S3Server) -> N
     growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
     growfs.umount()
     growfs.mount(url)
-    assert content(growfs) == {**tree, **more}
+    assert growfs.content() == {**tree, **more}
 
 
 def test_a_whole_bucket_is_mounted(growfs: Growfs, moto: S3Server) -> None:
@@ -68,7 +64,7 @@ def test_a_whole_bucket_is_mounted(growfs: Growfs, moto: S3Server) -> None:
     client.put_object(Bucket=bucket, Key="x/y", Body=b"xy")
     client.close()
     growfs.mount(f"s3://{bucket}")
-    assert content(growfs) == {"x/y": b"xy"}
+    assert growfs.content() == {"x/y": b"xy"}
 
 
 @pytest.mark.promise(1)
@@ -90,7 +86,7 @@ def test_a_mount_with_the_server_down_serves_the_cache(growfs: Growfs, moto: S3S
         until(lambda: growfs.status()["state"] == "complete")
         growfs.umount()
     growfs.mount(url, *flags)
-    assert content(growfs) == tree
+    assert growfs.content() == tree
     error = until(lambda: growfs.status()["last_error"], timeout_s=60)
     assert "cannot reach the server" in error
 
@@ -104,7 +100,7 @@ def test_a_mount_with_the_server_down_serves_a_partial_cache(growfs: Growfs, mot
         until(lambda: growfs.status()["state"] == "held")
         growfs.umount()
     growfs.mount(url, *flags, "--cache-size", "18kB")
-    found = content(growfs)
+    found = growfs.content()
     assert len(found) == 4
     assert found.items() <= tree.items()
 
@@ -120,7 +116,7 @@ def test_a_second_mount_fetches_nothing_again(growfs: Growfs, moto: S3Server) ->
         growfs.mount(url, "--endpoint-url", proxy.url)
         until(lambda: any(request.is_listing for request in proxy.requests))
         until(lambda: not growfs.status()["remote"]["listing"])
-        assert content(growfs) == tree
+        assert growfs.content() == tree
         assert not [request for request in proxy.requests if request.is_fetch]
 
 
@@ -129,7 +125,7 @@ def test_each_object_is_requested_once(growfs: Growfs, moto: S3Server) -> None:
     with proxy_to(moto.endpoint_url) as proxy:
         growfs.mount(url, "--endpoint-url", proxy.url)
         until(lambda: growfs.status()["state"] == "complete")
-        assert content(growfs) == tree
+        assert growfs.content() == tree
         targets = sorted(request.target.split("?")[0] for request in proxy.requests if not request.is_listing)
         assert targets == sorted(f"/{url.removeprefix('s3://')}/{path}" for path in tree)
 
@@ -145,7 +141,7 @@ def test_anon_sends_no_credentials(growfs: Growfs, moto_s3: S3Server) -> None:
     growfs.env.update(moto_s3.env)  # credentials that --anon must not use
     with proxy_to(moto_s3.endpoint_url) as proxy:
         growfs.mount(f"s3://{bucket}", "--anon", "--endpoint-url", proxy.url)
-        assert content(growfs) == {"x": b"for all"}
+        assert growfs.content() == {"x": b"for all"}
         assert proxy.requests
         assert not [request for request in proxy.requests if request.headers["Authorization"]]
 
@@ -161,7 +157,7 @@ def test_a_manifest_selects_the_files(growfs: Growfs, moto: S3Server, tmp_path: 
         moto.put("lists/good.txt", text.encode())
         manifest = f"s3://{moto.bucket}/lists/good.txt"
     growfs.mount(url, "--manifest", manifest)
-    assert content(growfs) == {path: tree[path] for path in ("a/0.bin", "b/1.bin", "b/2.bin")}
+    assert growfs.content() == {path: tree[path] for path in ("a/0.bin", "b/1.bin", "b/2.bin")}
 
 
 def test_an_inventory_selects_the_files(growfs: Growfs, moto: S3Server, inventories: InventoryBucket) -> None:
@@ -171,7 +167,7 @@ def test_an_inventory_selects_the_files(growfs: Growfs, moto: S3Server, inventor
     rows = inventories.objects(f"{prefix}/")
     moto.put(f"{prefix}/a/later.bin", b"not in it yet")
     growfs.mount(url, "--manifest", inventories.write(rows, "Parquet"))
-    assert content(growfs) == {**tree, ODD: b"odd"}
+    assert growfs.content() == {**tree, ODD: b"odd"}
     assert growfs.status()["remote"]["files"] == len(tree) + 1
 
 
@@ -181,7 +177,7 @@ def test_a_missing_file_of_a_manifest_is_reported(growfs: Growfs, moto: S3Server
     growfs.mount(url, "--manifest", tmp_path / "list.txt", "--wait-files", "1")
     error = until(lambda: growfs.status()["last_error"])
     assert "a/gone.bin: no such file" in error
-    assert content(growfs) == {"a/0.bin": tree["a/0.bin"]}
+    assert growfs.content() == {"a/0.bin": tree["a/0.bin"]}
 
 
 def test_storage_options_may_be_nested(growfs: Growfs, moto_s3: S3Server) -> None:
@@ -194,4 +190,4 @@ def test_storage_options_may_be_nested(growfs: Growfs, moto_s3: S3Server) -> Non
     }
     growfs.env = {name: value for name, value in growfs.env.items() if not name.startswith("AWS_")}
     growfs.mount(url, *(word for name, value in options.items() for word in ("--storage-option", f"{name}={value}")))
-    assert content(growfs) == tree
+    assert growfs.content() == tree

@@ -9,7 +9,6 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +19,7 @@ from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteSpec
 from tests.harness import Growfs, until
 from tests.s3.proxy import proxy_to, s3_error
-from tests.servers import free_port, running, serving
+from tests.servers import QuietHandler, free_port, running, serving
 from tests.store_servers import (
     AZURE_ACCOUNT,
     AZURE_KEY,
@@ -66,10 +65,6 @@ def mount(growfs: Growfs, store: Store, *flags: object) -> None:
     growfs.mount(store.url, *flags_of(store), *flags)
 
 
-def content(growfs: Growfs) -> dict[str, bytes]:
-    return {path: (growfs.mountpoint / path).read_bytes() for path in growfs.names()}
-
-
 @pytest.mark.promise(1)
 def test_all_files_are_served_bit_for_bit(growfs: Growfs, store: Store) -> None:
     tree = {f"{folder}/{number}.bin": f"{folder}{number}".encode() * 100 for folder in "ab" for number in range(3)}
@@ -79,7 +74,7 @@ def test_all_files_are_served_bit_for_bit(growfs: Growfs, store: Store) -> None:
     mount(growfs, store)
     growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
     until(lambda: growfs.names() == tree.keys())
-    assert content(growfs) == tree
+    assert growfs.content() == tree
 
 
 @pytest.mark.promise(2, 16)
@@ -171,21 +166,13 @@ def test_a_server_that_is_gone_is_named_and_filling_goes_on_when_it_is_back(
 def token_server(path: str, fields: dict[str, object]) -> Iterator[str]:
     """A server that gives a token at a path, as those of clouds do to their machines; gives its address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             known = self.path.partition("?")[0].startswith(path)
-            answer = json.dumps(fields if known else {"email": "x", "scopes": [], "aliases": []}).encode()
-            self.send_response(200)
-            self.send_header("Metadata-Flavor", "Google")
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            answer = fields if known else {"email": "x", "scopes": [], "aliases": []}
+            self.reply(json.dumps(answer), Metadata_Flavor="Google", Content_Type="application/json")
 
         do_POST = do_GET  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
     with serving(Handler) as url:
         yield url.rstrip("/")
@@ -226,7 +213,7 @@ def test_google_credentials_are_found(growfs: Growfs, gcs_endpoint: str, tmp_pat
             growfs.env |= {"GCE_METADATA_HOST": host, "GCE_METADATA_IP": host, "GCE_METADATA_ROOT": host}
             growfs.env |= {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path)}
         growfs.mount(store.url, "--endpoint-url", proxy.url)
-        assert content(growfs) == {"large": data}
+        assert growfs.content() == {"large": data}
         ranges = [request.headers["Range"] for request in proxy.requests if request.headers["Range"]]
         assert len(ranges) > 1
 
@@ -295,7 +282,7 @@ def test_azure_credentials_are_found(
             flags.append("--anon")
         growfs.mount(store.url, *flags)
         until(lambda: growfs.names() == {"large", "small"})
-        assert content(growfs) == {"large": data, "small": b"small"}
+        assert growfs.content() == {"large": data, "small": b"small"}
 
 
 @pytest.mark.parametrize("source", ["the environment", "a token file"])
@@ -313,7 +300,7 @@ def test_the_token_of_the_hub_is_found(growfs: Growfs, tmp_path: Path, source: s
             (tmp_path / "token").write_text(HUB_TOKEN)
         growfs.mount(store.url, "--endpoint-url", hub.url)
         until(lambda: growfs.names() == {"large", "small"})
-        assert content(growfs) == {"large": data, "small": b"small"}
+        assert growfs.content() == {"large": data, "small": b"small"}
         elsewhere = [headers for _, path, headers in hub.requests if path.startswith("/cdn/")]
         assert len(elsewhere) > 1
         assert not [headers for headers in elsewhere if "Authorization" in headers], "the token is the hub's alone"

@@ -211,6 +211,10 @@ class LocalCache:
         self.database.close()
 
 
+async def answers(_: bool) -> None:
+    """A probe of a remote that is not away."""
+
+
 def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
     """Open a cache as the daemon does when it starts."""
     database = Database(folder / "catalog.sqlite")
@@ -220,9 +224,6 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
 
     async def decide(number: int, turnover: TurnoverInput) -> GenerationPlan:
         return plan_generation(database.path, number, turnover)
-
-    async def answers(_: bool) -> None:
-        """A probe of a remote that is not away."""
 
     def demand() -> Demand:
         return cache.demand()

@@ -15,7 +15,7 @@ from growfs.scheduler.refresh import CatalogSync
 from growfs.workers import messages
 from growfs.workers.messages import Done, ListRemote, StillWorking
 from growfs.workers.pool import Channel, WorkerLost, WorkerSilent
-from tests.unit.local_cache import LocalCache
+from tests.unit.local_cache import LocalCache, answers
 
 STALL_S = 0.4
 REQUEST = ListRemote(Path("/no/catalog"), 1)
@@ -76,9 +76,6 @@ async def test_a_worker_that_died_and_one_that_is_silent_are_told_apart(pool: Li
 async def test_a_server_that_never_answers_the_listing_is_named_and_the_listing_tried_again(
     cache: LocalCache, pool: ListingPool
 ) -> None:
-    async def answers(_: bool) -> None:
-        """A probe of a remote that is not away."""
-
     sync = CatalogSync(pool, cache.catalog, cache.store, Outage(answers), every_s=3600)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sync.run)

@@ -78,10 +78,6 @@ async def end(readers: Readers, process: subprocess.Popen[bytes]) -> None:
             await readers.released.wait()
 
 
-async def test_the_first_listing_begins_the_first_generation(readers: Readers) -> None:
-    assert await generation(readers, ME) == 1
-
-
 async def test_each_epoch_begins_a_generation(readers: Readers) -> None:
     assert [await generation(readers, ME), await generation(readers, ME)] == [1, 1]
     opens(readers, ME)
@@ -95,12 +91,6 @@ async def test_all_directories_of_a_walk_are_of_one_generation(readers: Readers)
         opens(readers, ME)
     assert await generation(readers, ME, 1) == 2
     assert await generation(readers, ME, 2) == 2
-
-
-async def test_a_second_process_joins_the_generation(readers: Readers, other: int) -> None:
-    assert await generation(readers, ME) == 1
-    opens(readers, ME)
-    assert await generation(readers, other) == 1
 
 
 async def test_a_reader_that_opens_nothing_sees_growth_after_the_settle_time(

@@ -26,7 +26,7 @@ from growfs.scheduler.space import Claim
 from growfs.signal import Signal
 from growfs.units import CacheSize
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
-from tests.unit.local_cache import LocalCache, file, open_local_cache
+from tests.unit.local_cache import LocalCache, answers, file, open_local_cache
 
 SIZE = 4096
 FILES = 10
@@ -108,10 +108,6 @@ class RefusingPool:
             return FetchProgress(0, 0, [(request.id, FetchFailed(RemoteError("403")))], 0)
         request.target.write_bytes(b"x" * SIZE)
         return FetchProgress(SIZE, 0, [(request.id, Fetched(request.file, SIZE, "0"))], 0)
-
-
-async def answers(_: bool) -> None:
-    """A probe of a remote that is not away."""
 
 
 class NoVersions:

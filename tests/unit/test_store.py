@@ -34,18 +34,6 @@ async def list_files(cache: LocalCache, *paths: str) -> None:
     await cache.list([file(path) for path in paths])
 
 
-async def test_an_admitted_file_is_resident(cache: LocalCache) -> None:
-    await list_files(cache, "a/1", "a/2")
-    await cache.admit("a/1", content=b"x" * 5000)
-    store = cache.store
-    assert cache.cached() == {"a/1": b"x" * 5000}
-    assert (store.resident_files, store.resident_bytes, store.resident_content_bytes) == (1, 2 * BLOCK, 5000)
-    assert (store.reserved_bytes, store.orphan_bytes, store.used_bytes) == (0, 0, 2 * BLOCK)
-    assert cache.node("a/1").seq
-    assert cache.node("a").seq
-    assert cache.node("a/2").seq is None
-
-
 async def test_reserved_bytes_count_towards_the_limit(cache: LocalCache) -> None:
     cache.store.limit_bytes = 3 * BLOCK
     first = cache.store.reserve(BLOCK + 1)
@@ -85,12 +73,6 @@ async def test_nothing_is_reserved_below_the_minimum_of_free_space(cache: LocalC
     assert cache.store.reserve(1) is None
 
 
-async def test_the_largest_file_that_fits_is_of_whole_blocks(cache: LocalCache) -> None:
-    cache.store.limit_bytes = 2 * BLOCK + 100
-    assert cache.store.max_file_bytes == 2 * BLOCK
-    assert cache.store.reserve(cache.store.max_file_bytes)
-
-
 async def test_eviction_frees_space_and_notifies(cache: LocalCache) -> None:
     await list_files(cache, "a/1", "a/2")
     await cache.admit("a/1", "a/2")
@@ -121,19 +103,6 @@ async def test_an_evicted_file_that_is_open_counts_until_its_last_close(cache: L
     assert notified
     assert cache.store.used_bytes == 0
     assert cache.store.opened(id) is None
-
-
-async def test_an_open_file_that_is_replaced_keeps_its_content(cache: LocalCache) -> None:
-    await list_files(cache, "a/1")
-    await cache.admit("a/1", content=b"old" * 10)
-    handle = open_file(cache, "a/1")
-    old = handle.id
-    await cache.list([file("a/1", version="v2")])
-    await cache.admit("a/1", content=b"new" * 10)
-    assert os.pread(handle.fd, 100, 0) == b"old" * 10
-    assert cache.store.used_bytes == 2 * BLOCK
-    cache.store.close_file(old)
-    assert cache.store.used_bytes == BLOCK
 
 
 async def test_a_staged_file_of_an_old_version_is_not_admitted(cache: LocalCache) -> None:
@@ -190,23 +159,6 @@ async def test_files_are_listed_in_the_order_of_admission(cache: LocalCache) -> 
     assert [node.name for node in cache.entries(cache.node("a").id, everything, 10)] == ["3", "1", "2"]
 
 
-async def test_a_generation_does_not_change(cache: LocalCache) -> None:
-    await cache.list([file("a/1", 100), file("a/2", 50), file("a/3")])
-    await cache.admit("a/1")
-    first = await cache.begin()
-    assert first
-    await cache.admit("a/2", content=b"x" * 50)
-    folder = cache.node("a").id
-    assert [node.name for node in cache.entries(folder, first, 10)] == ["1"]
-    assert (first.files, *cache.totals()) == (1, 1, 100)
-    second = await cache.begin()
-    assert second
-    assert second.number == first.number + 1
-    assert [node.name for node in cache.entries(folder, second, 10)] == ["1", "2"]
-    assert [node.name for node in cache.entries(folder, first, 10)] == ["1"]
-    assert (second.files, *cache.totals()) == (2, 2, 150)
-
-
 async def fill(cache: LocalCache, count: int = 6, shown: int = 3) -> None:
     """Fill a cache with `count` files of one directory, of which a generation has shown the first ones."""
     paths = [f"a/{number}.jpg" for number in range(count)]
@@ -252,13 +204,6 @@ async def test_a_directory_keeps_one_file_of_each_extension(cache: LocalCache) -
     assert await cache.reserve_by_eviction(BLOCK, Holds())
     kinds = {(path.partition("/")[0], path.rpartition(".")[2]) for path in cache.resident()}
     assert kinds == {("a", "jpg"), ("a", "txt"), ("b", "jpg")}
-
-
-async def test_a_large_reservation_evicts_several_files(cache: LocalCache) -> None:
-    await fill(cache)
-    assert await cache.reserve_by_eviction(3 * BLOCK, Holds()) == 3 * BLOCK
-    assert cache.store.used_bytes == cache.store.limit_bytes
-    assert cache.resident() == {"a/0.jpg", "a/1.jpg", "a/2.jpg"}
 
 
 async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
@@ -312,24 +257,6 @@ async def test_the_digest_decides_where_only_the_change_time_differs(cache: Loca
     await cache.store.recheck(id)
     assert (cache.store.open(id) is not None) == whole
     assert ("a/1" in cache.resident()) == whole
-
-
-async def test_the_counters_are_the_same_after_a_restart(tmp_path: Path) -> None:
-    cache = open_local_cache(tmp_path)
-    await cache.list([file("a/1", 100), file("a/2", 5000), file("b/3")])
-    await cache.admit("a/1")
-    await cache.admit("a/2", content=b"x" * 5000)
-    await cache.begin()
-    cache.close()
-    reopened = open_local_cache(tmp_path)
-    for name in ("resident_files", "resident_bytes", "resident_content_bytes", "used_bytes", "last_seq"):
-        assert getattr(reopened.store, name) == getattr(cache.store, name)
-    for name in ("files", "bytes", "directories"):
-        assert getattr(reopened.catalog, name) == getattr(cache.catalog, name)
-    second = await reopened.begin()
-    assert second
-    assert second.number == 2
-    reopened.close()
 
 
 @pytest.mark.promise(29)

@@ -152,18 +152,6 @@ async def test_the_files_shown_for_longest_are_delisted(scene: TurnoverScene) ->
     assert scene.cache.generations.delisted_bytes(scene.cache.database.rows) == 2 * BLOCK
 
 
-async def test_a_delisted_file_that_is_not_chosen_again_is_listed_again(scene: TurnoverScene) -> None:
-    await show_all(scene, "123456")
-    await scene.begin(delist=4)
-    assert scene.listed() == "56"
-    third = await scene.begin(delist=2)
-    assert scene.listed() == "3456"
-    assert {name: scene.row(name)[2] for name in "1234"} == {"1": 2, "2": 2, "3": None, "4": None}
-    assert third.files == 4
-    await scene.begin()
-    assert scene.listed() == "123456"
-
-
 @pytest.mark.promise(21)
 async def test_nothing_is_delisted_while_readers_cannot_be_identified(scene: TurnoverScene) -> None:
     await show_all(scene, "123456")
@@ -204,17 +192,6 @@ async def test_a_directory_keeps_the_last_file_of_each_extension(scene: Turnover
     assert scene.cache.listed() == {"a/1.txt", "a/2.jpg", "b/2.jpg", "a/README"}
 
 
-async def test_the_last_file_of_a_kind_is_delisted_once_another_is_resident(scene: TurnoverScene) -> None:
-    await scene.remote("a/1.jpg", "a/2.jpg")
-    await scene.admit("a/1.jpg")
-    await scene.begin()
-    await scene.begin(delist=1)
-    assert scene.cache.listed() == {"a/1.jpg"}
-    await scene.admit("a/2.jpg")
-    await scene.begin(delist=2)
-    assert scene.cache.listed() == {"a/2.jpg"}
-
-
 @pytest.mark.promise(24)
 async def test_a_group_is_delisted_as_a_whole(scene: TurnoverScene) -> None:
     await scene.remote(*"123456")
@@ -242,19 +219,6 @@ async def test_a_group_admitted_in_parts_is_one_group(scene: TurnoverScene) -> N
     assert scene.listed() == "14"
 
 
-@pytest.mark.promise(18)
-async def test_a_file_never_opened_is_spared_once(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    await scene.begin(delist=2, opened="234")
-    assert scene.listed() == "14"
-    assert await scene.cache.reserve_by_rotation(2 * BLOCK, Holds())
-    scene.cache.give_back()
-    scene.store.limit_bytes -= 2 * BLOCK
-    await scene.admit("2", "3")
-    await scene.begin(delist=2, opened="4")
-    assert scene.listed() == "23"  # 1 was spared once already; 2 and 3 were not shown since they came back
-
-
 async def test_opens_recorded_in_the_database_count(scene: TurnoverScene) -> None:
     await show_all(scene, "1234")
     await scene.cache.database.write(lambda writer: writer.execute("UPDATE resident SET opened = 1 WHERE id > 0"))
@@ -263,21 +227,6 @@ async def test_opens_recorded_in_the_database_count(scene: TurnoverScene) -> Non
 
 
 # --show-files: each generation lists exactly this many files.
-
-
-async def test_show_files_lists_that_many_files_whatever_is_admitted(scene: TurnoverScene) -> None:
-    names = [*"123456789", "b/1", "b/2"]
-    await scene.remote(*names)
-    scene.cache.generations.show_files = 4
-    await scene.admit(*"123456")
-    first = await scene.begin(delist=1)
-    assert (scene.listed(), first.files) == ("1234", 4)
-    second = await scene.begin(delist=1)
-    assert (scene.listed(), second.files) == ("3456", 4)
-    await scene.admit("7", "8", "9", "b/1", "b/2")
-    for _ in range(4):
-        generation = await scene.begin(delist=1)
-        assert len(scene.cache.listed()) == generation.files == 4
 
 
 async def test_a_directory_without_listed_files_is_not_listed(scene: TurnoverScene) -> None:
@@ -342,19 +291,6 @@ def test_show_files_always_lists_exactly_that_many(data: st.DataObject) -> None:
 
 
 # Sequence numbers and queue positions.
-
-
-async def test_sequence_numbers_are_never_reused(scene: TurnoverScene) -> None:
-    await show_all(scene, "1234")
-    await scene.begin(delist=2)
-    await scene.store.evict([scene.id("2")])
-    scene.store.limit_bytes -= BLOCK
-    await scene.admit("2")
-    seqs = [scene.row(name)[0] for name in "1234"]
-    assert len(set(seqs)) == 4
-    assert max(seqs) == scene.row("2")[0]
-    await scene.begin()
-    assert scene.listed() == "1234"
 
 
 async def test_a_new_version_keeps_its_queue_position(scene: TurnoverScene) -> None:
@@ -542,16 +478,13 @@ async def test_rotation_evicts_a_group_as_a_whole(scene: TurnoverScene) -> None:
     assert scene.resident() == "3456"
 
 
-async def test_rotation_spares_a_group_with_an_open_file(scene: TurnoverScene) -> None:
+@pytest.mark.parametrize("why", ["open", "held"])
+async def test_rotation_spares_a_group_one_of_whose_files_is_used(scene: TurnoverScene, why: str) -> None:
     await delist_pairs(scene)
-    assert scene.store.open(scene.id("2"))
-    assert await scene.cache.reserve_by_rotation(BLOCK, Holds())
-    assert scene.resident() == "1256"
-
-
-async def test_rotation_spares_a_group_with_a_held_file(scene: TurnoverScene) -> None:
-    await delist_pairs(scene)
-    assert await scene.cache.reserve_by_rotation(BLOCK, Holds([{EVERYWHERE: Hold(1, scene.row("1")[0])}]))
+    if why == "open":
+        assert scene.store.open(scene.id("2"))
+    holds = Holds([{EVERYWHERE: Hold(1, scene.row("1")[0])}] if why == "held" else [])
+    assert await scene.cache.reserve_by_rotation(BLOCK, holds)
     assert scene.resident() == "1256"
 
 
@@ -564,26 +497,6 @@ async def test_a_partly_delisted_group_is_listed_whole_once_the_rest_is_admitted
     assert scene.listed() == "56"
     await scene.begin(delist=3)
     assert scene.listed() == "126"
-
-
-@pytest.mark.promise(7, 19)
-async def test_a_miss_leaves_each_directory_one_listed_file(scene: TurnoverScene) -> None:
-    """An open file that is delisted or not shown yet does not replace the last listed one."""
-    await show_all(scene, "12")
-    await scene.begin(delist=1)
-    assert scene.listed() == "2"
-    assert scene.store.open(scene.id("1"))
-    assert await scene.cache.reserve_by_eviction(BLOCK, Holds()) is None
-    assert scene.listed() == "2"
-
-
-async def test_an_open_file_not_shown_yet_does_not_replace_the_last_listed_one(scene: TurnoverScene) -> None:
-    await show_all(scene, "1")
-    await scene.remote(*"12")
-    await scene.admit("2")
-    assert scene.store.open(scene.id("2"))
-    assert await scene.cache.reserve_by_eviction(BLOCK, Holds()) is None
-    assert scene.listed() == "1"
 
 
 async def test_a_directory_not_listed_yet_keeps_a_file_as_well(scene: TurnoverScene) -> None:
