@@ -185,8 +185,8 @@ class PrefetchState:
     def invalidate_order(self) -> None:
         """Compute the order anew: there may be more to draw, or more space."""
         self.is_stale = True
-        if self._phase is MountState.HELD:  # until the new order says more
-            self._phase = MountState.FILLING
+        if self._phase is MountState.HELD or (self._phase is MountState.COMPLETE and not self.is_whole):
+            self._phase = MountState.FILLING  # until the new order says more
         self.changed.notify()
 
     def draw_evicted(self) -> None:
