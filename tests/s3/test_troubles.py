@@ -110,6 +110,7 @@ def test_an_outage_in_the_middle_of_filling_is_waited_out(
 ) -> None:
     paths = [f"d{number % 3}/{number}" for number in range(60)]
     url = put(moto, prefix, *paths)
+    growfs.env[SETUP_VARIABLE] = QUICK_RETRIES
     with proxy_to(moto.endpoint_url) as proxy:
         count = itertools.count()
         proxy.hold(lambda request: request.is_fetch and next(count) >= 10)

@@ -114,13 +114,6 @@ def test_a_missed_file_waits_for_its_whole_group() -> None:
     assert len(admission_queue) == 1
 
 
-def test_a_newer_version_does_not_wait_for_drawn_files() -> None:
-    admission_queue = AdmissionQueue()
-    draw(admission_queue, 9)
-    finish_fetch(admission_queue, download(1, DownloadGroup(), Priority.DUE))
-    assert admit_batch(admission_queue) == [1]
-
-
 def test_a_failed_file_does_not_block_later_ones() -> None:
     admission_queue = AdmissionQueue()
     first, second, third = (draw(admission_queue, id) for id in (1, 2, 3))
@@ -128,16 +121,6 @@ def test_a_failed_file_does_not_block_later_ones() -> None:
     first.downloads[0].move(DownloadState.FAILED)
     assert admit_batch(admission_queue) == [2, 3]
     assert len(admission_queue) == 0
-
-
-def test_a_group_admitted_early_is_not_admitted_again() -> None:
-    admission_queue = AdmissionQueue()
-    group = draw(admission_queue, 1)
-    finish_fetch(admission_queue, *group.downloads)
-    group.downloads[0].priority = Priority.READER
-    admission_queue.prioritize(group)
-    assert admit_batch(admission_queue) == [1]
-    assert admit_batch(admission_queue) == []
 
 
 def test_a_batch_has_no_more_files_than_a_commit_may_have() -> None:

@@ -73,15 +73,6 @@ def test_more_are_not_tried_where_fewer_cost_little() -> None:
     assert (min(streams), max(streams)) == (few, STREAMS_FIRST)
 
 
-def test_one_low_period_does_not_bring_new_connections() -> None:
-    """The rate is lower where one file ends and the next one begins."""
-    controller, streams = ConcurrencyController(), [STREAMS_FIRST]
-    for _ in range(2 * PERIODS):
-        is_first_step = streams[-1] < STREAMS_FIRST == max(streams) and streams.count(streams[-1]) == 1
-        streams.append(controller.update(80 if is_first_step else 100, True, False))
-    assert max(streams) == STREAMS_FIRST
-
-
 def test_where_each_stream_counts_more_are_tried_at_once() -> None:
     streams = Link(1000, 5).drive(ConcurrencyController(), FIRST_REST_PERIODS + REST_PERIODS)
     assert streams[-1] > 2 * STREAMS_FIRST
@@ -111,14 +102,6 @@ def test_streams_are_halved_when_the_store_throttles_and_recover() -> None:
         controller.update(0, False, True)
     assert controller.streams == STREAMS_MIN
     assert link.drive(controller, 2 * PERIODS)[-1] >= 90
-
-
-def test_throttling_does_not_judge_the_step_before() -> None:
-    controller = ConcurrencyController()
-    controller.update(100, True, False)
-    assert controller.update(500, True, True) == controller.streams
-    assert controller.streams < STREAMS_FIRST
-    assert controller.update(500, True, False) == controller.streams
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])

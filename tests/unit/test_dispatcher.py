@@ -16,7 +16,7 @@ from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, RemoteBusy, UsageError
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
-from growfs.scheduler.concurrency import LARGE_BYTES, STREAMS_FIRST, STREAMS_FIRST_LARGE
+from growfs.scheduler.concurrency import STREAMS_FIRST
 from growfs.scheduler.dispatcher import (
     AHEAD_BYTES,
     AHEAD_FILES,
@@ -190,13 +190,6 @@ async def test_few_files_are_spread_over_the_workers(files: int, size: int) -> N
         counts = [len(worker.requests) for worker in scene.pool.all]
         assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
         assert scene.pool.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
-
-
-async def test_a_large_first_file_gets_more_streams() -> None:
-    async with start_scene(1) as scene:
-        scene.enqueue("large", size=LARGE_BYTES)
-        await quiet()
-        assert scene.pool.limits.streams == STREAMS_FIRST_LARGE
 
 
 async def test_large_files_go_to_one_worker_until_its_cpu_limits_it(clock: trio.testing.MockClock) -> None:
@@ -400,27 +393,6 @@ async def test_a_worker_may_die_while_files_are_sent_to_it(monkeypatch: pytest.M
         scene.enqueue("b")
         await scene.finish()
         assert scene.fetched == ["b"]
-
-
-async def test_a_store_that_throttles_halves_the_streams(clock: trio.testing.MockClock) -> None:
-    async with start_scene(1) as scene:
-        scene.enqueue(*names(100))
-        await quiet()
-        (worker,) = scene.pool.all
-        worker.report(progress(bytes=0, refusals=3))
-        await trio.sleep(1.5 * PERIOD_S)
-        assert scene.dispatcher.streams == scene.pool.limits.streams == STREAMS_FIRST // 2
-
-
-async def test_a_change_of_the_bandwidth_applies_at_once() -> None:
-    async with start_scene(2) as scene:
-        scene.enqueue("a", "b")
-        await quiet()
-        scene.dispatcher.set_bandwidth(5000)
-        assert (scene.dispatcher.bytes_per_s, scene.pool.limits.bytes_per_s) == (5000, 2500)
-        scene.pool.all[0].report_fetched()
-        await quiet()
-        assert scene.pool.limits.bytes_per_s == 5000, "only one worker is busy"
 
 
 async def test_after_a_recall_nothing_is_sent_until_dispatch_resumes_in_the_same_order_with_new_workers() -> None:
