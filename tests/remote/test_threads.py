@@ -85,6 +85,36 @@ def test_a_job_that_sleeps_gives_way() -> None:
     assert jobs.order == ["other", "repeated"]
 
 
+def test_few_jobs_that_sleep_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a store that is overloaded would get more requests than the limit allows."""
+    monkeypatch.setattr(module, "SLEEPING_MAX", 2)
+    jobs, threads = Jobs(), TransferThreads(lambda: 1)
+
+    def sleep() -> None:
+        jobs.order.append("began")
+        threads.sleep(STRAY_S)
+        jobs.order.append("repeated")
+        jobs.job()()
+
+    for _ in range(4):
+        threads.submit(Job(sleep))
+    jobs.release()
+    jobs.until(lambda jobs: jobs.done == 4)
+    assert jobs.order[:4] == ["began"] * 3 + ["repeated"], "the third keeps its place"
+
+
+def test_jobs_submitted_together_begin_together() -> None:
+    """Even if only one thread exists yet, which is idle."""
+    jobs, threads = Jobs(), TransferThreads(lambda: 20)
+    first = threading.Event()
+    threads.submit(Job(first.set))
+    assert first.wait(WAIT_S)
+    for _ in range(20):
+        threads.submit(Job(jobs.job()))
+    jobs.until(lambda jobs: jobs.peak == 20)
+    jobs.release()
+
+
 def test_urgent_jobs_do_not_wait() -> None:
     jobs, threads = Jobs(), TransferThreads(lambda: 2)
     for _ in range(4):

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,6 +191,7 @@ def test_the_mount_and_the_simulation_list_and_evict_the_same(
         trio.run(run, folder)
 
 
+@pytest.mark.promise(7, 19)
 async def test_both_keep_the_last_listed_file_of_a_kind_where_a_delisted_one_is_open(tmp_path: Path) -> None:
     twins = await twins_of(tmp_path, [f"d1/{n}.s" for n in range(4)], [1] * 4, limit=2)
     await twins.fill(0)
