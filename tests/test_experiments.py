@@ -29,13 +29,6 @@ pytestmark = [
 ]
 
 
-def experiments(*arguments: object) -> None:
-    """Run tools/experiments, forked from a process that has imported its libraries."""
-    words = ["-m", "tools.experiments", *map(str, arguments)]
-    done = FORKS.run(words, {**ENV, FORK_ALL_VARIABLE: "1"}, timeout_s=200)
-    assert done.returncode == 0, done.stderr
-
-
 def rows(page: str) -> list[dict[str, str]]:
     """The rows of all tables of a page, by column name; the first column is named `way`."""
     table, names = [], ["way"]
@@ -54,17 +47,17 @@ def share(cell: str) -> float:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of two quick runs, the second one through a mount."""
+    """The output folder of a quick run, forked from a process that has imported its libraries."""
     folder = tmp_path_factory.mktemp("experiments")
-    common = ["--quick", "--out", folder]
-    experiments(*common)
-    experiments(*common, "--mount", "--epochs", 2)
+    words = ["-m", "tools.experiments", "--quick", "--out", str(folder)]
+    done = FORKS.run(words, {**ENV, FORK_ALL_VARIABLE: "1"}, timeout_s=200)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
 def by_way(quick: Path) -> dict[str, dict[str, str]]:
-    """The rows of the quick run without a mount."""
+    """The rows of the quick run."""
     return {row["way"]: row for row in rows((quick / "experiments.md").read_text())}
 
 
@@ -109,10 +102,3 @@ def test_the_plot_shows_the_rotation(quick: Path) -> None:
 
 def test_the_committed_results_cover_these_ways() -> None:
     assert {row["way"] for row in rows((ROOT / "docs" / "experiments.md").read_text())} == WAYS
-
-
-def test_the_experiment_runs_through_a_mount(quick: Path) -> None:
-    whole, simulated, mounted = rows((quick / "experiments-mount.md").read_text())
-    assert whole["steps"] == simulated["steps"] == mounted["steps"]
-    assert share(mounted["data seen"]) > 0.1
-    assert share(mounted["opens that waited"]) == 0

@@ -45,43 +45,27 @@ def split(seed: int) -> Split:
     return Split(parts[0], parts[2], parts[1], parts[3])
 
 
-class Training:
-    """A model in training. steps: their number; the learning rate falls to zero over them along a cosine."""
-
-    def __init__(self, seed: int, steps: int) -> None:
-        torch.manual_seed(seed)
-        self._model = nn.Sequential(
-            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(128, CLASSES)),
-        )
-        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=LEARNING_RATE, fused=True)
-        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, steps)
-
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """One step with a batch: (n, 1, 8, 8) and (n,)."""
-        self._optimizer.zero_grad()
-        nn.functional.cross_entropy(self._model(images), labels).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        self._schedule.step()
-
-    def accuracy(self, split: Split) -> float:
-        """Accuracy on the held-out images, in percent."""
-        with torch.no_grad():
-            predicted = self._model(tensor(split.held_out_images)).argmax(1).numpy()
-        return float(np.mean(predicted == split.held_out_labels) * 100)
-
-
-def tensor(images: Images) -> torch.Tensor:
-    """Images as the model takes them: with a channel dimension."""
-    return torch.from_numpy(images).unsqueeze(1)
-
-
 def train(split: Split, samples: Numbers, seed: int) -> float:
-    """Accuracy in percent after training on these samples, in this order. samples: indices of the split's images."""
+    """Accuracy on the held-out images, in percent, after training on these samples, in this order.
+
+    samples: indices of the split's images. The learning rate falls to zero along a cosine.
+    """
     steps = len(samples) // BATCH
-    training = Training(seed, steps)
-    images, labels = tensor(split.images), torch.from_numpy(split.labels)
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(128, CLASSES)),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    images, held_out = (torch.from_numpy(some).unsqueeze(1) for some in (split.images, split.held_out_images))
+    labels = torch.from_numpy(split.labels)
     for batch in torch.from_numpy(samples[: steps * BATCH]).view(steps, BATCH):
-        training.step(images[batch], labels[batch])
-    return training.accuracy(split)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        predicted = model(held_out).argmax(1).numpy()
+    return float(np.mean(predicted == split.held_out_labels) * 100)

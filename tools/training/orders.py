@@ -16,7 +16,7 @@ from growfs.simulation.simulator import Simulation
 from tools.training.digits import RESIDENT, TRAIN, Numbers
 
 FILE_BYTES = 8192
-"""Each sample is a file of this size: the disk space of a file that tools.training.through_mount writes."""
+"""Each sample is a file of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +47,23 @@ class Reading:
         return len(np.unique(self.samples)) / TRAIN
 
 
-def path(sample: int, label: int) -> str:
-    """The file of a sample, in its class folder."""
-    return f"{label}/{sample:04}.npy"
-
-
 def everything(opens: int, seed: int) -> Reading:
     """All data is local; each epoch reads it in a new random order."""
     return Reading(_take(_shuffled(np.random.default_rng(seed)), opens), TRAIN, 0)
 
 
-def turnover(fetches_per_open: float) -> float:
-    """The turnover t for which a fraction t of the cache is replaced while the listed rest, 1 - t, is read once."""
-    return fetches_per_open / (1 + fetches_per_open)
-
-
-def cached(policy: str, fetches_per_open: float, labels: Numbers, opens: int, seed: int) -> Reading:
+def cached(policy: str, opens_per_fetch: int, labels: Numbers, opens: int, seed: int) -> Reading:
     """A cache of a tenth of the data, full at the first listing, with a policy of growfs.simulation.
 
-    The remote delivers fetches_per_open files in the time of one open, so no policy can fetch more between two opens;
-    fetches for misses come on top.
+    The remote delivers a file in the time of so many opens, so no policy can fetch more; fetches for misses come on
+    top. The turnover is that for which a fraction t of the cache is replaced while the listed rest, 1 - t, is read.
     """
-    files = [File(int(label) + 1, path(sample, label), FILE_BYTES) for sample, label in enumerate(labels)]
+    files = [File(int(label) + 1, f"{label}/{sample:04}", FILE_BYTES) for sample, label in enumerate(labels)]
     simulation = Simulation(
         files,
         RESIDENT * FILE_BYTES,
-        bandwidth=FILE_BYTES * fetches_per_open,
-        settings=MountSettings(policy, seed, turnover(fetches_per_open)),
+        bandwidth=FILE_BYTES / opens_per_fetch,
+        settings=MountSettings(policy, seed, 1 / (1 + opens_per_fetch)),
     )
     while sum(simulation.fetches) < RESIDENT:
         simulation.sleep(1)
@@ -95,14 +85,13 @@ def cached(policy: str, fetches_per_open: float, labels: Numbers, opens: int, se
     return Reading(read, fill, sum(simulation.fetches) - fill, waited)
 
 
-def stream(fetches_per_open: float, opens: int, seed: int) -> Reading:
+def stream(opens_per_fetch: int, opens: int, seed: int) -> Reading:
     """Stream samples in random order, pass after pass, through a shuffle buffer of a tenth of the data.
 
     It makes as many fetches and steps as the rotating cache, so each fetched sample is trained on several times ("data
     echoing", Choi et al., 2019): a step draws from the buffer at random, and a sample that was drawn often enough is
     replaced by the next.
     """
-    repeats = round(1 / fetches_per_open)
     rng = np.random.default_rng(seed)
     source = _shuffled(np.random.default_rng((seed, 1)))
     fetches = 0
@@ -110,13 +99,13 @@ def stream(fetches_per_open: float, opens: int, seed: int) -> Reading:
     def samples() -> Iterator[int]:
         nonlocal fetches
         buffer = [next(source) for _ in range(RESIDENT)]
-        left = [repeats] * RESIDENT
+        left = [opens_per_fetch] * RESIDENT
         while True:
             place = int(rng.integers(RESIDENT))
             yield buffer[place]
             left[place] -= 1
             if not left[place]:
-                buffer[place], left[place] = next(source), repeats
+                buffer[place], left[place] = next(source), opens_per_fetch
                 fetches += 1
 
     return Reading(_take(samples(), opens), RESIDENT, fetches)

@@ -94,7 +94,7 @@ def verdict(rows: Iterable[Row]) -> list[str]:
 
 def draw(rows_by_epochs: dict[int, list[Row]], path: Path) -> None:
     """Plot the differences to everything local over the opens per fetch, for each length of training."""
-    import matplotlib as mpl  # a run through a mount draws nothing
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     # Equal results give equal files: no date, no random names. Text stays text, which is smaller.
