@@ -123,7 +123,13 @@ def http_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebFolder]
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a self-signed certificate for 127.0.0.1 and its key."""
-    x509 = pytest.importorskip("cryptography.x509")
+    pytest.importorskip("cryptography.x509")
+    return make_certificate(tmp_path_factory.mktemp("tls") / "certificate.pem")
+
+
+def make_certificate(path: Path) -> Path:
+    """Write a self-signed certificate for 127.0.0.1, and its key."""
+    from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -138,7 +144,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    path: Path = tmp_path_factory.mktemp("tls") / "certificate.pem"
     plain = serialization.NoEncryption()
     text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
     path.write_bytes(text + made.public_bytes(serialization.Encoding.PEM))

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import BinaryIO
 
+from tests.servers import make_certificate
 from tools.benchmarks.cached import SMALL_BYTES, make_small_files
 from tools.benchmarks.cgroup import Cgroup
 from tools.benchmarks.measure import (
@@ -35,7 +36,6 @@ from tools.benchmarks.measure import (
 )
 from tools.benchmarks.mounts import mounted
 from tools.benchmarks.servers import (
-    Certificate,
     Server,
     behind_link,
     rclone_binary,
@@ -64,7 +64,7 @@ class Source:
     server: Server
     files: int
     bytes: int
-    certificate: Certificate | None = None
+    certificate: Path | None = None
     url: str = f"s3://{NAME}"
     flags: Sequence[object] | None = None
 
@@ -111,7 +111,7 @@ def growfs_mount(engine: str, *more: object) -> Contender:
         flags: list[object] = ["--engine", engine, *there, "--refresh", 0]
         flags += ["--cache-size", 2 * source.bytes + (1 << 30), "--wait-files", source.files, *more]
         if source.certificate:
-            flags += ["--storage-option", f"client_kwargs.verify={source.certificate.file}"]
+            flags += ["--storage-option", f"client_kwargs.verify={source.certificate}"]
         with Cgroup() as group:
             first: list[tuple[float, float | None]] = []
 
@@ -180,7 +180,7 @@ def check(source: Source, folder: Path) -> float:
 
 def rclone_copy(source: Source, target: Path) -> CopyRun:
     """rclone, with the fastest flags found."""
-    flags = [f"--ca-cert={source.certificate.file}"] if source.certificate else []
+    flags = [f"--ca-cert={source.certificate}"] if source.certificate else []
     command = [rclone_binary(), "copy", "--config", os.devnull, *RCLONE_FLAGS, *flags, f":s3:{NAME}", target]
     return run_copier(source, target, command, **rclone_keys(source.server.endpoint))
 
@@ -189,7 +189,7 @@ def s5cmd_cp(*flags: object) -> Contender:
     """s5cmd with these flags."""
 
     def copy(source: Source, target: Path) -> CopyRun:
-        variables = {"SSL_CERT_FILE": source.certificate.file} if source.certificate else {}
+        variables = {"SSL_CERT_FILE": source.certificate} if source.certificate else {}
         command = [s5cmd_binary(), "--log", "error", "--endpoint-url", source.server.endpoint, *flags]
         return run_copier(source, target, [*command, "cp", f"s3://{NAME}/*", f"{target}/"], **variables)
 
@@ -223,10 +223,10 @@ def download(setting: Setting, found: Figures) -> str:
 
 def https(setting: Setting, found: Figures) -> str:
     """The same over TLS, with a certificate that the clients are configured to trust."""
-    return _shards(setting, found, Certificate.create(setting.folder), target=0.9)
+    return _shards(setting, found, make_certificate(setting.folder / "certificate.pem"), target=0.9)
 
 
-def _shards(setting: Setting, found: Figures, certificate: Certificate | None, target: float) -> str:
+def _shards(setting: Setting, found: Figures, certificate: Path | None, target: float) -> str:
     mib, remote = 1 if setting.quick else 128, setting.folder / "remote"
     bytes = make_shards(remote, SHARDS, mib)
     with rclone_server(remote, setting.folder / "rclone.log", certificate, low_priority=True) as server:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, run, wait_until
+from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, wait_until
 
 SERVER_START_S_MAX = 20.0
 RCLONE = Path(sys.executable).with_name("rclone")
@@ -63,7 +63,7 @@ def running(command: Sequence[object], log: Path, pattern: str, **variables: str
 def rclone_server(
     folder: Path,
     log: Path,
-    certificate: Certificate | None = None,
+    certificate: Path | None = None,
     low_priority: bool = False,
     hashes: bool = True,
     etags: str = "",
@@ -71,15 +71,15 @@ def rclone_server(
 ) -> Iterator[Server]:
     """Run `rclone serve s3`; each folder in `folder` is a bucket.
 
-    certificate: serve TLS with it. low_priority: use only CPU time that no other process wants. hashes: rclone's
-    default, which computes every hash it knows of each file that is read as a whole, at a third of the rate. etags: the
-    hash that the ETags are made of; without one they are empty. more: options.
+    certificate: a file with its key, too; serve TLS with it. low_priority: use only CPU time that no other process
+    wants. hashes: rclone's default, which computes every hash it knows of each file that is read as a whole, at a third
+    of the rate. etags: the hash that the ETags are made of; without one they are empty. more: options.
     """
     options = ["--etag-hash", etags, "--config", os.devnull, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", *more]
     if not hashes:
         options.append("--no-checksum")
     if certificate:
-        options += [f"--cert={certificate.file}", f"--key={certificate.key}"]
+        options += [f"--cert={certificate}", f"--key={certificate}"]
     command = [rclone_binary(), "serve", "s3", "--addr", "127.0.0.1:0", *options, folder]
     launcher = [sys.executable, "-m", "tools.benchmarks.low_priority"] if low_priority else []
     with running([*launcher, *command], log, r"server on \[(https?://[^/\]]+)") as server:
@@ -104,23 +104,6 @@ def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path, counts: Path 
     command = [*emulator, rtt_s, rate, *([counts] if counts else [])]
     with running(command, log, r"(http://\S+)") as link:
         yield link
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """A self-signed certificate for 127.0.0.1. Clients have to trust `file`."""
-
-    file: Path
-    key: Path
-
-    @classmethod
-    def create(cls, folder: Path) -> Certificate:
-        """Create one in a folder, with openssl."""
-        certificate = cls(folder / "certificate.pem", folder / "key.pem")
-        options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=growfs bench"]
-        options += ["-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-        run(["openssl", "req", "-x509", *options, "-keyout", certificate.key, "-out", certificate.file])
-        return certificate
 
 
 @contextlib.contextmanager

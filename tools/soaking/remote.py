@@ -20,7 +20,6 @@ from tools.soaking.content import SHARD, SINGLE, content
 
 BUCKET = "soak"
 CLASSES = 4
-ANSWER_S = 20.0
 FAULT_SHARES = {
     "hang_up": 0.3,
     "reset": 0.3,
