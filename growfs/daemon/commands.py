@@ -33,8 +33,8 @@ COMPLETIONS_MAX = 100
 BATCH_FILES = 1000
 """Files that are evicted or pinned in one step: requests are answered, and others write, in between."""
 
-Setter = Callable[[Any], Awaitable[None]]
-"""Changes an option of the running mount. Raises GrowfsError."""
+Setter = Callable[[Any], Awaitable[None] | None]
+"""Changes an option of the running mount, at once or once what it returns was awaited. Raises GrowfsError."""
 
 
 class MountCommands:
@@ -103,7 +103,8 @@ class MountCommands:
                 raise UsageError(f"{name}: cannot be set while mounted; these can: {names}")
             values[name] = parse_value(self._live[name], text)
         for name, value in values.items():
-            await self._setters[name](value)
+            if changing := self._setters[name](value):
+                await changing
         yield await self._snapshot()
 
 

@@ -428,6 +428,8 @@ class Fetcher:
     def _finish(self, download: Download) -> None:
         self._downloads.finish(download)
         self.finished.notify(download)
+        self._space.waiting.reconsider()
+        self._store.space_freed.notify()
         self.progressed.notify()
 
 
