@@ -34,7 +34,7 @@ from growfs.rotation.readers import Readers
 from growfs.scheduler.dispatcher import Dispatcher
 from growfs.scheduler.drawer import Drawer
 from growfs.scheduler.fetcher import Fetcher
-from growfs.scheduler.in_flight import Groups, InFlightTable, SizeEstimate
+from growfs.scheduler.in_flight import InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage, probe_in_worker
 from growfs.scheduler.passes import PassOrder, Prefetcher, plan_next
 from growfs.scheduler.peers import Peers, PeerSettings
@@ -126,10 +126,8 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
 
     outage = Outage(partial(probe_in_worker, workers, catalog, folder.partial))
     catalog_sync = CatalogSync(workers, catalog, store, outage, options.refresh, request.remote.is_endless)
-    sizes = SizeEstimate(varies=producer is not None)
-    if producer and (size := store.largest_resident()) is not None:
-        sizes.learn(size)
-    downloads = InFlightTable(catalog, Groups(database, options.group), folder.partial)
+    sizes = SizeEstimate(store, varies=producer is not None)
+    downloads = InFlightTable(database, catalog, options.group, folder.partial)
     space = Space(
         database, store, generations, budget, outage, sizes, waiting, holders.holds, peers.awaits if peers else None
     )

@@ -65,7 +65,7 @@ class _Files:
         return Counter({(directory, suffix): count for directory, suffix, count in self.ask(query, *self.values)})
 
 
-def for_a_draw(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int], most: int) -> Iterator[CachedFile]:
+def for_a_draw(ask: Query, holds: Holds, shown_seq: int, in_use: Container[int], most: int) -> Iterator[CachedFile]:
     """Which of up to `most` delisted files a draw may evict, in order."""
     delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
     groups = (list(group) for _, group in itertools.groupby(delisted, key=attrgetter("queue_position")))
@@ -74,7 +74,7 @@ def for_a_draw(holds: Holds, shown_seq: int, ask: Query, in_use: Container[int],
 
 
 def for_a_miss(
-    holds: Holds, shown_seq: int, keep_held: bool, ask: Query, in_use: Container[int], most: int
+    ask: Query, holds: Holds, shown_seq: int, in_use: Container[int], most: int, keep_held: bool
 ) -> Iterator[CachedFile]:
     """What a miss may evict, up to `most` of each sort, in order. shown_seq: the last admission that was listed.
 

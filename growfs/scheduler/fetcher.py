@@ -169,7 +169,7 @@ class Fetcher:
         group = DownloadGroup(is_drawn=True, ids=ids)
         self._admission_queue.append(group)
         for node in nodes[:-1]:
-            part = reserved.split(min(disk.allocation(self._space.need(node)), reserved.bytes))
+            part = reserved.split(min(disk.allocation(self._sizes.need(node)), reserved.bytes))
             self._enqueue(self._downloads.start(node, group, priority), part)
         self._enqueue(self._downloads.start(nodes[-1], group, priority), reserved)
 
@@ -268,7 +268,7 @@ class Fetcher:
         )
 
     def _enqueue(self, download: Download, reserved: Reservation) -> None:
-        download.hold(reserved, self._space.need(download.node))
+        download.hold(reserved, self._sizes.need(download.node))
         self._dispatcher.enqueue(download)
 
     def _retries_on_full_disk(self, download: Download, error: DiskFull) -> bool:

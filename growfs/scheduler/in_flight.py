@@ -27,7 +27,7 @@ from growfs.cache.catalog import UNKNOWN_SIZE, Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.publish import StagedFile
 from growfs.cache.schema import Query
-from growfs.cache.store import Reservation
+from growfs.cache.store import Reservation, Store
 from growfs.errors import DiskFull, GrowfsError
 from growfs.remote.names import extension
 from growfs.rotation.pass_order import group_of
@@ -183,11 +183,16 @@ class Download:
 
 
 class InFlightTable:
-    """Owns the downloads in flight, by node id: each file at most once. staging: the folder that workers write to."""
+    """Owns the downloads in flight, by node id: each file at most once.
 
-    def __init__(self, catalog: Catalog, groups: Groups, staging: Path) -> None:
+    group: the template of groups, with the fields of `group_of`; None: every file is alone. staging: the folder that
+    workers write to.
+    """
+
+    def __init__(self, database: Database, catalog: Catalog, group: str | None, staging: Path) -> None:
+        self._db = database
         self._catalog = catalog
-        self._groups = groups
+        self._group = group
         self._staging = staging
         self._downloads: dict[int, Download] = {}
 
@@ -221,7 +226,7 @@ class InFlightTable:
 
         size_max: bytes that any file may have.
         """
-        members = await self._groups.members(node, size_max)
+        members = await self.members(node, size_max)
         group = DownloadGroup(ids=tuple(member.id for member in members) if len(members) > 1 else ())
         started = []
         for id in [member.id for member in members]:
@@ -230,10 +235,31 @@ class InFlightTable:
                 started.append(self.start(member, group, Priority.READER))
         return started
 
+    async def members(self, node: Node, bytes_max: int) -> list[Node]:
+        """The files of a file's group, itself included; the file alone where the group needs more than bytes_max.
+
+        A thread looks: they may be in any of a million directories.
+        """
+        if self._group is None:
+            return [node]
+        return await self._db.query_in_thread(partial(_members, self._group, node, bytes_max))
+
     def finish(self, download: Download) -> None:
         """Remove a download that was admitted or failed, and wake the tasks that wait for it."""
         del self._downloads[download.node.id]
         download.finished.set()
+
+
+def _members(template: str, node: Node, bytes_max: int, ask: Query) -> list[Node]:
+    bare = node.name.removesuffix(f".{extension(node.name)}")
+    within_folder = "{stem}" in template or "{parent}" in template
+    by_name = "{stem}" in template or "{name}" in template
+    path_of = Catalog.paths_by(ask)
+    group = group_of(template, path_of(node))
+    found = Catalog.files_with_prefix(ask, bare if by_name else "", node.parent if within_folder else None)
+    members = [other for other in found if group_of(template, path_of(other)) == group]
+    fits = sum(disk.allocation(member.size or 0) for member in members) <= bytes_max
+    return members if fits else [node]
 
 
 @dataclass(slots=True)
@@ -305,29 +331,33 @@ class SizeEstimate:
     varies: the size that a file had the last time does not bind (it is produced).
     """
 
-    def __init__(self, varies: bool = False) -> None:
+    def __init__(self, store: Store, varies: bool = False) -> None:
         self.bytes = PRODUCED_SIZE if varies else UNKNOWN_SIZE
+        self._store = store
         self._varies = varies
         self._largest = 0
         self._exceeded: dict[int, int] = {}
+        if varies and (largest := store.largest_resident()) is not None:
+            self.learn(largest)
 
     def is_guess(self, node: Node) -> bool:
         """Whether the size of a file is not known."""
         return node.size is None or self._varies
 
-    def need(self, node: Node, size_max: int) -> int:
-        """Bytes to reserve for a file. size_max: bytes that any file may have."""
+    def need(self, node: Node) -> int:
+        """Bytes to reserve for a file."""
         exceeded = self._exceeded.get(node.id)
         estimate = self.bytes if self.is_guess(node) else 0
-        retry = max(2 * exceeded, self._retry_size(size_max)) if exceeded else 0
-        return min(max(estimate, node.size or 0, retry), size_max) if estimate or retry else node.size or 0
+        retry = max(2 * exceeded, self._retry_size) if exceeded else 0
+        size = max(estimate, node.size or 0, retry)
+        return min(size, self._store.max_file_bytes) if estimate or retry else size
 
-    def least(self, node: Node, size_max: int) -> int:
-        """The fewest bytes that are worth a try, where `need` does not fit. size_max: as in `need`."""
-        need, exceeded = self.need(node, size_max), self._exceeded.get(node.id, 0)
+    def least(self, node: Node) -> int:
+        """The fewest bytes that are worth a try, where `need` does not fit."""
+        need, exceeded = self.need(node), self._exceeded.get(node.id, 0)
         if not (exceeded or self.is_guess(node)):
             return need
-        return min(max(self._retry_size(size_max), node.size or 0, 5 * exceeded // 4), need)
+        return min(max(self._retry_size, node.size or 0, 5 * exceeded // 4), need)
 
     def learn(self, size: int) -> None:
         """Note that a file had this size."""
@@ -339,38 +369,9 @@ class SizeEstimate:
         self._exceeded[node.id] = bytes
         self.bytes = max(self.bytes, 2 * bytes)
 
-    @staticmethod
-    def _retry_size(size_max: int) -> int:
-        return min(RETRY_SIZE, size_max // RETRY_SHARE)
-
-
-class Groups:
-    """Finds the members of a group. template: its fields are those of `group_of`; None: every file is alone."""
-
-    def __init__(self, database: Database, template: str | None) -> None:
-        self._db = database
-        self._template = template
-
-    async def members(self, node: Node, bytes_max: int) -> list[Node]:
-        """The files of a file's group, itself included; the file alone where the group needs more than bytes_max.
-
-        A thread looks: they may be in any of a million directories.
-        """
-        if self._template is None:
-            return [node]
-        return await self._db.query_in_thread(partial(_members, self._template, node, bytes_max))
-
-
-def _members(template: str, node: Node, bytes_max: int, ask: Query) -> list[Node]:
-    bare = node.name.removesuffix(f".{extension(node.name)}")
-    within_folder = "{stem}" in template or "{parent}" in template
-    by_name = "{stem}" in template or "{name}" in template
-    path_of = Catalog.paths_by(ask)
-    group = group_of(template, path_of(node))
-    found = Catalog.files_with_prefix(ask, bare if by_name else "", node.parent if within_folder else None)
-    members = [other for other in found if group_of(template, path_of(other)) == group]
-    fits = sum(disk.allocation(member.size or 0) for member in members) <= bytes_max
-    return members if fits else [node]
+    @property
+    def _retry_size(self) -> int:
+        return min(RETRY_SIZE, self._store.max_file_bytes // RETRY_SHARE)
 
 
 BATCH_MAX = 256

@@ -31,7 +31,7 @@ from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status import MountState, SkippedStatus
-from growfs.workers.messages import MakeOrder, OrderReady, PlanTurnover
+from growfs.workers.messages import MakeOrder, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool
 
 log = logging.getLogger(__name__)
@@ -293,19 +293,8 @@ class PassOrder:
             empty = self._target.stat().st_size == 0
             ids: Sequence[int] = () if empty else memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)).cast("q")
         disk.unlink("ORDER_MAPPED", self._target)
-        frozen, seeds = len(ready.frozen), len(ready.frozen) + len(ready.seeds)
-        order = Order(
-            ids[:frozen],
-            ids[frozen:seeds],
-            ids[seeds:],
-            ready.files,
-            ready.bytes,
-            ready.frozen,
-            ready.seeds,
-            ready.seed_bytes,
-            ready.unmatched,
-            ready.has_groups,
-        )
+        frozen, seeds = len(ready.frozen_ids), len(ready.frozen_ids) + len(ready.seed_ids)
+        order = replace(ready, frozen=ids[:frozen], seeds=ids[frozen:seeds], rest=ids[seeds:])
         self._share, self._revision = Share(order.files, order.bytes), self._catalog.revision
         self.computed.notify(order)
         return order
@@ -315,12 +304,12 @@ class PassOrder:
         shared = [node for node in nodes if self.first.has(self._catalog.path(node))]
         return sorted(shared, key=lambda node: self.first.key(self._catalog.path(node)))
 
-    async def _compute(self, request: MakeOrder) -> OrderReady:
+    async def _compute(self, request: MakeOrder) -> Order:
         while True:
             try:
                 channel = self._workers.spawn()
                 try:
-                    ready: OrderReady = await channel.call(request)
+                    ready: Order = await channel.call(request)
                     return ready
                 finally:
                     await channel.aclose()

@@ -20,11 +20,10 @@ import logging
 import math
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import trio
 from humanfriendly import format_size
@@ -39,7 +38,7 @@ from growfs.errors import GrowfsError, NoRoom
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations
 from growfs.rotation.queries import for_a_draw, for_a_miss, kept_bytes, of_these
-from growfs.rotation.rules import CachedFile, Holds
+from growfs.rotation.rules import Holds
 from growfs.scheduler.in_flight import Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.signal import Signal
@@ -127,12 +126,6 @@ class WaitingClaims:
         return (claim for claim in self._claims if claim.is_draw)
 
 
-class Candidates(Protocol):
-    """Reads which files may be evicted, in order. in_use: ids of open files. most: how many files of each sort."""
-
-    def __call__(self, ask: Query, in_use: Container[int], most: int) -> Iterator[CachedFile]: ...
-
-
 class Space:
     """Makes room in the store, and owns the lock under which that happens.
 
@@ -184,20 +177,16 @@ class Space:
 
     # What a file needs.
 
-    def need(self, node: Node) -> int:
-        """Bytes to reserve for a file."""
-        return self._sizes.need(node, self._store.max_file_bytes)
-
     def is_too_large(self, nodes: Sequence[Node]) -> bool:
         """Whether files would not fit together even into an empty cache."""
-        return _allocation(self.need(node) for node in nodes) > self._store.max_file_bytes
+        return _allocation(map(self._sizes.need, nodes)) > self._store.max_file_bytes
 
     def _needs(self, claim: Claim) -> tuple[int, int]:
         """(bytes to reserve, the fewest that are worth a try); less is for a single file whose size is a guess."""
-        need = _allocation(self.need(node) for node in claim.nodes)
+        need = _allocation(map(self._sizes.need, claim.nodes))
         if len(claim.nodes) != 1:
             return need, need
-        return need, min(need, disk.allocation(self._sizes.least(claim.nodes[0], self._store.max_file_bytes)))
+        return need, min(need, disk.allocation(self._sizes.least(claim.nodes[0])))
 
     # Room for a claim.
 
@@ -262,7 +251,7 @@ class Space:
         """The error for files for which nothing may be evicted, or for which the disk refuses to."""
         if refusal := self._store.refusal:
             return disk.cannot_write(refusal)
-        need = sum(map(self.need, claim.nodes))
+        need = sum(map(self._sizes.need, claim.nodes))
         return NoRoom(
             f"{claim.path}: no room for {need} bytes; all that is cached is open, pinned or its"
             " directory's last file; raise --cache-size"
@@ -310,7 +299,7 @@ class Space:
             short = self._store.bytes_short(disk.allocation(size))
             if short > 0:
                 ample = self._store.limit_bytes // BATCH_PARTS if is_draw else 0
-                chosen = await self._pick(self._candidates(priority), short, ample)
+                chosen = await self._pick(priority, short, ample)
                 if is_draw and chosen and self._are_awaited and self._are_awaited(chosen):
                     return None
                 await self._evict(chosen, return_to_pass=not is_draw)
@@ -358,29 +347,24 @@ class Space:
         store = self._store
         async with self._by_what_is_listed() as is_known:
             if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
-                candidates = self._candidates(Priority.READER)
-                chosen = await self._pick(candidates, excess)
+                chosen = await self._pick(Priority.READER, excess)
                 # Where all that may go does not free enough, it goes all the same.
-                chosen = chosen or await self._pick(candidates, 1, sys.maxsize, ROWS_MAX[-1:])
+                chosen = chosen or await self._pick(Priority.READER, 1, sys.maxsize, ROWS_MAX[-1:])
                 await self._evict(chosen, return_to_pass=True)
 
-    def _candidates(self, priority: Priority) -> Candidates:
-        holds, shown_seq = self._holds(), self._generations.shown_seq
-        if priority is Priority.DRAW:
-            return partial(for_a_draw, holds, shown_seq)
-        return partial(for_a_miss, holds, shown_seq, priority is not Priority.READER)
-
     async def _pick(
-        self, candidates: Candidates, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX
+        self, priority: Priority, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX
     ) -> list[int]:
         """The ids to evict for need bytes, or for ample if the candidates have as many; none where they have too few.
 
         A thread reads the candidates and picks: to find that a hundred thousand files are held takes a second.
         """
-        in_use = self._store.open_files.ids
+        holds, shown_seq, in_use = self._holds(), self._generations.shown_seq, self._store.open_files.ids
         for most in rows_max:
             while True:
-                chosen = await self._db.query_in_thread(partial(_pick, candidates, in_use, most, need, ample))
+                chosen = await self._db.query_in_thread(
+                    partial(_pick, priority, holds, shown_seq, in_use, most, need, ample)
+                )
                 opened = await self._opened(chosen)
                 if not opened:
                     break
@@ -409,9 +393,15 @@ class Space:
                 self._warns_from = trio.current_time() + WARN_EVERY_S
 
 
-def _pick(candidates: Candidates, in_use: Container[int], most: int, need: int, ample: int, ask: Query) -> list[int]:
-    """The ids of the candidates to evict for need bytes, or for ample where they have as many."""
-    return pick_victims(candidates(ask, in_use, most), need, ample)
+def _pick(
+    priority: Priority, holds: Holds, shown_seq: int, in_use: set[int], most: int, need: int, ample: int, ask: Query
+) -> list[int]:
+    """The ids to evict. most: how many files of each sort are read."""
+    if priority is Priority.DRAW:
+        candidates = for_a_draw(ask, holds, shown_seq, in_use, most)
+    else:
+        candidates = for_a_miss(ask, holds, shown_seq, in_use, most, keep_held=priority is not Priority.READER)
+    return pick_victims(candidates, need, ample)
 
 
 def _allocation(sizes: Iterable[int]) -> int:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from growfs.cache.catalog import UNKNOWN_SIZE
 from growfs.cache.schema import FROZEN, query_of, read_only, with_paths
-from growfs.rotation.pass_order import Candidate, Pass, draw_order
-from growfs.workers.messages import MakeOrder, OrderReady, StillWorking
+from growfs.rotation.pass_order import Candidate, Order, Pass, draw_order
+from growfs.workers.messages import MakeOrder, StillWorking
 
 HEARTBEAT_FILES = 100_000
 """A worker sends a heartbeat after this many files: every few seconds on a busy machine."""
 
 
-def make_order(request: MakeOrder, send: Callable[[Any], None]) -> OrderReady:
+def make_order(request: MakeOrder, send: Callable[[Any], None]) -> Order:
     """Write the order to the request's target. send: is called with heartbeats."""
     connection = read_only(request.catalog)
     order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
@@ -24,15 +25,7 @@ def make_order(request: MakeOrder, send: Callable[[Any], None]) -> OrderReady:
     with request.target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):
             file.write(memoryview(array("q", part)))
-    return OrderReady(
-        order.frozen_ids,
-        order.seed_ids,
-        order.seed_bytes,
-        order.files,
-        order.bytes,
-        order.unmatched,
-        order.has_groups,
-    )
+    return replace(order, frozen=(), seeds=(), rest=())
 
 
 def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidate]:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyroaring import BitMap64
-
 from growfs.errors import GrowfsError
 from growfs.remote.interface import FastPickle, Fetched, RemoteFile
 
@@ -82,7 +80,8 @@ class ListRemote:
 class MakeOrder:
     """Write the ids of the files that a pass has still to draw to target, as 64-bit integers in draw order.
 
-    The answers are StillWorking ..., then Done(OrderReady).
+    First the frozen ones, then the seeds, then the rest. The answers are StillWorking ..., then Done(Order), without
+    these ids.
     """
 
     catalog: Path
@@ -100,19 +99,6 @@ class ServerSilent:
     """From a worker that lists: it has waited for the next page of the listing for so long."""
 
     silent_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class OrderReady:
-    """The file has the ids of frozen files, then those of seeds, then the rest. The other fields are those of Order."""
-
-    frozen: BitMap64
-    seeds: BitMap64
-    seed_bytes: int
-    files: int
-    bytes: int
-    unmatched: tuple[str, ...]
-    has_groups: bool
 
 
 @dataclass(frozen=True, slots=True)

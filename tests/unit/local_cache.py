@@ -24,7 +24,7 @@ from growfs.remote.interface import Fetched, RemoteFile, Skipped
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.rules import Generation, GenerationPlan, Holds, TurnoverInput
 from growfs.rotation.turnover import plan_generation
-from growfs.scheduler.in_flight import Groups, InFlightTable, Priority, SizeEstimate
+from growfs.scheduler.in_flight import InFlightTable, Priority, SizeEstimate
 from growfs.scheduler.outage import Outage
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.units import CacheSize
@@ -104,7 +104,7 @@ class LocalCache:
 
     def in_flight(self, template: str | None = None) -> InFlightTable:
         """A table of downloads for this cache. template: of its groups."""
-        return InFlightTable(self.catalog, Groups(self.database, template), self.folder / "partial")
+        return InFlightTable(self.database, self.catalog, template, self.folder / "partial")
 
     def node(self, path: str) -> Node:
         """The node at path, which exists."""
@@ -230,7 +230,7 @@ def open_local_cache(folder: Path, limit_bytes: int = 1 << 30) -> LocalCache:
 
     cache: LocalCache
     generations = Generations(database, store, decide, demand, turnover=0.2, settle_s=60.0)
-    sizes, waiting, budget = SizeEstimate(), WaitingClaims(), Budget(database, None)
+    sizes, waiting, budget = SizeEstimate(store), WaitingClaims(), Budget(database, None)
     space = Space(database, store, generations, budget, Outage(answers), sizes, waiting, lambda: cache.holds)
     cache = LocalCache(folder, database, catalog, store, generations, space, sizes, waiting)
     return cache

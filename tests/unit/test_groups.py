@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from growfs.rotation.pass_order import group_of
-from growfs.scheduler.in_flight import Groups
 from tests.unit.local_cache import LocalCache, file
 
 PATHS = ["a/x.jpg", "a/x.json", "a/x", "a/xy.jpg", "a/x.tar.gz", "b/x.jpg", "b/y.txt", "x.jpg", ".x", ".x.jpg", "a/x."]
 
 
 async def members(cache: LocalCache, template: str | None, path: str) -> set[str]:
-    groups = Groups(cache.database, template)
-    return {cache.catalog.path(node) for node in await groups.members(cache.node(path), 1 << 40)}
+    downloads = cache.in_flight(template)
+    return {cache.catalog.path(node) for node in await downloads.members(cache.node(path), 1 << 40)}
 
 
 async def test_a_miss_asks_nothing_of_a_million_directories_on_the_answering_thread(cache: LocalCache) -> None:
@@ -21,7 +20,7 @@ async def test_a_miss_asks_nothing_of_a_million_directories_on_the_answering_thr
     queries: list[str] = []
     node = cache.node("7/x.jpg")
     cache.database._reader.set_trace_callback(queries.append)
-    found = await Groups(cache.database, "{name}").members(node, 1 << 40)
+    found = await cache.in_flight("{name}").members(node, 1 << 40)
     cache.database._reader.set_trace_callback(None)
     assert (len(found), queries) == (600, [])
 

@@ -98,7 +98,7 @@ class Scene:
         self.generations = Generations(self.database, self.store, self._plan, self._demand, turnover=0.2, settle_s=60.0)
         self.usage = UsageCounters(self.database, Budget(self.database, None))
         self.readers = Readers(self.generations, 3600.0, self.usage.recently_opened)
-        outage, sizes = Outage(self._probe), SizeEstimate()
+        outage, sizes = Outage(self._probe), SizeEstimate(self.store)
         self.space = Space(
             self.database,
             self.store,
