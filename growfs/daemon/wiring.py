@@ -32,14 +32,14 @@ from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.readers import Readers
 from growfs.scheduler.dispatcher import Dispatcher
-from growfs.scheduler.drawer import Drawer
+from growfs.scheduler.drawer import Drawer, VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import InFlightTable, SizeEstimate
 from growfs.scheduler.outage import Outage, probe_in_worker
 from growfs.scheduler.passes import PassOrder, Prefetcher, plan_next
 from growfs.scheduler.peers import Peers, PeerSettings
 from growfs.scheduler.readiness import PrefetchState, StartCondition, StartGate
-from growfs.scheduler.refresh import CatalogSync, VersionUpdater
+from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Space, WaitingClaims
 from growfs.status import MountInfo, MountStatus
 from growfs.vfs.filesystem import Misses, Vfs
@@ -166,7 +166,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
     fetcher.finished.connect(drawer.handle_finished)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)
-    updater = VersionUpdater(catalog, fetcher, catalog_sync, lambda: prefetch.is_interrupted, prefetch.changed)
+    updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)
     start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
     if peers:

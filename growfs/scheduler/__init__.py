@@ -13,9 +13,9 @@ A download takes one way, whoever asks for it (`in_flight.Priority`):
     admission  AdmissionQueue, and Store.admit in one task, batch after batch
 
 Modules, from the outside in: `readiness` (when a mount is ready), `passes` (what is drawn in which order), `drawer`
-(draws one group after another), `refresh` (listings and new versions), `fetcher` (moves each download through its
-states), `space` (room for each of them), `in_flight` (the table of downloads, and the order of their admission),
-`dispatcher` (the workers), `concurrency` (how many requests run at a time), `outage`, `peers`.
+(draws one group after another, and has new versions fetched), `fetcher` (moves each download through its states),
+`refresh` (listings), `space` (room for each download), `in_flight` (the table of downloads, and the order of their
+admission), `dispatcher` (the workers), `concurrency` (how many requests run at a time), `outage`, `peers`.
 
 The concurrency protocol. All of this runs on trio's thread: what happens between two awaits is atomic, and nothing here
 has another lock than the one in `space`. So a new `await` in one of these places breaks what is said of it:

@@ -1,12 +1,14 @@
-"""Puts drawn files in flight one group after another, in the order of the pass, each as soon as there is space.
+"""Puts files in flight that no reader waits for: those of the pass, and new versions of cached ones.
 
-A file that is cached when it is drawn is deferred: drawn once more late in the pass, as it may be evicted by then.
+Drawn files go one group after another, in the order of the pass, each as soon as there is space. A file that is cached
+when it is drawn is deferred: drawn once more late in the pass, as it may be evicted by then.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import trio
 from pyroaring import BitMap64
@@ -18,6 +20,7 @@ from growfs.rotation.pass_order import groups_of
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
 from growfs.scheduler.readiness import PrefetchState
+from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
 from growfs.status import SkippedStatus
@@ -26,6 +29,8 @@ DRAWS_PER_STEP = 64
 """Groups that are drawn before the kernel is answered again: most draws wait for nothing, and take 0.05 ms."""
 DEFERRED_MAX = 256
 """Deferred files that are written in one transaction."""
+UPDATES_PARALLEL = 2
+"""New versions that are fetched at a time."""
 
 
 class Drawer:
@@ -217,3 +222,29 @@ class Drawer:
         deferred, self._deferred = self._deferred, []
         if deferred:
             await self._catalog.defer(deferred, self._catalog.pass_number)
+
+
+class VersionUpdater:
+    """Fetches the new versions that CatalogSync found, each of which replaces a resident file."""
+
+    def __init__(self, catalog: Catalog, fetcher: Fetcher, catalog_sync: CatalogSync, state: PrefetchState) -> None:
+        self._catalog = catalog
+        self._fetcher = fetcher
+        self._catalog_sync = catalog_sync
+        self._state = state
+
+    async def run(self) -> None:
+        """Fetch new versions until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(UPDATES_PARALLEL):
+                nursery.start_soon(self._update)
+
+    async def _update(self) -> None:
+        while True:
+            while not self._state.is_interrupted and (update := self._catalog_sync.next_update()):
+                with update as (id, file):
+                    if node := self._catalog.node(id):
+                        await self._fetcher.update(
+                            replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
+                        )
+            await self._state.changed.wait()

@@ -20,7 +20,6 @@ import logging
 import sqlite3
 import time
 from functools import partial
-from typing import Protocol
 
 import trio
 
@@ -30,7 +29,7 @@ from growfs.cache.publish import StagedFile
 from growfs.cache.store import Reservation, Store
 from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, RemoteMissing, TooLarge
 from growfs.remote.http.threads import PART_BYTES_MAX
-from growfs.remote.interface import Fetched, RemoteFile
+from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
 from growfs.scheduler.dispatcher import Dispatcher, Result, WorkerDied
 from growfs.scheduler.in_flight import (
@@ -45,6 +44,7 @@ from growfs.scheduler.in_flight import (
     SizeEstimate,
 )
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
+from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim, Space
 from growfs.signal import Signal
 from growfs.status import FetchStatus
@@ -58,13 +58,6 @@ WINDOW_PARTS = 4
 """Their bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
 GONE_S = 3600.0
 """How long it is told that a file was gone when it was to be fetched."""
-
-
-class Versions(Protocol):
-    """Knows which versions of its files the remote has."""
-
-    async def update_file(self, node: Node, found: RemoteFile | None) -> None:
-        """Apply what a fetch found: that a file has another version now, or none."""
 
 
 class Fetcher:
@@ -82,7 +75,7 @@ class Fetcher:
         sizes: SizeEstimate,
         dispatcher: Dispatcher,
         generations: Generations,
-        versions: Versions,
+        catalog_sync: CatalogSync,
         outage: Outage,
         miss_timeout_s: float,
     ) -> None:
@@ -96,7 +89,7 @@ class Fetcher:
         self._sizes = sizes
         self._dispatcher = dispatcher
         self._generations = generations
-        self._versions = versions
+        self._catalog_sync = catalog_sync
         self._outage = outage
         self._admission_queue = AdmissionQueue()
         self._admission_due = trio.Event()
@@ -339,7 +332,7 @@ class Fetcher:
             return
         if failure.found or isinstance(error, RemoteMissing):
             self._outage.answered(download.sent_at)
-            await self._versions.update_file(download.node, failure.found)
+            await self._catalog_sync.update_file(download.node, failure.found)
         self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
 
     def _retry_or_fail(self, download: Download, error: GrowfsError, is_away: bool) -> None:

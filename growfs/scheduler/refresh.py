@@ -1,4 +1,4 @@
-"""Keeps catalog and cache in step with the remote: lists it, applies what changed, and fetches new versions.
+"""Keeps the catalog in step with the remote: lists it, applies what changed, and notes what has a new version.
 
 The first listing arrives in pages, each of use at once; during later ones the saved catalog serves.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -20,7 +20,6 @@ from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
 from growfs.cache.store import Store
 from growfs.errors import GrowfsError, RemoteBusy, RemoteMissing, Unreadable
 from growfs.remote.interface import RemoteFile
-from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.signal import Signal
 from growfs.status import RemoteStatus
@@ -33,8 +32,6 @@ EXTENT = 256
 """Files of an endless remote that are listed at first; each time they run out, the number doubles."""
 RETRY_S = 60.0
 """Pause after a listing that failed, where the catalog of an earlier one serves."""
-UPDATES_PARALLEL = 2
-"""New versions that are fetched at a time."""
 
 
 class CatalogSync:
@@ -230,41 +227,3 @@ class CatalogSync:
         if changes.removed:
             self.removed.notify(changes.removed)
         self.progressed.notify()
-
-
-class VersionUpdater:
-    """Fetches the new versions that CatalogSync found, each of which replaces a resident file.
-
-    is_paused: whether to fetch nothing now. resumed: notified when that, or the catalog, has changed.
-    """
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        fetcher: Fetcher,
-        catalog_sync: CatalogSync,
-        is_paused: Callable[[], bool],
-        resumed: Signal[[]],
-    ) -> None:
-        self._catalog = catalog
-        self._fetcher = fetcher
-        self._catalog_sync = catalog_sync
-        self._is_paused = is_paused
-        self._resumed = resumed
-
-    async def run(self) -> None:
-        """Fetch new versions until cancelled."""
-        async with trio.open_nursery() as nursery:
-            for _ in range(UPDATES_PARALLEL):
-                nursery.start_soon(self._update)
-
-    async def _update(self) -> None:
-        while True:
-            while not self._is_paused() and (update := self._catalog_sync.next_update()):
-                with update as (id, file):
-                    node = self._catalog.node(id)
-                    if node:
-                        await self._fetcher.update(
-                            replace(node, size=file.size, mtime_ns=file.mtime_ns, version=file.version)
-                        )
-            await self._resumed.wait()

@@ -18,12 +18,13 @@ from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
 from growfs.scheduler.dispatcher import Dispatcher
+from growfs.scheduler.drawer import VersionUpdater
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Priority
 from growfs.scheduler.outage import Outage
-from growfs.scheduler.refresh import CatalogSync, VersionUpdater
+from growfs.scheduler.readiness import PrefetchState, StartCondition
+from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Claim
-from growfs.signal import Signal
 from growfs.units import CacheSize
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from tests.unit.local_cache import LocalCache, answers, file, open_local_cache
@@ -129,7 +130,7 @@ def fetcher_of(
         cache.sizes,
         dispatcher,
         cache.generations,
-        NoVersions(),
+        NoVersions(),  # type: ignore[arg-type]
         outage or Outage(answers),
         5.0,
     )
@@ -252,7 +253,8 @@ async def test_nothing_waits_any_longer_for_a_version_whose_service_failed(
     cache.holds = Holds([{EVERYWHERE: Hold(shown.number, shown.last_seq)}])
     sync = CatalogSync(RefusingPool(), cache.catalog, cache.store, Outage(answers), 0)  # type: ignore[arg-type]
     await sync.update_file(cache.node("d/5.bin"), file("d/5.bin", SIZE, "v2"))
-    updater = VersionUpdater(cache.catalog, fetcher_of(cache), sync, lambda: False, Signal[[]]())
+    state = PrefetchState(StartCondition(), lambda: False, lambda: False, Outage(answers))
+    updater = VersionUpdater(cache.catalog, fetcher_of(cache), sync, state)
 
     async def unreadable(*_: object) -> list[int]:
         raise Unreadable("the catalog")
