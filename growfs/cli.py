@@ -408,12 +408,11 @@ def plan(draw: Path | None, as_json: bool, **given: str | None) -> None:
     from rich.console import Console
 
     from growfs.simulation import plan as planning
-    from growfs.simulation.plot import draw as draw_it
 
     workload = planning.Workload.parse({"--" + name.replace("_", "-"): text for name, text in given.items()})
     found = planning.simulate_policies(workload)
     if draw:
-        draw_it(found, draw)
+        planning.draw(found, draw)
     nodes = planning.of_nodes(workload, found[0]) if workload.nodes > 1 else None
     if as_json:
         rows = [asdict(row) for row in found]

@@ -31,38 +31,40 @@ GROUP_FIELDS = ("stem", "name", "parent")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file of the catalog. size: bytes to count for it. drawn: this pass has drawn it already. frozen: by --freeze.
-
-    deferred: it was cached when the pass came to it, and is drawn once more at the end.
-    """
+    """A file of the catalog."""
 
     id: int
     directory: int
     path: str
     size: int
+    """Bytes to count for it."""
     resident: bool
     drawn: bool
+    """This pass has drawn it already."""
     frozen: bool = False
+    """By --freeze."""
     deferred: bool = False
+    """It was cached when the pass came to it, and is drawn once more at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What decides the order of a pass. number: counts from 1.
-
-    share: (number, of how many) of this node; None: it has all files. group: a template, with the fields of `group_of`;
-    files for which it gives the same text are drawn as a group. size_max: bytes; larger files cannot be drawn. freeze:
-    the globs of the frozen files. start: where nodes feed one another (growfs.rotation.circle), the place at which all
-    passes of this node begin; they have the order of the first pass.
-    """
+    """What decides the order of a pass."""
 
     seed: int
     number: int
+    """Counts from 1."""
     share: tuple[int, int] | None = None
+    """(number, of how many) of this node; None: it has all files."""
     group: str | None = None
+    """A template, with the fields of `group_of`; files for which it gives the same text are drawn as a group."""
     size_max: int | None = None
+    """In bytes; larger files cannot be drawn."""
     freeze: tuple[str, ...] = ()
+    """The globs of the frozen files."""
     start: float | None = None
+    """If nodes feed one another (growfs.rotation.circle), the place at which all passes of this node begin; they have
+    the order of the first pass."""
 
     def has(self, path: str) -> bool:
         """Whether a file is in this node's share. Frozen files and seeds are drawn even where they are not."""
@@ -81,24 +83,26 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a pass has still to draw: ids, in order. A negative id is of the same group as the id before it.
-
-    frozen come first, then a file of each directory that has none (seeds), then the rest. files: how many this node's
-    whole share has, drawn or not; bytes: of those among them that can be drawn. frozen_ids, seed_ids: the same ids as
-    sets; seed_bytes: of the seeds. unmatched: the globs of frozen files that match none. has_groups: some files are of
-    one group.
-    """
+    """What a pass has still to draw: ids, in order. A negative id is of the same group as the id before it."""
 
     frozen: Sequence[int] = ()
+    """They come first."""
     seeds: Sequence[int] = ()
+    """They come next: a file of each directory that has none."""
     rest: Sequence[int] = ()
     files: int = 0
+    """How many this node's whole share has, drawn or not."""
     bytes: int = 0
+    """Of those among them that can be drawn."""
     frozen_ids: BitMap64 = field(default_factory=BitMap64)
+    """The ids of `frozen`, as a set."""
     seed_ids: BitMap64 = field(default_factory=BitMap64)
+    """The ids of `seeds`, as a set."""
     seed_bytes: int = 0
     unmatched: tuple[str, ...] = ()
+    """The globs of frozen files that match none."""
     has_groups: bool = False
+    """Some files are of one group."""
 
 
 def groups_of(ids: Iterable[int]) -> Iterator[list[int]]:
@@ -175,23 +179,21 @@ class _Keyed:
 
 @dataclass(slots=True)
 class _First:
-    """The file of a kind that the first pass draws first. mine: it is in this node's share."""
+    """The file of a kind that the first pass draws first."""
 
     first_key: int
+    """In the first pass."""
     id: int
     key: int
+    """In this pass."""
     size: int
     mine: bool
+    """It is in this node's share."""
     drawn: bool
 
 
 class _Drawing:
-    """Collects the files of an order. Keeps only the key and id of each file. _groups: all ids with a key, with
-    _group_bytes.
-
-    _others: by key, the sizes of files that are not in this node's share. They are drawn all the same where a file of
-    their group is frozen or a seed; then their key is in `_whole`.
-    """
+    """Collects the files of an order. Keeps only the key and id of each file."""
 
     def __init__(self, pass_: Pass) -> None:
         self._pass = pass_
@@ -201,10 +203,10 @@ class _Drawing:
         self._counts: Counter[tuple[int, str]] = Counter()
         self._seeded: set[int] = set()
         self._unmatched = {glob: PathFilter([glob]) for glob in pass_.freeze if not glob.startswith("!")}
-        self._groups: dict[int, list[int]] = {}
+        self._groups: dict[int, list[int]] = {}  # all ids with a key
         self._group_bytes: Counter[int] = Counter()
-        self._others: dict[int, list[int]] = {}
-        self._whole: set[int] = set()
+        self._others: dict[int, list[int]] = {}  # by key, the sizes of files that are not in this node's share
+        self._whole: set[int] = set()  # keys of groups with a frozen file or a seed: their `_others` are drawn, too
         self._files = self._bytes = 0
 
     def add(self, file: Candidate) -> None:

@@ -57,23 +57,26 @@ class Result:
 
 @dataclass(eq=False)
 class WorkerSlot:
-    """One worker process. bytes: the sizes of all its files; received: bytes of them that it has reported.
-
-    prioritized: ids of its files for which a reader waits by now, to be sent to it. silence: cancelled to end the wait
-    for its next message. cpu_s: its CPU time until its last message. is_for_readers: it has only small files that
-    readers wait for. in_background: it has the lowest priority. is_recalled: it has to end.
-    """
+    """One worker process."""
 
     channel: Channel
     downloads: dict[int, Download] = field(default_factory=dict)
     bytes: int = 0
+    """The sizes of all its files."""
     received: int = 0
+    """Bytes of them that it has reported."""
     prioritized: list[int] = field(default_factory=list)
+    """Ids of its files for which a reader waits by now, to be sent to it."""
     silence: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Cancelled to end the wait for its next message."""
     cpu_s: float = 0.0
+    """Its CPU time until its last message."""
     is_for_readers: bool = False
+    """It has only small files that readers wait for."""
     in_background: bool = False
+    """It has the lowest priority."""
     is_recalled: bool = False
+    """It has to end."""
 
     @property
     def load(self) -> tuple[int, int]:

@@ -264,19 +264,20 @@ def _members(template: str, node: Node, bytes_max: int, ask: Query) -> list[Node
 
 @dataclass(slots=True)
 class Counters:
-    """Downloads since the daemon started.
-
-    bytes: from the remote; peer_files, peer_bytes: what other nodes sent instead. failures: the latest of them, by node
-    id, of files that are not cached. recent: (since when, bytes received) for each step of the last seconds.
-    """
+    """Downloads since the daemon started."""
 
     files: int = 0
     bytes: int = 0
+    """From the remote."""
     peer_files: int = 0
+    """Those that other nodes sent instead."""
     peer_bytes: int = 0
+    """What other nodes sent."""
     failed: int = 0
     failures: dict[int, Failure] = field(default_factory=dict)
+    """The latest of them, by node id, of files that are not cached."""
     recent: deque[tuple[float, int]] = field(default_factory=deque)
+    """(since when, bytes received) for each step of the last seconds."""
 
     def add_failure(self, id: int, error: GrowfsError) -> bool:
         """Count a file that failed. Returns whether it has not failed in the same way the last time."""

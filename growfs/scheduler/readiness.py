@@ -240,7 +240,7 @@ OUTAGE_S_MAX = 60.0
 class StartGate:
     """Decides from what is cached so far. Owns the time at which the wait began, and whether it is over.
 
-    opened: notified when it is.
+    passed: `mount` has returned, or is about to. opened: notified when it is.
 
     Until `mount` has returned, a first listing that fails ends the mount; after that it is tried again, as later ones
     are.
@@ -265,17 +265,12 @@ class StartGate:
         self._condition = prefetch.condition
         self._outage = outage
         self._began_at = trio.current_time()
-        self._passed = False
+        self.passed = False
         self.opened = Signal[[]]()
-
-    @property
-    def passed(self) -> bool:
-        """Whether `mount` has returned, or is about to."""
-        return self._passed
 
     def open(self) -> None:
         """Note that training can start."""
-        self._passed = True
+        self.passed = True
         self.opened.notify()
 
     async def is_anything_listed(self) -> bool:

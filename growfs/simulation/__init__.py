@@ -4,5 +4,5 @@ Owns no rule: the simulation decides with the functions that the daemon decides 
 
 Always deterministic: the same files, seed and readers give the same figures.
 
-For others: `simulator.Simulation`, `cache.File`, `plan`; `plot` needs the extra `report`.
+For others: `simulator.Simulation`, `cache.File`, `plan`, which draws with the extra `report`.
 """

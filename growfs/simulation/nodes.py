@@ -20,12 +20,7 @@ MODEL_NODES = 8
 
 @dataclass
 class SimulatedNode:
-    """A node that draws all `files` around the circle, one each step, and keeps `room` of them.
-
-    kept: files, and the step at which each was drawn, the oldest first. shown_steps: for how many steps each file was
-    kept before it was evicted. fetched: files from the remote. waits, waited: steps that it waited for the next node,
-    just now and in all.
-    """
+    """A node that draws all `files` around the circle, one each step, and keeps `room` of them."""
 
     start: float
     room: int
@@ -33,10 +28,15 @@ class SimulatedNode:
     drawn: int = 0
     steps: int = 0
     kept: dict[int, int] = field(default_factory=dict)
+    """Files, and the step at which each was drawn, the oldest first."""
     shown_steps: dict[int, int] = field(default_factory=dict)
+    """For how many steps each file was kept before it was evicted."""
     fetched: int = 0
+    """Files from the remote."""
     waits: int = 0
+    """Steps that it waits for the next node just now."""
     waited: int = 0
+    """Steps that it waited in all."""
 
     def __post_init__(self) -> None:
         self.position = Position(self.start, self.start, 0.0)
@@ -104,11 +104,7 @@ def cluster(count: int, share: float) -> list[SimulatedNode]:
 
 @dataclass(frozen=True, slots=True)
 class NodesResult:
-    """What nodes read in a pass, all of them together, in bytes: the first pass, and each later one.
-
-    alone_bytes: what they read of the remote without --peers. unevenness: that of the node where it is largest, after
-    two passes. all_seen_days: until each has seen 99% of the data; None: never.
-    """
+    """What nodes read in a pass, all of them together, in bytes: the first pass, and each later one."""
 
     nodes: int
     first_remote_bytes: int
@@ -116,9 +112,12 @@ class NodesResult:
     later_remote_bytes: int
     later_peer_bytes: int
     first_alone_bytes: int
+    """What they read of the remote without --peers."""
     later_alone_bytes: int
     unevenness: float
+    """That of the node where it is largest, after two passes."""
     all_seen_days: float | None
+    """Until each has seen 99% of the data; None: never."""
 
 
 def simulate_nodes(count: int, data_bytes: int, cache_bytes: int, all_seen_days: float | None) -> NodesResult:

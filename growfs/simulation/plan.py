@@ -9,12 +9,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from humanfriendly import format_size, format_timespan
 from rich.table import Table
 
-from growfs.errors import UsageError
+from growfs.errors import GrowfsError, UsageError, pip_install
 from growfs.simulation.cache import POLICIES, File, MountSettings
 from growfs.simulation.nodes import NodesResult, simulate_nodes
 from growfs.simulation.simulator import Simulation
@@ -30,25 +31,28 @@ REPEATS_MAX = 4.0
 """With more opens of each fetched file, accuracy falls off, in published results and in simulations."""
 TOLERANCE = 1.05
 SEEN = 0.99
+DAYS_FROM_S = 3 * 86_400
+"""Longer runs are drawn in days, and others in hours."""
 FOREVER_S = 1e4 * 365 * 86400
 TITLES = {"growfs": "growfs", "lru": "LRU", "fifo": "FIFO", "random": "random", "never": "never evict"}
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The data set, cache, link and training run to simulate. bandwidth, read_rate: bytes per second.
-
-    turnover: a share of the cache. nodes: how many train so, and feed one another.
-    """
+    """The data set, cache, link and training run to simulate."""
 
     data_bytes: int
     files: float
     cache_bytes: int
     bandwidth: float
+    """Bytes per second."""
     read_rate: float
+    """Bytes per second."""
     turnover: float = 0.2
+    """A share of the cache."""
     epochs: int = 50
     nodes: int = 1
+    """How many train so, and feed one another."""
 
     @classmethod
     def parse(cls, given: dict[str, str | None]) -> Workload:
@@ -99,21 +103,21 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """The result of a simulated training run with one policy.
-
-    seen: share of the data that was seen after all epochs. days: how long they take. local: share of opens that wait
-    for nothing. epoch_bytes, repeats: bytes fetched per epoch, and opens of each fetched file, in the second half of
-    the epochs; repeats is None where nothing is fetched then. all_seen_days: until 99% of the data was seen; None:
-    never.
-    """
+    """The result of a simulated training run with one policy."""
 
     policy: str
     seen: float
+    """Share of the data that was seen after all epochs."""
     days: float
+    """How long they take."""
     local: float
+    """Share of opens that wait for nothing."""
     epoch_bytes: float
+    """Bytes fetched per epoch, in the second half of the epochs."""
     repeats: float | None
+    """Opens of each file that was fetched in that half; None: nothing was."""
     all_seen_days: float | None
+    """Until 99% of the data was seen; None: never."""
     points: list[Point]
 
 
@@ -280,3 +284,37 @@ def advice(workload: Workload, found: PolicyResult) -> list[str]:
         helps = repeats * 1.1 < before
         lines.append(f"  {knob}: {repeats:.1f}{'' if helps else ', which does not help'}")
     return lines
+
+
+def draw(found: list[PolicyResult], path: Path) -> None:
+    """Write an image of coverage, and of opens per fetch, over time. Raises GrowfsError.
+
+    It is drawn by matplotlib, which comes with the extra `report`.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise GrowfsError(f"plan: --draw needs matplotlib: {pip_install('growfs[report]')}") from None
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (seen, repeats) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), layout="constrained")
+    longest_s = max(row.points[-1].s for row in found)
+    unit, unit_s = ("days", 86_400) if longest_s > DAYS_FROM_S else ("hours", 3_600)
+    for row in found:
+        times = [point.s / unit_s for point in row.points]
+        seen.plot(times, [100 * point.seen for point in row.points], label=TITLES[row.policy])
+        repeats.plot(times, [point.opens / max(1, point.fetches) for point in row.points], label=TITLES[row.policy])
+    seen.set(ylabel="seen of the data set, %", ylim=(0, None))
+    repeats.set(ylabel="opens per fetch, so far", xlabel=unit, yscale="log")
+    seen.legend()
+    for axes in (seen, repeats):
+        axes.grid(alpha=0.3)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:  # no such format
+        raise UsageError(f"plan: --draw {path}: {str(error).partition('(')[0].strip()}; write it as FILE.png") from None
+    except OSError as error:
+        raise GrowfsError(f"plan: --draw {path}: {error.strerror}") from None
+    finally:
+        pyplot.close(figure)

@@ -125,33 +125,30 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest(FastPickle):
-    """Write a file to target, checked, complete, and with the remote's mtime.
-
-    size_max: in bytes; a larger file fails with SizeExceeded. urgent: a reader waits for it: it comes before all files
-    that are not urgent. number: its place among those that are as urgent. peers: HOST:PORT of the nodes that may have
-    it, which are asked before the remote.
-    """
+    """Write a file to target, checked, complete, and with the remote's mtime."""
 
     id: int
     file: RemoteFile
     target: Path
     size_max: int
+    """In bytes; a larger file fails with SizeExceeded."""
     urgent: bool
+    """A reader waits for it: it comes before all files that are not urgent."""
     number: int
+    """Its place among those that are as urgent."""
     peers: tuple[str, ...] = ()
+    """HOST:PORT of the nodes that may have it, which are asked before the remote."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFiles:
-    """Fetch these files, in addition to those requested before. The answers are FetchProgress messages.
-
-    prioritize: ids of files requested before that have become urgent. in_background: this worker is to have the lowest
-    priority from now on.
-    """
+    """Fetch these files, in addition to those requested before. The answers are FetchProgress messages."""
 
     files: list[FetchRequest]
     prioritize: list[int]
+    """Ids of files requested before that have become urgent."""
     in_background: bool
+    """This worker is to have the lowest priority from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +161,22 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """What a fetching worker did since its last report. files: the files that are finished, by id.
-
-    bytes: written, for finished and unfinished files; peer_bytes: the same of files that come from peers. refusals: how
-    often a request failed and is repeated. cpu_s: the CPU time of the worker since it started. refusal: why the last of
-    these requests failed. sent_at: by time.monotonic, which is the same in all processes; the daemon may read the
-    report later.
-    """
+    """What a fetching worker did since its last report."""
 
     bytes: int
+    """Written, for finished and unfinished files."""
     refusals: int
+    """How often a request failed and is repeated."""
     files: list[tuple[int, Fetched | FetchFailed]]
+    """The files that are finished, by id."""
     cpu_s: float
+    """The CPU time of the worker since it started."""
     refusal: GrowfsError | None = None
+    """Why the last request failed that is repeated."""
     sent_at: float = field(default_factory=time.monotonic)
+    """By time.monotonic, which is the same in all processes; the daemon may read the report later."""
     peer_bytes: int = 0
+    """Written, of files that come from peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +205,16 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class PeersSeen:
-    """Where the other nodes are, by address; None for one that has not begun. failed: why others do not answer.
-
-    own: the address that is this node's. peers: the addresses of all nodes.
-    """
+    """What the worker that serves peers knows of the nodes, by address."""
 
     own: str | None
+    """The address that is this node's."""
     positions: dict[str, Position | None]
+    """Where the others are; None for one that has not begun."""
     failed: dict[str, str]
+    """Why others do not answer."""
     peers: tuple[str, ...]
+    """The addresses of all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
