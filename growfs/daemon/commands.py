@@ -110,16 +110,15 @@ class MountCommands:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """The ids of the files that match patterns, in arrays: there may be millions.
-
-    missing: those that are not cached. unpinned: those that are, and are neither pinned nor frozen. bytes: that all of
-    them take on the disk.
-    """
+    """The ids of the files that match patterns, in arrays: there may be millions."""
 
     ids: Sequence[int]
     missing: Sequence[int]
+    """Those that are not cached."""
     unpinned: Sequence[int]
+    """Those that are cached, and neither pinned nor frozen."""
     bytes: int
+    """That all of them take on the disk."""
 
 
 class FileCommands:

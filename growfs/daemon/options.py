@@ -323,16 +323,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class MountRequest:
-    """What a daemon is to mount, and where. url: absolute. folder: the working directory of the caller.
-
-    fills: the mountpoint is a folder to keep filled, without a mount.
-    """
+    """What a daemon is to mount, and where."""
 
     url: str
+    """Absolute."""
     mountpoint: Path
     options: Options
     folder: Path
+    """The working directory of the caller."""
     fills: bool = False
+    """The mountpoint is a folder to keep filled, without a mount."""
 
     @property
     def remote(self) -> RemoteSpec:

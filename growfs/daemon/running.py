@@ -16,16 +16,15 @@ from growfs.fuse.mounting import DEVICE, MountRow, mounted_at, mounts, resolved
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A mount, or a daemon without one in the mount table. starting: it has not mounted yet; else it was unmounted.
-
-    fills: it needs no mount, as it keeps a folder filled.
-    """
+    """A mount, or a daemon without one in the mount table."""
 
     mountpoint: Path
     cache: Path
     mounted: MountRow | None
     starting: bool = False
+    """It has not mounted yet; else it was unmounted."""
     fills: bool = False
+    """It needs no mount, as it keeps a folder filled."""
 
 
 def running() -> list[Running]:

@@ -24,7 +24,9 @@ from growfs.signal import Signal
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Pause where the disk refuses to write a generation. Listings join the current one meanwhile."""
+"""Pause if the disk refuses to write a generation. Listings join the current one meanwhile."""
+FIRST_RETRY_S = 0.1
+"""This pause if it refuses for the first time: a full disk has room for it by then."""
 
 FORGET_GENERATIONS = (
     "DELETE FROM generation WHERE NOT EXISTS (SELECT 1 FROM resident WHERE suffix IS NOT NULL"
@@ -32,8 +34,6 @@ FORGET_GENERATIONS = (
     " WHERE earlier.number < generation.number ORDER BY earlier.number DESC LIMIT 1), 0))"
 )
 """Forget the generations that were not the first to list any file that is still cached."""
-FIRST_RETRY_S = 0.1
-"""The same for the first time: a full disk has room for it by then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 AHEAD_FILES = 4 * REPORT_FILES
 """Files that a worker has at least: more than it fetches until its last report is processed."""
 AHEAD_STREAMS = 2
-"""The same for each of its streams."""
+"""Files that a worker has at least for each of its streams."""
 AHEAD_BYTES = 64 << 20
 """Bytes that a worker has at least."""
 AHEAD_S = 0.5
@@ -116,7 +116,8 @@ class Dispatcher:
         self._queue: deque[Download] = deque()
         self._workers = workers
         self._size = size
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
+        """The bandwidth of all workers together; 0: unlimited."""
         self._has_producer = has_producer
         self._peers_of = peers_of or (lambda path: ())
         self._concurrency = ConcurrencyController()
@@ -135,14 +136,9 @@ class Dispatcher:
         """The most requests at a time. A producer makes one file, and has the next one waiting."""
         return AHEAD_PRODUCED * self._size if self._has_producer else self._concurrency.streams
 
-    @property
-    def bytes_per_s(self) -> int:
-        """The bandwidth of all workers together; 0: unlimited."""
-        return self._bytes_per_s
-
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """Change the bandwidth of all workers together."""
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._share_limits()
 
     def move_to_background(self) -> None:
@@ -376,7 +372,7 @@ class Dispatcher:
     def _share_limits(self) -> None:
         """Divide streams and bandwidth among the workers that have files."""
         busy = sum(bool(slot.downloads) for slot in self._slots)
-        self._workers.limits.set(self._concurrency.streams, busy, self._bytes_per_s)
+        self._workers.limits.set(self._concurrency.streams, busy, self.bytes_per_s)
 
     async def _adjust(self) -> None:
         while True:

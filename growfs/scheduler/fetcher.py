@@ -57,7 +57,7 @@ WINDOW_FILES = 1024
 WINDOW_PARTS = 4
 """Their bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
 GONE_S = 3600.0
-"""How long it is told that a file was gone when it was to be fetched."""
+"""How long the status tells that the remote no longer had a file that was to be fetched."""
 
 
 class Fetcher:

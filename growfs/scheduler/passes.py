@@ -32,7 +32,7 @@ from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status import MountState, SkippedStatus
 from growfs.workers.messages import MakeOrder, PlanTurnover
-from growfs.workers.pool import WorkerLost, WorkerPool
+from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
 
 log = logging.getLogger(__name__)
 
@@ -307,12 +307,8 @@ class PassOrder:
     async def _compute(self, request: MakeOrder) -> Order:
         while True:
             try:
-                channel = self._workers.spawn()
-                try:
-                    ready: Order = await channel.call(request)
-                    return ready
-                finally:
-                    await channel.aclose()
+                ready: Order = await call_worker(self._workers, request)
+                return ready
             except (WorkerLost, GrowfsError) as error:
                 log.warning("the order of the pass could not be computed (%s); trying again", error)
                 await trio.sleep(ORDER_RETRY_S)
@@ -324,12 +320,8 @@ async def plan_next(
     """What generation `number` lists. A reader waits for it, so a thread plans where a worker cannot, or is slower."""
     if store.resident_files > FEW_FILES:
         try:
-            channel = workers.spawn()
-            try:
-                plan: GenerationPlan = await channel.call(PlanTurnover(catalog, number, input))
-                return plan
-            finally:
-                await channel.aclose()
+            plan: GenerationPlan = await call_worker(workers, PlanTurnover(catalog, number, input))
+            return plan
         except (WorkerLost, GrowfsError) as error:
             log.warning("no worker could compute what generation %d lists: %s", number, error)
     try:

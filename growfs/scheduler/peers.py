@@ -61,14 +61,16 @@ START = "peer_start"
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """sources: who the nodes are: HOST:PORT, dns://NAME or dns://NAME:PORT, each. address: (host, port) at which this
-    one serves. token: what it demands. bytes_per_s: the most that they get together; 0: no limit.
-    """
+    """The options of a mount with other nodes."""
 
     sources: tuple[str, ...]
+    """Who the nodes are: HOST:PORT, dns://NAME or dns://NAME:PORT, each."""
     address: tuple[str, int]
+    """(host, port) at which this one serves."""
     token: str = field(repr=False)
+    """What it demands."""
     bytes_per_s: float = 0.0
+    """The most that they get together; 0: no limit."""
 
 
 class Peers:

@@ -26,17 +26,18 @@ from growfs.status import MountState
 
 @dataclass(frozen=True, slots=True)
 class StartCondition:
-    """What a mount waits for before it returns. By default: a file of each directory, and a tenth of the cache.
-
-    files, bytes: wait for this many instead. no_wait: wait only for the first page of the listing. show_files: so many
-    files have to be cached in any case.
-    """
+    """What a mount waits for before it returns. By default: a file of each directory, and a tenth of the cache."""
 
     files: int | None = None
+    """Wait for this many instead."""
     bytes: int | None = None
+    """Wait for this many instead."""
     no_wait: bool = False
+    """Wait only for the first page of the listing."""
     list_timeout_s: float = 60.0
+    """How long the first listing is waited for."""
     show_files: int = 0
+    """So many files have to be cached in any case."""
 
     @property
     def explicit(self) -> bool:
@@ -125,10 +126,8 @@ class SeedTracker:
 class PrefetchState:
     """Owns what the prefetcher is doing, whether it is paused, and whether it has to look at the catalog again.
 
-    changed: notified when it is interrupted or may continue, or has to look again. `mount_state` is what users see.
-    is_stale: the order of the pass is out of date. has_evicted: files were evicted that the pass may draw again.
-    check_whole: whether all that this node is to have is cached. is_held: whether a draw waits for room, and nothing is
-    in flight. outage: nothing is drawn while there is one.
+    `mount_state` is what users see. check_whole: whether all that this node is to have is cached. is_held: whether a
+    draw waits for room, and nothing is in flight. outage: nothing is drawn while there is one.
     """
 
     def __init__(
@@ -141,10 +140,13 @@ class PrefetchState:
         self.condition = condition
         self.seeds = SeedTracker(condition)
         self.changed = Signal[[]]()
+        """Notified when it is interrupted or may continue, or has to look again."""
         self.paused = False
-        self._phase = MountState.LISTING
         self.is_stale = False
+        """The order of the pass is out of date."""
         self.has_evicted = False
+        """Files were evicted that the pass may draw again."""
+        self._phase = MountState.LISTING
         self._check_whole = check_whole
         self._is_held = is_held
         self._outage = outage

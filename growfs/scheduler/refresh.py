@@ -24,7 +24,7 @@ from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.signal import Signal
 from growfs.status import RemoteStatus
 from growfs.workers.messages import ListRemote, ServerSilent
-from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent
+from growfs.workers.pool import STALL_S, WorkerLost, WorkerPool, WorkerSilent, call_worker
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +35,7 @@ RETRY_S = 60.0
 
 
 class CatalogSync:
-    """Owns the state of the listing.
-
-    complete: a listing was finished, in this run or an earlier one. listing_now: one is under way, or begins in a
-    moment. failure: that of the last listing. progressed:
-    notified after each page. changed: notified when a listing has altered what a pass must draw; file_changed: when a
-    fetch has found a file changed. removed: notified of files and versions that are gone. updates: new versions of
-    resident files, by the id of the old one, for VersionUpdater to fetch. The next listing finds again what fails, or
-    is not fetched when the daemon ends.
-    """
+    """Owns the state of the listing, and which new versions are still to be fetched."""
 
     def __init__(
         self,
@@ -56,14 +48,23 @@ class CatalogSync:
     ) -> None:
         self.is_endless = is_endless
         self.complete = catalog.listing > 0
+        """A listing was finished, in this run or an earlier one."""
         self.listing_now = True
-        self._silent_s: float | None = None
+        """One is under way, or begins in a moment."""
         self.failure: Failure | None = None
+        """That of the last listing."""
         self.progressed = Signal[[]]()
+        """Notified after each page."""
         self.changed = Signal[[]]()
+        """Notified when a listing has altered what a pass must draw."""
         self.file_changed = Signal[[]]()
+        """Notified when a fetch has found a file changed."""
         self.removed = Signal[[list[Removed]]]()
+        """Notified of files and versions that are gone."""
         self.updates: dict[int, RemoteFile] = {}
+        """New versions of resident files, by the id of the old one, for VersionUpdater to fetch. The next listing finds
+        again what fails, or is not fetched when the daemon ends."""
+        self._silent_s: float | None = None
         self._updating: set[int] = set()
         self._workers = workers
         self._catalog = catalog
@@ -179,10 +180,9 @@ class CatalogSync:
                 why = f"; {skip.path} was skipped: {skip.reason}"
             await self._apply(part)
 
-        channel = self._workers.spawn()
         self._retry_due = False
         try:
-            files = await channel.call(ListRemote(self._catalog.file, listing, self._extent()), apply)
+            files = await call_worker(self._workers, ListRemote(self._catalog.file, listing, self._extent()), apply)
         except WorkerSilent:
             silent_s = max(STALL_S, self._silent_s or 0)
             raise RemoteBusy(
@@ -193,7 +193,6 @@ class CatalogSync:
             raise GrowfsError("the process that lists the remote died; see the log") from None
         finally:
             self._silent_s = None
-            await channel.aclose()
         if files == 0 and self._catalog.files == 0:
             raise RemoteMissing(f"{self._workers.url}: there are no files; check the URL, --include and --exclude{why}")
         if files == 0:

@@ -38,16 +38,15 @@ HOLDS_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class MountSettings:
-    """The options of a simulated mount.
-
-    policy: one of POLICIES. turnover: share of the cache that a generation delists. parallel: how many fetches run at a
-    time. settle_s, hold_idle_s: as --settle and --hold-idle.
-    """
+    """The options of a simulated mount."""
 
     policy: str = "growfs"
+    """One of POLICIES."""
     seed: int = 0
     turnover: float = 0.2
+    """Share of the cache that a generation delists."""
     parallel: int = 4
+    """How many fetches run at a time."""
     settle_s: float = 60.0
     hold_idle_s: float = 3600.0
 
@@ -62,25 +61,20 @@ class File:
 
 
 class Cache:
-    """What every policy has: the resident files, and the bytes that are left.
-
-    seq: of each file its number in the order of admission; 0: it is not resident. folders: the resident ids of each
-    directory and of EVERYWHERE, in the order of admission. residents: how many files of each kind are resident. busy:
-    how many handles each file has, where it has any.
-    """
+    """What every policy has: the resident files, and the bytes that are left."""
 
     def __init__(self, files: Sequence[File], limit: int) -> None:
         self.files = files
         self.limit = limit
         self.used = self.reserved = 0
         self.counter = 0
-        self.seq = [0] * len(files)
+        self.seq = [0] * len(files)  # of each file its number in the order of admission; 0: it is not resident
         self.kinds = [(file.directory, extension(file.path)) for file in files]
         self.residents: Counter[Kind] = Counter()
-        self.folders: dict[int, dict[int, None]] = {EVERYWHERE: {}}
+        self.folders: dict[int, dict[int, None]] = {EVERYWHERE: {}}  # the resident ids of each, as they were admitted
         for file in files:
             self.folders.setdefault(file.directory, {})
-        self.busy: Counter[int] = Counter()
+        self.busy: Counter[int] = Counter()  # how many handles each file has, if it has any
         self.live: list[Reader] = []
         self.catalog_bytes = sum(file.size for file in files)
         self.evicted = 0

@@ -36,21 +36,15 @@ Process = Generator[float, None, None]
 
 @dataclass(slots=True)
 class SimulatedDownload:
-    """A fetch in flight. lacking: bytes still to fetch."""
+    """A fetch in flight."""
 
     id: int
     lacking: float
+    """Bytes still to fetch."""
 
 
 class Simulation:
-    """A remote, a cache and the link between them.
-
-    now: seconds. fetches, opens: of each file. gone: opens of files that the reader's listing showed and that are no
-    longer cached. unlisted: opens of files that are not cached and that it did not show. remote_bytes: fetched so far.
-    opened_files, shown_files: how many files were opened, or listed, at least once. waits: seconds that all misses
-    waited. passes: for each pass that began, the bytes fetched before it. first: the place of each file in the order of
-    first admissions (from 1; 0: never). shown: 1 for each file that was listed.
-    """
+    """A remote, a cache and the link between them."""
 
     def __init__(
         self,
@@ -66,17 +60,18 @@ class Simulation:
         self.files = files
         rotates = settings.policy == "growfs"
         self.cache: Cache = (Rotating if rotates else Replacing)(files, limit_bytes, settings)
-        self.now = 0.0
+        self.now = 0.0  # in seconds
         self.bandwidth = bandwidth
-        self.fetches = [0] * len(files)
-        self.opens = [0] * len(files)
-        self.first = [0] * len(files)
-        self.gone = self.unlisted = 0
-        self.remote_bytes = 0
-        self.opened_files = 0
-        self.waits = 0.0
-        self.passes: list[int] = []
-        self.shown = bytearray(len(files))
+        self.fetches = [0] * len(files)  # of each file
+        self.opens = [0] * len(files)  # of each file
+        self.first = [0] * len(files)  # the place of each in the order of first admissions, from 1; 0: never
+        self.gone = 0  # opens of files that the reader's listing showed and that are no longer cached
+        self.unlisted = 0  # opens of files that are not cached and that it did not show
+        self.remote_bytes = 0  # fetched so far
+        self.opened_files = 0  # that were opened at least once
+        self.waits = 0.0  # seconds that all misses waited
+        self.passes: list[int] = []  # for each pass that began, the bytes fetched before it
+        self.shown = bytearray(len(files))  # 1 for each file that was listed
         self._seed = settings.seed
         self._parallel = settings.parallel
         self._order: deque[int] = deque()

@@ -132,3 +132,14 @@ class Channel:
     async def aclose(self) -> None:
         """Close the connection. The worker ends."""
         await self._stream.aclose()
+
+
+async def call_worker(
+    workers: WorkerPool, request: Any, on_message: Callable[[Any], Awaitable[None]] | None = None
+) -> Any:
+    """Have a worker of its own answer a request, as Channel.call. Raises GrowfsError, too, if none can be started."""
+    channel = workers.spawn()
+    try:
+        return await channel.call(request, on_message)
+    finally:
+        await channel.aclose()
