@@ -62,14 +62,7 @@ class MountCommands:
 
     def table(self) -> dict[str, Command]:
         """The commands by name."""
-        return {
-            "status": self.status,
-            "set": self.set,
-            "pause": self.pause,
-            "resume": self.resume,
-            "release": self.release,
-            "waiting": self.waiting,
-        }
+        return _by_name(self.status, self.set, self.pause, self.resume, self.release, self.waiting)
 
     async def status(self) -> AsyncIterator[Any]:
         """Return the status."""
@@ -143,14 +136,7 @@ class FileCommands:
 
     def table(self) -> dict[str, Command]:
         """The commands by name."""
-        return {
-            "pin": self.pin,
-            "unpin": self.unpin,
-            "fetch": self.fetch,
-            "evict": self.evict,
-            "refetch": self.refetch,
-            "complete": self.complete,
-        }
+        return _by_name(self.pin, self.unpin, self.fetch, self.evict, self.refetch, self.complete)
 
     async def pin(self, globs: list[str]) -> AsyncIterator[Any]:
         """Fetch the matching files, and never evict them."""
@@ -261,6 +247,10 @@ class FileCommands:
                     await finished.wait()
                 reported = done
                 yield result
+
+
+def _by_name(*commands: Command) -> dict[str, Command]:
+    return {command.__name__: command for command in commands}
 
 
 def _match(database: Database, paths: PathFilter) -> Matching:

@@ -210,7 +210,7 @@ class Space:
                     await self._outage.ended.wait()  # nothing is evicted for what cannot be fetched
                 if not claim.is_wanted():
                     return None
-                reservation = await self.look(claim)
+                reservation = await self._look(claim)
                 if reservation and claim.is_wanted():
                     return reservation
                 if reservation:
@@ -232,16 +232,14 @@ class Space:
             reserved = self._store.reserve_part(need, claim.least)
         return reserved
 
-    async def look(self, claim: Claim) -> Reservation | None:
+    async def _look(self, claim: Claim) -> Reservation | None:
         """Reserve what a claim needs if there is room now, or may be made."""
-        if reserved := self.reserve_free(claim):
-            return reserved
-        if claim.is_draw and not self._may_draw:
-            return None
-        for size in dict.fromkeys(self._needs(claim)):
-            if reserved := await self.reserve_by_eviction(size, claim.priority):
-                return reserved
-        return None
+        reserved = self.reserve_free(claim)
+        if reserved is None and (self._may_draw or not claim.is_draw):
+            for size in dict.fromkeys(self._needs(claim)):
+                if reserved := await self.reserve_by_eviction(size, claim.priority):
+                    break
+        return reserved
 
     def pause_draws(self) -> None:
         """Give no draw room for a while."""
