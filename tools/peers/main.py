@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
         print(f"not installed: {line}", file=sys.stderr)
     wanted = arguments.peer or [peer.name for peer in (QUICK if arguments.quick else PEERS)]
     found = []
-    for peer in (kind() for kind in PEERS):
+    for peer in PEERS:
         if peer.name not in wanted:
             continue
         if reason := peer.unavailable():
@@ -70,8 +70,7 @@ def measure(arguments: argparse.Namespace, machine: dict[str, object], results: 
         else:
             results.left_out.pop(peer.name, None)
             found.append(peer)
-    known = {peer.name: described(peer) for peer in found}
-    known = {**results.peers, **known}
+    known = results.peers | {peer.name: described(peer) for peer in found}
     results.peers = {peer.name: known[peer.name] for peer in PEERS if peer.name in known}
     for name in arguments.case or CASES:
         with temporary_folder() as folder:

@@ -23,7 +23,7 @@ from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import BenchError, environment, run, wait_until
 from tools.benchmarks.servers import behind_link
 from tools.peers.environment import PYTHON, VARIABLES
-from tools.peers.peer import Peer, Remote, Room
+from tools.peers.peer import Peer, Room
 
 TRAINER, EPOCHS, BURN = (Path(__file__).with_name(name) for name in ("trainer.py", "epochs.py", "burn.py"))
 LOOKUPS = 50
@@ -60,6 +60,11 @@ class Stage:
     prefix: str = "shards"
     """The folder of the bucket."""
 
+    def room(self, folder: Path, endpoint: str, group: Cgroup, shards: int = 0) -> Room:
+        """Where the peer works, in a new folder below one. endpoint: the near end of the link."""
+        (folder / "peer").mkdir()
+        return Room(endpoint, self.plain, folder / "peer", self.cache_bytes, group, prefix=self.prefix, shards=shards)
+
 
 def train(stage: Stage, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train, from an empty cache. spec: for trainer.py. folder: an empty one.
@@ -85,16 +90,16 @@ def _over_peer(
 ) -> tuple[list[dict[str, Any]], float]:
     """The lines that a program prints, with the counts at that time; the memory of the peer's daemons in the end."""
     counts, log = folder / "counts", folder / "program.log"
-    (folder / "peer").mkdir()
     with (
         behind_link(stage.server, stage.link.rtt_s, stage.link.rate, folder / "link.log", counts) as near,
         Cgroup("-daemons") as daemons,
         Cgroup("-program") as programs,
         _program(stage.peer.name, words, programs, log) as process,
     ):
-        remote = Remote(near.endpoint, stage.plain, spec.get("samples", 0) // spec.get("per_shard", 1))
+        shards = spec.get("samples", 0) // spec.get("per_shard", 1)
+        room = stage.room(folder, near.endpoint, daemons, shards)
         before, began = programs.cpu_s() or 0.0, time.monotonic()
-        with stage.peer.running(remote, Room(folder / "peer", stage.cache_bytes, daemons), stage.prefix) as more:
+        with stage.peer.running(room) as more:
             lines = []
             for line in _answers(process, {**spec, **more, "began": began}):
                 bytes, lists, gets = COUNTS.unpack(counts.read_bytes())
@@ -107,7 +112,6 @@ def _over_peer(
 
 def beside(stage: Stage, processes: int, seconds: int, folder: Path) -> dict[str, Any]:
     """What a job that needs all cores makes in so many seconds alone, and while a peer fills its cache."""
-    (folder / "peer").mkdir()
     counts, link = folder / "counts", stage.link
 
     def job() -> float:
@@ -117,8 +121,7 @@ def beside(stage: Stage, processes: int, seconds: int, folder: Path) -> dict[str
         return int(COUNTS.unpack(counts.read_bytes())[0])
 
     def fill() -> None:
-        room = Room(folder / "peer", stage.cache_bytes, daemons)
-        with stage.peer.running(Remote(near.endpoint, stage.plain), room, stage.prefix) as more:
+        with stage.peer.running(stage.room(folder, near.endpoint, daemons)) as more:
             if not stage.peer.fills_by_itself:
                 for path in Path(more["folder"]).rglob("*.*"):
                     if ended.is_set():
@@ -147,9 +150,7 @@ def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path
     generator = Random(7)
     with Cgroup("-daemons") as daemons:
         began = time.monotonic()
-        (folder / "peer").mkdir()
-        remote = Remote(endpoint, folder, bucket="formula")
-        with peer.running(remote, Room(folder / "peer", cache_bytes, daemons), "") as more:
+        with peer.running(Room(endpoint, folder, folder, cache_bytes, daemons, "formula", "")) as more:
             waits = []
             for _ in range(LOOKUPS):
                 path = os.path.join(more["folder"], key(generator.randrange(keys)))
