@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -209,6 +210,13 @@ class LocalCache:
         """Stop cleanly."""
         self.store.stop()
         self.database.close()
+
+
+def run_in_memory(run: Callable[[Path], Awaitable[None]]) -> None:
+    """Run a function with an empty folder, in memory if there is a file system there: a property has many of them."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.exists() else None) as folder:
+        trio.run(run, Path(folder))
 
 
 async def answers(_: bool) -> None:

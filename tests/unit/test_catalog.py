@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ from growfs.cache.catalog import ListingDiff
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
 from growfs.status import SkippedStatus
-from tests.unit.local_cache import LocalCache, file, open_local_cache
+from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
 
 
 async def test_an_unchanged_listing_alters_nothing(cache: LocalCache) -> None:
@@ -178,5 +176,4 @@ def test_after_any_listings_the_catalog_equals_the_last_one(
         assert cache.store.resident_files == len(kept & fetched)
         cache.close()
 
-    with tempfile.TemporaryDirectory() as folder:
-        trio.run(run, Path(folder))
+    run_in_memory(run)

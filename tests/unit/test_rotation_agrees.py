@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +14,7 @@ from growfs.disk import BLOCK
 from growfs.rotation.holds import Reader
 from growfs.rotation.rules import EVERYWHERE, Holds
 from growfs.simulation.cache import File, MountSettings, Rotating
-from tests.unit.local_cache import LocalCache, file, open_local_cache
+from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
 
 DIRECTORIES, FILES, READERS = 2, 20, 3
 BLOCKS_MAX = 2
@@ -174,8 +172,8 @@ def test_the_mount_and_the_simulation_list_and_evict_the_same(
     listings: list[int],
     events: list[tuple[Callable[[Twins, int], Awaitable[None]], int]],
 ) -> None:
-    async def run(folder: str) -> None:
-        twins = await twins_of(Path(folder), [f"d{1 + n % 2}/{n:02}.s{n // 2 % 2}" for n in range(FILES)], sizes, limit)
+    async def run(folder: Path) -> None:
+        twins = await twins_of(folder, [f"d{1 + n % 2}/{n:02}.s{n // 2 % 2}" for n in range(FILES)], sizes, limit)
         twins.set_turnover(turnover)
         await twins.fill(0)
         await twins.read_some(0)
@@ -187,8 +185,7 @@ def test_the_mount_and_the_simulation_list_and_evict_the_same(
             twins.assert_agree()
         twins.cache.database.close()
 
-    with tempfile.TemporaryDirectory() as folder:
-        trio.run(run, folder)
+    run_in_memory(run)
 
 
 @pytest.mark.promise(7, 19)

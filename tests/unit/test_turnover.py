@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from growfs.cache.schema import FROZEN, PINNED
 from growfs.disk import BLOCK
 from growfs.rotation.rules import EVERYWHERE, Generation, GenerationPlan, Hold, Holds, TurnoverInput
 from growfs.scheduler.in_flight import Priority
-from tests.unit.local_cache import LocalCache, file, open_local_cache
+from tests.unit.local_cache import LocalCache, file, open_local_cache, run_in_memory
 
 
 class TurnoverScene:
@@ -258,8 +257,8 @@ def test_show_files_always_lists_exactly_that_many(data: st.DataObject) -> None:
     show = data.draw(st.integers(4, 8))
     names = [f"{folder}/{number}.{suffix}" for number in range(12) for folder in "ab" for suffix in ("x", "y")]
 
-    async def run(folder: str) -> None:
-        cache = open_local_cache(Path(folder))
+    async def run(folder: Path) -> None:
+        cache = open_local_cache(folder)
         scene = TurnoverScene(cache)
         await scene.remote(*names)
         cache.generations.show_files = show
@@ -286,8 +285,7 @@ def test_show_files_always_lists_exactly_that_many(data: st.DataObject) -> None:
                 assert len(cache.listed()) == show
         cache.database.close()
 
-    with tempfile.TemporaryDirectory() as folder:
-        trio.run(run, folder)
+    run_in_memory(run)
 
 
 # Sequence numbers and queue positions.
