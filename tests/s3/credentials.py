@@ -88,7 +88,7 @@ def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, s
             self.reply(
                 f'<{action}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><{action}Result><Credentials>'
                 f"{fields}<SessionToken>{new['Token']}</SessionToken></Credentials></{action}Result></{action}Response>",
-                Content_Type="text/xml",
+                headers={"Content-Type": "text/xml"},
             )
 
     with serving(Handler) as url:

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from email.message import Message
 from urllib.parse import unquote, urlsplit
 
-from tests.servers import serving
+from tests.servers import QuietHandler, serving
 
 _OWN_HEADERS = ("transfer-encoding", "connection", "date", "server", "content-length")
 
@@ -356,16 +356,13 @@ class Proxy:
     def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
         proxy = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 proxy._handle(Exchange(proxy, Request(self.command, unquote(self.path), self.headers), self))
 
             do_HEAD = do_PROPFIND = do_GET  # noqa: N815
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
 
         return Handler
 

@@ -170,7 +170,7 @@ def token_server(path: str, fields: dict[str, object]) -> Iterator[str]:
         def do_GET(self) -> None:
             known = self.path.partition("?")[0].startswith(path)
             answer = fields if known else {"email": "x", "scopes": [], "aliases": []}
-            self.reply(json.dumps(answer), Metadata_Flavor="Google", Content_Type="application/json")
+            self.reply(json.dumps(answer), 200, {"Metadata-Flavor": "Google", "Content-Type": "application/json"})
 
         do_POST = do_GET  # noqa: N815
 
