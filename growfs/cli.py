@@ -448,8 +448,7 @@ def doctor(
     are checked. Exits with 1 if mounting would fail. Changes nothing.
     """
     from growfs.daemon import launch
-    from growfs.doctor.command import diagnose
-    from growfs.doctor.examination import Effort
+    from growfs.doctor.examination import Effort, diagnose
 
     launch.hide_secrets()
     sys.exit(diagnose(url, mountpoint, _parsed(config, given), Effort.parse(measure, timeout), as_json))

@@ -6,5 +6,5 @@ Owns no rule of a mount: it asks the functions that the mount itself asks (`fuse
 Always: it changes nothing and leaves nothing behind, also when it is interrupted. What may wait for a server runs in a
 process of its own, which is killed in time. A check fails exactly where mounting would fail.
 
-For others: `command.diagnose` and `examination.Effort`.
+For others: `examination.diagnose` and `examination.Effort`.
 """

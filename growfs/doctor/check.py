@@ -102,7 +102,8 @@ class MeasuredDownload:
         return self.processes * self.bytes / self.s if self.s else 0.0
 
 
-# Messages to and from the process that tries the remote, besides those above.
+# Messages to and from the process that tries the remote, besides those above. It also sends the GrowfsError of a
+# request that is repeated, and None at the end.
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +127,3 @@ class Phase:
 
     name: str
     limit_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """A request failed, and is repeated."""
-
-    error: GrowfsError
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The last message."""

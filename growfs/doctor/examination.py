@@ -1,7 +1,12 @@
-"""`Examination`: all checks in order, and what they have found as a value for --json."""
+"""`diagnose`: runs all checks in order, prints each as it comes, and gives the result as a value for --json.
+
+The lines are aligned and colored on a terminal; in a pipe they are plain, and each check is on one line.
+"""
 
 from __future__ import annotations
 
+import json
+import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -9,25 +14,32 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
 from humanfriendly import format_size, format_timespan
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from growfs.cache.cache_folder import folder_name
 from growfs.daemon.launch import check_apart, check_function
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
+from growfs.daemon.status_text import files
 from growfs.doctor.cache_disk import CacheDisk
 from growfs.doctor.check import SCRATCH, Check, Level, Listing, MeasuredDownload, RemoteToTry, attempt, ok, warning
 from growfs.doctor.machine import check_engine, check_machine
 from growfs.doctor.outlook import Outlook, check_outlook
-from growfs.doctor.remote import Found, check_remote
+from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import check_mountpoint, check_outside
-from growfs.remote.interface import RemoteSpec
 from growfs.remote.names import redact
 from growfs.units import seconds
 
 FETCH_BYTES_MAX = 4 << 30
 """Bytes that are fetched to measure the link, at most."""
+STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
+LEVEL_CHARS, NAME_CHARS = 7, 12
+PIPE_CHARS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,50 @@ class Effort:
             raise UsageError(f"doctor: {flag}: {error}") from None
 
 
+def diagnose(url: str | None, mountpoint: Path | None, options: Options, effort: Effort, as_json: bool) -> int:
+    """Print what is found, and return the exit code: 1 where a mount would fail. Raises UsageError."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that nothing is left behind
+        signal.signal(number, signal.default_int_handler)
+    console = Console(highlight=False, quiet=as_json)
+    if not console.is_terminal:
+        console = Console(highlight=False, quiet=as_json, width=PIPE_CHARS, color_system=None)
+    with console.status("") as status:
+        examination = Examination(url, mountpoint, options, effort, lambda doing: status.update(Text(doing)))
+        with closing(examination.run()) as found:
+            shown = ""
+            for section, check in found:
+                if section != shown:
+                    console.print(*[""] * bool(shown), Text(section, "bold"), sep="\n")
+                    shown = section
+                console.print(_row(check, console.is_terminal))
+    failures, warnings = examination.named(Level.FAILURE), examination.named(Level.WARNING)
+    conclusion = Text("Mounting would work", STYLES[Level.OK])
+    if failures:
+        conclusion = Text(f"Mounting would fail: {', '.join(failures)}", STYLES[Level.FAILURE])
+    elif warnings:
+        conclusion = Text(f"Mounting would work, with a warning: {', '.join(warnings)}", STYLES[Level.WARNING])
+    console.print("", conclusion, sep="\n")
+    if as_json:
+        click.echo(json.dumps(examination.report(), indent=1))
+    return 1 if failures else 0
+
+
+def _row(check: Check, on_terminal: bool) -> Table:
+    text = Text(check.text)
+    if check.remedy and on_terminal:
+        text.append("\n").append(f"-> {check.remedy}", "cyan" if check.level is Level.OK else "bold")
+    elif check.remedy:
+        text.append(f"; {check.remedy}")
+    row = Table.grid(padding=(0, 1))
+    row.add_column(width=LEVEL_CHARS)
+    row.add_column(width=NAME_CHARS)
+    row.add_column()
+    row.add_row(Text(check.level.value, STYLES[check.level]), check.name, text)
+    return row
+
+
 class Examination:
-    """Runs the checks. checks: those that ran, by section. url: None to examine the machine and the cache only.
+    """Runs the checks. url: None to examine the machine and the cache only.
 
     on_phase: called with what begins, where it may take a while.
     """
@@ -61,15 +115,17 @@ class Examination:
         mountpoint: Path | None,
         options: Options,
         effort: Effort,
-        on_phase: Callable[[str], None] = lambda _: None,
+        on_phase: Callable[[str], None],
     ) -> None:
         """Raises UsageError if the options contradict each other or the URL."""
-        self.checks: dict[str, list[Check]] = {}
+        self._checks: dict[str, list[Check]] = {}
         self._options, self._mountpoint, self._effort, self._on_phase = options, mountpoint, effort, on_phase
         self._request: MountRequest | None = None
+        name: str | None = None
         if url is not None:
             self._request = MountRequest(absolute(url), mountpoint or Path(), options, Path.cwd())
-        self._cache = CacheDisk(options, _folder_name(self._request) if self._request else None)
+            name = folder_name(self._request.remote, redact(self._request.url))
+        self._cache = CacheDisk(options, name)
         self._engine = ""
         self._listing: Listing | None = None
         self._download: MeasuredDownload | None = None
@@ -77,22 +133,21 @@ class Examination:
 
     def run(self) -> Generator[tuple[str, Check], None, None]:
         """Each check as soon as it is made, with its section."""
-        sections: dict[str, Callable[[], Iterator[Check]]] = {
-            "machine": lambda: check_machine(self._options.allow_other),
-            f"cache {self._options.cache_dir}": self._check_cache,
+        sections: dict[str, Iterator[Check]] = {
+            "machine": check_machine(self._options.allow_other),
+            f"cache {self._options.cache_dir}": self._check_cache(),
         }
         if self._request:
-            sections[f"remote {redact(self._request.url)}"] = self._check_remote
-            sections["what to expect"] = self._check_outlook
+            sections[f"remote {redact(self._request.url)}"] = self._check_remote(self._request)
+            sections["what to expect"] = self._check_outlook()
         for section, checks in sections.items():
-            self.checks[section] = []
-            for check in checks():
-                self.checks[section].append(check)
+            for check in checks:
+                self._checks.setdefault(section, []).append(check)
                 yield section, check
 
     def named(self, level: Level) -> list[str]:
         """The names of the checks with this result."""
-        return [check.name for checks in self.checks.values() for check in checks if check.level is level]
+        return [check.name for checks in self._checks.values() for check in checks if check.level is level]
 
     def report(self) -> dict[str, Any]:
         """The result for --json: what was checked, measured and expected. Sizes in bytes, times in seconds."""
@@ -100,7 +155,7 @@ class Examination:
             {"section": section.partition(" ")[0] if section != "what to expect" else "outlook"}
             | asdict(check)
             | {"level": check.level.value}
-            for section, found in self.checks.items()
+            for section, found in self._checks.items()
             for check in found
         ]
         download = self._download
@@ -121,51 +176,44 @@ class Examination:
         if self._cache.usable and not self.named(Level.FAILURE):
             check, self._engine = check_engine(self._options.engine, self._cache.folder)
             yield check
-        if self._mountpoint:
-            yield attempt("mountpoint", self._check_mountpoint, f"{self._mountpoint} is an empty folder")
+        if place := self._mountpoint:
+            yield attempt("mountpoint", lambda: self._check_mountpoint(place), f"{place} is an empty folder")
 
-    def _check_mountpoint(self) -> None:
-        assert self._mountpoint
-        check_mountpoint(self._mountpoint)
-        check_outside(self._mountpoint, "--cache-dir", self._options.cache_dir)
+    def _check_mountpoint(self, mountpoint: Path) -> None:
+        check_mountpoint(mountpoint)
+        check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
 
-    def _check_remote(self) -> Iterator[Check]:
-        request = self._request
-        assert request
-        spec = request.remote
+    def _check_remote(self, request: MountRequest) -> Iterator[Check]:
+        cache, measure_s, is_producer = self._cache, self._effort.measure_s, bool(request.remote.producer)
         try:
             check_apart(request.url, self._options.cache_dir, *([self._mountpoint] if self._mountpoint else []))
             check_function(self._options.members)
-            place = self._cache.folder if self._cache.usable else None
-            scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=place)
+            scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=cache.folder if cache.usable else None)
         except GrowfsError as error:
             yield Check.failed("remote", error)
             return
         except OSError as error:
             yield Check(Level.FAILURE, "remote", f"not tried: no temporary folder ({error})", "set TMPDIR to one")
             return
-        with scratch as folder, closing(self._try(spec, Path(folder))) as findings:
-            for found in findings:
-                if isinstance(found, Listing):
-                    self._listing = found
-                    yield _describe_listing(found, spec.is_endless)
-                elif isinstance(found, MeasuredDownload):
-                    self._download = replace(found, processes=request.processes if spec.producer else 1)
-                    yield _describe_download(self._download)
-                else:
-                    yield found
-
-    def _try(self, spec: RemoteSpec, folder: Path) -> Generator[Found, None, None]:
-        measure_s = self._effort.measure_s
-        probe = RemoteToTry(
-            replace(spec, cache=folder),
-            folder,
-            room=min(FETCH_BYTES_MAX, self._cache.spare),
-            list_s=measure_s,
-            download_s=measure_s if self._cache.usable else 0.0,
-            bytes_per_s=self._options.bandwidth,
-        )
-        return check_remote(probe, self._effort.answer_s, self._on_phase)
+        with scratch as folder:
+            probe = RemoteToTry(
+                replace(request.remote, cache=Path(folder)),
+                Path(folder),
+                room=min(FETCH_BYTES_MAX, cache.spare),
+                list_s=measure_s,
+                download_s=measure_s if cache.usable else 0.0,
+                bytes_per_s=self._options.bandwidth,
+            )
+            with closing(check_remote(probe, self._effort.answer_s, self._on_phase)) as findings:
+                for found in findings:
+                    if isinstance(found, Listing):
+                        self._listing = found
+                        yield _describe_listing(found, request.remote.is_endless)
+                    elif isinstance(found, MeasuredDownload):
+                        self._download = replace(found, processes=request.processes if is_producer else 1)
+                        yield _describe_download(self._download)
+                    else:
+                        yield found
 
     def _check_outlook(self) -> Iterator[Check]:
         if self._listing is None or not self._cache.usable:
@@ -177,29 +225,23 @@ class Examination:
                 yield found
 
 
-def _folder_name(request: MountRequest) -> str:
-    return folder_name(request.remote, redact(request.url))
-
-
 def _describe_listing(listing: Listing, is_endless: bool) -> Check:
     if is_endless:
         return ok("listing", "endless: as many files as are wanted")
     sizes = f", {format_size(listing.bytes)}" if listing.bytes else ""
-    count = "1 file" if listing.files == 1 else f"{listing.files:,} files"
     rate = f"in {_seconds(listing.s)} ({listing.files / max(listing.s, 1e-3):,.0f}/s)"
     if listing.whole:
-        return ok("listing", f"{count}{sizes}, {rate}")
-    return ok("listing", f"{count}{sizes} and more, {rate}; stopped there")
+        return ok("listing", f"{files(listing.files)}{sizes}, {rate}")
+    return ok("listing", f"{files(listing.files)}{sizes} and more, {rate}; stopped there")
 
 
 def _describe_download(download: MeasuredDownload) -> Check:
     if not download.bytes and download.first_s is None:
         return warning("download", f"no byte within {_seconds(download.s)}", "measure for longer: --measure 10s")
-    count = "1 file" if download.files == 1 else f"{download.files:,} files"
     rate = f"{format_size(download.bytes_per_s)}/s"
     if download.files:
         rate += f", {download.processes * download.files / download.s:,.0f} files/s"
-    text = f"{rate} ({count}, {format_size(download.bytes)} in {_seconds(download.s)}"
+    text = f"{rate} ({files(download.files)}, {format_size(download.bytes)} in {_seconds(download.s)}"
     scaled = f", by one of {download.processes} processes" if download.processes > 1 else ""
     return ok("download", f"{text}{scaled})")
 

@@ -9,11 +9,9 @@ from humanfriendly import format_size, format_timespan
 
 from growfs.daemon.options import Options
 from growfs.doctor.check import Check, Disk, Level, Listing, MeasuredDownload, ok, warning
+from growfs.scheduler.readiness import START_S, StartCondition
 from growfs.simulation.plan import PolicyResult, Workload, repeats_too_often, simulate_policy
 
-START_SHARE = 0.1
-START_S_MAX = 60.0
-"""`growfs mount` waits for a tenth of the cache, or for so long."""
 EPOCHS = (1, 10, 50)
 SLOWER = 0.8
 """Rates are measured for seconds only: a smaller difference says nothing."""
@@ -78,11 +76,10 @@ def check_outlook(
 
 def _start_s(options: Options, fill: int, file_bytes: float, rate: float) -> float:
     """How long a mount fetches before it returns."""
-    if options.no_wait:
-        return 0.0
-    if options.wait_files is not None or options.wait_bytes is not None:
-        return max((options.wait_files or 0) * file_bytes, options.wait_bytes or 0) / rate
-    return min(START_S_MAX, START_SHARE * fill / rate)
+    condition = StartCondition(options.wait_files, options.wait_bytes, options.no_wait)
+    files, size = condition.amount(fill)
+    wanted_s = 0.0 if condition.no_wait else max(files * file_bytes, size) / rate
+    return wanted_s if condition.explicit else min(START_S, wanted_s)
 
 
 def _describe_coverage(workload: Workload, result: PolicyResult, seen: dict[int, float]) -> Check:

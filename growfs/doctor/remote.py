@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from humanfriendly import format_timespan
 
-from growfs.doctor.check import Busy, Check, Finished, Level, Listing, MeasuredDownload, Phase, RemoteToTry
+from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry
 from growfs.errors import GrowfsError
 from growfs.syscalls import memfd_create
 from growfs.workers import messages
@@ -62,10 +62,10 @@ def _found(connection: socket.socket, answer_s: float, on_phase: Callable[[str],
         except TimeoutError:
             yield _silent(phase, answer_s, busy)
             return
-        if isinstance(message, Finished):
+        if message is None:
             return
-        if isinstance(message, Busy):
-            busy = message.error
+        if isinstance(message, GrowfsError):
+            busy = message
         elif isinstance(message, Phase):
             phase = message
             deadline = time.monotonic() + answer_s + phase.limit_s

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from humanfriendly import format_size, format_timespan
 
-from growfs.doctor.check import Busy, Check, Finished, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
+from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote
 from growfs.remote.http.connection import Headers
@@ -61,7 +61,7 @@ def main() -> None:
             messages.send(connection, message)
 
     _run(probe, send)
-    send(Finished())
+    send(None)
     signal.pause()  # until it is killed: threads may still wait for a server
 
 
@@ -185,7 +185,7 @@ def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
     choice = random.Random(0)
     files = unsized = size = smallest = skipped = 0
     whole, first_s, began = True, 0.0, time.monotonic()
-    for page in open_remote(spec, on_busy=lambda error: send(Busy(error))).pages():
+    for page in open_remote(spec, on_busy=send).pages():
         if files and time.monotonic() > began + first_s + probe.list_s:
             whole = False
             break
@@ -254,7 +254,7 @@ class _Progress:
 
     def note(self, report: FetchProgress) -> None:
         if report.refusal:
-            self._send(Busy(report.refusal))
+            self._send(report.refusal)
         with self._changed:
             self.received += report.bytes
             for _, result in report.files:
