@@ -46,60 +46,50 @@ class Metric:
 
     name: str
     text: str
-    kind: Kind
-    labels: tuple[str, ...]
     samples: Callable[[MountStatus], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+    kind: Kind = "gauge"
 
 
 METRICS = (
     Metric(
         "growfs_mount_info",
         "what is mounted; always 1",
-        "gauge",
-        ("url", "mountpoint", "engine", "version"),
         lambda status: [((status.url, status.mountpoint, status.engine, status.version), 1)],
+        ("url", "mountpoint", "engine", "version"),
     ),
     Metric(
         "growfs_state",
         "1 for the state that the mount is in, 0 for the others",
-        "gauge",
-        ("state",),
         lambda status: [((state.value,), state is status.state) for state in MountState],
+        ("state",),
     ),
     Metric(
         "growfs_outage_seconds",
         "how long the remote has been away; 0: it is not",
-        "gauge",
-        (),
         lambda status: [((), time.time() - status.outage.since if status.outage else 0)],
     ),
     Metric(
         "growfs_last_error_timestamp_seconds",
         "when the latest failure was that has not succeeded since",
-        "gauge",
-        (),
         lambda status: [((), status.last_error_at)] if status.last_error_at else [],
     ),
     Metric(
         "growfs_requests_total",
         "requests of the kernel, with passthrough",
-        "counter",
-        ("opcode",),
         lambda status: [((opcode,), count) for opcode, count in status.requests.items()],
+        ("opcode",),
+        "counter",
     ),
-    Metric("growfs_readers", "processes that read", "gauge", (), lambda status: [((), len(status.readers))]),
+    Metric("growfs_readers", "processes that read", lambda status: [((), len(status.readers))]),
     Metric(
         "growfs_held_bytes",
         "disk space of delisted files that the hold of one reader keeps, of the reader that holds most",
-        "gauge",
-        (),
         lambda status: [((), max((reader.held_bytes for reader in status.readers), default=0))],
     ),
     Metric(
         "growfs_skipped_files",
         "files that cannot be mounted or fetched",
-        "gauge",
-        (),
         lambda status: [((), sum(skip.files for skip in status.skipped))],
     ),
 )

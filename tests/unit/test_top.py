@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from growfs.client.top.app import after, picture
+from growfs.client.top.app import HOME, PAGE_DOWN, UP, after, picture
 from growfs.client.top.view import Shown, TopPage, bar, frame, graph, histogram
 from growfs.client.top.watch import DirectoryShare, Event, Rates, Survey, Watch, changes, find_new, logged, rates
 from growfs.errors import GrowfsError
@@ -102,13 +102,13 @@ def test_what_is_longer_than_the_screen_is_scrolled() -> None:
     shown = Shown(TopPage.DIRECTORIES)
     assert "d000" in "\n".join(lines(shown, known))
     for _ in range(3):
-        shown = after("\x1b[6~", shown, 1)  # page down
+        shown = after(PAGE_DOWN, shown, 1)
     page = "\n".join(lines(shown, known))
     assert "d000" not in page
     assert "d030" in page
     assert "d099" in "\n".join(lines(Shown(TopPage.DIRECTORIES, row=10**6), known))
-    assert after("\x1b[H", shown, 1) == Shown(TopPage.DIRECTORIES)  # home
-    assert after("k", Shown(TopPage.DIRECTORIES), 1) == Shown(TopPage.DIRECTORIES)
+    assert after(HOME, shown, 1) == Shown(TopPage.DIRECTORIES)
+    assert after(UP, Shown(TopPage.DIRECTORIES), 1) == Shown(TopPage.DIRECTORIES)
 
 
 def test_several_mounts_are_switched_by_keys() -> None:

@@ -32,18 +32,13 @@ FIRST_S = 3.0
 """A single frame shows the rates between two statuses. They take so long at most."""
 ROWS = 24
 """Of a single frame."""
-KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])|.", re.DOTALL)
+KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~])?|.", re.DOTALL)
 QUIT, SUSPEND, ESCAPE = ("q", "\x03"), "\x1a", "\x1b"
 PAGES = {page.value: page for page in TopPage} | {ESCAPE: TopPage.OVERVIEW}
-TURNS = dict.fromkeys(("\t", "\x1b[C", "\x1bOC", "n"), 1) | dict.fromkeys(("\x1b[Z", "\x1b[D", "\x1bOD", "p"), -1)
-"""Tab, right; Shift-Tab, left."""
-STEPS = {
-    **dict.fromkeys(("\x1b[A", "\x1bOA", "k"), -1),  # up
-    **dict.fromkeys(("\x1b[B", "\x1bOB", "j"), 1),  # down
-    "\x1b[5~": -10,  # page up
-    "\x1b[6~": 10,  # page down
-    "\x1b[H": -(10**9),  # home
-}
+UP, DOWN, RIGHT, LEFT, BACKTAB = "\x1b[A", "\x1b[B", "\x1b[C", "\x1b[D", "\x1b[Z"
+PAGE_UP, PAGE_DOWN, HOME = "\x1b[5~", "\x1b[6~", "\x1b[H"
+TURNS = {"\t": 1, RIGHT: 1, "n": 1, BACKTAB: -1, LEFT: -1, "p": -1}
+STEPS = {UP: -1, "k": -1, DOWN: 1, "j": 1, PAGE_UP: -10, PAGE_DOWN: 10, HOME: -(10**9)}
 
 
 def run(mountpoint: Path | None) -> int:
