@@ -47,7 +47,7 @@ MAY_TOUCH_DISK = {
     ("growfs.workers.process", "mkdir"): "a control group, which is no file",
     ("growfs.workers.process", "rmdir"): "the same",
     ("growfs.workers.process", "write_text"): "the session's niceness, in /proc, and the group's",
-    ("growfs.cache.spare", "unlink"): "room that is taken and given back, without any content",
+    ("growfs.cache.database", "unlink"): "room that is taken and given back, without any content",
     ("growfs.cache.cache_folder", "mkdir"): "the cache's folders, before there is a cache",
     ("growfs.cache.store", "mkdir"): "files/, at the first start",
     ("growfs.client.report", "write_text"): "the page, outside of the cache",

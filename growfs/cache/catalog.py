@@ -72,14 +72,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A file that was removed from the catalog. bytes: what it took on the local disk, None if it was not resident."""
+    """A file that left the catalog, or is no longer resident."""
 
     id: int
     parent: int
     name: str
     path: str
     size: int
+    """Of its content, in bytes; 0 if it was not known."""
     bytes: int | None
+    """What it took on the local disk; None if it was not resident."""
 
 
 @dataclass(slots=True)

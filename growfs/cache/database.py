@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,6 @@ import trio
 from growfs import disk
 from growfs.cache.cache_folder import FORMAT, unreadable
 from growfs.cache.schema import PAGE_CACHE_KIB, Query, create, read_only
-from growfs.cache.spare import Spare
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,42 @@ LOG_BYTES_MAX = 16 << 20
 """What the write-ahead log keeps on the disk after it was larger."""
 RETRY_S = 5.0
 """Pause before a write is retried that the disk refused."""
+SPARE_BYTES_MAX, SPARE_SHARE = 16 << 20, 8
+"""Room for the rows of a thousand files that are evicted; at most one part in 8 of what the disk has free."""
+
+
+class Spare:
+    """Owns a file that only takes room: to evict a file is to write the catalog, and on a full disk that needs room.
+
+    It is given up when the disk is full, and made again when there is room. lacking_bytes: what it should take, and
+    does not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = 0
+        self.give_up()  # what a crash has left
+        self._bytes = self.lacking_bytes = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // SPARE_SHARE)
+        self.make()
+
+    def make(self) -> None:
+        """Take the room, unless it is taken already, or there is not so much."""
+        if self.lacking_bytes:
+            with suppress(OSError):
+                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                try:
+                    os.posix_fallocate(fd, 0, self._bytes)
+                    self.lacking_bytes = 0
+                except OSError:
+                    self._path.unlink(missing_ok=True)
+                finally:
+                    os.close(fd)
+
+    def give_up(self) -> None:
+        """Free the room."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self.lacking_bytes = self._bytes
 
 
 class Database:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from growfs import disk
-from growfs.cache.catalog import Changes, Node, Removed
+from growfs.cache.catalog import Node, Removed
 from growfs.cache.schema import DirectoryPaths, join, query_of
 from growfs.remote.interface import Fetched
 from growfs.remote.names import extension
@@ -78,18 +77,7 @@ class Published:
     refused: dict[int, OSError] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """A file that is no longer resident. size: of its content; bytes: what it took on the disk."""
-
-    id: int
-    path: str
-    size: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePlace:
+class QueuePlace(NamedTuple):
     """Where a file is in the order of admission and in the queue to be delisted: columns of its row."""
 
     seq: int
@@ -145,8 +133,9 @@ class Publisher:
                 place = QueuePlace(seq, group_positions.setdefault(file.group, seq) if file.group else seq)
                 self._join_group(writer, file.group, place.queue_position)
             stat = path.stat()
-            done.admitted[file.node.id] = disk.allocated(stat)
-            residents.append(_resident_row(id, file, place, stat))
+            bytes = done.admitted[file.node.id] = disk.allocated(stat)
+            row = id, file.node.parent, extension(file.node.name), *place
+            residents.append((*row, bytes, stat.st_ino, stat.st_ctime_ns, file.fetched.digest))
             nodes.append((file.fetched.size, file.fetched.file.mtime_ns, pass_number, id))
         writer.executemany(INSERT_RESIDENT, residents)
         writer.executemany("UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ? WHERE id = ?", nodes)
@@ -253,7 +242,7 @@ class Publisher:
                 disk.link("DISCARD", path, new)
                 disk.rename("DISCARD", new, link)
 
-    def evict(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Evicted]:
+    def evict(self, writer: sqlite3.Connection, ids: Iterable[int], return_to_pass: bool) -> list[Removed]:
         """Delete rows. `remove` deletes their files after the commit."""
         ask = query_of(writer)
         evicted = []
@@ -266,14 +255,14 @@ class Publisher:
             if row:
                 parent, name, size, bytes, delisted = row
                 path = join(self._paths.of(ask, parent), name)
-                evicted.append(Evicted(id, path, size, bytes))
+                evicted.append(Removed(id, parent, name, path, size, bytes))
                 _record_generations(writer, id)
                 writer.execute("DELETE FROM resident WHERE id = ?", (id,))
                 if return_to_pass and delisted is None:  # a delisted file was shown in this pass
                     writer.execute("UPDATE node SET drawn = 0 WHERE id = ?", (id,))
         return evicted
 
-    def remove(self, evicted: Iterable[Evicted]) -> None:
+    def remove(self, evicted: Iterable[Removed]) -> None:
         """Remove the files of rows that were deleted."""
         for file in evicted:
             path = self._files / file.path
@@ -282,9 +271,9 @@ class Publisher:
                 for mirror in self.mirrors:
                     disk.unlink("EVICT", mirror / file.path)
 
-    def drop(self, changes: Changes) -> None:
+    def drop(self, removed: Iterable[Removed]) -> None:
         """Remove the cached files that left the catalog, and folders that are then empty."""
-        for file in changes.removed:
+        for file in removed:
             if file.bytes is not None:
                 path = self._files / file.path
                 with self._log_failure(path):
@@ -323,22 +312,6 @@ INSERT_RESIDENT = (
     "INSERT INTO resident (id, parent, suffix, seq, queue_position, delisted, opened, bytes, ino, ctime_ns, digest)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-
-
-def _resident_row(id: int, file: StagedFile, place: QueuePlace, stat: os.stat_result) -> tuple[object, ...]:
-    return (
-        id,
-        file.node.parent,
-        extension(file.node.name),
-        place.seq,
-        place.queue_position,
-        place.delisted,
-        place.opened,
-        disk.allocated(stat),
-        stat.st_ino,
-        stat.st_ctime_ns,
-        file.fetched.digest,
-    )
 
 
 FIRST_SHOWN = "(SELECT number FROM generation g WHERE g.last_seq >= r.seq ORDER BY g.last_seq, g.number LIMIT 1)"

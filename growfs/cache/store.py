@@ -219,7 +219,7 @@ class Store:
             refused.update(done.refused)
         self._durable = False
         self.last_seq = max(self.last_seq, done.last_seq)
-        self._count_gone([(old.id, old.size, old.bytes) for old in done.replaced if old.bytes is not None])
+        self._count_gone(done.replaced)
         for file in staged:
             if file.node.id in done.admitted:
                 self.resident_files += 1
@@ -248,8 +248,7 @@ class Store:
         evicted = await self._db.write(
             lambda writer: self._publisher.evict(writer, ids, return_to_pass), self._publisher.remove
         )
-        self._count_gone([(file.id, file.size, file.bytes) for file in evicted])
-        freed = sum(file.bytes for file in evicted)
+        freed = self._count_gone(evicted)
         self.evicted_files += len(evicted)
         self.evicted_bytes += freed
         return freed
@@ -261,22 +260,24 @@ class Store:
 
     def drop_files(self, changes: Changes) -> None:
         """Remove the cached files that left the catalog. Called on the writing thread, after the commit."""
-        self._publisher.drop(changes)
+        self._publisher.drop(changes.removed)
 
     def count_dropped(self, changes: Changes) -> None:
         """Subtract the files that left the catalog from the counters."""
-        self._count_gone([(gone.id, gone.size, gone.bytes) for gone in changes.removed if gone.bytes is not None])
+        self._count_gone(changes.removed)
 
-    def _count_gone(self, gone: Sequence[tuple[int, int, int]]) -> None:
-        """Subtract files that are no longer resident from the counters. gone: (id, size, bytes on the disk) of each."""
-        is_freed = False
-        for id, size, bytes in gone:
-            self.resident_files -= 1
-            self.resident_bytes -= bytes
-            self.resident_content_bytes -= size
-            is_freed = not self._open.orphan(id, bytes) or is_freed
+    def _count_gone(self, gone: Iterable[Removed]) -> int:
+        """Subtract those that were resident from the counters; returns the bytes that they took."""
+        bytes, is_freed = self.resident_bytes, False
+        for file in gone:
+            if file.bytes is not None:
+                self.resident_files -= 1
+                self.resident_bytes -= file.bytes
+                self.resident_content_bytes -= file.size
+                is_freed = not self._open.orphan(file.id, file.bytes) or is_freed
         if is_freed:
             self.space_freed.notify()
+        return bytes - self.resident_bytes
 
     def entries(self, parent: int, after_seq: int, last_seq: int, limit: int, mtime_ns: int) -> list[Any]:
         """The resident children of a directory, admitted after after_seq and up to last_seq, in order of admission.

@@ -10,12 +10,11 @@ from functools import partial
 import trio
 from humanfriendly import format_timespan
 
-from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
-from growfs.cache.usage import UsageCounters
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.fuse.engine import Engine
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import Reader

@@ -9,7 +9,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Protocol
 
-from growfs.cache.budget import Budget
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
 from growfs.cache.database import Database
@@ -17,7 +16,7 @@ from growfs.cache.history import History, Sample
 from growfs.cache.recovery import recover
 from growfs.cache.schema import set_meta
 from growfs.cache.store import Store
-from growfs.cache.usage import UsageCounters
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands, MountCommands, Setter
 from growfs.daemon.control import Control
 from growfs.daemon.option_parsers import listening

@@ -45,31 +45,30 @@ def open_remote(
     repeats: whether such requests are repeated.
     Raises UsageError if the URL, its options or a pattern is wrong, or a package is missing.
     """
-    remote = _open_source(spec, threads, on_busy, limits, repeats)
+    producer = spec.producer
+    remote: Remote
+    if producer and producer.seed is not None:
+        from growfs.remote.wrappers.produced import SampledRemote
+
+        remote = SampledRemote(spec, producer, limits)
+    else:
+        remote = _open_source(spec, threads)
+        if repeats:
+            from growfs.remote.wrappers.retry import RetryingRemote
+
+            remote = RetryingRemote(remote, on_busy, threads.sleep if threads else time.sleep)
     if spec.include or spec.exclude:
         from growfs.remote.filter import FilteredRemote, PathFilter
 
         remote = FilteredRemote(remote, PathFilter(spec.include, spec.exclude))
-    if spec.producer and spec.producer.seed is None:
+    if producer and producer.seed is None:
         from growfs.remote.wrappers.produced import ProducedRemote
 
-        remote = ProducedRemote(remote, spec, spec.producer, limits)
+        remote = ProducedRemote(remote, spec, producer, limits)
     return remote
 
 
-def _open_source(
-    spec: RemoteSpec,
-    threads: TransferThreads | None,
-    on_busy: Callable[[RemoteBusy], None],
-    limits: SharedLimits | None,
-    repeats: bool,
-) -> Remote:
-    from growfs.remote.wrappers.retry import RetryingRemote
-
-    if spec.producer and spec.producer.seed is not None:
-        from growfs.remote.wrappers.produced import SampledRemote
-
-        return SampledRemote(spec, spec.producer, limits)
+def _open_source(spec: RemoteSpec, threads: TransferThreads | None) -> Remote:
     from growfs.remote.stores.registry import open_store, store_class
 
     spec = store_class(spec.url).of_folder(spec)
@@ -83,7 +82,7 @@ def _open_source(
 
         assert spec.cache
         remote = ArchiveRemote(remote, spec.members, spec.cache)
-    return RetryingRemote(remote, on_busy, threads.sleep if threads else time.sleep) if repeats else remote
+    return remote
 
 
 def preload(spec: RemoteSpec) -> None:

@@ -12,9 +12,9 @@ from humanfriendly import format_size
 from pyroaring import BitMap64
 
 from growfs import disk
-from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog
 from growfs.cache.store import Store
+from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, RemoteError
 from growfs.rotation.pass_order import SEED_DIRECTORIES_MAX, Order
 from growfs.scheduler.fetcher import Fetcher

@@ -29,11 +29,11 @@ import trio
 from humanfriendly import format_size
 
 from growfs import disk
-from growfs.cache.budget import Budget
 from growfs.cache.catalog import Node
 from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Reservation, Store
+from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, NoRoom
 from growfs.rotation.eviction import pick_victims
 from growfs.rotation.generations import Generations

@@ -26,16 +26,9 @@ from growfs.errors import DiskFull, GrowfsError, UsageError
 from growfs.remote import open_remote
 from growfs.remote.file import SeekableStream, open_seekable
 from growfs.remote.http.threads import TransferThreads
-from growfs.remote.interface import Remote
+from growfs.remote.interface import Remote, RemoteFile
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
-from growfs.remote.wrappers.producer_pool import (
-    OUTPUT_NAME,
-    FileProduced,
-    ProduceFile,
-    ProducerFailed,
-    ProducerReady,
-    StartProducer,
-)
+from growfs.remote.wrappers.producer_pool import OUTPUT_NAME, ProducerFailed, StartProducer
 from growfs.workers import sandbox
 from growfs.workers.process import lower_priority
 
@@ -63,15 +56,15 @@ def main() -> None:
     except OSError as error:
         connection.send(ProducerFailed(str(error)))
         return
-    requests: queue.SimpleQueue[ProduceFile] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[RemoteFile | int] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
-    connection.send(ProducerReady(confined))
+    connection.send(confined)
     runner = _FunctionRunner(start, make)
     while True:
         connection.send(runner.run(requests.get()))
 
 
-def _receive(connection: Connection, requests: queue.SimpleQueue[ProduceFile]) -> None:
+def _receive(connection: Connection, requests: queue.SimpleQueue[RemoteFile | int]) -> None:
     """Put requests in the queue. Kill this process group when the worker is gone, even in the middle of a file."""
     try:
         while True:
@@ -101,23 +94,23 @@ class _FunctionRunner:
         self._remote: Remote | None = None
         self._out = str(Path.cwd() / OUTPUT_NAME)
 
-    def run(self, request: ProduceFile) -> FileProduced | GrowfsError | ProducerFailed:
-        """Produce one file in the working folder. Returns the result or the error."""
-        source: SeekableStream | None = None
+    def run(self, source: RemoteFile | int) -> int | GrowfsError | ProducerFailed | None:
+        """Produce one file in the working folder. Returns the mtime_ns of its source, or the error."""
+        stream: SeekableStream | None = None
         timeout_s = self._start.producer.timeout_s
         if timeout_s:  # on a thread without the GIL: it logs where the function hangs, and ends the process
             faulthandler.dump_traceback_later(timeout_s, exit=True, file=2)
         try:
             with open(self._out, "w+b") as out:
-                if isinstance(request.source, int):
-                    self._make(request.source, sample_rng(self._start.producer.seed or 0, request.source), out)
-                    return FileProduced()
-                with open_seekable(self._open_remote(), request.source) as file:
-                    source = file.raw
+                if isinstance(source, int):
+                    self._make(source, sample_rng(self._start.producer.seed or 0, source), out)
+                    return None
+                with open_seekable(self._open_remote(), source) as file:
+                    stream = file.raw
                     self._make(file, out)
-                return FileProduced(source.file.mtime_ns)
+                return stream.file.mtime_ns
         except BaseException as error:  # noqa: BLE001 - any error of the user's function is reported
-            return _failure(error, source)
+            return _failure(error, stream)
         finally:
             faulthandler.cancel_dump_traceback_later()
             sys.stdout.flush()
@@ -132,10 +125,10 @@ class _FunctionRunner:
         return self._remote
 
 
-def _failure(error: BaseException, source: SeekableStream | None) -> GrowfsError | ProducerFailed:
+def _failure(error: BaseException, stream: SeekableStream | None) -> GrowfsError | ProducerFailed:
     """The error to report: the remote's own if that is the cause, else the last line of the traceback."""
-    if source and source.error:
-        return source.error
+    if stream and stream.error:
+        return stream.error
     if isinstance(error, GrowfsError):
         return error
     traceback.print_exception(error)

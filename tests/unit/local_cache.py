@@ -11,7 +11,6 @@ from pathlib import Path
 import trio
 
 from growfs import disk
-from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
 from growfs.cache.database import Database
 from growfs.cache.listing_diff import Comparison
@@ -19,6 +18,7 @@ from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.schema import ROOT, id_at, read_only
 from growfs.cache.store import Reservation, Store
+from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError
 from growfs.remote import digest
 from growfs.remote.interface import Fetched, RemoteFile, Skipped

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from growfs.cache.budget import DAY_S, Budget
+from growfs.cache.usage import DAY_S, Budget
 from tests.unit.local_cache import LocalCache
 
 

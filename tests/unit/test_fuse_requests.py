@@ -16,9 +16,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from growfs.cache.budget import Budget
 from growfs.cache.schema import ROOT
-from growfs.cache.usage import UsageCounters
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, session, structs
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine

@@ -10,7 +10,7 @@ import pytest
 from growfs.remote.digest import Digest, of
 from growfs.remote.http.threads import Job, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile
-from growfs.remote.stores.fsspec import LibraryTransfer
+from growfs.remote.stores.fsspec import write_parts
 
 DATA = bytes(range(256)) * 41
 PART = 1000
@@ -36,7 +36,7 @@ def test_parts_are_read_side_by_side(target: Path) -> None:
 
     def fetch() -> None:
         task = FetchTask(RemoteFile("x", len(DATA), None, ""), target, reported.append, digest)
-        LibraryTransfer(threads, task, ByteRange(0, len(DATA)), PART, read).run()
+        write_parts(threads, task, ByteRange(0, len(DATA)), PART, read)
         ended.set()
 
     threads.submit(Job(fetch))
@@ -47,7 +47,7 @@ def test_parts_are_read_side_by_side(target: Path) -> None:
 
 def test_a_range_of_a_file_is_written_from_the_start(target: Path) -> None:
     task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
-    LibraryTransfer(TransferThreads(), task, ByteRange(700, 2500), PART, lambda start, end: DATA[start:end]).run()
+    write_parts(TransferThreads(), task, ByteRange(700, 2500), PART, lambda start, end: DATA[start:end])
     assert target.read_bytes() == DATA[700:3200]
 
 
@@ -62,5 +62,5 @@ def test_the_first_error_ends_the_transfer(target: Path) -> None:
 
     task = FetchTask(RemoteFile("x", len(DATA), None, ""), target)
     with pytest.raises(ConnectionError, match="at 2000"):
-        LibraryTransfer(TransferThreads(lambda: 0), task, ByteRange(0, len(DATA)), PART, read).run()
+        write_parts(TransferThreads(lambda: 0), task, ByteRange(0, len(DATA)), PART, read)
     assert read_from == [0, 1000, 2000]

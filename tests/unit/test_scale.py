@@ -19,11 +19,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import growfs.cache.store
 import growfs.daemon.commands
-from growfs.cache.budget import Budget
 from growfs.cache.catalog import Node
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT, read_only
-from growfs.cache.usage import UsageCounters
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FETCHES_MAX, FileCommands
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError, NotMade, RemoteError

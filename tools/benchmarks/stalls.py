@@ -24,13 +24,12 @@ from unittest.mock import patch
 
 import trio
 
-from growfs.cache.budget import Budget
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.database import Database
 from growfs.cache.recovery import recover
 from growfs.cache.schema import NODES_FROM, ROOT, read_only
 from growfs.cache.store import Store
-from growfs.cache.usage import UsageCounters
+from growfs.cache.usage import Budget, UsageCounters
 from growfs.daemon.commands import FileCommands
 from growfs.daemon.server import SWITCH_S
 from growfs.proc import Process

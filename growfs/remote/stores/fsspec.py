@@ -298,7 +298,7 @@ class FsspecRemote(StoreRemote):
             self._check_length(file.path, ByteRange(start, end - start), len(content))
             return content
 
-        LibraryTransfer(self._threads, task, extent, step, read).run()
+        write_parts(self._threads, task, extent, step, read)
         return self._verified(now, self.stat(file.path))
 
     # How the server is reached.
@@ -344,42 +344,28 @@ class FsspecRemote(StoreRemote):
             connection.close()
 
 
-class LibraryTransfer:
-    """Transfers one file. read: returns the bytes from an offset of the file up to another."""
+def write_parts(
+    threads: TransferThreads, task: FetchTask, extent: ByteRange, part_bytes: int, read: Callable[[int, int], bytes]
+) -> None:
+    """Write a range of a file to task.target, which exists, by parts that several threads read.
 
-    def __init__(
-        self,
-        threads: TransferThreads,
-        task: FetchTask,
-        extent: ByteRange,
-        part_bytes: int,
-        read: Callable[[int, int], bytes],
-    ) -> None:
-        self._threads = threads
-        self._task = task
-        self._digest = task.digest or Digest()
-        self._first, self._end = extent.offset, extent.offset + extent.size
-        self._part_bytes = part_bytes
-        self._read = read
-        self._lock = threading.Lock()
+    read: returns the bytes from an offset of the file up to another. Raises its first error, and that of task.progress.
+    """
+    digest, lock, end = task.digest or Digest(), threading.Lock(), extent.offset + extent.size
 
-    def run(self) -> None:
-        """Write all parts to task.target, which exists. Raises the first error of read and of task.progress."""
-        with self._task.target.open("r+b", buffering=0) as out:
-            starts = range(self._first, self._end, self._part_bytes)
-            self._threads.share([partial(self._copy, out.fileno(), start) for start in starts])
-
-    def _copy(self, fd: int, start: int) -> None:
-        end = min(start + self._part_bytes, self._end)
-        content = memoryview(self._read(start, end))
-        at = start - self._first
-        self._digest.part(at).update(content)
+    def copy(fd: int, start: int) -> None:
+        content, at = memoryview(read(start, min(start + part_bytes, end))), start - extent.offset
+        count = len(content)
+        digest.part(at).update(content)
         while content:
             written = os.pwrite(fd, content, at)
             at, content = at + written, content[written:]
-        self._threads.throttle(end - start)
-        with self._lock:
-            self._task.progress(end - start)
+        threads.throttle(count)
+        with lock:
+            task.progress(count)
+
+    with task.target.open("r+b", buffering=0) as out:
+        threads.share([partial(copy, out.fileno(), start) for start in range(extent.offset, end, part_bytes)])
 
 
 def scheme_of(url: str) -> str:

@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -47,36 +47,22 @@ class LocalRemote(StoreRemote):
             return _file(path, os.stat(self._resolved(path)))
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        file, part, written = task.file, task.byte_range, 0
-        path = file.path
-        left = part.size if part else sys.maxsize
+        file, part = task.file, task.byte_range
+        size = part.size if part else file.size
+        most, written = part.size if part else sys.maxsize, 0
         update_digest = task.digest.part(0).update if task.digest else None
-        with self._threads.unsplit(part.size if part else file.size), task.target.open("wb") as out:
-            with self.translating(path):
-                source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo would block
-            try:
-                with self.translating(path):
-                    now = self._verified(file, _file(path, os.fstat(source)))
-                    os.lseek(source, part.offset if part else 0, os.SEEK_SET)
-                while True:
-                    with self.translating(path):
-                        chunk = os.read(source, min(CHUNK_BYTES, left))
-                    if not chunk:
-                        break
-                    left -= len(chunk)
-                    out.write(chunk)
-                    written += len(chunk)
+        buffer = memoryview(bytearray(CHUNK_BYTES if size is None else max(1, min(size, CHUNK_BYTES))))
+        with self._threads.unsplit(size), task.target.open("wb") as out:
+            with closing(self.open(file, part.offset if part else 0)) as source:
+                while count := source.readinto(buffer[: most - written]):
+                    out.write(buffer[:count])
                     if update_digest:
-                        update_digest(memoryview(chunk))
-                    self._threads.throttle(len(chunk))
-                    task.progress(len(chunk))
-                with self.translating(path):
-                    found = _file(path, os.fstat(source))
-                    if part:
-                        self._check_length(path, part, written)
-                    return self._verified(now, found, None if part else written)
-            finally:
-                os.close(source)
+                        update_digest(buffer[:count])
+                    written += count
+                    task.progress(count)
+            if part:
+                self._check_length(file.path, part, written)
+            return self._verified(source.file, source.file, None if part else written)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         path = file.path

@@ -17,7 +17,7 @@ from growfs.errors import RemoteError, RemoteMissing, UsageError
 from growfs.remote.interface import FetchTask, Page, Producer, Remote, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.names import reason_to_skip, template_fields
 from growfs.remote.rate_limits import SharedLimits
-from growfs.remote.wrappers.producer_pool import ProduceFile, ProducerPool
+from growfs.remote.wrappers.producer_pool import ProducerPool
 
 PAGE_FILES_MAX = 1000
 LARGE_NUMBER = 1_234_567_890
@@ -38,8 +38,8 @@ class _ProducerRemote(ABC):
         file = task.file
         if task.byte_range:
             raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched as a whole")
-        produced = self._pool.produce(ProduceFile(file.path, self._source(file)), task.target, task.progress)
-        return RemoteFile(file.path, task.target.stat().st_size, produced.mtime_ns or file.mtime_ns, file.version)
+        mtime_ns = self._pool.produce(file.path, self._source(file), task.target, task.progress)
+        return RemoteFile(file.path, task.target.stat().st_size, mtime_ns or file.mtime_ns, file.version)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         raise RemoteError(f"{file.path}: is made by a producer, and can only be fetched")

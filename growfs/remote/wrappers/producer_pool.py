@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
+from typing import Any
 
 from humanfriendly import format_size, format_timespan
 
@@ -48,33 +49,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartProducer:
-    """The first message to a process. spec: of the remote to read from. limits: the descriptor of SharedLimits."""
+    """The first message to a process, which answers whether the kernel lets it write to its scratch folder only.
+
+    Each further message is what a file is made from: a remote file, or the number of a sample. When the file is whole,
+    the process answers with the mtime_ns of that remote file, or None. Any answer may be an error instead.
+    """
 
     spec: RemoteSpec
+    """Of the remote to read from."""
     producer: Producer
     limits: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ProduceFile:
-    """Make one file. source: a remote file, or the number of a sample."""
-
-    path: str
-    source: RemoteFile | int
-
-
-@dataclass(frozen=True, slots=True)
-class FileProduced:
-    """The file is whole. mtime_ns: of the remote file that it was made from."""
-
-    mtime_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerReady:
-    """The function is imported. confined: the kernel lets the process write to its scratch folder only."""
-
-    confined: bool
+    """The descriptor of SharedLimits."""
 
 
 class ProducerFailed(Exception):
@@ -91,24 +76,25 @@ class ProducerPool:
         self._lock = threading.Lock()
         weakref.finalize(self, _end_all, self._idle)
 
-    def produce(self, request: ProduceFile, target: Path, progress: Progress) -> FileProduced:
-        """Have a file made at target; try again if the function fails.
+    def produce(self, path: str, source: RemoteFile | int, target: Path, progress: Progress) -> int | None:
+        """Have a file made at target, again if the function fails; returns the mtime_ns of its source.
 
-        progress: called every CHECK_INTERVAL_S with the bytes written since; 0 if there are none.
-        Raises NotMade, the RemoteError of the source, and what progress raises.
+        path: of the file, for messages. source: a remote file, or the number of a sample. progress: called every
+        CHECK_INTERVAL_S with the bytes written since; 0 if there are none. Raises NotMade, the RemoteError of the
+        source, and what progress raises.
         """
         producer = self._start.producer
         tries = producer.retries + 1
         for number in range(1, tries + 1):
             try:
                 with self._slots, self._process(target.parent, progress) as process:
-                    produced = process.produce(request, progress)
+                    mtime_ns = process.produce(source, progress)
                     process.deliver(target)
-                    return produced
+                    return mtime_ns
             except ProducerFailed as error:
                 failure = error
-                log.warning("%s: %s: %s (try %d of %d)", request.path, producer.function, error, number, tries)
-        raise NotMade(f"{request.path}: {producer.function}: {failure}; skipped after {tries} tries, see the log")
+                log.warning("%s: %s: %s (try %d of %d)", path, producer.function, error, number, tries)
+        raise NotMade(f"{path}: {producer.function}: {failure}; skipped after {tries} tries, see the log")
 
     @contextmanager
     def _process(self, partial: Path, progress: Progress) -> Iterator[ProducerProcess]:
@@ -157,22 +143,23 @@ class ProducerProcess:
             )
         try:
             self._connection.send(start)
-            answer = self._answer(START_S_MAX, progress)
+            self.is_confined: bool = self._answer(START_S_MAX, progress)
         except BaseException:
             self.end()
             raise
-        self.is_confined = isinstance(answer, ProducerReady) and answer.confined
 
-    def produce(self, request: ProduceFile, progress: Progress) -> FileProduced:
-        """Have it make one file. Raises ProducerFailed, the GrowfsError of the source, and what progress raises."""
+    def produce(self, source: RemoteFile | int, progress: Progress) -> int | None:
+        """Have it make one file; returns the mtime_ns of its source.
+
+        Raises ProducerFailed, the GrowfsError of the source, and what progress raises.
+        """
         timeout_s = self._producer.timeout_s
         try:
-            self._connection.send(request)
+            self._connection.send(source)
         except OSError:
             raise ProducerFailed(f"its process ended: {self._exit_reason()}") from None
-        answer = self._answer(timeout_s + GRACE_S if timeout_s else None, progress)
-        assert isinstance(answer, FileProduced)
-        return answer
+        mtime_ns: int | None = self._answer(timeout_s + GRACE_S if timeout_s else None, progress)
+        return mtime_ns
 
     def deliver(self, target: Path) -> None:
         """Move its file to target, and clear the scratch folder for the next file. Raises ProducerFailed."""
@@ -201,7 +188,7 @@ class ProducerProcess:
         self._connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)  # recovery removes what is left, with partial/
 
-    def _answer(self, timeout_s: float | None, progress: Progress) -> object:
+    def _answer(self, timeout_s: float | None, progress: Progress) -> Any:
         """Its next message; meanwhile it is watched. Raises ProducerFailed, and an error that the message is."""
         began, reported = time.monotonic(), 0
         while not self._connection.poll(CHECK_INTERVAL_S):
@@ -216,7 +203,7 @@ class ProducerProcess:
             if timeout_s and time.monotonic() - began > timeout_s:
                 raise ProducerFailed(self._timeout_message(timeout_s - GRACE_S))
         try:
-            answer: object = self._connection.recv()
+            answer = self._connection.recv()
         except (EOFError, OSError):
             if timeout_s and time.monotonic() - began > timeout_s - GRACE_S:
                 raise ProducerFailed(self._timeout_message(timeout_s - GRACE_S)) from None

@@ -43,7 +43,8 @@ from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.s3 import client, listing
 from growfs.remote.stores.s3.client import Client, library_client, plain_client
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
-from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, KeyPage, ParallelLister
+from growfs.remote.stores.s3.listing import KeyPage
+from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
 from growfs.remote.stores.s3.signer import Signer
 from growfs.remote.walk import PAGE_FILES_MAX
 
@@ -130,7 +131,7 @@ class S3Remote(FsspecRemote):
         ranges = KeyRanges(cursor, serial=bucket.endswith(UNORDERED_SUFFIX))
         if cursor is None:
             self._concurrency = ConcurrencyLimit()
-        yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys, listing.files).pages()
+        yield from ParallelLister(ranges, self._concurrency, self._connection, self._list_keys).pages()
         if prefix and cursor is None and not ranges.pages:
             raise RemoteMissing(f"{self.safe_url()}: nothing is stored below it; check the prefix")
 

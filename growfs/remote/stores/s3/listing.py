@@ -6,8 +6,9 @@ Anything unusual is left to the library, whose own result then counts.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote_plus
@@ -18,10 +19,18 @@ from growfs.remote.http.download import BUSY_STATUSES, HttpError
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
-from growfs.remote.stores.s3.parallel_lister import KeyPage
 
 ROOT = "ListBucketResult"
-KeyMetadata = tuple[str, int, str, int | None]  # name, bytes, ETag, nanoseconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPage:
+    """A page of the server's listing: files in its order, with markers and names that cannot be local."""
+
+    files: list[RemoteFile]
+    token: str | None
+    """Of the next page."""
+    more: bool
 
 
 def get(connection: Connection, request: HttpRequest, prefix: str) -> KeyPage:
@@ -46,44 +55,45 @@ def _parsed(body: bytes, prefix: str) -> KeyPage:
     space = root.tag[: -len(ROOT)]
     key, size, etag, time, begin = *(space + name for name in ("Key", "Size", "ETag", "LastModified")), len(prefix)
     encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server ignored the parameter
-    metadata: list[KeyMetadata] = []
+    found: list[RemoteFile] = []
     for item in root.iterfind(f"{space}Contents"):
         fields = {each.tag: each.text or "" for each in item}
         name = unquote_plus(fields[key]) if encoded else fields[key]
-        metadata.append((name[begin:], int(fields[size]), fields.get(etag, ""), seconds_ns(fields.get(time))))
+        when = seconds_ns(fields.get(time))
+        found.append(file_from_fields(name[begin:], int(fields[size]), fields.get(etag, ""), when))
     more = root.findtext(f"{space}IsTruncated") == "true"
-    return key_page(metadata, root.findtext(f"{space}NextContinuationToken"), more)
+    return _key_page(found, root.findtext(f"{space}NextContinuationToken"), more)
 
 
 def from_library(reply: dict[str, Any], prefix: str) -> KeyPage:
     """The same from the library's reply."""
-    metadata: list[KeyMetadata] = []
+    found: list[RemoteFile] = []
     for item in reply.get("Contents", []):
         when = seconds_ns(item.get("LastModified"))
-        metadata.append((item["Key"][len(prefix) :], item["Size"], item.get("ETag", ""), when))
-    return key_page(metadata, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
+        found.append(file_from_fields(item["Key"][len(prefix) :], item["Size"], item.get("ETag", ""), when))
+    return _key_page(found, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
 
 
-def key_page(metadata: list[KeyMetadata], token: str | None, more: bool) -> KeyPage:
+def _key_page(files: list[RemoteFile], token: str | None, more: bool) -> KeyPage:
     """Raises RemoteError if there are more names and the server gives no token for them."""
     if more and not token:
         raise RemoteError(
             "the server says that there are more names, but not how to get them; it does not implement ListObjectsV2"
         )
-    return KeyPage([entry[0] for entry in metadata], metadata, token, more)
+    return KeyPage(files, token, more)
 
 
-def files(metadata: Sequence[KeyMetadata]) -> tuple[list[RemoteFile], list[Skipped]]:
-    """The files and the skipped names that metadata describes."""
+def without_skipped(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[Skipped]]:
+    """The files without markers that stand for folders, and the names that cannot be local."""
     found: list[RemoteFile] = []
     skipped: list[Skipped] = []
-    for path, size, etag, mtime_ns in metadata:
-        if not size and (path.endswith("/") or not path):
-            continue  # a marker that stands for a folder
-        if reason := reason_to_skip(path, size):
-            skipped.append(Skipped(reason, path))
+    for file in files:
+        if not file.size and (file.path.endswith("/") or not file.path):
+            continue
+        if reason := reason_to_skip(file.path, file.size):
+            skipped.append(Skipped(reason, file.path))
         else:
-            found.append(file_from_fields(path, size, etag, mtime_ns))
+            found.append(file)
     return found, skipped
 
 

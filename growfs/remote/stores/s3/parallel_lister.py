@@ -7,14 +7,13 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from growfs.errors import GrowfsError, RemoteBusy
 from growfs.remote.http.connection import Connection
 from growfs.remote.interface import Page, RemoteFile, Skipped
 from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges, UnorderedListing
+from growfs.remote.stores.s3.listing import KeyPage, without_skipped
 
 REQUESTS_MAX = 32  # in flight
 REQUESTS_SLOW_MIN = 4  # slow responses alone do not reduce the limit below this
@@ -22,16 +21,6 @@ SLOWDOWN_MAX = 2.0  # while responses take less than this times the fastest one,
 PAGES_MAX = 64  # that are ready or in flight
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPage:
-    """A page of the server's listing: names in its order, the metadata of each, and the token of the next page."""
-
-    names: Sequence[str]
-    metadata: Sequence[Any]
-    token: str | None
-    more: bool
 
 
 class ConcurrencyLimit:
@@ -68,8 +57,8 @@ class ConcurrencyLimit:
 class ParallelLister:
     """Reads all key ranges to their ends. Each thread keeps one connection, and reads one range at a time.
 
-    list_keys: requests the first page of a range. make_files: makes files and skipped names of the metadata of names.
-    `_changed` guards all state. The cursor of a page includes the pages that are ready and not yet returned.
+    list_keys: requests the first page of a range. `_changed` guards all state. The cursor of a page includes the pages
+    that are ready and not yet returned.
     """
 
     def __init__(
@@ -78,10 +67,8 @@ class ParallelLister:
         concurrency: ConcurrencyLimit,
         connect: Callable[[], Connection],
         list_keys: Callable[[Connection, KeyRange], KeyPage],
-        make_files: Callable[[Sequence[Any]], tuple[list[RemoteFile], list[Skipped]]],
     ) -> None:
-        self._ranges, self._concurrency, self._connect = ranges, concurrency, connect
-        self._list_keys, self._make_files = list_keys, make_files
+        self._ranges, self._concurrency, self._connect, self._list_keys = ranges, concurrency, connect, list_keys
         self._changed = threading.Condition()
         self._ready: deque[tuple[KeyRange, list[RemoteFile], list[Skipped]]] = deque()
         self._connections: list[Connection] = []  # one for each thread
@@ -185,17 +172,18 @@ class ParallelLister:
         self._ready.clear()
 
     def _record(self, active: ActiveRange, page: KeyPage, duration_s: float) -> None:
+        names = [file.path for file in page.files]
         with self._changed:
             key_range = None
             try:
-                key_range = self._ranges.record_page(active, page.names, page.token, page.more)
+                key_range = self._ranges.record_page(active, names, page.token, page.more)
             except UnorderedListing:
                 self._switch_to_serial()
             if page.more:
                 self._concurrency.record_page(duration_s)
             if key_range is not None:
-                count = len(page.names) if key_range.until is None else bisect_right(page.names, key_range.until)
-                self._ready.append((key_range, *self._make_files(page.metadata[:count])))
+                count = len(names) if key_range.until is None else bisect_right(names, key_range.until)
+                self._ready.append((key_range, *without_skipped(page.files[:count])))
             self._in_flight -= 1
             self._changed.notify_all()
 
