@@ -66,11 +66,10 @@ class PassthroughEngine:
         self._backing_ids: dict[int, int] = {}
         self._to_open_ahead: deque[int] = deque(maxlen=OPEN_AHEAD_MAX)
         self._pending: dict[int, PendingRequest] = {}
+        table = self._table()
         self._handlers: dict[int, tuple[str, Callable[[FuseRequest], None]]] = {
-            opcode: (opcode.name, self._refuse_unknown) for opcode in Opcode
+            opcode: (opcode.name, table.get(opcode, self._refuse_unknown)) for opcode in Opcode
         }
-        for opcode, handler in self._table().items():
-            self._handlers[opcode] = (opcode.name, handler)
 
     def _table(self) -> dict[Opcode, Callable[[FuseRequest], None]]:
         """The handlers. A request without one is answered with ENOSYS."""

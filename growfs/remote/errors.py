@@ -94,15 +94,11 @@ def translate(error: BaseException, where: str, store: StoreRemote) -> GrowfsErr
     if isinstance(error, GrowfsError):
         return error
     problem = Problem(error, where, store)
-    return _credentials_error(problem, store) or store.own_error(problem) or _common_error(problem, store)
-
-
-def _credentials_error(problem: Problem, store: StoreRemote) -> GrowfsError | None:
     if problem.words & store.no_credentials:
         return problem.without_credentials(problem.detail)
     if problem.words & store.wrong_credentials:
         return problem.denied(f"the credentials are wrong or have expired ({problem.detail})")
-    return None
+    return store.own_error(problem) or _common_error(problem, store)
 
 
 def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from growfs.remote.interface import RemoteSpec
+from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.s3 import client
 from growfs.remote.stores.s3.bucket import S3Remote
 from tests.servers import QuietHandler, serving
+
+FILE = RemoteFile("x", None, None, "")
 
 CREDENTIALS = {
     "AccessKeyId": "found",
@@ -86,7 +88,7 @@ def test_credentials_are_found(
         for name, value in WAYS[way](tmp_path, url.rstrip("/")).items():
             monkeypatch.setenv(name, value)
         remote = S3Remote(RemoteSpec("s3://bucket", options, "http://127.0.0.1:9"))
-        assert re.search("X-Amz-Credential=(.*?)%2F", remote._request("x").url + "%2F")[1] == "found"  # type: ignore[index]
+        assert re.search("X-Amz-Credential=(.*?)%2F", remote._request(FILE, "GET").url + "%2F")[1] == "found"  # type: ignore[index]
     assert (remote._plain_client is None) == bool(options), "cache_regions is an option of s3fs alone"
 
 
@@ -95,4 +97,4 @@ def test_a_wrong_profile_is_reported_where_it_is_used(monkeypatch: pytest.Monkey
     monkeypatch.setattr(client, "_loader", None)
     client.preload()
     with pytest.raises(Exception, match="nobody"):
-        S3Remote(RemoteSpec("s3://bucket"))._request("x")
+        S3Remote(RemoteSpec("s3://bucket"))._request(FILE, "GET")

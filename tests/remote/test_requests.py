@@ -31,8 +31,8 @@ def test_an_expired_signature_is_renewed(
     signed: list[str] = []
     real = S3Remote._request
 
-    def request(self: S3Remote, path: str, method: str = "GET") -> HttpRequest:
-        found = real(self, path, method)
+    def request(self: S3Remote, file: RemoteFile, method: str) -> HttpRequest:
+        found = real(self, file, method)
         if method == "HEAD":
             return found
         signed.append(found.url + f"&number={len(signed)}")  # signatures of one second are equal
@@ -51,7 +51,7 @@ def test_signed_urls_are_not_exposed(
 ) -> None:
     assert "secret" not in repr(HttpRequest("https://h/x?X-Amz-Signature=secret", {"Authorization": "secret"}))
     remote = s3(serve(FakeStore(DATA)), token="the-token")
-    url = remote._request("x").url
+    url = remote._request(FILE, "GET").url
     invalid = HttpRequest(url + " \n")  # which the plain client refuses
     monkeypatch.setattr(S3Remote, "_request", lambda *_: invalid)
     assert fetched(remote, tmp_path) == DATA

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from growfs.remote.http.checksum import expected_checksum
-from growfs.remote.interface import RemoteSpec
+from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.signer import Signer
 from tests.remote.fake_store import KEYS
@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "access point": ("arn:aws:s3:eu-west-1:123456789012:accesspoint/name", AWS, None),
     "outpost": ("arn:aws:s3-outposts:eu-west-1:123456789012:outpost/op-01234567890123456/accesspoint/name", AWS, None),
 }
+FILE = RemoteFile("x", None, None, "")
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def fixed_time(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
 def signer_of(bucket: str, options: dict[str, Any], endpoint_url: str | None, anon: bool = False) -> Signer:
     keys = {} if anon else KEYS
     remote = S3Remote(RemoteSpec("s3://bucket", {**keys, **options}, endpoint_url, anon=anon))
-    remote._request("x")
+    remote._request(FILE, "GET")
     made = remote._signer
     assert made
     return Signer(made._client, {**made._parameters, "Bucket": bucket})
@@ -96,12 +97,12 @@ def test_old_signature_versions_are_left_to_the_library() -> None:
 
 def test_changed_credentials_are_used_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = S3Remote(RemoteSpec("s3://bucket", KEYS, ENDPOINT))
-    first = remote._request("x").url
+    first = remote._request(FILE, "GET").url
     assert remote._signer
     remote._signer._client.boto._request_signer._credentials.access_key = "another"
-    assert remote._request("x").url == first
+    assert remote._request(FILE, "GET").url == first
     monkeypatch.setattr("growfs.remote.stores.s3.signer.FRESH_S", 0)
-    assert "Credential=another%2F" in remote._request("x").url
+    assert "Credential=another%2F" in remote._request(FILE, "GET").url
 
 
 def test_no_secret_is_in_the_repr() -> None:
@@ -123,7 +124,7 @@ def test_real_servers_accept_signed_urls(
         remote = S3Remote(store.spec("signed"))
         if token:
             remote = S3Remote(store.spec("signed", storage_options={**store.storage_options, "token": token}))
-        remote._request(key)
+        remote._request(FILE, "GET")
         assert remote._signer
         assert remote._signer._is_plain
         for method in ("GET", "HEAD"):

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from abc import ABC, abstractmethod
 from base64 import b64decode
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from growfs.remote.digest import CrcPart, CrcParts
 from growfs.remote.http.connection import Headers
@@ -53,50 +51,37 @@ def expected_checksum(headers: Headers) -> ExpectedChecksum | None:
     return _ExpectedHash("md5", etag_md5) if etag_md5 else None
 
 
-class PartChecksum(Protocol):
-    """Takes the bytes of one part, in order."""
+class _ExpectedCrc:
+    """A CRC that a file must have. Several threads may each feed a part."""
 
-    def update(self, piece: memoryview) -> None:
-        """Take the next bytes; no reference to piece is kept."""
+    def __init__(self, name: str, value: bytes) -> None:
+        self._name, self._value = name, int.from_bytes(value, "big")
+        self._parts = CrcParts(name)
 
-
-class ExpectedChecksum(ABC):
-    """The checksum that a file must have. Several threads may each feed a part."""
-
-    @abstractmethod
-    def part(self, start: int) -> PartChecksum:
+    def part(self, start: int) -> CrcPart:
         """A new part for the bytes from start up to the next part. It replaces an earlier part with the same start."""
+        return self._parts.part(start)
 
-    @abstractmethod
     def mismatch(self, total: int, path: Path) -> str | None:
         """How the file differs from the checksum; None if it does not.
 
         Called when all parts were fed, `total` bytes together, and the file is at path. Raises ValueError if a part is
         missing, and OSError of the local disk.
         """
-
-
-class _ExpectedCrc(ExpectedChecksum):
-    def __init__(self, name: str, value: bytes) -> None:
-        self._name, self._value = name, int.from_bytes(value, "big")
-        self._parts = CrcParts(name)
-
-    def part(self, start: int) -> CrcPart:
-        return self._parts.part(start)
-
-    def mismatch(self, total: int, path: Path) -> str | None:
         crc, end = self._parts.combined()
         if end != total:
             raise ValueError(f"the part from {end} on is missing")
         return None if crc == self._value else _differs(self._name)
 
 
-class _ExpectedHash(ExpectedChecksum):
+class _ExpectedHash:
+    """The same for a hash."""
+
     def __init__(self, name: str, value: bytes) -> None:
         self._name, self._value = name, value
         self._first = _PartHash(name)
 
-    def part(self, start: int) -> PartChecksum:
+    def part(self, start: int) -> _PartHash | _IgnoredPart:
         if start:
             return _IgnoredPart()
         self._first = _PartHash(self._name)
@@ -113,7 +98,7 @@ class _ExpectedHash(ExpectedChecksum):
         return None if first.state.digest() == self._value else _differs(self._name)
 
 
-class _PartHash(PartChecksum):
+class _PartHash:
     def __init__(self, name: str) -> None:
         self.state = hashlib.new(name, usedforsecurity=False)
         self.bytes = 0
@@ -123,9 +108,12 @@ class _PartHash(PartChecksum):
         self.bytes += len(piece)
 
 
-class _IgnoredPart(PartChecksum):
+class _IgnoredPart:
     def update(self, piece: memoryview) -> None:
         """The bytes before it are not there yet; it is read from the disk in the end."""
+
+
+ExpectedChecksum = _ExpectedCrc | _ExpectedHash
 
 
 def _differs(name: str) -> str:

@@ -206,19 +206,15 @@ class FsspecRemote(StoreRemote):
 
     def _sign(self, file: RemoteFile, method: str = "GET") -> HttpRequest:
         try:
-            return self._request_of(file, method)
+            return self._request(file, method)
         except Exception as error:
             raise FallBack("cannot be signed") from error
 
-    def _request_of(self, file: RemoteFile, method: str) -> HttpRequest:
-        """As `_request`, for stores where it depends on what was listed."""
-        return self._request(file.path, method)
-
-    def _request(self, path: str, method: str = "GET") -> HttpRequest:
-        """A freshly signed GET or HEAD of path. Raises any error if there cannot be one."""
+    def _request(self, file: RemoteFile, method: str) -> HttpRequest:
+        """A freshly signed GET or HEAD of a file. Raises any error if there cannot be one."""
         if method != "GET":
             raise FallBack("no HEAD", counts=False)
-        return self._get(self._key(path))
+        return self._get(self._key(file.path))
 
     def _get(self, key: str) -> HttpRequest:
         """A GET of the file with this name in the store."""

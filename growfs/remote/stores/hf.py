@@ -96,7 +96,7 @@ class RepositoryRemote(HubRemote):
         found = self._metadata(path)
         return RemoteFile(path, found.size, None, found.etag)
 
-    def _request_of(self, file: RemoteFile, method: str) -> HttpRequest:
+    def _request(self, file: RemoteFile, method: str) -> HttpRequest:
         """A GET of the hub itself, or of the server to which it redirects."""
         if method != "GET":
             raise FallBack("no HEAD", counts=False)

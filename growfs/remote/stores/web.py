@@ -49,10 +49,10 @@ class HttpRemote(FsspecRemote):
     def _key(self, path: str) -> str:
         return f"{self.root}/{quote(path)}" if path else self.root
 
-    def _request(self, path: str, method: str = "GET") -> HttpRequest:
+    def _request(self, file: RemoteFile, method: str) -> HttpRequest:
         if method != "GET" or self._options.keys() - {"headers"}:
             raise FallBack("an option that only the library knows")
-        url = self.fs.encode_url(self._key(path))
+        url = self.fs.encode_url(self._key(file.path))
         headers = dict(self._options["headers"])
         if url.user is not None:
             password = f"{url.user}:{url.password or ''}".encode("latin-1")  # as aiohttp does

@@ -255,11 +255,11 @@ class S3Remote(FsspecRemote):
             if isinstance(error, (BucketMissing, RemoteBusy)):
                 raise
 
-    def _request(self, path: str, method: str = "GET") -> HttpRequest:
+    def _request(self, file: RemoteFile, method: str) -> HttpRequest:
         bucket, prefix = self._bucket_and_prefix
         if self._signer is None or not self._signer.is_fresh:
             self._signer = self._new_signer(bucket)
-        return self._signer.request(prefix + path, method)
+        return self._signer.request(prefix + file.path, method)
 
     def _new_signer(self, bucket: str) -> Signer:
         client = self._client(bucket)
