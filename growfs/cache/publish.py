@@ -41,40 +41,37 @@ IS_RESIDENT = (
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that a worker wrote and checked, not yet visible. reserved: what it holds of the quota.
-
-    renews: the node is a newer version of the file that has its id now. group: the ids of all files that are delisted
-    and evicted together with it, itself among them; empty for a file without a group.
-    """
+    """A file that a worker wrote and checked, not yet visible."""
 
     node: Node
     path: str
     file: Path
     fetched: Fetched
     reserved: Reservation
+    """What it holds of the quota."""
     renews: bool = False
+    """The node is a newer version of the file that has its id now."""
     group: tuple[int, ...] = ()
+    """The ids of all files that are delisted and evicted together with it, itself among them; empty if it has no group.
+    """
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
-    """A staged file that was renamed to its path, before the commit. old: another name of the file that it replaced."""
-
-    path: Path
-    old: Path | None
+Renamed = dict[Path, "Path | None"]
+"""The staged files that were renamed to these paths, before the commit: another name of the file that each replaced."""
 
 
 @dataclass(slots=True)
 class Published:
-    """What was published. last_seq: the last admission. admitted: bytes on the disk, by the id of the staged node.
-
-    replaced: the old versions that are gone. refused: errors OF_ONE_PATH, by the id of the staged node.
-    """
+    """What was published."""
 
     last_seq: int
+    """The last admission."""
     admitted: dict[int, int] = field(default_factory=dict)
+    """Bytes on the disk, by the id of the staged node."""
     replaced: list[Removed] = field(default_factory=list)
+    """The old versions that are gone."""
     refused: dict[int, OSError] = field(default_factory=dict)
+    """Errors OF_ONE_PATH, by the id of the staged node."""
 
 
 class QueuePlace(NamedTuple):
@@ -102,9 +99,9 @@ class Publisher:
         self._paths = paths
 
     def publish(
-        self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, renamed: list[Renamed]
+        self, writer: sqlite3.Connection, staged: Sequence[StagedFile], pass_number: int, renamed: Renamed
     ) -> Published:
-        """Admit staged files. renamed: the renames are appended to it, for `undo` or `finish`."""
+        """Admit staged files. renamed: the renames are added to it, for `undo` or `finish`."""
         done = Published(self.last_seq)
         group_positions: dict[tuple[int, ...], int] = {}
         residents: list[tuple[object, ...]] = []
@@ -118,7 +115,7 @@ class Publisher:
                 continue
             path = self._files / file.path
             try:
-                renamed.append(self._rename(file, path))
+                renamed[path] = self._rename(file, path)
             except OSError as error:
                 if error.errno not in OF_ONE_PATH or file.group:  # a group is admitted as a whole or not at all
                     raise
@@ -148,16 +145,17 @@ class Publisher:
         return done
 
     @staticmethod
-    def _rename(file: StagedFile, path: Path) -> Renamed:
-        old = file.file.with_suffix(".old")
-        renamed = Renamed(path, old if file.renews and disk.link("PUBLISH", path, old) else None)
+    def _rename(file: StagedFile, path: Path) -> Path | None:
+        """Rename a staged file to its path; returns another name of the file that it replaces."""
+        name = file.file.with_suffix(".old")
+        old = name if file.renews and disk.link("PUBLISH", path, name) else None
         try:
             disk.rename("PUBLISH", file.file, path)
         except OSError:
-            if renamed.old:
-                disk.unlink("PUBLISH_UNDO", renamed.old)
+            if old:
+                disk.unlink("PUBLISH_UNDO", old)
             raise
-        return renamed
+        return old
 
     def _join_group(self, writer: sqlite3.Connection, group: Iterable[int], queue_position: int) -> None:
         """Give the resident files of a group one queue position; those that are delisted are admitted anew."""
@@ -217,22 +215,22 @@ class Publisher:
                 (id, parent, seq, seq),
             )
 
-    def undo(self, renamed: list[Renamed]) -> None:
+    def undo(self, renamed: Renamed) -> None:
         """Remove files whose rows were not committed, and restore those that they replaced."""
-        for file in renamed:
-            with self._log_failure(file.path):
-                if file.old:
-                    disk.rename("PUBLISH_UNDO", file.old, file.path)
+        for path, old in renamed.items():
+            with self._log_failure(path):
+                if old:
+                    disk.rename("PUBLISH_UNDO", old, path)
                 else:
-                    disk.unlink("PUBLISH_UNDO", file.path)
+                    disk.unlink("PUBLISH_UNDO", path)
 
-    def finish(self, renamed: list[Renamed]) -> None:
+    def finish(self, renamed: Renamed) -> None:
         """Remove the old versions, after the rows of the new ones are committed."""
-        for file in renamed:
-            if file.old:
-                with self._log_failure(file.old):
-                    self._replace_links(file.path)
-                    disk.unlink("DISCARD", file.old)
+        for path, old in renamed.items():
+            if old:
+                with self._log_failure(old):
+                    self._replace_links(path)
+                    disk.unlink("DISCARD", old)
 
     def _replace_links(self, path: Path) -> None:
         for mirror in self.mirrors:

@@ -202,7 +202,7 @@ class Store:
         disk refuses; then none of them is resident. Either way, their reservations end. refused: is given the errors of
         files whose path alone the disk refuses, by node id; the others are admitted.
         """
-        renamed: list[Renamed] = []
+        renamed: Renamed = {}
         pass_number = self._catalog.pass_number
         try:
             done = await self._db.write(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from growfs.remote.digest import Digest
 from growfs.remote.user_functions import Function
@@ -21,29 +21,26 @@ fetch."""
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """The user's function that makes local files: each from a remote file, or from a number alone.
-
-    rename: a template for the local names. timeout_s: for one file; 0 for no limit. memory_bytes: that the function's
-    process may use. retries: after the first try. seed: given if files are made from numbers, 0 to `count` - 1;
-    count: None if there is no end.
-    """
+    """The user's function that makes local files: each from a remote file, or from a number alone."""
 
     function: Function
     rename: str | None
+    """A template for the local names."""
     timeout_s: float
+    """For one file; 0 for no limit."""
     memory_bytes: int
+    """What the function's process may use."""
     retries: int
+    """After the first try."""
     seed: int | None = None
+    """Given if files are made from numbers, 0 to `count` - 1."""
     count: int | None = None
+    """None if there is no end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSpec:
-    """All that is needed to open a remote, in any process. It may hold secrets: never log or print one.
-
-    members: the function that finds the members of an archive, if members are to be the files. cache: the cache
-    folder, which keeps the indexes of archives. peer_token: what other nodes demand, where files come from them too.
-    """
+    """All that is needed to open a remote, in any process. It may hold secrets: never log or print one."""
 
     url: str
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -53,9 +50,12 @@ class RemoteSpec:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     members: Function | None = None
+    """Finds the members of an archive, if members are to be the files."""
     cache: Path | None = None
+    """The cache folder, which keeps the indexes of archives."""
     producer: Producer | None = None
     peer_token: str | None = field(default=None, repr=False)
+    """What other nodes demand, if files come from them too."""
 
     @property
     def is_endless(self) -> bool:
@@ -63,34 +63,18 @@ class RemoteSpec:
         return self.producer is not None and self.producer.seed is not None and self.producer.count is None
 
 
-class FastPickle:
-    """A base for dataclasses with slots that travel between processes in large numbers.
-
-    Pickling one as a call of its constructor takes a fifth of the time that its state would take.
-    """
-
-    __slots__: tuple[str, ...] = ()
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), tuple([getattr(self, name) for name in self.__slots__])
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile(FastPickle):
-    """One file of the remote.
-
-    path: relative to the remote's root, '/' between components, safe to use below a local folder
-        (names.py says what that means).
-    size: in bytes; None if the remote gives it only when the file is read.
-    mtime_ns: nanoseconds since the epoch; None if the remote does not give it.
-    version: an opaque text that differs whenever the content does (an ETag, else mtime and size);
-        empty if the remote gives nothing of the kind.
-    """
+class RemoteFile(NamedTuple):
+    """One file of the remote."""
 
     path: str
+    """Relative to the remote's root, '/' between components, safe to use below a local folder (see names.py)."""
     size: int | None
+    """In bytes; None if the remote gives it only when the file is read."""
     mtime_ns: int | None
+    """Nanoseconds since the epoch; None if the remote does not give it."""
     version: str
+    """An opaque text that differs whenever the content does (an ETag, else mtime and size); empty if the remote gives
+    nothing of the kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +105,16 @@ class FetchTask:
     byte_range: ByteRange | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched(FastPickle):
-    """A file that was written to the local disk. size: in bytes. digest: as growfs.remote.digest makes it.
-
-    from_peer: another node sent it, and the remote was not asked.
-    """
+class Fetched(NamedTuple):
+    """A file that was written to the local disk."""
 
     file: RemoteFile
     size: int
+    """In bytes."""
     digest: str
+    """As growfs.remote.digest makes it."""
     from_peer: bool = False
+    """Another node sent it, and the remote was not asked."""
 
 
 @dataclass(frozen=True, slots=True)

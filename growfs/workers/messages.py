@@ -12,10 +12,10 @@ import struct
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from growfs.errors import GrowfsError
-from growfs.remote.interface import FastPickle, Fetched, RemoteFile
+from growfs.remote.interface import Fetched, RemoteFile
 
 if TYPE_CHECKING:  # they are imported where they are unpickled: a worker that lists does without
     from growfs.rotation.circle import Position
@@ -123,8 +123,7 @@ class Probe:
     repeats: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest(FastPickle):
+class FetchRequest(NamedTuple):
     """Write a file to target, checked, complete, and with the remote's mtime."""
 
     id: int

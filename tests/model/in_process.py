@@ -15,7 +15,6 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,7 +190,7 @@ class Worker:
         mtime_ns = found.mtime_ns or 0
         os.utime(target, ns=(mtime_ns, mtime_ns))
         os.chmod(target, 0o444)
-        return Fetched(replace(found, size=len(content)), len(content), digest.of(target))
+        return Fetched(found._replace(size=len(content)), len(content), digest.of(target))
 
     async def aclose(self) -> None:
         pass

@@ -136,7 +136,7 @@ class LocalCache:
     async def renew(self, path: str, content: bytes, version: str = "v2") -> None:
         """Replace a resident file by a newer version."""
         staged = self.stage(path, content)
-        fetched = replace(staged.fetched, file=replace(staged.fetched.file, version=version))
+        fetched = staged.fetched._replace(file=staged.fetched.file._replace(version=version))
         staged = replace(staged, node=replace(staged.node, version=version), fetched=fetched, renews=True)
         assert await self.store.admit([staged])
 

@@ -6,7 +6,6 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def test_an_urgent_or_large_file_is_reported_at_once(
         return fetch(task)
 
     monkeypatch.setattr(downloader._remote, "fetch", fetch_held)
-    first = replace(fetch_request(tmp_path, 1, "small"), file=RemoteFile("small", 10, None, ""), urgent=urgent)
+    first = fetch_request(tmp_path, 1, "small")._replace(file=RemoteFile("small", 10, None, ""), urgent=urgent)
     downloader.submit(FetchFiles([first, fetch_request(tmp_path, 2, "large")], [], False))
     assert results(reports, 1)[0].keys() == {1}
     resume.set()

@@ -131,7 +131,7 @@ async def test_where_a_new_version_cannot_be_published_the_old_one_stays(cache: 
     await cache.admit("a/1", content=b"old")
     newer = file("a/1", 3, "v2")
     staged_file = cache.stage("a/1", b"new")
-    staged_file = replace(staged_file, renews=True, fetched=replace(staged_file.fetched, file=newer))
+    staged_file = replace(staged_file, renews=True, fetched=staged_file.fetched._replace(file=newer))
     lost = cache.stage("a/2", b"x")
     lost.file.unlink()
     with pytest.raises(FileNotFoundError):
