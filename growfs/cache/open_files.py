@@ -25,19 +25,18 @@ RESERVED_DESCRIPTORS = 256
 
 @dataclass(slots=True)
 class OpenFile:
-    """A cached file that readers hold open; one descriptor serves them all.
-
-    size: of its content. admitted: inode number and change time (ns) when it was admitted. orphan_bytes: what it takes
-    on the disk although it is evicted or replaced; None while it is resident.
-    """
+    """A cached file that readers hold open; one descriptor serves them all."""
 
     id: int
     fd: int
     size: int
+    """Of its content."""
     mtime_ns: int | None
     admitted: tuple[int, int]
+    """Inode number and change time (ns) when it was admitted."""
     opens: int = 1
     orphan_bytes: int | None = None
+    """What it takes on the disk although it is evicted or replaced; None while it is resident."""
 
     def is_as_admitted(self) -> bool:
         """Whether nobody has changed the file since its admission."""

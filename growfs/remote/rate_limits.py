@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 from growfs.syscalls import memfd_create
 
@@ -53,15 +53,6 @@ class SharedLimits:
         return streams, workers or 1, bytes_per_s
 
 
-class RateLimit(Protocol):
-    """How fast bytes may pass, which may change at any time."""
-
-    @property
-    def bytes_per_s(self) -> float:
-        """0: no limit."""
-        ...
-
-
 class TokenBucket:
     """A token bucket (https://en.wikipedia.org/wiki/Token_bucket) for the threads of one worker.
 
@@ -69,15 +60,16 @@ class TokenBucket:
     waited for the sum, many threads with a low rate would be silent so long that the worker would seem to hang.
     """
 
-    def __init__(self, limits: RateLimit) -> None:
-        self._limits = limits
+    def __init__(self, rate: Callable[[], float]) -> None:
+        """rate: bytes per second, which may change at any time; 0 for no limit."""
+        self._rate = rate
         self._lock = threading.Lock()
         self._spent = self._earned = 0.0  # bytes
         self._updated_at = time.monotonic()
 
     def consume(self, count: int) -> None:
         """Take count tokens, one for each byte that was read; sleep until they are there."""
-        if not self._limits.bytes_per_s:
+        if not self._rate():
             return
         with self._lock:
             self._earn()
@@ -92,7 +84,7 @@ class TokenBucket:
             return (mine - self._earned) / rate if rate else 0.0
 
     def _earn(self) -> float:
-        rate, now = self._limits.bytes_per_s, time.monotonic()
+        rate, now = self._rate(), time.monotonic()
         most = self._spent + BURST_S * rate
         self._earned = min(self._earned + (now - self._updated_at) * rate, most) if rate else most
         self._updated_at = now

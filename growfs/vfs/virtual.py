@@ -35,16 +35,15 @@ SHARED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class VirtualFile:
-    """A file of .growfs/. render: writes the content.
-
-    needs_generation: render is given the generation that the opener sees; opening such a file counts as a listing.
-    shared: it is large. Else each open has a content of its own.
-    """
+    """A file of .growfs/."""
 
     name: str
     render: Callable[[IO[bytes], Generation | None], Awaitable[None]]
+    """Writes the content."""
     needs_generation: bool = False
+    """`render` is given the generation that the opener sees; opening such a file counts as a listing."""
     shared: bool = False
+    """It is large. Else each open has a content of its own."""
 
 
 @dataclass(eq=False, slots=True)

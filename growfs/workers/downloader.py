@@ -32,7 +32,8 @@ class Downloader:
 
     def __init__(self, spec: RemoteSpec, limits: SharedLimits, send: Callable[[FetchProgress], None]) -> None:
         one_at_a_time = spec.producer is not None  # each worker has one producer process
-        self._threads = TransferThreads(lambda: 1 if one_at_a_time else limits.streams, TokenBucket(limits).consume)
+        throttle = TokenBucket(lambda: limits.bytes_per_s).consume
+        self._threads = TransferThreads(lambda: 1 if one_at_a_time else limits.streams, throttle)
         self._remote = open_remote(spec, self._threads, self._count_refusal, limits)
         self._peers = PeerClient(self._threads, spec.peer_token) if spec.peer_token else None
         self._send = send

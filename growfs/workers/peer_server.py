@@ -16,7 +16,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from http import HTTPStatus
 from io import FileIO
 from queue import SimpleQueue
@@ -52,7 +52,7 @@ class PeerServer:
 
     def __init__(self, request: ServePeers, send: Callable[[Any], None]) -> None:
         self.authorization = authorization(request.token).encode()
-        self.bucket = TokenBucket(_Limit(request.bytes_per_s))
+        self.bucket = TokenBucket(lambda: request.bytes_per_s)
         self.node = request.node
         self.position: Position | None = None
         self._members = Members(request.address[1])
@@ -96,11 +96,6 @@ class PeerServer:
         while True:
             announced = self._announced.get()
             self._send(self._poll.look(self._members.addresses(announced.peers), announced.position))
-
-
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    bytes_per_s: float
 
 
 class _Server(socketserver.ThreadingTCPServer):

@@ -117,10 +117,10 @@ class _FunctionRunner:
 
     def _open_remote(self) -> Remote:
         if self._remote is None:
-            limits = self._start.limits
-            threads = (
-                TransferThreads(throttle=TokenBucket(SharedLimits(limits)).consume) if limits is not None else None
-            )
+            threads = None
+            if self._start.limits is not None:
+                limits = SharedLimits(self._start.limits)
+                threads = TransferThreads(throttle=TokenBucket(lambda: limits.bytes_per_s).consume)
             self._remote = open_remote(self._start.spec, threads)
         return self._remote
 

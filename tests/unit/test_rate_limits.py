@@ -86,6 +86,10 @@ def limits() -> Iterator[SharedLimits]:
     os.close(limits.fd)
 
 
+def bucket_of(limits: SharedLimits) -> TokenBucket:
+    return TokenBucket(lambda: limits.bytes_per_s)
+
+
 def spender(bandwidth: TokenBucket, pieces: int, piece: int) -> Callable[[], None]:
     def spend() -> None:
         for _ in range(pieces):
@@ -130,7 +134,7 @@ def test_a_rate_too_large_for_the_page_becomes_the_maximum(limits: SharedLimits)
 @pytest.mark.parametrize(("threads", "piece"), [(1, 1000), (8, 1 << 18), (20, 25_000), (3, 5 * RATE)])
 def test_the_total_rate_is_the_limit(clock: Clock, limits: SharedLimits, threads: int, piece: int) -> None:
     limits.set(threads, 1, RATE)
-    bandwidth = TokenBucket(limits)
+    bandwidth = bucket_of(limits)
     pieces = max(3, 5 * RATE // (threads * piece))
     clock.now += 3600  # an hour without any request
     began = clock.now
@@ -143,7 +147,7 @@ def test_the_total_rate_is_the_limit(clock: Clock, limits: SharedLimits, threads
 def test_workers_share_the_rate(clock: Clock, limits: SharedLimits) -> None:
     limits.set(16, 4, RATE)
     began = clock.now
-    bandwidths = [TokenBucket(SharedLimits(os.dup(limits.fd))) for _ in range(4)]
+    bandwidths = [bucket_of(SharedLimits(os.dup(limits.fd))) for _ in range(4)]
     clock.run(*[spender(bucket, 100, 10_000) for bucket in bandwidths])
     assert clock.now - began == pytest.approx(4, rel=0.1)
 
@@ -151,7 +155,7 @@ def test_workers_share_the_rate(clock: Clock, limits: SharedLimits) -> None:
 def test_each_stream_resumes_as_soon_as_its_own_bytes_are_allowed(clock: Clock, limits: SharedLimits) -> None:
     """With a low rate and many streams, waiting for the sum of all would take longer than a worker may be silent."""
     limits.set(100, 1, RATE)
-    bandwidth = TokenBucket(limits)
+    bandwidth = bucket_of(limits)
     resumed: list[float] = []
 
     def consume() -> None:
@@ -166,7 +170,7 @@ def test_each_stream_resumes_as_soon_as_its_own_bytes_are_allowed(clock: Clock, 
 
 def test_no_limit_costs_nothing(clock: Clock, limits: SharedLimits) -> None:
     limits.set(16, 1, 0)
-    bandwidth = TokenBucket(limits)
+    bandwidth = bucket_of(limits)
     began = clock.now
     clock.run(*[spender(bandwidth, 10, 1 << 30)] * 8)
     assert clock.now == pytest.approx(began, abs=0.001)
@@ -181,7 +185,7 @@ def test_a_change_of_the_rate_applies_at_once(
     clock: Clock, limits: SharedLimits, rate: int, ends_after_s: float
 ) -> None:
     limits.set(16, 1, RATE)
-    bandwidth = TokenBucket(limits)
+    bandwidth = bucket_of(limits)
     began = clock.now
 
     def change() -> None:
