@@ -68,7 +68,6 @@ class LocalRemote(StoreRemote):
         path = file.path
         with self.translating(path):
             source = os.open(self._resolved(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        stream = io.FileIO(source)
 
         def stat_now() -> RemoteFile:
             with self.translating(path):
@@ -77,9 +76,10 @@ class LocalRemote(StoreRemote):
         try:
             now = self._verified(file, stat_now())
         except BaseException:
-            stream.close()
+            os.close(source)
             raise
-        return FileStream(stream, now, start, stat_now, self._threads.throttle, partial(self.translating, path))
+        translating = partial(self.translating, path)
+        return FileStream(io.FileIO(source), now, start, stat_now, self._threads.throttle, translating)
 
     @contextmanager
     def translating(self, path: str = "", raised: Callable[[], Exception | None] = lambda: None) -> Iterator[None]:
