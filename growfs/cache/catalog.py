@@ -48,21 +48,20 @@ FOLDERS = "FROM node d WHERE d.is_dir = 1 AND EXISTS (SELECT 1 FROM node f WHERE
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A directory, or one version of a file.
-
-    size: in bytes, None while it is unknown. seq: place in the order of admission, None if it is not resident.
-    """
+    """A directory, or one version of a file: a row of the table `node`."""
 
     id: int
     parent: int
     name: str
     is_dir: bool
     size: int | None
+    """In bytes; None while it is unknown."""
     mtime_ns: int | None
     version: str
     drawn: int
     pinned: int
     seq: int | None
+    """The place in the order of admission; None if it is not resident."""
 
     @property
     def kind(self) -> tuple[int, str]:

@@ -28,10 +28,7 @@ UNREAD_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of all files that were ever resident. dispersion: the variance of their opens over the mean (0: all equal).
-
-    unread: extensions that are cached and hardly ever opened, so that fetching them is a waste.
-    """
+    """Of all files that were ever resident."""
 
     files_seen: int = 0
     opens: int = 0
@@ -39,8 +36,10 @@ class Summary:
     opens_max: int = 0
     opens_mean: float = 0.0
     dispersion: float = 0.0
+    """The variance of their opens over the mean (0: all equal)."""
     opens_per_fetch: float = 0.0
     unread: tuple[str, ...] = ()
+    """Extensions that are cached and hardly ever opened, so that fetching them is a waste."""
 
 
 class Budget:

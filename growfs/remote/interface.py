@@ -91,18 +91,16 @@ def ignore_progress(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FetchTask:
-    """What `Remote.fetch` is to do: write `file`, or one range of it, to the local path `target`.
-
-    digest: takes the bytes that pass through this process. If its `bytes` are fewer than the file's, some bytes took
-        another way, and the digest is of no use.
-    byte_range: write only these bytes.
-    """
+    """What `Remote.fetch` is to do: write `file`, or one range of it, to the local path `target`."""
 
     file: RemoteFile
     target: Path
     progress: Progress = ignore_progress
     digest: Digest | None = None
+    """Takes the bytes that pass through this process. If its `bytes` are fewer than the file's, some bytes took another
+    way, and the digest is of no use."""
     byte_range: ByteRange | None = None
+    """Write only these bytes."""
 
 
 class Fetched(NamedTuple):

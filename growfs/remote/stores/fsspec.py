@@ -26,8 +26,7 @@ from growfs.remote.http.stream import FileStream, HttpStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
 from growfs.remote.metadata import file_from_info
-from growfs.remote.stores.base import Access, StoreRemote
-from growfs.remote.walk import Entry
+from growfs.remote.stores.base import Access, Entry, StoreRemote
 
 LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
 PAGE_READ_S = 300

@@ -18,8 +18,7 @@ from growfs.errors import RemoteBusy, RemoteError, RemoteMissing
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
-from growfs.remote.stores.base import StoreRemote
-from growfs.remote.walk import Entry
+from growfs.remote.stores.base import Entry, StoreRemote
 
 CHUNK_BYTES = 1 << 20
 

@@ -13,8 +13,8 @@ from growfs.remote.http.connection import FallBack, Headers, HttpRequest
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.names import redact
+from growfs.remote.stores.base import Entry
 from growfs.remote.stores.fsspec import FsspecRemote
-from growfs.remote.walk import Entry
 
 LISTING_BYTES_MAX = 64 << 20
 

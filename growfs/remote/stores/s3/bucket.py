@@ -38,7 +38,7 @@ from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.metadata import file_from_headers, file_from_info
-from growfs.remote.stores.base import Access
+from growfs.remote.stores.base import PAGE_FILES_MAX, Access
 from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.s3 import client, listing
 from growfs.remote.stores.s3.client import Client, library_client, plain_client
@@ -46,7 +46,6 @@ from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.listing import KeyPage
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
 from growfs.remote.stores.s3.signer import Signer
-from growfs.remote.walk import PAGE_FILES_MAX
 
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
