@@ -15,7 +15,7 @@ from tests.servers import S3Server
 
 SIZE = 2 << 20
 FILES = 20
-BANDWIDTH = "8MB/s"
+BANDWIDTH = "12MB/s"
 
 
 def names(files: int = FILES) -> list[str]:

@@ -151,7 +151,7 @@ LISTINGS = st.lists(st.dictionaries(PATHS, st.sampled_from(["v1", "v2"]), min_si
 
 
 @pytest.mark.promise(16)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(LISTINGS, st.integers(1, 3), st.sets(PATHS))
 def test_after_any_listings_the_catalog_equals_the_last_one(
     listings: list[dict[str, str]], page: int, fetched: set[str]

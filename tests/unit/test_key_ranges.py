@@ -77,7 +77,7 @@ def list_all(listing: Listing, readers: int) -> int:
 texts = st.text(st.sampled_from("ab01/.é日\U0010ffff\x01 %"), max_size=6)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.sets(texts, max_size=150), st.data())
 def test_each_name_is_listed_once(names: set[str], data: st.DataObject) -> None:
     listing = Listing(names, page=data.draw(st.integers(1, 5)))
