@@ -139,6 +139,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     for received in (budget.spend, outage.note_received, fetcher.counters.add_bytes):
         dispatcher.received.connect(received)
     dispatcher.received_from_peers.connect(fetcher.counters.add_peer_bytes)
+    dispatcher.returned.connect(fetcher.handle_result)
     dispatcher.refused.connect(outage.suspect)
     outage.began.connect(dispatcher.recall)
     outage.ended.connect(dispatcher.resume)

@@ -9,7 +9,7 @@ A download takes one way, whoever asks for it (`in_flight.Priority`):
 
     request    Fetcher.ensure (an open waits), Drawer -> Fetcher.draw (a pass), VersionUpdater -> Fetcher.update
     room       Space.reserve_free, else Space.acquire: the only loop that waits for room
-    worker     Dispatcher.enqueue; what comes back is a Result in `Dispatcher.results`, the only queue on the way back
+    worker     Dispatcher.enqueue, the only queue before a worker; what comes back goes to Fetcher.handle_result at once
     admission  AdmissionQueue, and Store.admit in one task, batch after batch
 
 Modules, from the outside in: `readiness` (when a mount is ready), `passes` (what is drawn in which order), `drawer`
@@ -25,10 +25,12 @@ has another lock than the one in `space`. So a new `await` in one of these place
 * `Space.reserve_by_eviction`, between the eviction and `Store.reserve`: another task would take what was freed.
 * `InFlightTable.start_miss`, after it has looked whether a file is in flight: it would be started twice.
 * `Fetcher._fail`, `Dispatcher.recall` and `AdmissionQueue`: each moves several downloads or groups, all or none.
+* `Fetcher.handle_result`: the dispatcher calls it in the middle of what a worker reports.
 * `Fetcher._admit`, between the return of `Store.admit` and the last `move`: a file would be cached and in flight.
 
 What may interleave, and is provided for: while a task waits for room, its download may fail with another of its group
-(`lacks_room` is asked again). While a group is being admitted, a reader may open it (`Place.TAKEN`). While a result is
-in `Dispatcher.results`, its download is FETCHING without a worker: neither `recall` nor the failure of another of its
-group moves it. While a generation begins, nothing is evicted, and no new version is admitted (`Generations.unchanged`).
+(`lacks_room` is asked again). While a group is being admitted, a reader may open it (`Place.TAKEN`). While the catalog
+learns that a file has changed, its download is FETCHING without a worker: neither `recall` nor the failure of another
+of its group moves it. While a generation begins, nothing is evicted, and no new version is admitted
+(`Generations.unchanged`).
 """

@@ -47,12 +47,8 @@ class WorkerDied:
     """What comes back of a file when its worker died, or hung."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came back of a download that a worker had."""
-
-    download: Download
-    outcome: Fetched | FetchFailed | WorkerDied
+Outcome = Fetched | FetchFailed | WorkerDied
+"""What comes back of a file."""
 
 
 @dataclass(eq=False)
@@ -94,7 +90,8 @@ class Dispatcher:
 
     There are at most `size` workers, and one for readers that wait.
 
-    results: what comes back of the files, in order. has_producer: workers make files one at a time, so the number of
+    returned: notified of what comes back of each file, in order; it is FETCHING, and no worker has it any more.
+    has_producer: workers make files one at a time, so the number of
     requests is fixed. peers_of: returns the nodes that may have a file, by its path. received: notified of bytes that
     were received from the remote, of complete files or not; received_from_peers: the same of other nodes. refused:
     notified where nothing is received, and requests are repeated.
@@ -108,7 +105,7 @@ class Dispatcher:
         has_producer: bool = False,
         peers_of: Callable[[str], tuple[str, ...]] | None = None,
     ) -> None:
-        self._returned, self.results = trio.open_memory_channel[Result](math.inf)
+        self.returned = Signal[[Download, Outcome]]()
         self.received = Signal[[int]]()
         self.received_from_peers = Signal[[int]]()
         self.refused = Signal[[GrowfsError]]()
@@ -212,7 +209,7 @@ class Dispatcher:
             except GrowfsError as error:
                 (self._urgent or self._queue).popleft()
                 download.move(DownloadState.FETCHING)
-                self._return(download, FetchFailed(error))
+                self.returned.notify(download, FetchFailed(error))
                 continue
             if slot is None:
                 break
@@ -339,7 +336,7 @@ class Dispatcher:
             which = f"{oldest.path} and {len(others)} more" if others else oldest.path
             log.warning("a worker died or hung over %s; others take over", which)
         for download in reversed(slot.downloads.values()):  # each goes ahead of those before
-            self._return(download, FetchFailed(failed.error) if failed else WorkerDied())
+            self.returned.notify(download, FetchFailed(failed.error) if failed else WorkerDied())
         self._changed.notify()
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
@@ -359,13 +356,10 @@ class Dispatcher:
                 continue  # it was recalled meanwhile
             slot.bytes -= download.node.size or 0
             slot.received = max(0, slot.received - (result.size if isinstance(result, Fetched) else 0))
-            self._return(download, result)
+            self.returned.notify(download, result)
         if not slot.downloads:
             slot.received = 0
         self._changed.notify()
-
-    def _return(self, download: Download, outcome: Fetched | FetchFailed | WorkerDied) -> None:
-        self._returned.send_nowait(Result(download, outcome))
 
     # Limits.
 

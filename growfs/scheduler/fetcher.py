@@ -1,7 +1,7 @@
 """Every download from the request to its admission: each file at most once, and misses before everything else.
 
 A draw, a miss and a new version are one kind of request, with a Priority: each gets room (`space`), goes to a worker
-(`dispatcher`), comes back as a Result, and is admitted in the order of the draws (`AdmissionQueue`).
+(`dispatcher`), comes back as an Outcome, and is admitted in the order of the draws (`AdmissionQueue`).
 
 What makes it hard, and what answers it:
 
@@ -31,7 +31,7 @@ from growfs.errors import DiskFull, GrowfsError, RemoteBusy, RemoteError, Remote
 from growfs.remote.http.threads import PART_BYTES_MAX
 from growfs.remote.interface import Fetched
 from growfs.rotation.generations import Generations
-from growfs.scheduler.dispatcher import Dispatcher, Result, WorkerDied
+from growfs.scheduler.dispatcher import Dispatcher, Outcome, WorkerDied
 from growfs.scheduler.in_flight import (
     ATTEMPTS_MAX,
     AdmissionQueue,
@@ -100,7 +100,6 @@ class Fetcher:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
-            nursery.start_soon(self._handle_results)
             nursery.start_soon(self._admit)
             for download in self._downloads.without_room():
                 nursery.start_soon(self._find_room, download)
@@ -282,16 +281,12 @@ class Fetcher:
 
     # Results of the workers.
 
-    async def _handle_results(self) -> None:
-        async for result in self._dispatcher.results:
-            await self._handle_result(result)
-
-    async def _handle_result(self, result: Result) -> None:
-        download, outcome = result.download, result.outcome
+    def handle_result(self, download: Download, outcome: Outcome) -> None:
+        """Move a download on that a worker had. Called while this runs, as it runs the dispatcher."""
         if isinstance(outcome, WorkerDied):
             self._handle_worker_death(download)
         elif isinstance(outcome, FetchFailed):
-            await self._handle_failure(download, outcome)
+            self._handle_failure(download, outcome)
         else:
             self._handle_fetched(download, outcome)
 
@@ -313,7 +308,7 @@ class Fetcher:
         else:
             self._queue_for_admission(download.group)
 
-    async def _handle_failure(self, download: Download, failure: FetchFailed) -> None:
+    def _handle_failure(self, download: Download, failure: FetchFailed) -> None:
         error = failure.error
         if isinstance(error, SizeExceeded) and download.size_max < self._store.max_file_bytes:
             self._sizes.exceeded(download.node, download.size_max)
@@ -332,8 +327,15 @@ class Fetcher:
             return
         if failure.found or isinstance(error, RemoteMissing):
             self._outage.answered(download.sent_at)
-            await self._catalog_sync.update_file(download.node, failure.found)
+            if self._nursery:
+                self._nursery.start_soon(self._fail_changed, download, failure)
+                return
         self._fail(download, too_large(download.path) if isinstance(error, SizeExceeded) else error)
+
+    async def _fail_changed(self, download: Download, failure: FetchFailed) -> None:
+        """Fail a download whose file has another version now, or none, once the catalog says so."""
+        await self._catalog_sync.update_file(download.node, failure.found)
+        self._fail(download, failure.error)
 
     def _retry_or_fail(self, download: Download, error: GrowfsError, is_away: bool) -> None:
         """Try a file again that failed while the remote was away, or was busy; any other has failed by itself."""

@@ -25,6 +25,7 @@ from growfs.scheduler.dispatcher import (
     AHEAD_STREAMS,
     PERIOD_S,
     Dispatcher,
+    Outcome,
     WorkerDied,
 )
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
@@ -103,6 +104,7 @@ class DispatcherScene:
     def __init__(self, size: int, has_producer: bool) -> None:
         self.pool = FakePool()
         self.dispatcher = Dispatcher(self.pool, size, 0, has_producer)  # type: ignore[arg-type]
+        self.dispatcher.returned.connect(self.handle_result)
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
         self._ids = itertools.count(2)
@@ -119,11 +121,7 @@ class DispatcherScene:
             self.dispatcher.enqueue(download)
         return downloads
 
-    async def handle_results(self) -> None:
-        async for result in self.dispatcher.results:
-            self.handle_result(result.download, result.outcome)
-
-    def handle_result(self, download: Download, outcome: Fetched | FetchFailed | WorkerDied) -> None:
+    def handle_result(self, download: Download, outcome: Outcome) -> None:
         if isinstance(outcome, WorkerDied):
             self.handle_worker_death(download)
         elif isinstance(outcome, FetchFailed):
@@ -164,7 +162,6 @@ async def start_scene(size: int, has_producer: bool = False) -> AsyncIterator[Di
     new = DispatcherScene(size, has_producer)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(new.dispatcher.run)
-        nursery.start_soon(new.handle_results)
         yield new
         nursery.cancel_scope.cancel()
 

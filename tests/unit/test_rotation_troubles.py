@@ -123,7 +123,7 @@ def fetcher_of(
 ) -> Fetcher:
     """A fetcher into that cache, with a RefusingPool. template: of its groups."""
     dispatcher = Dispatcher(workers or RefusingPool(), 1, 0)  # type: ignore[arg-type]
-    return Fetcher(
+    fetcher = Fetcher(
         cache.in_flight(template),
         cache.store,
         cache.space,
@@ -134,6 +134,8 @@ def fetcher_of(
         outage or Outage(answers),
         5.0,
     )
+    dispatcher.returned.connect(fetcher.handle_result)
+    return fetcher
 
 
 @pytest.mark.promise(17)
