@@ -47,8 +47,8 @@ def s3(growfs: Growfs, rclone_s3: S3Server) -> S3Server:
     return rclone_s3
 
 
-def doctor(growfs: Growfs, *arguments: object) -> Done:
-    return growfs.run("doctor", *arguments, "--cache-dir", growfs.cache_dir, *QUICK, check=False)
+def doctor(growfs: Growfs, *arguments: object, measure: str = "50ms") -> Done:
+    return growfs.run("doctor", *arguments, "--cache-dir", growfs.cache_dir, "--measure", measure, check=False)
 
 
 def line(done: Done, name: str) -> str:
@@ -70,7 +70,7 @@ def assert_failed(done: Done, name: str, *expected: str) -> None:
 
 def test_a_good_machine(growfs: Growfs, tree: Path) -> None:
     before = sorted(tree.parent.rglob("*"))
-    done = doctor(growfs, tree, growfs.mountpoint, "--cache-size", "50kB", "--min-free", "1MB")
+    done = doctor(growfs, tree, growfs.mountpoint, "--cache-size", "50kB", "--min-free", "1MB", measure="1s")
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
     assert "failure" not in done.stdout
@@ -89,7 +89,7 @@ def test_without_a_url_only_the_machine_and_the_disk_are_checked(growfs: Growfs)
 
 
 def test_json(growfs: Growfs, tree: Path) -> None:
-    report = json.loads(doctor(growfs, tree, "--json").stdout)
+    report = json.loads(doctor(growfs, tree, "--json", measure="1s").stdout)
     assert report["ok"] is True
     assert report["listing"]["files"] == 15
     assert report["listing"]["whole"] is True
@@ -297,8 +297,8 @@ def silent_server() -> Iterator[tuple[str, socket.socket]]:
 
 def test_a_server_that_does_not_answer(growfs: Growfs, s3: S3Server) -> None:
     with silent_server() as (url, _):
-        done = doctor(mark_environment(growfs), f"s3://{s3.bucket}", "--endpoint-url", url, "--timeout", "500ms")
-    assert_failed(done, "server", "no answer for 0.5 seconds (waiting for 127.0.0.1)", "check the network")
+        done = doctor(mark_environment(growfs), f"s3://{s3.bucket}", "--endpoint-url", url, "--timeout", "2s")
+    assert_failed(done, "server", "no answer for 2 seconds (waiting for 127.0.0.1)", "check the network")
     until(lambda: processes_of(growfs.mountpoint.parent) == [])
 
 
@@ -350,7 +350,7 @@ def test_a_server_that_is_busy(growfs: Growfs) -> None:
             pass
 
     with serving(Handler) as url:
-        done = doctor(growfs, url, "--timeout", "500ms", "--json")
+        done = doctor(growfs, url, "--timeout", "2s", "--json")
     report = json.loads(done.stdout)
     (failure,) = [check for check in report["checks"] if check["level"] == "failure"]
     assert (done.returncode, report["ok"], failure["section"]) == (1, False, "remote")
