@@ -5,6 +5,7 @@ Owns the cache directory: catalog.sqlite, files/ and partial/.
 Always: a row vouches for a file that is whole; resident, reserved and orphaned bytes stay within the quota; writes to
 the database happen on one thread at a time.
 
-For others: `cache_folder`, `database`, `schema`, `catalog`, `store`, `publish`, `open_files`, `recovery`, `usage` and
-`history`. Workers import `schema` and `catalog`, so this file imports nothing.
+For others: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `publish`, `open_files`,
+`recovery`, `usage`, `history` and `budget`. Workers import `schema`, `catalog` and `listing_diff`, so this file imports
+nothing.
 """

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from growfs.cache.schema import (
     DIRECTORY_CACHE_MAX,
     FROZEN,
-    NODES_FROM,
     PINNED,
     ROOT,
     DirectoryPaths,
@@ -380,85 +379,3 @@ class Catalog:
 def _delete(writer: sqlite3.Connection, id: int) -> None:
     for table in ("resident", "usage", "node"):
         writer.execute(f"DELETE FROM {table} WHERE id = ?", (id,))
-
-
-class Comparison:
-    """Compares a listing with the catalog as it was when the listing began, in a worker.
-
-    It writes nothing. The daemon applies the difference, so a listing without changes costs the daemon nothing.
-    Owns a byte for each file, which says that the file was seen: ten million files take ten megabytes.
-    late: new files where the catalog has a directory, which may be gone when the listing is complete. duplicates: those
-    files of the last page whose paths were listed before; the first counts.
-    """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        (last,) = connection.execute("SELECT max(id) FROM node").fetchone()
-        self._seen = bytearray(last + 1)
-        self._empty = last <= NODES_FROM
-        self._directory_ids: dict[str, int | None] = {"": ROOT}
-        self.late: list[RemoteFile] = []
-        self.duplicates: list[Skipped] = []
-
-    def compare(self, files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[tuple[int, RemoteFile]]]:
-        """Returns (new files, (id, new version) of each file that changed)."""
-        if self._empty:
-            return list(files), []
-        self.duplicates = []
-        new: list[RemoteFile] = []
-        changed: list[tuple[int, RemoteFile]] = []
-        for file in files:
-            folder, _, name = file.path.rpartition("/")
-            row = self._known(self._directory_id(folder), name)
-            if row is None:
-                new.append(file)
-                continue
-            id, is_dir, size, mtime_ns, version = row
-            if is_dir:
-                self.late.append(file)
-                continue
-            if self._seen[id]:
-                self.duplicates.append(Skipped(DUPLICATE_NAME, file.path))
-                continue
-            self._seen[id] = 1
-            if _differs((size, mtime_ns, version), file):
-                changed.append((id, file))
-        return new, changed
-
-    def gone(self) -> Iterator[int]:
-        """The ids of the files that a complete listing did not have."""
-        for (id,) in self._connection.execute("SELECT id FROM node WHERE is_dir = 0 AND id < ?", (len(self._seen),)):
-            if not self._seen[id]:
-                yield id
-
-    def _known(self, parent: int | None, name: str) -> Any:
-        return (
-            parent
-            and self._connection.execute(
-                "SELECT id, is_dir, size, mtime_ns, version FROM node WHERE parent = ? AND name = ? AND id < ?",
-                (parent, name, len(self._seen)),
-            ).fetchone()
-        )
-
-    def _directory_id(self, path: str) -> int | None:
-        if path not in self._directory_ids:
-            folder, _, name = path.rpartition("/")
-            parent = self._directory_id(folder)
-            row = (
-                parent
-                and self._connection.execute(
-                    "SELECT id FROM node WHERE parent = ? AND name = ? AND is_dir = 1", (parent, name)
-                ).fetchone()
-            )
-            if len(self._directory_ids) >= DIRECTORY_CACHE_MAX:
-                self._directory_ids = {"": ROOT}
-            self._directory_ids[path] = row[0] if row else None
-        return self._directory_ids[path]
-
-
-def _differs(known: tuple[int | None, int | None, str], file: RemoteFile) -> bool:
-    """Whether the remote has another version. A value that either side does not know does not count."""
-    size, mtime_ns, version = known
-    if version and file.version:
-        return version != file.version
-    return any(a is not None and b is not None and a != b for a, b in [(size, file.size), (mtime_ns, file.mtime_ns)])

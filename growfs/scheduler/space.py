@@ -311,8 +311,13 @@ class Space:
         store = self._store
         store.set_cache_size(size)
         await self._evict_excess()
+        if store.used_bytes > store.limit_bytes and store.refusal:
+            await trio.sleep(LOOK_AGAIN_S_MIN)  # a full disk has room for the catalog once it has refused it
+            await self._evict_excess()
         self.resized.notify()
         if store.used_bytes > store.limit_bytes:
+            if refusal := store.refusal:
+                raise disk.cannot_write(refusal)
             raise GrowfsError(
                 f"cache-size is {format_size(store.limit_bytes)} now, but {format_size(store.used_bytes)} cannot be"
                 " evicted: open files, which go once they are closed, pinned files, or a directory's last files"

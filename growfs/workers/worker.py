@@ -27,7 +27,8 @@ from dataclasses import replace
 from typing import Any
 
 from growfs import disk
-from growfs.cache.catalog import Comparison, ListingDiff
+from growfs.cache.catalog import ListingDiff
+from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import read_only
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote import open_remote, preload, preload_transfer

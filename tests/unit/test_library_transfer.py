@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from growfs.errors import RemoteBusy
 from growfs.remote.digest import Digest, of
+from growfs.remote.http.download import RangeDownloader
 from growfs.remote.http.threads import Job, TransferThreads
-from growfs.remote.interface import ByteRange, FetchTask, RemoteFile
+from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import write_parts
+from growfs.remote.stores.web import HttpRemote
+from tests.servers import WebFolder
 
 DATA = bytes(range(256)) * 41
 PART = 1000
@@ -64,3 +69,27 @@ def test_the_first_error_ends_the_transfer(target: Path) -> None:
     with pytest.raises(ConnectionError, match="at 2000"):
         write_parts(TransferThreads(lambda: 0), task, ByteRange(0, len(DATA)), PART, read)
     assert read_from == [0, 1000, 2000]
+
+
+class AllParts(TransferThreads):
+    """Does each part, although the one before has failed: as if all of them were read at the same time."""
+
+    def share(self, parts: Iterable[Callable[[], None]]) -> None:
+        for part in parts:
+            with pytest.raises(RemoteBusy, match="was sent whole"):
+                part()
+        raise RemoteBusy("as each of them")
+
+
+def test_a_server_that_ignores_ranges_is_asked_for_the_whole(
+    http_folder: WebFolder, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RangeDownloader, "fetch", lambda *_: None)
+    content = DATA * 200
+    (http_folder.folder / "whole").write_bytes(content)
+    remote = HttpRemote(RemoteSpec(http_folder.url), AllParts())
+    task = FetchTask(remote.stat("whole"), target)
+    with pytest.raises(RemoteBusy, match="as each of them"):
+        remote.fetch(task)
+    remote.fetch(task)
+    assert target.read_bytes() == content

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs import disk
 from growfs.cache.catalog import Node
+from growfs.cache.publish import Publisher
 from growfs.cache.store import Reservation
 from growfs.daemon.virtual_files import _listed
-from growfs.errors import RemoteError, Unreadable
+from growfs.errors import GrowfsError, RemoteError, Unreadable
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.remote.rate_limits import SharedLimits
 from growfs.rotation.rules import EVERYWHERE, Hold, Holds
@@ -47,6 +51,29 @@ async def test_a_disk_that_others_fill_does_not_empty_the_listing(tmp_path: Path
     cache.store.min_free = disk.free_bytes(tmp_path) + (1 << 30)
     await cache.begin()
     assert len(cache.listed()) == FILES - 2
+    cache.close()
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+async def test_a_smaller_cache_evicts_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, refusals: int
+) -> None:
+    """The first try frees the room that is kept for the catalog; a disk that goes on refusing is named."""
+    cache = await full_cache(tmp_path)
+    evict, tries = Publisher.evict, itertools.count(1)
+
+    def refusing(*arguments: Any) -> Any:
+        if next(tries) <= refusals:
+            raise sqlite3.OperationalError(disk.DATABASE_FULL)
+        return evict(*arguments)
+
+    monkeypatch.setattr(Publisher, "evict", refusing)
+    if refusals == 1:
+        await cache.space.set_cache_size(CacheSize(bytes=2 * SIZE))
+        assert cache.store.used_bytes <= 2 * SIZE
+    else:
+        with pytest.raises(GrowfsError, match=disk.DATABASE_FULL):
+            await cache.space.set_cache_size(CacheSize(bytes=2 * SIZE))
     cache.close()
 
 

@@ -282,12 +282,13 @@ class FsspecRemote(StoreRemote):
     def _fetch_parts_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
         file = task.file
         now = file if task.byte_range else self._verified(file, self.stat(file.path))
-        step = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX) if self._has_ranges else extent.size
+        has_ranges = self._has_ranges  # for all parts, also those that are read when the first is found to be whole
+        step = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX) if has_ranges else extent.size
 
         def read(start: int, end: int) -> bytes:
             with self.translating(file.path):
                 content: bytes = self.fs.cat_file(self._key(file.path), start, end)
-            if len(content) > end - start and self._has_ranges:
+            if len(content) > end - start and has_ranges:
                 self._has_ranges = False
                 raise RemoteBusy(f"{self.safe_url(file.path)}: was sent whole, though a part was requested; try again")
             self._check_length(file.path, ByteRange(start, end - start), len(content))

@@ -6,8 +6,8 @@ Anything unusual is left to the library, whose own result then counts.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,19 +35,17 @@ class KeyPage:
 
 def get(connection: Connection, request: HttpRequest, prefix: str) -> KeyPage:
     """Request one page. Raises FallBack, HttpError and ConnectionFailed."""
-    try:
+    with _closed_on_error(connection):
         response = connection.send(request, {})
         if response.status in BUSY_STATUSES:
             raise HttpError(response.status, response.reason)
         if response.status != 200:
             raise FallBack(f"status {response.status}")
-        return _parsed(connection.read(response), prefix)
-    except (ET.ParseError, KeyError, ValueError) as error:
-        connection.close()
-        raise FallBack(f"no listing: {type(error).__name__}") from None
-    except BaseException:
-        connection.close()
-        raise
+        body = connection.read(response)
+        try:
+            return _parsed(body, prefix)
+        except (ET.ParseError, KeyError, ValueError) as error:
+            raise FallBack(f"no listing: {type(error).__name__}") from None
 
 
 def _parsed(body: bytes, prefix: str) -> KeyPage:
@@ -106,3 +104,12 @@ def seconds_ns(when: Any) -> int | None:
             when = datetime.fromisoformat(when[:19] + "+00:00").timestamp()
     ns = to_ns(when)
     return None if ns is None else ns // 10**9 * 10**9
+
+
+@contextmanager
+def _closed_on_error(connection: Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
