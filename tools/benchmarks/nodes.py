@@ -26,7 +26,7 @@ EPOCH_S = 1.0
 
 def nodes(setting: Setting, found: Figures) -> str:
     """How often the bucket is read until each of the nodes has seen every file."""
-    files, size = (80, 16 << 10) if setting.quick else (800, 64 << 10)
+    count, files, size = (2, 80, 16 << 10) if setting.quick else (NODES, 800, 64 << 10)
     data = setting.folder / "buckets/data"
     for number in range(files):
         path = data / f"class{number % 4}/{number:05}.bin"
@@ -35,18 +35,18 @@ def nodes(setting: Setting, found: Figures) -> str:
     (setting.folder / "token").write_text("bench\n")
     with rclone_server(setting.folder / "buckets", setting.folder / "rclone.log", etags="MD5") as server:
         for feeds in (True, False):
-            reads = _reads(setting, server.endpoint, files, files * size, feeds)
+            reads = _reads(setting, server.endpoint, count, files, files * size, feeds)
             name = "the bucket is read, by nodes " + ("that feed one another" if feeds else "that do not")
             found.add(name, reads, unit="times", at_most=TARGET_READS if feeds else None)
-    return f"{NODES} nodes, each with a cache of {CACHE:.0%} of {files} files"
+    return f"{count} nodes, each with a cache of {CACHE:.0%} of {files} files"
 
 
-def _reads(setting: Setting, endpoint: str, files: int, bytes: int, feeds: bool) -> float:
+def _reads(setting: Setting, endpoint: str, nodes: int, files: int, bytes: int, feeds: bool) -> float:
     """Bytes that came from the bucket until each node had seen every file, in sizes of the bucket."""
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(NODES)]
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(nodes)]
     known = ("--peers", ",".join(addresses), "--peer-token-file", setting.folder / "token")
     flags: list[object] = ["--cache-size", int(bytes * CACHE), "--endpoint-url", endpoint, "--refresh", 0]
-    flags += ("--engine", setting.engines[0], "--bandwidth", bytes // (3 if setting.quick else PASS_S))
+    flags += ("--engine", setting.engines[0], "--bandwidth", bytes // (1 if setting.quick else PASS_S))
     with contextlib.ExitStack() as stack:
         mounts: list[Mount] = []
 
@@ -55,11 +55,11 @@ def _reads(setting: Setting, endpoint: str, files: int, bytes: int, feeds: bool)
             more = (*known, "--peer-addr", addresses[number]) if feeds else ()
             mounts.append(stack.enter_context(mounted("s3://data", folder, *flags, *more)))
 
-        _side_by_side([partial(start, number) for number in range(NODES)])
-        if len(mounts) < NODES:
+        _side_by_side([partial(start, number) for number in range(nodes)])
+        if len(mounts) < nodes:
             raise BenchError("a node could not be started; see above")
         seen: list[set[str]] = [set() for _ in mounts]
-        epoch_s = EPOCH_S / 10 if setting.quick else EPOCH_S
+        epoch_s = EPOCH_S / 5 if setting.quick else EPOCH_S
         _side_by_side(
             [
                 partial(_read, mount.mountpoint, names, lambda: all(len(names) == files for names in seen), epoch_s)

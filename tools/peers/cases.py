@@ -37,6 +37,11 @@ class Setting:
     results: Results
 
     @property
+    def shard_bytes(self) -> int:
+        """The size of a large file."""
+        return (8 if self.quick else 64) << 20
+
+    @property
     def mounts(self) -> list[Peer]:
         """The peers that show a folder."""
         return [peer for peer in self.peers if peer.source == "files"]
@@ -110,8 +115,8 @@ def cold_start(setting: Setting) -> None:
 # 3. and 4. Small files, and reads of what is cached.
 
 IMAGES, WARM = "small-files", "warm-reads"
-IMAGE_BYTES, SHARD_BYTES = 250_000, 64 << 20
-"""At most, and of each."""
+IMAGE_BYTES = 250_000
+"""At most."""
 NEAR = Link(0.01, 50_000_000)
 FAST = Link(0.0, 2_000_000_000)
 
@@ -134,13 +139,13 @@ def small_files(setting: Setting) -> None:
 def warm_reads(setting: Setting) -> None:
     """Files that are cached, read by one thread: shards and small files, through the peer and from its cache."""
     counts = {"shards": 4, "images": 40} if setting.quick else {"shards": 16, "images": 1300}
-    setting.results.cases[WARM] = {**counts, "shard_bytes": SHARD_BYTES}
+    setting.results.cases[WARM] = {**counts, "shard_bytes": setting.shard_bytes}
     images(setting.folder / "remote" / BUCKET / "images", 10, counts["images"] // 10)
     make_shards(setting, counts["shards"])
     with setting.bucket() as (endpoint, plain):
         for _ in range(setting.rounds):
             for prefix, files in counts.items():
-                cache_bytes = 2 * files * (SHARD_BYTES if prefix == "shards" else IMAGE_BYTES)
+                cache_bytes = 2 * files * (setting.shard_bytes if prefix == "shards" else IMAGE_BYTES)
                 for peer in setting.mounts:
                     stage = Stage(peer, endpoint, plain, FAST, cache_bytes, prefix)
                     for at in ("folder", "cached") if peer.name == "growfs" else ("folder",):
@@ -151,7 +156,7 @@ def warm_reads(setting: Setting) -> None:
 def make_shards(setting: Setting, count: int) -> None:
     """Write large files into the bucket."""
     for number in range(count):
-        make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", SHARD_BYTES >> 20)
+        make_file(setting.folder / "remote" / BUCKET / "shards" / f"{number:03}.tar", setting.shard_bytes >> 20)
 
 
 # 5. What a job loses while a peer fills.
@@ -162,13 +167,13 @@ FILLED = Link(0.01, 100_000_000)
 
 def beside_filling(setting: Setting) -> None:
     """A job that needs all cores, alone and while caches fill at the link's rate."""
-    shards, cores, seconds = 4 if setting.quick else 20, os.cpu_count() or 1, 1 if setting.quick else 6
+    shards, cores, seconds = 4 if setting.quick else 20, os.cpu_count() or 1, 0.2 if setting.quick else 6
     setting.results.cases[BESIDE] = {"processes": cores, **asdict(FILLED)}
     make_shards(setting, shards)
     with setting.bucket() as (endpoint, plain):
         for _ in range(setting.rounds):
             for peer in (peer for peer in setting.mounts if peer.name != "local disk"):
-                stage = Stage(peer, endpoint, plain, FILLED, 2 * shards * SHARD_BYTES)
+                stage = Stage(peer, endpoint, plain, FILLED, 2 * shards * setting.shard_bytes)
                 setting.attempt(BESIDE, peer, "shards", partial(beside, stage, cores, seconds))
 
 

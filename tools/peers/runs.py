@@ -110,7 +110,7 @@ def _over_peer(
             return lines, _memory_mb(daemons)
 
 
-def beside(stage: Stage, processes: int, seconds: int, folder: Path) -> dict[str, Any]:
+def beside(stage: Stage, processes: int, seconds: float, folder: Path) -> dict[str, Any]:
     """What a job that needs all cores makes in so many seconds alone, and while a peer fills its cache."""
     counts, link = folder / "counts", stage.link
 
