@@ -1,20 +1,16 @@
-"""Helpers for the tests of the command line: refusals, leftovers, other users, and a server that can block."""
+"""Helpers for the tests of the command line: refusals, leftovers, and other users."""
 
 from __future__ import annotations
 
 import functools
-import http.server
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from email.message import Message
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -22,7 +18,6 @@ from growfs.fuse.mounting import mounted_at, mounts
 from tests.forkserver import Process
 from tests.harness import GROWFS, Growfs, forks_for
 from tests.needs import need_programs
-from tests.servers import serving
 
 NOBODY = 65534
 
@@ -184,75 +179,6 @@ def namespace(script: str, keep: Path | None = None) -> Iterator[tuple[str, ...]
         if holder.stdout.readline() != "ready\n":
             pytest.skip("this machine allows no mount namespace")
         yield ("nsenter", f"--target={holder.pid}", "--mount", "--")
-
-
-class ListingServer:
-    """A web server with an HTML listing of a few files.
-
-    blocked: paths whose response waits for `unblock`. denied: paths answered with 403. requested: the GET requests."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = files
-        self.blocked: set[str] = set()
-        self.denied: set[str] = set()
-        self.requested: list[str] = []
-        self.url = ""
-        self.on_headers: Callable[[Message], object] = id
-        self._changed = threading.Condition()
-
-    def unblock(self, *paths: str) -> None:
-        """Answer the blocked requests for these paths, or for all."""
-        with self._changed:
-            self.blocked.difference_update(paths or set(self.blocked))
-            self._changed.notify_all()
-
-    def wait(self, path: str) -> None:
-        """Record a request, and block while its path is blocked."""
-        with self._changed:
-            self.requested.append(path)
-            self._changed.wait_for(lambda: path not in self.blocked)
-
-
-@contextmanager
-def listing_server(files: dict[str, bytes], *blocked: str) -> Iterator[ListingServer]:
-    """Serve files, of which some are blocked; the path '' is the listing."""
-    server = ListingServer(files)
-    server.blocked.update(blocked)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # one thread serves many requests
-
-        def do_HEAD(self) -> None:
-            self.answer(self.content())
-
-        def do_GET(self) -> None:
-            path = unquote(self.path).lstrip("/")
-            server.on_headers(self.headers)
-            server.wait(path)
-            content = self.content()
-            self.answer(content)
-            self.wfile.write(content or b"")
-
-        def content(self) -> bytes | None:
-            path = unquote(self.path).lstrip("/")
-            listing = "".join(f'<a href="/{name}">{name}</a>' for name in server.files)
-            return server.files.get(path) if path else listing.encode()
-
-        def answer(self, content: bytes | None) -> None:
-            denied = unquote(self.path).lstrip("/") in server.denied
-            self.send_response(403 if denied else 404 if content is None else 200)
-            self.send_header("Content-Length", str(len(content or b"")))
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with serving(Handler) as url:
-        server.url = url
-        try:
-            yield server
-        finally:
-            server.unblock()
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from growfs.fuse.mounting import mounted_at
 from tests.cli.support import (
     Done,
     assert_refused,
@@ -331,16 +330,6 @@ def test_a_cache_directory_that_is_a_file(growfs: Growfs, remote: Path) -> None:
     assert_mount_refused(growfs, remote, expected=(f"{growfs.cache_dir}: is not a folder", "--cache-dir"))
 
 
-def test_a_damaged_catalog(growfs: Growfs, remote: Path) -> None:
-    growfs.mount(remote)
-    growfs.umount()
-    (growfs.cache / "catalog.sqlite").write_bytes(b"no database" * 1000)
-    done = growfs.mount(remote, check=False)
-    assert_refused(done, str(growfs.cache / "catalog.sqlite"), f"delete {growfs.cache}")
-    assert not mounted_at(growfs.mountpoint)
-    until(lambda: processes_of(growfs.mountpoint.parent) == [])  # a worker of the first mount may need a moment to end
-
-
 # The options.
 
 
@@ -463,18 +452,6 @@ def test_links_that_lead_outside_the_remote(growfs: Growfs, remote: Path, tmp_pa
     assert skipped["link that leads outside"]["files"] == 2
     assert skipped["dangling link"]["files"] + skipped["link that leads outside"]["files"] == 3
     assert not list(growfs.cache.rglob("out"))
-
-
-@pytest.mark.promise(3)
-def test_files_larger_than_the_cache_are_reported_and_the_others_cached(growfs: Growfs, remote: Path) -> None:
-    (remote / "class0/huge.dat").write_bytes(bytes(300_000))
-    growfs.mount(remote, "--cache-size", "200kB")
-    until(lambda: growfs.status()["cache"]["files"] == 4)
-    (skip,) = growfs.status()["skipped"]
-    assert (skip["files"], skip["reason"]) == (1, "larger than the whole cache")
-    assert skip["example"] == "class0/huge.dat"
-    with pytest.raises(OSError, match="File too large"):
-        (growfs.mountpoint / "class0/huge.dat").read_bytes()
 
 
 def test_a_remote_whose_files_are_all_larger_than_the_cache(growfs: Growfs, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 
 from growfs.workers import sandbox
+from tests.blocking_server import blocking_server
 from tests.cli.support import (
     Done,
     mark_environment,
@@ -340,17 +341,9 @@ def test_a_bucket_in_another_region(growfs: Growfs, s3: S3Server) -> None:
 
 
 def test_a_server_that_is_busy(growfs: Growfs) -> None:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(503)
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with serving(Handler) as url:
-        done = doctor(growfs, url, "--timeout", "2s", "--json")
+    with blocking_server({}) as server:
+        server.statuses[""] = 503
+        done = doctor(growfs, server.url, "--timeout", "2s", "--json")
     report = json.loads(done.stdout)
     (failure,) = [check for check in report["checks"] if check["level"] == "failure"]
     assert (done.returncode, report["ok"], failure["section"]) == (1, False, "remote")

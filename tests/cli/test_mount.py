@@ -16,18 +16,16 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from tests.blocking_server import blocking_server
 from tests.cli.support import (
     cache_folders,
     leftovers,
-    listing_server,
     mark_environment,
     needs_root,
     processes_of,
     start_growfs,
 )
-from tests.fuse.manifest_server import ManifestServer
 from tests.harness import GROWFS, Growfs, make_tree, until
-from tests.servers import serving
 
 SCRIPT = [sys.executable, "-c", "import growfs; growfs.main()"]
 """What the installed command does. It starts the daemon before it reads the command line."""
@@ -42,7 +40,7 @@ def remote(tmp_path: Path) -> Path:
 
 @pytest.mark.promise(7, 15)
 def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
-    with listing_server(TREE, *TREE) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+    with blocking_server(TREE, *TREE) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
         for _ in range(3):
             path = until(lambda: next((path for path in server.requested if path in server.blocked), None))
             assert mounting.poll() is None, "mount returned before every directory had a file"
@@ -61,11 +59,9 @@ def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -
 
 
 def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> None:
-    server = ManifestServer()
-    server.files = {f"{number:02}": bytes(4096) for number in range(40)}
-    server.blocked = set(server.files)
+    files = {f"{number:02}": bytes(4096) for number in range(40)}
     flags = ("--cache-size", 40 * 4096, "--workers", "1")
-    with serving(server.handler) as server.url:
+    with blocking_server(files, *files) as server:
         with start_growfs(growfs, *mount_arguments(growfs, server.manifest), *flags) as mounting:
             until(lambda: len(server.requests.keys() & server.blocked) == 4)
             time.sleep(0.3)  # in which others would be requested
@@ -79,7 +75,7 @@ def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> 
 def test_at_the_start_files_of_unknown_size_are_fetched_side_by_side(growfs: Growfs) -> None:
     """What is reserved for each is a guess, and two are more than what the start waits for."""
     tree = {f"{number}": b"x" * 1000 for number in range(12)}
-    with listing_server(tree, *tree) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+    with blocking_server(tree, *tree) as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
         until(lambda: len(tree.keys() & server.requested) > 6)
         server.unblock()
         assert mounting.wait(30) == 0
@@ -97,7 +93,7 @@ def test_by_default_a_small_remote_is_cached_whole(growfs: Growfs, remote: Path)
 def test_mount_waits_for_the_requested_amount(growfs: Growfs, flags: tuple[str, ...], files: int) -> None:
     """Files of 1 kB are fetched one by one, in the order of the draw."""
     with (
-        listing_server(TREE, *TREE) as server,
+        blocking_server(TREE, *TREE) as server,
         start_growfs(growfs, *mount_arguments(growfs, server.url), *flags, "--workers", "1") as mounting,
     ):
         for _ in range(files):
@@ -111,7 +107,7 @@ def test_mount_waits_for_the_requested_amount(growfs: Growfs, flags: tuple[str, 
 
 @pytest.mark.promise(5, 15)
 def test_no_wait_returns_before_any_file_is_cached(growfs: Growfs) -> None:
-    with listing_server(TREE, *TREE) as server:
+    with blocking_server(TREE, *TREE) as server:
         assert "0 of 12 files" in growfs.mount(server.url, "--no-wait").stdout
         assert growfs.names() == set()
         assert growfs.status()["state"] in ("listing", "seeding", "filling")
@@ -146,7 +142,7 @@ def test_options_come_from_flag_environment_or_file(growfs: Growfs, remote: Path
 
 
 def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs) -> None:
-    with listing_server(TREE, "") as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
+    with blocking_server(TREE, "") as server, start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting:
         until(lambda: "" in server.requested)
         until(lambda: f"{growfs.mountpoint}  {growfs.cache}  not mounted yet: " in growfs.run("list").stdout)
         assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
@@ -161,18 +157,12 @@ def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
     config = tmp_path / "growfs.toml"
-    config.write_text('seed = 1\nworkers = 1\ncache-size = "1MB"\n')
+    config.write_text('seed = 1\nworkers = 1\ncache-size = "1MB"\ninclude = "class0/"\n')
     growfs.env |= {"GROWFS_SEED": "2", "GROWFS_CACHE_SIZE": "2MB", "GROWFS_CONFIG": str(config)}
     growfs.run("mount", remote, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--seed", "3")
     status = growfs.status()
     assert (status["seed"], status["cache"]["limit_bytes"]) == (3, 2_000_000)
-
-
-def test_one_pattern_in_a_file_needs_no_list(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
-    config = tmp_path / "growfs.toml"
-    config.write_text('include = "class0/"\n')
-    growfs.mount(remote, "--config", config)
-    assert len(growfs.names()) == 4
+    assert status["remote"]["files"] == 4, "of one pattern, which needs no list"
 
 
 def test_the_daemon_is_detached_from_the_terminal(growfs: Growfs, remote: Path) -> None:
@@ -217,7 +207,7 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
                 return
 
     with (
-        listing_server(TREE, *TREE) as server,
+        blocking_server(TREE, *TREE) as server,
         start_growfs(growfs, *mount_arguments(growfs, server.url), "--wait-files", "1", stderr=theirs) as mounting,
     ):
         os.close(theirs)
@@ -251,7 +241,7 @@ def test_a_pipe_gets_no_progress_bar(growfs: Growfs, remote: Path) -> None:
 def test_an_interrupted_mount_leaves_nothing(growfs: Growfs, blocked: str, number: signal.Signals) -> None:
     mark_environment(growfs)
     with (
-        listing_server({"a/0": b"x"}, blocked) as server,
+        blocking_server({"a/0": b"x"}, blocked) as server,
         start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting,
     ):
         until(lambda: blocked in server.requested)
@@ -270,7 +260,7 @@ def test_the_first_process_of_a_container_ends_at_sigterm_while_it_mounts(growfs
     """The kernel drops a signal to pid 1 of a pid namespace that has no handler for it."""
     needs_root()
     mark_environment(growfs)
-    with listing_server({"a": b"x"}, "a") as server:
+    with blocking_server({"a": b"x"}, "a") as server:
         command = ["unshare", "--pid", "--fork", "--kill-child", *GROWFS, *mount_arguments(growfs, server.url)]
         words = list(map(str, command))
         with subprocess.Popen(words, env=growfs.env, stderr=subprocess.PIPE, text=True) as unshare:
@@ -284,20 +274,8 @@ def test_the_first_process_of_a_container_ends_at_sigterm_while_it_mounts(growfs
         assert leftovers(growfs) == []
 
 
-def test_a_mount_interrupted_at_once_leaves_nothing(growfs: Growfs) -> None:
-    mark_environment(growfs)
-    with (
-        listing_server({"a/0": b"x"}, "") as server,
-        start_growfs(growfs, *mount_arguments(growfs, server.url)) as mounting,
-    ):
-        until(lambda: cache_folders(growfs.cache_dir))
-        mounting.send_signal(signal.SIGINT)
-        assert mounting.wait(30) != 0
-        until(lambda: leftovers(growfs) == [])
-
-
 def test_an_interrupted_mount_keeps_what_an_earlier_one_cached(growfs: Growfs) -> None:
-    with listing_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
+    with blocking_server({"a/0": b"x", "a/1": b"y"}, "a/1") as server:
         growfs.mount(server.url, "--wait-files", "1")
         growfs.umount()
         with start_growfs(growfs, *mount_arguments(growfs, server.url), "--wait-files", "2") as mounting:
@@ -310,7 +288,7 @@ def test_an_interrupted_mount_keeps_what_an_earlier_one_cached(growfs: Growfs) -
 
 @pytest.mark.promise(15)
 def test_files_excluded_at_a_remount_are_gone_before_the_remote_is_listed(growfs: Growfs) -> None:
-    with listing_server({"a/0": b"x", "a/1": b"y", "b/1": b"z"}) as server:
+    with blocking_server({"a/0": b"x", "a/1": b"y", "b/1": b"z"}) as server:
         growfs.mount(server.url, "--wait-files", "3")
         growfs.umount()
         server.blocked.add("")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import Done, leftovers, listing_server, mark_environment, processes_of, start_growfs
+from tests.blocking_server import blocking_server
+from tests.cli.support import Done, leftovers, mark_environment, processes_of, start_growfs
 from tests.harness import Growfs, until
 from tests.servers import S3Server
 
@@ -82,7 +83,7 @@ def test_bucket_keys_are_hidden(growfs: Growfs, rclone_s3: S3Server, tmp_path: P
 @pytest.mark.promise(32)
 def test_a_password_in_a_url_is_hidden(growfs: Growfs) -> None:
     seen: list[str | None] = []
-    with listing_server({"a": b"a"}) as server:
+    with blocking_server({"a": b"a"}) as server:
         server.on_headers = lambda headers: seen.append(headers["Authorization"])
         done = growfs.mount(server.url.replace("http://", f"http://someone:{PASSWORD}@"))
         assert growfs.names() == {"a"}
@@ -93,8 +94,8 @@ def test_a_password_in_a_url_is_hidden(growfs: Growfs) -> None:
 
 @pytest.mark.promise(32)
 def test_a_password_in_a_failing_url_is_hidden(growfs: Growfs) -> None:
-    with listing_server({"a": b"a", "b": b"b"}) as server:
-        server.denied.add("b")
+    with blocking_server({"a": b"a", "b": b"b"}) as server:
+        server.statuses["b"] = 403
         done = growfs.mount(server.url.replace("http://", f"http://someone:{PASSWORD}@"), "--wait-files", "1")
         until(lambda: growfs.status()["last_error"])
         assert f"{server.url}b: access denied" in growfs.status()["last_error"]
@@ -117,8 +118,8 @@ def test_an_error_shows_no_secret(growfs: Growfs, rclone_s3: S3Server) -> None:
 )
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
 def test_an_error_shows_no_password(growfs: Growfs, more: tuple[str, ...], debug: tuple[str, ...]) -> None:
-    with listing_server({"a": b"a"}) as server:
-        server.denied.add("")
+    with blocking_server({"a": b"a"}) as server:
+        server.statuses[""] = 403
         url = server.url.replace("http://", f"http://someone:{PASSWORD}@")
         flags = ("--cache-dir", growfs.cache_dir, *more)
         done = growfs.run(*debug, "mount", url, growfs.mountpoint, *flags, check=False)
@@ -133,7 +134,7 @@ def test_an_error_shows_no_password(growfs: Growfs, more: tuple[str, ...], debug
 def test_a_waiting_mount_command_hides_its_arguments(growfs: Growfs, joined: bool) -> None:
     """Every user who may list processes could read them."""
     option = ("--storage-option=token=s3kr1t-t0ken",) if joined else ("--storage-option", "token=s3kr1t-t0ken")
-    with listing_server({"a": b"a"}, "") as server:
+    with blocking_server({"a": b"a"}, "") as server:
         url = server.url.replace("http://", f"http://someone:{PASSWORD}@")
         arguments = ("mount", url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, *option)
         with start_growfs(growfs, *arguments) as mounting:

@@ -116,9 +116,9 @@ def test_torchvision_imagefolder_over_webdataset_shards(growfs: Growfs, tmp_path
             content = (tmp_path / "pictures" / path).read_bytes()
             shards[number % 3] |= {f"{number:04}.png": content, f"{number:04}.cls": str(classes.index(name)).encode()}
         for number, shard in enumerate(shards):
-            rclone_s3.put(f"webdataset/train-{number}.tar", tar_of(shard))
+            rclone_s3.put(f"imagefolder-webdataset/train-{number}.tar", tar_of(shard))
         flags = ("--cache-size", 14 * BLOCK, "--settle", "1h", "--rotation", "never")
-        growfs.mount(f"s3://{rclone_s3.bucket}/webdataset", "--members", "webdataset", *flags)
+        growfs.mount(f"s3://{rclone_s3.bucket}/imagefolder-webdataset", "--members", "webdataset", *flags)
         grow = growing(growfs, BLOCK)
         for files in (14, len(pictures)):
             grow(files)

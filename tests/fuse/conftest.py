@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuse.manifest_server import ManifestServer
+from tests.blocking_server import BlockingServer, blocking_server
 from tests.fuse.reader import Reader
 from tests.harness import ENGINES, Growfs, usable_engine
-from tests.servers import serving
 
 ODD_NAMES = [
     "plain.bin",
@@ -131,13 +130,10 @@ def library(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[L
 
 
 @pytest.fixture
-def server() -> Iterator[ManifestServer]:
+def server() -> Iterator[BlockingServer]:
     """An empty web server whose responses the test can block."""
-    server = ManifestServer()
-    with serving(server.handler) as url:
-        server.url = url
+    with blocking_server({}) as server:
         yield server
-        server.unblock()
 
 
 @pytest.fixture

@@ -202,6 +202,29 @@ def test_listing_twice_while_the_cache_fills_gives_equal_lists(growfs: Growfs, t
 
 
 @pytest.mark.promise(6)
+def test_a_notebook_looks_at_a_batch_before_it_lists_the_validation_set(
+    growfs: Growfs, tree: dict[str, bytes], other: Reader
+) -> None:
+    for _ in range(3):
+        with Reader(growfs.mountpoint) as notebook:
+            for _ in range(2):
+                training = notebook.walk()
+                notebook.read_all(shuffled(training)[: len(training) // 5])
+                assert notebook.walk() == training
+                notebook.read_all(shuffled(training))
+        epoch(other)
+
+
+@pytest.mark.promise(6)
+def test_a_trainer_that_lists_again_and_again_before_it_opens(growfs: Growfs, tree: dict[str, bytes]) -> None:
+    """As Hugging Face's does."""
+    for _ in range(2):
+        with Reader(growfs.mountpoint) as trainer:
+            (shown,) = {frozenset(trainer.walk()) for _ in range(65)}
+            trainer.read_all(shuffled(shown))
+
+
+@pytest.mark.promise(6)
 def test_a_poller_sees_enough(growfs: Growfs, tmp_path: Path, reader: Reader, other: Reader) -> None:
     """A script that calls glob until there is enough, beside a job."""
     full_cache(growfs, tmp_path / "remote", "--settle", "0", "--turnover", "20%")

@@ -43,12 +43,6 @@ def count(reader: Reader) -> int:
 
 
 @pytest.mark.promise(5, 6)
-def test_the_first_listing_shows_what_is_local_then(grow: Grow, reader: Reader) -> None:
-    grow(6)
-    assert count(reader) == 6
-
-
-@pytest.mark.promise(6)
 def test_a_listing_is_frozen_for_everyone(grow: Grow, reader: Reader, other: Reader) -> None:
     assert count(reader) == 4
     grow(8)
@@ -78,24 +72,6 @@ def test_listing_again_after_an_open_begins_the_next_generation(growfs: Growfs, 
 
 
 @pytest.mark.promise(6)
-def test_a_first_listing_of_another_directory_joins_the_generation(growfs: Growfs, grow: Grow, reader: Reader) -> None:
-    shown = reader.list("class0")
-    grow(12)
-    reader.read(f"class0/{min(shown)}")
-    reader.list("class1")
-    reader.list()
-    assert growfs.status()["generation"] == 1
-
-
-@pytest.mark.promise(6)
-def test_an_open_before_the_listing_does_not_count(growfs: Growfs, grow: Grow, reader: Reader) -> None:
-    reader.read("class0/0000.bin")
-    reader.list("class0")
-    reader.list("class0")
-    assert growfs.status()["generation"] == 1
-
-
-@pytest.mark.promise(6)
 def test_the_second_rank_joins_the_generation_of_the_first(grow: Grow, reader: Reader, other: Reader) -> None:
     names = min(reader.list("class0")), min(other.list("class0"))
     for files in (8, 12):
@@ -105,18 +81,6 @@ def test_the_second_rank_joins_the_generation_of_the_first(grow: Grow, reader: R
         shown = reader.list("class0")
         assert other.list("class0") == shown
         assert count(reader) == count(other)
-
-
-@pytest.mark.promise(6)
-def test_an_unrelated_reader_does_not_change_a_jobs_listing(
-    growfs: Growfs, grow: Grow, reader: Reader, other: Reader
-) -> None:
-    shown = reader.list("class0")
-    grow(12)
-    other.read(f"class0/{min(shown)}")
-    assert other.list("class0") == other.list("class0") == shown
-    assert reader.list("class0") == shown
-    assert growfs.status()["generation"] == 1
 
 
 @pytest.mark.promise(6, 17)
@@ -155,28 +119,6 @@ def test_a_polling_reader_sees_growth_after_the_settle_time(growfs: Growfs, grow
     growfs.run("set", growfs.mountpoint, f"settle={SETTLED_S}")
     grow(12)
     assert count(reader) == 8
-
-
-@pytest.mark.promise(6)
-def test_a_new_process_sees_growth_after_the_settle_time(
-    growfs: Growfs, grow: Grow, reader: Reader, other: Reader
-) -> None:
-    shown = reader.list("class0")
-    grow(12)
-    growfs.run("set", growfs.mountpoint, "settle=0")
-    assert len(other.list("class0")) == 6
-    growfs.run("set", growfs.mountpoint, f"settle={SETTLED_S}")
-    assert reader.list("class0") > shown  # joins the generation
-    assert growfs.status()["generation"] == 2
-
-
-@pytest.mark.promise(6)
-def test_a_reader_that_listed_another_directory_is_not_new(growfs: Growfs, grow: Grow, reader: Reader) -> None:
-    reader.list("class0")
-    grow(12)
-    growfs.run("set", growfs.mountpoint, "settle=0")
-    reader.list("class1")
-    assert growfs.status()["generation"] == 1
 
 
 @pytest.mark.promise(6)

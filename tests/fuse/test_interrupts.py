@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.blocking_server import BlockingServer
 from tests.cli.support import needs_root
 from tests.fuse.conftest import only
-from tests.fuse.manifest_server import ManifestServer
 from tests.fuse.test_misses import mount_blocked
 from tests.harness import Growfs, until
 
@@ -60,7 +60,7 @@ def descendants(pid: int) -> Iterator[int]:
     ids=["cat-SIGKILL", "cat-SIGINT", "python-SIGINT", "python-SIGTERM"],
 )
 def test_a_fatal_signal_ends_the_wait(
-    growfs: Growfs, server: ManifestServer, command: tuple[str, ...], number: signal.Signals
+    growfs: Growfs, server: BlockingServer, command: tuple[str, ...], number: signal.Signals
 ) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with waiting(growfs, path, *command) as process:
@@ -87,7 +87,7 @@ NAMESPACES = {
     [("pid", signal.SIGINT), ("mount", signal.SIGKILL), ("user", signal.SIGINT), ("all", signal.SIGKILL)],
 )
 def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
-    growfs: Growfs, server: ManifestServer, namespace: str, number: signal.Signals
+    growfs: Growfs, server: BlockingServer, namespace: str, number: signal.Signals
 ) -> None:
     """The signal is sent from outside, as `docker kill` does, to a process that is not the first of its namespace."""
     needs_root()
@@ -104,7 +104,7 @@ def test_a_fatal_signal_ends_the_wait_in_other_namespaces(
 
 @pytest.mark.promise(3)
 @only("passthrough")
-def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with waiting(growfs, path, *HANDLING) as process:
         for number in (signal.SIGCHLD, signal.SIGWINCH, signal.SIGUSR1):
@@ -121,7 +121,7 @@ def test_a_handled_signal_does_not_end_the_wait(growfs: Growfs, server: Manifest
 @only("passthrough")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_fatal_signal_after_a_handled_one_ends_the_wait(
-    growfs: Growfs, server: ManifestServer, number: signal.Signals
+    growfs: Growfs, server: BlockingServer, number: signal.Signals
 ) -> None:
     """The kernel reports only the first signal (fs/fuse/dev.c, request_wait_answer)."""
     (path,) = mount_blocked(server, 1, growfs)
@@ -135,7 +135,7 @@ def test_a_fatal_signal_after_a_handled_one_ends_the_wait(
 
 @pytest.mark.promise(3)
 @only("passthrough")
-def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with ExitStack() as stack:
         first, second, third = [stack.enter_context(waiting(growfs, path, *CAT)) for _ in range(3)]
@@ -149,7 +149,7 @@ def test_a_signal_to_one_waiting_process_does_not_affect_the_others(growfs: Grow
 
 @pytest.mark.promise(3)
 @only("passthrough")
-def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: BlockingServer) -> None:
     paths = mount_blocked(server, 110, growfs)
     with subprocess.Popen(
         ["sh", "-c", 'for path; do cat "$path" & done; wait', "sh", *paths], start_new_session=True
@@ -160,7 +160,7 @@ def test_a_hundred_waiting_opens_can_all_be_killed(growfs: Growfs, server: Manif
     assert server.blocked
 
 
-def test_the_fetch_continues_after_its_reader_was_killed(growfs: Growfs, server: ManifestServer) -> None:
+def test_the_fetch_continues_after_its_reader_was_killed(growfs: Growfs, server: BlockingServer) -> None:
     """A fetch is not cancelled when the process that caused it ends."""
     (path,) = mount_blocked(server, 1, growfs)
     growfs.run("set", growfs.mountpoint, "miss-timeout=1")
@@ -176,7 +176,7 @@ def test_the_fetch_continues_after_its_reader_was_killed(growfs: Growfs, server:
 @only("passthrough")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_an_interrupt_read_together_with_its_open_ends_the_wait(
-    growfs: Growfs, server: ManifestServer, number: signal.Signals
+    growfs: Growfs, server: BlockingServer, number: signal.Signals
 ) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     program = "import sys; print('ready', flush=True); open(sys.argv[1])"

@@ -14,9 +14,9 @@ import pytest
 
 from growfs.scheduler.concurrency import STREAMS_FIRST
 from growfs.scheduler.in_flight import TRIES_MAX
+from tests.blocking_server import BlockingServer
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
-from tests.fuse.manifest_server import ManifestServer
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 4096
@@ -48,7 +48,7 @@ refuse("publish", Publisher, "{catalog}", sqlite3.OperationalError("database or 
 """Refuses as a full disk does, or as one that fails, as long as the files are there."""
 
 
-def mount_blocked(server: ManifestServer, names: int, growfs: Growfs, *flags: object) -> list[Path]:
+def mount_blocked(server: BlockingServer, names: int, growfs: Growfs, *flags: object) -> list[Path]:
     """Mount a remote where all files but first.bin are blocked, and only opened files are fetched."""
     server.files = {"first.bin": b"1" * SIZE, **{f"{number:04}.bin": b"%04d" % number for number in range(names)}}
     server.blocked = set(server.files) - {"first.bin"}
@@ -79,7 +79,7 @@ def mount_full_cache(growfs: Growfs, tmp_path: Path, capacity: int, *flags: obje
 
 
 @pytest.mark.promise(3)
-def test_an_open_waits_for_its_file(growfs: Growfs, server: ManifestServer) -> None:
+def test_an_open_waits_for_its_file(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with ThreadPoolExecutor() as threads:
         content = threads.submit(path.read_bytes)
@@ -92,7 +92,7 @@ def test_an_open_waits_for_its_file(growfs: Growfs, server: ManifestServer) -> N
 
 
 @pytest.mark.promise(3)
-def test_many_openers_cause_one_fetch(growfs: Growfs, server: ManifestServer) -> None:
+def test_many_openers_cause_one_fetch(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     with ThreadPoolExecutor(20) as threads:
         contents = [threads.submit(path.read_bytes) for _ in range(20)]
@@ -103,7 +103,7 @@ def test_many_openers_cause_one_fetch(growfs: Growfs, server: ManifestServer) ->
 
 
 @pytest.mark.promise(3)
-def test_a_hundred_waiting_opens_delay_no_other_request(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_hundred_waiting_opens_delay_no_other_request(growfs: Growfs, server: BlockingServer) -> None:
     paths = mount_blocked(server, 131, growfs)
     *opened, other = paths
     with ThreadPoolExecutor(len(opened)) as threads:
@@ -122,7 +122,7 @@ def test_a_hundred_waiting_opens_delay_no_other_request(growfs: Growfs, server: 
 
 @pytest.mark.promise(3, 14)
 @pytest.mark.parametrize("files", [40, 400])  # the worker already has all of 40 files, but only some of 400
-def test_a_miss_overtakes_prefetches(growfs: Growfs, server: ManifestServer, files: int) -> None:
+def test_a_miss_overtakes_prefetches(growfs: Growfs, server: BlockingServer, files: int) -> None:
     names = [f"{number:03}.bin" for number in range(files)]
     server.files = dict.fromkeys(names, b"x")
     server.blocked = set(names)
@@ -136,7 +136,7 @@ def test_a_miss_overtakes_prefetches(growfs: Growfs, server: ManifestServer, fil
 
 
 @pytest.mark.promise(3)
-def test_a_miss_ends_at_its_timeout(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_miss_ends_at_its_timeout(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     growfs.run("set", growfs.mountpoint, "miss-timeout=0.2")
     assert error_of(path) == errno.ETIMEDOUT
@@ -156,10 +156,10 @@ def test_with_on_miss_error_an_uncached_file_does_not_open(growfs: Growfs, tmp_p
 
 
 @pytest.mark.promise(3)
-def test_a_remote_that_refuses_gives_eio_and_a_logged_reason(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_remote_that_refuses_gives_eio_and_a_logged_reason(growfs: Growfs, server: BlockingServer) -> None:
     server.statuses = {"0000.bin": 403, "0001.bin": 404}
-    server.unblock()
     denied, gone, _ = mount_blocked(server, 3, growfs)
+    server.unblock()
     assert error_of(denied) == errno.EIO, "another file is served, so it is no outage"
     assert error_of(gone) == errno.ENOENT  # the fetch found that the remote no longer has it
     expected = ("an open of 0000.bin failed", "0001.bin", "403")
@@ -261,7 +261,7 @@ def test_a_miss_never_evicts_the_last_file_of_a_directory(growfs: Growfs, tmp_pa
 
 @pytest.mark.promise(3, 10)
 @only("libfuse")
-def test_a_killed_process_ends_when_its_miss_times_out(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_killed_process_ends_when_its_miss_times_out(growfs: Growfs, server: BlockingServer) -> None:
     """As documented, this engine does not see signals. The mount must keep working."""
     path, other = mount_blocked(server, 2, growfs)
     growfs.run("set", growfs.mountpoint, "miss-timeout=1")
@@ -275,7 +275,7 @@ def test_a_killed_process_ends_when_its_miss_times_out(growfs: Growfs, server: M
     assert other.read_bytes() == b"0001"
 
 
-def test_unmounting_does_not_wait_for_misses(growfs: Growfs, server: ManifestServer) -> None:
+def test_unmounting_does_not_wait_for_misses(growfs: Growfs, server: BlockingServer) -> None:
     (path,) = mount_blocked(server, 1, growfs)
     errors: list[OSError] = []
 

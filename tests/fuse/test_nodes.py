@@ -120,40 +120,6 @@ def test_a_new_node_gets_everything_from_another_one(nodes: Nodes) -> None:
     assert PeersStatus.parse(second.status()["peers"]).nodes == 3
 
 
-@pytest.mark.long
-@pytest.mark.promise(46)
-def test_every_node_sees_every_file_though_each_caches_few(nodes: Nodes) -> None:
-    tree = make_tree(nodes.remote, directories=2, files=20, size=4096)
-    started: dict[int, Growfs] = {}
-
-    def start(number: int) -> None:
-        peers = ",".join(nodes.addresses[:2])
-        started[number] = nodes.start(
-            number, "--cache-size", 26 * 4096, "--turnover", "50%", "--bandwidth", "40KB/s", peers=peers
-        )
-
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seen: dict[int, set[str]] = {0: set(), 1: set()}
-
-    def all_is_seen() -> bool:
-        time.sleep(0.1)  # as if it trained
-        for number, node in started.items():
-            for name in node.names():
-                assert (node.mountpoint / name).read_bytes() == tree[name]
-                seen[number].add(name)
-        return all(names == set(tree) for names in seen.values())
-
-    until(all_is_seen)
-    fetches = [node.status()["fetch"] for node in started.values()]
-    total = sum(map(len, tree.values()))
-    assert sum(fetch["peer_bytes_total"] for fetch in fetches) > total / 4
-    assert sum(fetch["bytes_total"] for fetch in fetches) < 1.75 * total, "without the others it would be twice"
-
-
 @pytest.mark.promise(46)
 def test_a_node_that_is_killed_while_it_serves_harms_no_reader(nodes: Nodes) -> None:
     nodes.remote.mkdir()

@@ -12,8 +12,8 @@ import pytest
 
 from growfs.disk import BLOCK
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
+from tests.blocking_server import BlockingServer
 from tests.fuse.conftest import only, opened
-from tests.fuse.manifest_server import ManifestServer
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 100_000
@@ -62,7 +62,7 @@ def test_the_order_does_not_depend_on_the_number_of_workers(growfs: Growfs, tmp_
 
 @pytest.mark.promise(14)
 @only("libfuse")
-def test_the_order_continues_after_restarts_and_kills(growfs: Growfs, server: ManifestServer) -> None:
+def test_the_order_continues_after_restarts_and_kills(growfs: Growfs, server: BlockingServer) -> None:
     server.files = {f"{number:03}": b"%d" % number for number in range(60)}
     growfs.mount(server.manifest)
     whole = admission_order(growfs)
@@ -106,7 +106,7 @@ def test_a_restart_needs_no_remote(growfs: Growfs, tmp_path: Path) -> None:
 
 @pytest.mark.promise(15)
 @only("passthrough")
-def test_a_restart_works_while_the_server_denies_access(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_restart_works_while_the_server_denies_access(growfs: Growfs, server: BlockingServer) -> None:
     server.files = {f"{number:03}": b"%d" % number for number in range(20)}
     growfs.mount(server.manifest)
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -119,7 +119,7 @@ def test_a_restart_works_while_the_server_denies_access(growfs: Growfs, server: 
 
 @pytest.mark.promise(15)
 @only("libfuse")
-def test_a_remote_that_hangs_does_not_delay_a_restart(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_remote_that_hangs_does_not_delay_a_restart(growfs: Growfs, server: BlockingServer) -> None:
     server.files = {f"{number:03}": b"%d" % number for number in range(20)}
     growfs.mount(server.manifest)
     growfs.run("wait", growfs.mountpoint, "--all")
@@ -253,7 +253,7 @@ def test_growing_the_cache_again_fetches_what_shrinking_evicted(growfs: Growfs, 
 
 @pytest.mark.promise(14, 20)
 @only("libfuse")
-def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, server: ManifestServer) -> None:
+def test_a_file_that_fails_does_not_stop_the_others(growfs: Growfs, server: BlockingServer) -> None:
     server.files = {f"{number:03}": b"%d" % number for number in range(20)}
     server.statuses = {"007": 403}
     growfs.mount(server.manifest, "--wait-files", 19)

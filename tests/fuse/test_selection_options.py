@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.blocking_server import BlockingServer
 from tests.fuse.conftest import only
-from tests.fuse.manifest_server import ManifestServer
 from tests.fuse.reader import Reader
 from tests.fuse.rotation_helpers import (
     CAPACITY,
@@ -144,7 +144,7 @@ def test_a_group_is_always_listed_together(growfs: Growfs, tmp_path: Path, reade
 
 
 @pytest.mark.promise(24)
-def test_a_miss_fetches_the_whole_group(growfs: Growfs, server: ManifestServer, reader: Reader) -> None:
+def test_a_miss_fetches_the_whole_group(growfs: Growfs, server: BlockingServer, reader: Reader) -> None:
     names = ["a.jpg", "a.json", "b.jpg", "b.json", "c.jpg"]
     server.files = {f"folder/{name}": name.encode() for name in names}
     server.blocked = set(server.files)
@@ -161,7 +161,7 @@ def test_a_miss_fetches_the_whole_group(growfs: Growfs, server: ManifestServer, 
 
 
 @pytest.mark.promise(24)
-def test_a_file_that_fails_keeps_its_group_unlisted(growfs: Growfs, server: ManifestServer, reader: Reader) -> None:
+def test_a_file_that_fails_keeps_its_group_unlisted(growfs: Growfs, server: BlockingServer, reader: Reader) -> None:
     server.files = {f"folder/{stem}.{suffix}": stem.encode() for stem in "abcd" for suffix in ("jpg", "json")}
     server.statuses = {"folder/b.json": 403}
     growfs.mount(server.manifest, "--group", "{stem}", "--wait-files", 6)

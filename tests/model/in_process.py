@@ -27,7 +27,8 @@ import trio._core._run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from growfs.cache.cache_folder import open_cache
-from growfs.cache.catalog import Comparison, ListingDiff
+from growfs.cache.catalog import ListingDiff
+from growfs.cache.listing_diff import Comparison
 from growfs.cache.schema import ROOT, read_only
 from growfs.daemon import wiring
 from growfs.daemon.options import MountRequest, Options

@@ -10,100 +10,22 @@ import csv
 import io
 import random
 import re
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.frameworks.harness import BLOCK, ENV, blocks
+from tests.frameworks.harness import BLOCK, blocks
 from tests.harness import Growfs, make_tree, until
 from tests.needs import need
+from tests.recipes.running import ONLY_GROWTH, grow, misses, running
 from tests.servers import S3Server
 from tools.benchmarks.recipe_data import example, tfrecord
 
-RECIPES = Path(__file__).parents[2] / "tools" / "recipes"
-LINE = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, \d+ samples/s, (.*)\n")
-END_S = 30.0
-MANY = "--epochs", 300
-"""More than a test needs: if the recipe ends by itself, the expected epoch did not occur."""
-ONLY_GROWTH = "--settle", "1h", "--rotation", "never"
-"""The listing changes only when the cache grows."""
 RECORDS = 20
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """A line of a recipe. about: the text after the figures that all recipes print."""
-
-    number: int
-    files: int
-    samples: int
-    about: str
-
-
-class Recipe:
-    """A running recipe."""
-
-    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
-        self._process = process
-        self._errors = errors
-
-    def epochs(self) -> Iterator[Epoch]:
-        """Each epoch as it is printed, until the program ends; the test fails if its exit status is not 0."""
-        assert self._process.stdout
-        for line in self._process.stdout:
-            if found := LINE.fullmatch(line):
-                yield Epoch(int(found[1]), int(found[2]), int(found[3]), found[4])
-        assert self._process.wait(END_S) == 0, self._errors.read_text()
-
-    def until(self, condition: Callable[[Epoch], bool]) -> Epoch:
-        """The next epoch that meets the condition."""
-        for epoch in self.epochs():
-            if condition(epoch):
-                return epoch
-        raise AssertionError(f"it ended first: {self._errors.read_text()}")
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stop the recipe's process during the block."""
-        self._process.send_signal(signal.SIGSTOP)
-        yield
-        self._process.send_signal(signal.SIGCONT)
-
-
-@contextmanager
-def running(name: str, folder: Path, *arguments: object) -> Iterator[Recipe]:
-    """Run a recipe as a user starts it; it is killed after the block, if it still runs.
-
-    It is not forked: a TensorFlow program that was, and is stopped now and then, hung once in a while.
-    """
-    need("tensorflow")
-    errors = folder.parent / f"{name}.stderr"
-    env = {key: value for key, value in ENV.items() if not key.startswith(("AWS_", "GROWFS_"))}
-    words = [sys.executable, *map(str, (RECIPES / name, folder, *arguments))]
-    with errors.open("w") as stderr:
-        process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=stderr, cwd="/", text=True)
-        assert process.stdout
-        with process.stdout:
-            try:
-                yield Recipe(process, errors)
-            finally:
-                process.kill()
-                process.wait()
-
-
-def grow(growfs: Growfs, files: int, bytes: int) -> None:
-    """Grow the cache to `bytes`, and wait until `files` files are local."""
-    growfs.run("set", growfs.mountpoint, f"cache-size={bytes}")
-    until(lambda: growfs.status()["cache"]["files"] == files)
 
 
 def usage(growfs: Growfs) -> dict[str, int]:
@@ -119,36 +41,32 @@ def shard(seed: int) -> bytes:
 
 
 def test_tfrecord_sees_more_shards_in_later_epochs(growfs: Growfs, rclone_s3: S3Server) -> None:
+    """While the cache grows, and then while a cache of half of them rotates."""
+    need("tensorflow")
     contents = [shard(number) for number in range(12)]
     for number, content in enumerate(contents):
         rclone_s3.put(f"tf-recipe/train-{number:05}.tfrecord", content)
     each = blocks(len(contents[0]))
     growfs.env |= rclone_s3.env
     growfs.mount(f"s3://{rclone_s3.bucket}/tf-recipe", "--cache-size", 3 * each, *ONLY_GROWTH)
-    with running("tf_tfrecord.py", growfs.mountpoint, *MANY) as recipe:
-        for files, more in ((3, 3), (6, 3), (12, 6)):
+    grow(growfs, 3, each)
+    with running("tf_tfrecord.py", growfs) as recipe:
+        for files in (3, 6):
             with recipe.stopped():
-                grow(growfs, files, files * each)
+                grow(growfs, files, each)
             epoch = recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
             assert epoch.samples == files * RECORDS
-            assert epoch.about.startswith(f"{more} new, {files} so far")
-    assert growfs.status()["miss"]["files_total"] == 0
-    assert set(usage(growfs).values()) == {1}
-
-
-def test_tfrecord_sees_all_of_more_than_the_cache_holds(growfs: Growfs, tmp_path: Path) -> None:
-    (tmp_path / "remote").mkdir()
-    for number in range(12):
-        (tmp_path / "remote" / f"train-{number:05}.tfrecord").write_bytes(content := shard(number))
-    growfs.mount(tmp_path / "remote", "--cache-size", 6 * blocks(len(content)))
-    with running("tf_tfrecord.py", growfs.mountpoint, *MANY) as recipe:
+            assert epoch.about.startswith(f"3 new, {files} so far")
+        assert set(usage(growfs).values()) == {1}
+        growfs.run("set", growfs.mountpoint, "rotation=auto")
         last = recipe.until(lambda epoch: "12 so far" in epoch.about)
-    assert last.files <= 6
-    assert last.samples == last.files * RECORDS
-    assert growfs.status()["miss"]["files_total"] == 0
+        assert last.files <= 6
+        assert last.samples == last.files * RECORDS
+        assert misses(growfs) == 0
 
 
 def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: Path) -> None:
+    need("tensorflow")
     for part, shards in (("train", 6), ("val", 2)):
         (tmp_path / "remote" / part).mkdir(parents=True)
         for number in range(shards):
@@ -156,23 +74,24 @@ def test_input_fn_called_afresh_fetches_nothing_twice(growfs: Growfs, tmp_path: 
             (tmp_path / "remote" / part / f"{part}-{number:05}.tfrecord").write_bytes(content)
     each = blocks(len(content))
     growfs.mount(tmp_path / "remote", "--cache-size", 4 * each, "--freeze", "val/**", *ONLY_GROWTH)
+    grow(growfs, 4, each)
     overlaps = ["serial", "prefetch", "parallel"]
     times = "--overlap", *overlaps, "--prepare-s", 0.02, "--step-s", 0.01
-    with running("tf_input_fn.py", growfs.mountpoint, *MANY, *times) as recipe:
-        first = recipe.until(lambda epoch: True)
+    with running("tf_input_fn.py", growfs, *times) as recipe:
+        first = recipe.until(lambda _: True)
         assert (first.files, first.samples) == (2, 2 * RECORDS)
         with recipe.stopped():
-            grow(growfs, 8, 8 * each)
+            grow(growfs, 8, each)
         for overlap in overlaps:
             epoch = recipe.until(lambda epoch, overlap=overlap: epoch.files == 6 and overlap in epoch.about)  # type: ignore[misc]
             assert epoch.samples == 6 * RECORDS
             assert re.match(rf"[\d.]+ s a step \({overlap}\), accuracy [\d.]+ on 2 files held out", epoch.about)
-    assert list(usage(growfs).values()) == [1] * 8
-    assert growfs.status()["miss"]["files_total"] == 0
+        assert list(usage(growfs).values()) == [1] * 8
+        assert misses(growfs) == 0
 
 
 def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> None:
-    need("pandas")
+    need("tensorflow", "pandas")
     numpy = pytest.importorskip("numpy")
     remote = tmp_path / "remote"
     rows = [(f"object-{number}", number % 3, f"{number % 4}/{number:03}.npy") for number in range(80)]
@@ -182,17 +101,17 @@ def test_keras_over_a_dataframe_of_what_is_listed(growfs: Growfs, tmp_path: Path
     lines = ["object_id,label,path", *(",".join(map(str, row)) for row in rows)]
     (remote / "labels.csv").write_text("\n".join(lines) + "\n")
     growfs.mount(remote, "--cache-size", 41 * BLOCK, "--freeze", "labels.csv", *ONLY_GROWTH)
-    with running("keras_dataframe.py", growfs.mountpoint, *MANY) as recipe:
-        for objects, more in ((40, 40), (80, 40)):
+    with running("keras_dataframe.py", growfs) as recipe:
+        for objects in (40, 80):
             with recipe.stopped():
-                grow(growfs, objects + 1, (objects + 1) * BLOCK)
+                grow(growfs, objects + 1)
             epoch = recipe.until(lambda epoch, objects=objects: epoch.files == objects)  # type: ignore[misc]
             assert epoch.samples == objects
-            assert epoch.about.startswith(f"{more} new, {objects} of 80 objects so far")
-    assert list(usage(growfs).values()) == [1] * 81
-    status = growfs.status()
-    assert status["miss"]["files_total"] == 0
-    assert status["requests"].get("IOCTL", 0) < status["requests"]["OPEN"] / 4  # only pandas causes them
+            assert epoch.about.startswith(f"40 new, {objects} of 80 objects so far")
+        assert list(usage(growfs).values()) == [1] * 81
+        assert misses(growfs) == 0
+        requests = growfs.status()["requests"]
+        assert requests.get("IOCTL", 0) < requests["OPEN"] / 4  # only pandas causes them
 
 
 @pytest.fixture

@@ -6,132 +6,24 @@ timing is checked.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from growfs.fuse.mounting import mounted_at
-from tests.forkserver import Process
-from tests.frameworks.harness import ENV, FORKS
-from tests.harness import Growfs, until
+from tests.frameworks.harness import BLOCK, ENV, FORKS
+from tests.harness import Growfs
 from tests.needs import need
+from tests.recipes.running import ONLY_GROWTH, RECIPES, Recipe, grow, misses, running
 from tests.servers import S3Server, free_port
 from tools.benchmarks import recipe_data
 
-ROOT = Path(__file__).parents[2]
-RECIPES = ROOT / "tools" / "recipes"
-BLOCK = 4096
 START_S = 60.0
-EPOCH = re.compile(r"epoch (\d+): (\d+) files, (\d+) samples, [\d.]+ samples/s")
-ENDLESS = "--epochs", 1_000_000
-NO_ROTATION = "--rotation", "never", "--settle", "1h"
 
 pytestmark = pytest.mark.timeout(180)
-
-
-class Epoch:
-    """The line that a recipe printed on an epoch."""
-
-    def __init__(self, line: str) -> None:
-        found = EPOCH.match(line)
-        assert found, line
-        self.line = line
-        self.number, self.files, self.samples = map(int, found.groups())
-
-    def count(self, what: str) -> int:
-        """The number before a word of the line."""
-        found = re.search(rf"(\d+) {what}\b", self.line)
-        assert found, self.line
-        return int(found[1])
-
-
-class Running:
-    """A recipe in a process of its own. lines: its output so far, which a thread reads."""
-
-    def __init__(self, process: Process, errors: Path) -> None:
-        self.lines: list[str] = []
-        self._process = process
-        self._errors = errors
-        self._thread = threading.Thread(target=self._read_lines)
-        self._thread.start()
-
-    def _read_lines(self) -> None:
-        assert self._process.stdout
-        for line in self._process.stdout:
-            self.lines.append(line)
-
-    @property
-    def epochs(self) -> list[Epoch]:
-        """The epochs printed so far."""
-        return [Epoch(line) for line in self.lines if line.startswith("epoch ")]
-
-    def until(self, condition: Callable[[Epoch], bool]) -> Epoch:
-        """Wait for an epoch that meets the condition, among those after the next one; fails the test if none comes."""
-        place = len(self.epochs)
-
-        def found() -> Epoch | None:
-            # An epoch may have begun before this call and be printed after it, so the first one does not count.
-            later = [epoch for epoch in self.epochs[place + 1 :] if condition(epoch)]
-            if not later and self._process.poll() is not None:
-                pytest.fail(f"it ended: {self._errors.read_text()}")
-            return later[0] if later else None
-
-        epoch = until(found, START_S)
-        assert isinstance(epoch, Epoch)
-        return epoch
-
-    def finish(self) -> None:
-        """Wait until the recipe ends, with exit status 0."""
-        assert self._process.wait(START_S) == 0, self._errors.read_text()
-        self._thread.join()
-
-    def stop(self) -> None:
-        """Kill the recipe and the workers that it started."""
-        with suppress(ProcessLookupError):  # it has finished
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._thread.join()
-        assert self._process.stdout
-        self._process.stdout.close()
-
-
-@contextmanager
-def running(recipe: str, growfs: Growfs, *arguments: object, **variables: object) -> Iterator[Running]:
-    """Run a recipe over the mount, as the leader of a process group, and end it with the block."""
-    errors = growfs.mountpoint.parent / f"{recipe}.stderr"
-    with errors.open("w") as file:
-        process = FORKS.start(
-            (RECIPES / recipe, growfs.mountpoint, *arguments),
-            ENV | {name: str(value) for name, value in variables.items()},
-            stdout=subprocess.PIPE,
-            stderr=file,
-            cwd="/",
-            new_session=True,
-        )
-    program = Running(process, errors)
-    try:
-        yield program
-    finally:
-        program.stop()
-        until(lambda: growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
-
-
-def grow(growfs: Growfs, files: int, each: int = BLOCK) -> None:
-    """Grow the cache to `files` files of `each` bytes, and wait until it is full."""
-    growfs.run("set", growfs.mountpoint, f"cache-size={files * each}")
-    until(lambda: growfs.status()["cache"]["files"] == files)
-
-
-def misses(growfs: Growfs) -> int:
-    """How many opens waited for a fetch."""
-    return int(growfs.status()["miss"]["files_total"])
 
 
 def pictures(folder: Path) -> Path:
@@ -142,16 +34,16 @@ def pictures(folder: Path) -> Path:
 
 def mount_some(growfs: Growfs, remote: Path) -> None:
     """Mount a cache that holds twelve of the thirty pictures."""
-    growfs.mount(pictures(remote), "--cache-size", 12 * BLOCK, *NO_ROTATION)
+    growfs.mount(pictures(remote), "--cache-size", 12 * BLOCK, *ONLY_GROWTH)
     grow(growfs, 12)
 
 
-def check_growth(program: Running, growfs: Growfs) -> None:
+def check_growth(recipe: Recipe, growfs: Growfs) -> None:
     """Grow the cache to 12, 20 and 30 pictures: each epoch reads every cached picture, and nothing is missed."""
     for files in (12, 20, 30):
         grow(growfs, files)
-        program.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
-    epochs = program.epochs
+        recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+    epochs = recipe.epochs
     assert all(epoch.samples == epoch.files for epoch in epochs)
     assert [epoch.files for epoch in epochs] == sorted(epoch.files for epoch in epochs)
     assert sum(epoch.count("new") for epoch in epochs) == epochs[-1].count("seen in all") == 30
@@ -161,27 +53,28 @@ def check_growth(program: Running, growfs: Growfs) -> None:
 def test_imagefolder_rebuilt_each_epoch_sees_more(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
     mount_some(growfs, tmp_path / "remote")
-    with running("torch_imagefolder.py", growfs, *ENDLESS, "--workers", 1) as program:
-        check_growth(program, growfs)
-        assert {epoch.count("classes") for epoch in program.epochs} == {6}
+    with running("torch_imagefolder.py", growfs, "--workers", 1) as recipe:
+        check_growth(recipe, growfs)
+        assert {epoch.count("classes") for epoch in recipe.epochs} == {6}
 
 
 def test_imagefolder_rebuilt_each_epoch_sees_all_with_a_small_cache(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
     growfs.mount(pictures(tmp_path / "remote"), "--cache-size", 12 * BLOCK, "--turnover", "30%")
-    with running("torch_imagefolder.py", growfs, *ENDLESS, "--workers", 0) as program:
-        program.until(lambda epoch: epoch.count("seen in all") == 30)
-        assert max(epoch.files for epoch in program.epochs) <= 12
+    with running("torch_imagefolder.py", growfs, "--workers", 0) as recipe:
+        recipe.until(lambda epoch: epoch.count("seen in all") == 30)
+        assert max(epoch.files for epoch in recipe.epochs) <= 12
         assert misses(growfs) == 0
 
 
 def test_imagefolder_built_once_sees_nothing_new(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision")
     mount_some(growfs, tmp_path / "remote")
-    with running("torch_imagefolder.py", growfs, *ENDLESS, "--workers", 0, "--once") as program:
-        program.until(lambda _: True)
+    with running("torch_imagefolder.py", growfs, "--workers", 0, "--once") as recipe:
+        recipe.until(lambda _: True)
         grow(growfs, 30)
-        later = program.until(lambda _: True)
+        recipe.skip()
+        later = recipe.until(lambda _: True)
         assert later.files == later.samples == later.count("seen in all") == 12
         assert later.count("new") == 0
         (reader,) = growfs.status()["readers"]
@@ -197,15 +90,15 @@ def test_persistent_workers_list_again(growfs: Growfs, rclone_s3: S3Server, tmp_
         rclone_s3.put(f"persistent/{path.name}", path.read_bytes())
         each = -(-path.stat().st_size // BLOCK) * BLOCK
     growfs.env.update(rclone_s3.env)
-    growfs.mount(f"s3://{rclone_s3.bucket}/persistent", "--cache-size", 5 * each, *NO_ROTATION)
+    growfs.mount(f"s3://{rclone_s3.bucket}/persistent", "--cache-size", 5 * each, *ONLY_GROWTH)
     grow(growfs, 5, each)
-    with running("torch_shards.py", growfs, *ENDLESS, "--workers", 2) as program:
+    with running("torch_shards.py", growfs, "--workers", 2) as recipe:
         for files in (5, 9, 12):
             grow(growfs, files, each)
-            program.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+            recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
         # No file is read by both workers.
-        assert all(epoch.samples == 10 * epoch.files for epoch in program.epochs)
-        assert program.epochs[-1].count("seen in all") == 12
+        assert all(epoch.samples == 10 * epoch.files for epoch in recipe.epochs)
+        assert recipe.epochs[-1].count("seen in all") == 12
         assert misses(growfs) == 0
         listed = {reader["pid"] for reader in growfs.status()["readers"] if reader["listed_at"] is not None}
         assert len(listed) == 2  # the same two from the first epoch to the last
@@ -216,12 +109,12 @@ def test_the_prefetcher_reports_both_wait_times(growfs: Growfs, tmp_path: Path) 
     recipe_data.volumes(tmp_path / "remote", 10, 20)
     growfs.mount(tmp_path / "remote")
     growfs.run("wait", growfs.mountpoint, "--all")
-    with running("torch_prefetch.py", growfs, "--epochs", 4, "--crops", 8, "--workers", 1) as program:
-        program.finish()
-        epochs = program.epochs
-        assert [epoch.line.split()[-1] for epoch in epochs] == ["plain", "prefetched"] * 2
+    with running("torch_prefetch.py", growfs, "--crops", 8, "--workers", 1, epochs=4) as recipe:
+        recipe.finish()
+        epochs = recipe.epochs
+        assert [epoch.about.split()[-1] for epoch in epochs] == ["plain", "prefetched"] * 2
         assert {(epoch.files, epoch.samples) for epoch in epochs} == {(10, 80)}
-        assert re.fullmatch(r"wait per step: [\d.]+ ms plain, [\d.]+ ms prefetched\n", program.lines[-1])
+        assert re.fullmatch(r"wait per step: [\d.]+ ms plain, [\d.]+ ms prefetched\n", recipe.lines[-1])
         assert misses(growfs) == 0
 
 
@@ -287,16 +180,16 @@ def test_nodes_read_disjoint_shares_of_equal_size(growfs: Growfs, tmp_path: Path
         for number, each in enumerate((growfs, other)):
             each.env.update(GROUP_RANK=str(number), GROUP_WORLD_SIZE="2")
             each.mount(tmp_path / "remote", *flags)
-        arguments = *ENDLESS, "--workers", 0
+        arguments = "--workers", 0
         with (
-            running("torch_nodes.py", growfs, *arguments, **job, RANK=0) as first,
-            running("torch_nodes.py", other, *arguments, **job, RANK=1),
+            running("torch_nodes.py", growfs, *arguments, env={**job, "RANK": 0}) as first,
+            running("torch_nodes.py", other, *arguments, env={**job, "RANK": 1}),
         ):
             first.until(lambda _: sum(epoch.count("new") for epoch in first.epochs) >= 40)  # of 60
             for epoch in first.epochs:
-                assert "10 and 10 on each node" in epoch.line
+                assert "10 and 10 on each node" in epoch.about
                 assert (epoch.files, epoch.samples) == (20, 20)
-                assert "validation 6 files" in epoch.line
+                assert "validation 6 files" in epoch.about
             assert misses(growfs) == misses(other) == 0
             frozen = {path for path in local(growfs) if path.startswith("val/")}
             assert len(frozen) == 6
@@ -315,5 +208,5 @@ def test_the_nodes_recipe_without_torchrun_prints_how_to_start_it(tmp_path: Path
 def test_lightning_reloads_and_sees_more(growfs: Growfs, tmp_path: Path) -> None:
     need("torchvision", "lightning")
     mount_some(growfs, tmp_path / "remote")
-    with running("lightning_reload.py", growfs, *ENDLESS, "--workers", 0) as program:
-        check_growth(program, growfs)
+    with running("lightning_reload.py", growfs, "--workers", 0) as recipe:
+        check_growth(recipe, growfs)

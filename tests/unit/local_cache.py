@@ -11,8 +11,9 @@ from pathlib import Path
 import trio
 
 from growfs import disk
-from growfs.cache.catalog import Catalog, Changes, Comparison, ListingDiff, Node
+from growfs.cache.catalog import Catalog, Changes, ListingDiff, Node
 from growfs.cache.database import Database
+from growfs.cache.listing_diff import Comparison
 from growfs.cache.publish import StagedFile
 from growfs.cache.recovery import recover
 from growfs.cache.schema import ROOT, id_at, read_only
