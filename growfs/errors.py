@@ -74,7 +74,14 @@ class RemoteChanged(RemoteError):
 
 
 class RemoteBusy(RemoteError):
-    """The request can be retried: unreachable, timed out, throttled (429, 503 SlowDown), 5xx, or cut short."""
+    """The request can be retried: unreachable, timed out, throttled, 5xx, or cut short."""
+
+    retry_after_s = 0.0
+    """How many seconds the store wants to be left alone (Retry-After)."""
+
+
+class RemoteThrottled(RemoteBusy):
+    """The store asks for fewer requests (HTTP 429 and 503; S3 SlowDown)."""
 
 
 class NotMade(RemoteError):

@@ -140,7 +140,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         dispatcher.received.connect(received)
     dispatcher.received_from_peers.connect(fetcher.counters.add_peer_bytes)
     dispatcher.returned.connect(fetcher.handle_result)
-    dispatcher.refused.connect(outage.suspect)
+    dispatcher.failed.connect(outage.suspect)
     outage.began.connect(dispatcher.recall)
     outage.ended.connect(dispatcher.resume)
     outage.ended.connect(catalog_sync.retry)

@@ -28,6 +28,7 @@ from growfs.remote import open_remote
 from growfs.remote.http.connection import Headers
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
+from growfs.remote.retries import Retries
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store
 from growfs.remote.wrappers import producer_pool
@@ -185,7 +186,7 @@ def _list(probe: RemoteToTry, send: Send) -> list[RemoteFile]:
     choice = random.Random(0)
     files = unsized = size = smallest = skipped = 0
     whole, first_s, began = True, 0.0, time.monotonic()
-    for page in open_remote(spec, on_busy=send).pages():
+    for page in open_remote(spec, retries=Retries(on_failure=send)).pages():
         if files and time.monotonic() > began + first_s + probe.list_s:
             whole = False
             break
@@ -253,8 +254,8 @@ class _Progress:
         self._changed = threading.Condition()
 
     def note(self, report: FetchProgress) -> None:
-        if report.refusal:
-            self._send(report.refusal)
+        if report.failure:
+            self._send(report.failure)
         with self._changed:
             self.received += report.bytes
             for _, result in report.files:

@@ -5,14 +5,12 @@ The rest of growfs gets every remote from `open_remote`. A remote blocks, so it 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from growfs.errors import RemoteBusy
 from growfs.remote.interface import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
 from growfs.remote.rate_limits import SharedLimits
+from growfs.remote.retries import Retries
 
 if TYPE_CHECKING:
     from growfs.remote.http.threads import TransferThreads
@@ -34,15 +32,13 @@ __all__ = [
 def open_remote(
     spec: RemoteSpec,
     threads: TransferThreads | None = None,
-    on_busy: Callable[[RemoteBusy], None] = lambda _: None,
+    retries: Retries | None = None,
     limits: SharedLimits | None = None,
-    repeats: bool = True,
 ) -> Remote:
     """The remote that spec describes, with its wrappers. Does not touch the network and starts no thread.
 
-    threads: the transfer threads; if none are given, the remote has a few of its own. on_busy: called with the
-    error when the store is busy or fails, before a request is repeated. limits: how fast a producer may read.
-    repeats: whether such requests are repeated.
+    threads: the transfer threads; if none are given, the remote has a few of its own. retries: with which requests are
+    repeated when the store is busy or fails; without them, none is. limits: how fast a producer may read.
     Raises UsageError if the URL, its options or a pattern is wrong, or a package is missing.
     """
     producer = spec.producer
@@ -53,10 +49,10 @@ def open_remote(
         remote = SampledRemote(spec, producer, limits)
     else:
         remote = _open_source(spec, threads)
-        if repeats:
+        if retries:
             from growfs.remote.wrappers.retry import RetryingRemote
 
-            remote = RetryingRemote(remote, on_busy, threads.sleep if threads else time.sleep)
+            remote = RetryingRemote(remote, retries)
     if spec.include or spec.exclude:
         from growfs.remote.filter import FilteredRemote, PathFilter
 

@@ -19,6 +19,7 @@ from growfs.errors import (
     RemoteDenied,
     RemoteError,
     RemoteMissing,
+    RemoteThrottled,
     UsageError,
 )
 from growfs.remote.names import redact
@@ -30,6 +31,7 @@ DETAIL_CHARS_MAX = 200
 DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # only of the local disk
 
 _BUSY_STATUS = frozenset({408, 425, 429})
+_THROTTLED_STATUS = frozenset({429, 503})
 _BUSY = frozenset(
     {"ConnectionError", "TimeoutError", "timeout", "gaierror", "IncompleteRead"}  # Python, botocore, asyncio, requests
     | {"ConnectionFailed"}  # http/connection.py
@@ -110,7 +112,10 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
             f" for a server of your own set {store.ca_variable} to the file of its certificate"
         )
     if status in _BUSY_STATUS or words & store.busy_codes or (status >= 500 and status != 501):
-        return RemoteBusy(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
+        kind = RemoteThrottled if status in _THROTTLED_STATUS else RemoteBusy
+        busy = kind(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
+        busy.retry_after_s = max((getattr(link, "retry_after_s", 0.0) for link in problem.chain), default=0.0)
+        return busy
     if status in (401, 403):
         return problem.denied(f"access denied ({status}: {detail})", "check its permissions; ")
     if status in (404, 410):

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from growfs.remote.digest import Digest
+from growfs.remote.retries import Tries
 from growfs.remote.user_functions import Function
 
 Progress = Callable[[int], None]
-"""A progress callback. It gets the number of bytes written since its last call; an error that it raises ends the
+"""A progress callback. It gets the number of bytes that arrived since its last call; an error that it raises ends the
 fetch."""
 
 
@@ -101,6 +102,10 @@ class FetchTask:
     way, and the digest is of no use."""
     byte_range: ByteRange | None = None
     """Write only these bytes."""
+    restart: Callable[[], None] = lambda: None
+    """Called before the transfer begins, and begins anew: what was written until then does not count."""
+    tries: Tries | None = None
+    """Says whether a request of it is repeated; without it none is."""
 
 
 class Fetched(NamedTuple):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from urllib.parse import quote
 
 from growfs.remote.digest import Digest
@@ -55,7 +56,7 @@ class PeerClient:
         for peer in peers:
             if time.monotonic() < self._paused_until.get(peer, 0.0):
                 continue
-            task.digest.reset()
+            task.restart()
             with suppress(FallBack, _OtherFile):
                 try:
                     return self._fetch(task, task.digest, peer)
@@ -84,7 +85,7 @@ class PeerClient:
             return RemoteFile(file.path, size, mtime_ns, file.version)
 
         version = quote(file.version)
-        found = self._downloader(peer).fetch(task, sign, check)
+        found = self._downloader(peer).fetch(replace(task, tries=None), sign, check, _as_it_is)
         if found is None:
             raise FallBack("it does not have the file")
         if digest.text() != sent_digest:
@@ -101,6 +102,11 @@ class PeerClient:
                     heads_useful=False,  # the digest comes with each part
                 )
             return downloader
+
+
+def _as_it_is(error: BaseException) -> Exception:
+    assert isinstance(error, Exception)
+    return error
 
 
 class _OtherFile(Exception):

@@ -1,8 +1,8 @@
 """How many requests run at a time, and how many workers send them.
 
-More requests while that raises the rate, fewer when the store refuses them.
-Multiplicative steps up and down by a quarter, kept where the measured rate justifies them; half as many after a
-refusal, as TCP halves its window (RFC 5681).
+More requests while that raises the rate, fewer when the store refuses many of them.
+Multiplicative steps up and down by a quarter, kept where the measured rate justifies them. A store refuses some
+requests whatever their number, so only their share counts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ where one file ends and the next one begins."""
 FIRST_REST_PERIODS = 4
 """Periods before the first one: connections that are new become faster by themselves. It tries fewer streams: more are
 newer connections still, and where the link has a queue, the parts that they get take seconds."""
+THROTTLED_SHARE_MAX = 0.1
+"""The store wants fewer requests if it refuses more than this share of them."""
+THROTTLED_MIN = 3.0
+"""Fewer refusals in the last periods show no share."""
+MEMORY = 0.7
+"""What a request counts after another period: those of the last two seconds decide."""
+DECREASE, INCREASE = 0.75, 1.2
+"""The factors in a period with too many refusals, and in one without: streams double in 2 s."""
 CPU_SHARE_MAX = 0.6
 """A worker that computes for more of the time may soon limit the rate: Python runs one thread at a time."""
 CPU_SHARE_MIN = 0.2
@@ -43,26 +51,45 @@ class ConcurrencyController:
     """Owns the number of streams. Pure: given what a period measured, it returns how many the next one is to have."""
 
     def __init__(self) -> None:
-        self.streams = STREAMS_FIRST
+        self._wanted = STREAMS_FIRST
+        self._allowed = float(STREAMS_MAX)
+        self._answered = self._throttled = 0.0
         self._has_begun = False
         self._before: tuple[int, float] | None = None  # streams and rate before the step that is being tried
         self._rest = FIRST_REST_PERIODS
         self._declined = False  # fewer lowered the rate the last time
         self._up = False
 
+    @property
+    def streams(self) -> int:
+        """The number from now on."""
+        return min(self._wanted, int(self._allowed))
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether it is as low as it is because the store refuses requests."""
+        return self._allowed < self._wanted
+
     def begin_file(self, bytes: int) -> None:
         """Begin to fetch a file. The first one says what the others are like."""
         if not self._has_begun and bytes >= LARGE_BYTES:
-            self.streams = STREAMS_FIRST_LARGE
+            self._wanted = STREAMS_FIRST_LARGE
         self._has_begun = True
 
-    def update(self, bytes_per_s: float, was_busy: bool, was_refused: bool) -> int:
-        """End a period; returns the number of streams from now on.
+    def note_requests(self, answered: int, throttled: int) -> None:
+        """Note what became of a period's requests: how many were answered, and how many refused with 503 or 429."""
+        self._answered = MEMORY * self._answered + answered
+        self._throttled = MEMORY * self._throttled + throttled
+        share = self._throttled / max(1.0, self._answered + self._throttled)
+        if throttled and self._throttled >= THROTTLED_MIN and share > THROTTLED_SHARE_MAX:
+            self._allowed = max(STREAMS_MIN, DECREASE * min(self._allowed, self._wanted))
+            self._answered = self._throttled = 0.0  # of more streams than there are now
+        elif answered:
+            self._allowed = min(max(self._allowed + 1, INCREASE * self._allowed), STREAMS_MAX)
 
-        was_busy: there was more to fetch than streams. was_refused: the store answered 503 or 429.
-        """
-        if was_refused:
-            self.streams = max(STREAMS_MIN, self.streams // 2)
+    def update(self, bytes_per_s: float, was_busy: bool) -> int:
+        """End a period; returns the number of streams from now on. was_busy: there was more to fetch than streams."""
+        if self.is_throttled:
             self._before, self._rest = None, REST_PERIODS
         elif not was_busy or not bytes_per_s:
             pass  # the period shows nothing; a step that is being tried is judged later
@@ -75,16 +102,16 @@ class ConcurrencyController:
         return self.streams
 
     def _step(self, rate: float) -> None:
-        step = max(1, self.streams // STEP_SHARE)
-        streams = self.streams + (step if self._up or self.streams == STREAMS_MIN else -step)
-        self._before = self.streams, rate
-        self.streams = min(max(streams, STREAMS_MIN), STREAMS_MAX)
+        step = max(1, self._wanted // STEP_SHARE)
+        streams = self._wanted + (step if self._up or self._wanted == STREAMS_MIN else -step)
+        self._before = self._wanted, rate
+        self._wanted = min(max(streams, STREAMS_MIN), STREAMS_MAX)
 
     def _judge(self, rate: float) -> None:
         assert self._before
         streams, before = self._before
         self._before = None
-        change = self.streams / streams - 1
+        change = self._wanted / streams - 1
         required = GAIN_MIN * change if change > 0 else -LOSS_MAX
         if change and rate >= before * (1 + required):
             self._step(rate if change > 0 else max(rate, before))  # another step in the same direction
@@ -93,7 +120,7 @@ class ConcurrencyController:
             declined = decline >= GAIN_MIN
             self._up = declined and self._declined  # else more can bring no more than fewer cost
             repeats = declined and not self._declined
-            self.streams = streams
+            self._wanted = streams
             self._rest = REPEAT_PERIODS if repeats else 0 if decline >= LIMITED_SHARE else REST_PERIODS
             self._declined = declined
 

@@ -93,8 +93,8 @@ class Dispatcher:
     returned: notified of what comes back of each file, in order; it is FETCHING, and no worker has it any more.
     has_producer: workers make files one at a time, so the number of
     requests is fixed. peers_of: returns the nodes that may have a file, by its path. received: notified of bytes that
-    were received from the remote, of complete files or not; received_from_peers: the same of other nodes. refused:
-    notified where nothing is received, and requests are repeated.
+    were received from the remote, of complete files or not; received_from_peers: the same of other nodes. failed:
+    notified when nothing is received, and requests are repeated.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Dispatcher:
         self.returned = Signal[[Download, Outcome]]()
         self.received = Signal[[int]]()
         self.received_from_peers = Signal[[int]]()
-        self.refused = Signal[[GrowfsError]]()
+        self.failed = Signal[[GrowfsError]]()
         self._urgent: deque[Download] = deque()
         self._queue: deque[Download] = deque()
         self._workers = workers
@@ -123,7 +123,7 @@ class Dispatcher:
         self._is_held = False
         self._in_background = False
         self._changed = Signal[[]]()
-        self._period_bytes = self._period_files = self._period_refusals = 0
+        self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
         self._reported_at: float | None = None  # when the last report was sent; None after a time without work
         self._bytes_rate = self._files_rate = 0.0  # in the last period, each second
         self._share_limits()
@@ -346,11 +346,12 @@ class Dispatcher:
         self._reported_at = max(self._reported_at or 0.0, message.sent_at)
         self._period_bytes += bytes
         self._period_files += len(message.files)
-        self._period_refusals += message.refusals
+        self._period_answered += message.answered
+        self._period_throttled += message.throttled
         self.received.notify(message.bytes)
         self.received_from_peers.notify(message.peer_bytes)
-        if message.refusal and not bytes:
-            self.refused.notify(message.refusal)
+        if message.failure and not bytes:
+            self.failed.notify(message.failure)
         for id, result in message.files:
             if (download := slot.downloads.pop(id, None)) is None:
                 continue  # it was recalled meanwhile
@@ -373,7 +374,7 @@ class Dispatcher:
             while not any(slot.downloads for slot in self._slots):
                 self._reported_at = None
                 await self._changed.wait()
-            self._period_bytes = self._period_files = self._period_refusals = 0
+            self._period_bytes = self._period_files = self._period_answered = self._period_throttled = 0
             began, reported_at = trio.current_time(), self._reported_at
             cpu_s = {slot: slot.cpu_s for slot in self._slots if slot.downloads and not slot.is_for_readers}
             await trio.sleep(PERIOD_S)
@@ -390,8 +391,9 @@ class Dispatcher:
             if shares := [(slot.cpu_s - before) / took_s for slot, before in cpu_s.items()]:
                 self._worker_count.update(sum(shares) / len(shares))
             before = self._concurrency.streams
-            streams = self._concurrency.update(self._bytes_rate, bool(self._queue), self._period_refusals > 0)
-            if streams < before and self._period_refusals:
+            self._concurrency.note_requests(self._period_answered, self._period_throttled)
+            streams = self._concurrency.update(self._bytes_rate, bool(self._queue))
+            if streams < before and self._concurrency.is_throttled:
                 log.info("the store asks for fewer requests: %d at a time", streams)
             self._share_limits()
 

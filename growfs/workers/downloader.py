@@ -10,13 +10,14 @@ from collections.abc import Callable
 from functools import partial
 
 from growfs import disk
-from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing
+from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteMissing, RemoteThrottled
 from growfs.remote import RemoteSpec, digest, open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.http.threads import Job, TransferThreads
 from growfs.remote.interface import Fetched, FetchTask
 from growfs.remote.peer_client import PeerClient
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
+from growfs.remote.retries import Retries
 from growfs.workers.messages import REPORT_FILES, FetchFailed, FetchFiles, FetchProgress, FetchRequest, SizeExceeded
 
 REPORT_EVERY_S = 0.1
@@ -34,15 +35,16 @@ class Downloader:
         one_at_a_time = spec.producer is not None  # each worker has one producer process
         throttle = TokenBucket(lambda: limits.bytes_per_s).consume
         self._threads = TransferThreads(lambda: 1 if one_at_a_time else limits.streams, throttle)
-        self._remote = open_remote(spec, self._threads, self._count_refusal, limits)
+        self._retries = Retries(self._threads.sleep, self._count_failure)
+        self._remote = open_remote(spec, self._threads, self._retries, limits)
         self._peers = PeerClient(self._threads, spec.peer_token) if spec.peer_token else None
         self._send = send
         self._lock = threading.Lock()
         self._report_due = threading.Condition(self._lock)
         self._jobs: dict[int, Job] = {}
         self._finished: list[tuple[int, Fetched | FetchFailed]] = []
-        self._bytes = self._peer_bytes = self._refusals = self._unfinished = 0
-        self._refusal: GrowfsError | None = None
+        self._bytes = self._peer_bytes = self._answered = self._throttled = self._unfinished = 0
+        self._failure: GrowfsError | None = None
         self._is_report_due = self._progressed = False
         threading.Thread(target=self._report, daemon=True).start()
 
@@ -65,7 +67,7 @@ class Downloader:
             try:
                 result: Fetched | FetchFailed = self._download(request)
             except GrowfsError as error:
-                result = self._failure(request, error)
+                result = self._failed(request, error)
         except OSError as error:
             result = FetchFailed(disk.cannot_write(error))
         except Exception as error:  # noqa: BLE001 - a bug in a client library must not look like a crash
@@ -95,12 +97,16 @@ class Downloader:
                 self._bytes += count * (not from_peer)
                 self._progressed = True
 
+        def restart() -> None:
+            nonlocal total
+            total = 0
+            streamed.reset()
+
         streamed = Digest()
-        task = FetchTask(file, target, progress, streamed)
+        task = FetchTask(file, target, progress, streamed, restart=restart)
         found = self._peers.fetch(task, request.peers) if self._peers else None
         if found is None:
-            total, from_peer = 0, False
-            streamed.reset()
+            from_peer = False
             found = self._remote.fetch(task)
         mtime_ns = found.mtime_ns or file.mtime_ns
         if mtime_ns is not None:
@@ -110,7 +116,7 @@ class Downloader:
             return Fetched(found, found.size, streamed.text(), from_peer)
         return Fetched(found, target.stat().st_size, digest.of(target), from_peer)
 
-    def _failure(self, request: FetchRequest, error: GrowfsError) -> FetchFailed:
+    def _failed(self, request: FetchRequest, error: GrowfsError) -> FetchFailed:
         """The failure to report. If the remote no longer has this version, it is asked what it has instead."""
         if not isinstance(error, (RemoteChanged, RemoteMissing)):
             return FetchFailed(error)
@@ -119,10 +125,10 @@ class Downloader:
         except GrowfsError as other:
             return FetchFailed(other)
 
-    def _count_refusal(self, error: GrowfsError) -> None:
+    def _count_failure(self, error: GrowfsError) -> None:
         with self._lock:
-            self._refusals += 1
-            self._refusal = error
+            self._throttled += isinstance(error, RemoteThrottled)
+            self._failure = error
 
     def _should_report(self) -> bool:
         """Whether to report at once: a reader waits for a file, or a large one, many or all of them are finished."""
@@ -135,15 +141,16 @@ class Downloader:
             with self._report_due:
                 self._report_due.wait_for(lambda: self._unfinished or self._finished)
                 self._report_due.wait_for(self._should_report, REPORT_EVERY_S)
+                answered = self._retries.answered
                 report = FetchProgress(
-                    self._bytes, self._refusals, self._finished, time.process_time(), self._refusal, time.monotonic(),
-                    self._peer_bytes,
+                    self._bytes, self._throttled, self._finished, time.process_time(), self._failure, time.monotonic(),
+                    self._peer_bytes, answered - self._answered,
                 )  # fmt: skip
-                self._bytes = self._peer_bytes = self._refusals = 0
-                self._refusal = None
+                self._bytes = self._peer_bytes = self._throttled = 0
+                self._answered, self._failure = answered, None
                 self._finished, self._is_report_due = [], False
                 heartbeat = self._progressed and time.monotonic() > reported_at + HEARTBEAT_S
                 self._progressed = self._progressed and not heartbeat
-            if report.bytes or report.peer_bytes or report.refusals or report.files or heartbeat:
+            if report.bytes or report.peer_bytes or report.failure or report.files or heartbeat:
                 reported_at = time.monotonic()
                 self._send(report)

@@ -163,19 +163,21 @@ class FetchProgress:
     """What a fetching worker did since its last report."""
 
     bytes: int
-    """Written, for finished and unfinished files."""
-    refusals: int
-    """How often a request failed and is repeated."""
+    """That arrived, for finished and unfinished files."""
+    throttled: int
+    """How many requests the store refused because it wants fewer."""
     files: list[tuple[int, Fetched | FetchFailed]]
     """The files that are finished, by id."""
     cpu_s: float
     """The CPU time of the worker since it started."""
-    refusal: GrowfsError | None = None
+    failure: GrowfsError | None = None
     """Why the last request failed that is repeated."""
     sent_at: float = field(default_factory=time.monotonic)
     """By time.monotonic, which is the same in all processes; the daemon may read the report later."""
     peer_bytes: int = 0
-    """Written, of files that come from peers."""
+    """That arrived, of files that come from peers."""
+    answered: int = 0
+    """How many requests of the remote came in full."""
 
 
 @dataclass(frozen=True, slots=True)

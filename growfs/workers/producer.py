@@ -28,6 +28,7 @@ from growfs.remote.file import SeekableStream, open_seekable
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import Remote, RemoteFile
 from growfs.remote.rate_limits import SharedLimits, TokenBucket
+from growfs.remote.retries import Retries
 from growfs.remote.wrappers.producer_pool import OUTPUT_NAME, ProducerFailed, StartProducer
 from growfs.workers import sandbox
 from growfs.workers.process import lower_priority
@@ -121,7 +122,7 @@ class _FunctionRunner:
             if self._start.limits is not None:
                 limits = SharedLimits(self._start.limits)
                 threads = TransferThreads(throttle=TokenBucket(lambda: limits.bytes_per_s).consume)
-            self._remote = open_remote(self._start.spec, threads)
+            self._remote = open_remote(self._start.spec, threads, Retries())
         return self._remote
 
 

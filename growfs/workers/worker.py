@@ -34,6 +34,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote import open_remote, preload, preload_transfer
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
+from growfs.remote.retries import Retries
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
 from growfs.workers.heartbeat import ListingHeartbeat
@@ -154,13 +155,14 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
     if isinstance(request, ListRemote):
         if request.extent is not None and spec.producer:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
-        return _list(open_remote(spec), request, send)
+        return _list(open_remote(spec, retries=Retries()), request, send)
     if isinstance(request, MakeOrder):
         from growfs.workers.make_order import make_order  # a listing does without, and is waited for
 
         return make_order(request, send)
     if isinstance(request, Probe):
-        return _probe(open_remote(spec, repeats=request.repeats), request, makes_files=spec.producer is not None)
+        remote = open_remote(spec, retries=Retries() if request.repeats else None)
+        return _probe(remote, request, makes_files=spec.producer is not None)
     assert isinstance(request, PlanTurnover)
     from growfs.rotation.turnover import plan_generation
 

@@ -42,9 +42,9 @@ def s3(url: str, **options: Any) -> S3Remote:
 
 
 def fetched(remote: Any, tmp_path: Path, file: RemoteFile = FILE) -> bytes:
-    """The content of a file after fetch; progress must report each byte once."""
+    """The content of a file after fetch; progress must report each byte once, unless the file begins anew."""
     reported: list[int] = []
-    found = remote.fetch(FetchTask(file, tmp_path / "target", reported.append))
+    found = remote.fetch(FetchTask(file, tmp_path / "target", reported.append, restart=reported.clear))
     data = (tmp_path / "target").read_bytes()
     assert found.size == sum(reported) == len(data)
     return data

@@ -13,6 +13,7 @@ import pytest
 
 from growfs.remote import open_remote
 from growfs.remote.interface import Remote
+from growfs.remote.retries import Retries
 from tests.remote.fake_remote import FakeRemote
 from tests.servers import S3Server
 from tests.store_servers import Store, files_below, nginx_folder
@@ -52,7 +53,7 @@ class Kind:
         place = self.new(request, uuid.uuid4().hex)
         if isinstance(place, Place):
             return place
-        return Place(lambda path: open_remote(place.spec(path)), place.put, place.delete)
+        return Place(lambda path: open_remote(place.spec(path), retries=Retries()), place.put, place.delete)
 
 
 def _fake(request: pytest.FixtureRequest, name: str) -> Place:

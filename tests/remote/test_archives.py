@@ -15,6 +15,7 @@ from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, 
 from growfs.remote import open_remote
 from growfs.remote.digest import Digest
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream
+from growfs.remote.retries import Retries
 from growfs.remote.user_functions import Function
 from growfs.remote.wrappers.members import ArchiveRemote, MemberLocation, path_of
 from growfs.remote.wrappers.retry import RetryingRemote
@@ -127,7 +128,7 @@ def test_an_unchanged_archive_is_not_read_again(shards: Shards) -> None:
 
 def test_a_listing_that_fails_midway_resumes_and_keeps_what_was_read(shards: Shards) -> None:
     shards.fail("open", None, RemoteBusy("busy"), None, RemoteBusy("busy"))
-    assert listed(RetryingRemote(shards.members(), sleep=lambda _: None)).keys() == NAMES.keys()
+    assert listed(RetryingRemote(shards.members(), Retries(lambda _: None))).keys() == NAMES.keys()
     assert len(shards.read) == len(SHARDS) + 2
     assert len(list((shards.cache / "members").iterdir())) == len(SHARDS)
 
@@ -141,7 +142,7 @@ def test_an_archive_being_read_when_a_listing_fails_is_not_read_twice(shards: Sh
         delays.append(seconds)
         Timer(0.2, shards.held.clear).start()
 
-    assert listed(RetryingRemote(shards.members(), sleep=release_later)).keys() == NAMES.keys()
+    assert listed(RetryingRemote(shards.members(), Retries(release_later))).keys() == NAMES.keys()
     assert len(delays) == 1
     assert sorted(shards.read) == sorted([*SHARDS, "shards/0.tar"])
 
@@ -316,7 +317,7 @@ def test_members_are_fetched_from_every_kind_of_store(
         folder.mkdir(exist_ok=True)
         (folder / "x.tar").write_bytes(archive)
         spec = RemoteSpec(f"{web.url}members/" if web else str(folder))
-    remote = open_remote(replace(spec, members=TAR, cache=tmp_path / "cache"))
+    remote = open_remote(replace(spec, members=TAR, cache=tmp_path / "cache"), retries=Retries())
     files = listed(remote)
     if kind == "http":  # this server sends whole files only
         with pytest.raises(RemoteError, match="sends whole files only; use one that has ranges"):

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from awscrt import checksums
 
-from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteMissing
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteMissing, RemoteThrottled
 from growfs.remote import digest
 from growfs.remote.digest import Digest
-from growfs.remote.http.download import CONTINUED_MAX, FALLBACK_S, FALLBACKS_MAX, USELESS_HEADS_MAX
+from growfs.remote.http.download import FALLBACK_S, FALLBACKS_MAX, USELESS_HEADS_MAX
 from growfs.remote.http.threads import THREADS_DEFAULT, Job, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.retries import RETRY_AFTER_S_MAX, TRIES_MAX, Retries
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.web import HttpRemote
@@ -170,49 +171,88 @@ def test_a_server_that_stops_sending_ranges_is_left_to_the_library(
 ) -> None:
     """At once where nothing of the file has arrived yet, else at the second try."""
     url = serve(FakeStore(DATA, ranges="first"))
-    assert fetched(RetryingRemote(s3(url), sleep=lambda _: None), tmp_path) == DATA
+    assert fetched(RetryingRemote(s3(url), Retries(lambda _: None)), tmp_path) == DATA
     assert library_fetches == ["x"]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 7])
-def test_a_part_whose_connection_fails_is_continued(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch, cut: int
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("fault", ["cut", 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("failing", [{1}, {2}, {7}, {1, 2, 3}, {4, 5, 6, 7}])
+def test_a_part_that_fails_goes_on_from_its_last_byte(
+    serve: Serve,
+    tmp_path: Path,
+    library_fetches: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str | int,
+    failing: set[int],
 ) -> None:
     monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 100)
     store = FakeStore(DATA)
-    starts = list(part_starts(len(DATA)))
+    refused: list[Request] = []
+
+    def status(request: Request) -> int | None:
+        if fault == "cut" or len(store.gets) not in failing or request.method != "GET":
+            return None
+        refused.append(request)
+        return int(fault)
 
     def on_get(_: Request) -> None:
-        store.body = "cut" if len(store.gets) == cut else "plain"
+        store.body = "cut" if fault == "cut" and len(store.gets) in failing else "plain"
 
-    store.on_get = on_get
-    task = FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target", digest=Digest())
-    assert s3(serve(store)).fetch(task).size == len(DATA)
+    store.on_get, store.status = on_get, status
+    failures: list[RemoteBusy] = []
+    retries, progress = Retries(lambda _: None, failures.append), list[int]()
+    task = FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target", progress.append, Digest())
+    assert RetryingRemote(s3(serve(store)), retries).fetch(task).size == len(DATA)
     assert task.target.read_bytes() == DATA
     assert task.digest
     assert task.digest.text() == digest.of(task.target)
-    (rest,) = (request.start or 0 for request in store.gets if request.start not in starts)
-    assert 0 < rest - (store.gets[cut - 1].start or 0) < PART
-    assert len(store.gets) == len(starts) + 1
-    assert library_fetches == []
+    starts = list(part_starts(len(DATA)))
+    assert len(store.gets) == len(starts) + len(failing), "no request is made twice but for those that failed"
+    again = [request.start or 0 for request in store.gets if (request.start or 0) not in starts]
+    assert len(again) == (len(failing) if fault == "cut" else 0), "what arrived is not requested again"
+    assert sum(progress) == len(DATA)
+    assert [type(error) for error in failures] == [
+        RemoteThrottled if fault in (429, 503) else RemoteBusy for _ in failing
+    ]
+    assert (retries.answered, library_fetches) == (len(starts), [])
 
 
-def test_a_part_whose_connection_always_fails_is_given_up(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["cut", 503])
+def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, fault: str | int) -> None:
     store = FakeStore(DATA)
     _, _, start, end, *_ = part_starts(len(DATA))
 
-    def is_cut(request: Request) -> bool:
-        return start <= (request.start or 0) < end
+    def is_bad(request: Request) -> bool:
+        return request.method == "GET" and start <= (request.start or 0) < end
 
-    store.on_get = lambda request: setattr(store, "body", "cut" if is_cut(request) else "plain")
-    with pytest.raises(RemoteBusy, match="cut short"):
-        s3(serve(store)).fetch(FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target"))
-    assert sum(map(is_cut, store.gets)) == 1 + CONTINUED_MAX
+    if fault == "cut":
+        store.on_get = lambda request: setattr(store, "body", "cut" if is_bad(request) else "plain")
+    else:
+        store.status = lambda request: 503 if is_bad(request) else None
+    pauses: list[float] = []
+    with pytest.raises(RemoteBusy):
+        RetryingRemote(s3(serve(store)), Retries(pauses.append)).fetch(
+            FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target")
+        )
+    assert TRIES_MAX <= sum(map(is_bad, store.gets)) <= 3 * TRIES_MAX
+    good = [request.start or 0 for request in store.gets if not is_bad(request)]
+    assert len(good) == len(set(good)), "no other part is requested twice"
+
+
+@pytest.mark.parametrize("value", ["7", "Tue, 01 Jan 2030 00:00:00 GMT"])
+def test_a_store_says_how_long_it_wants_to_be_left_alone(serve: Serve, tmp_path: Path, value: str) -> None:
+    store = FakeStore(DATA, extra_headers={"Retry-After": value})
+    store.status = lambda request: 503 if len(store.gets) == 4 else None
+    pauses: list[float] = []
+    assert fetched(RetryingRemote(s3(serve(store)), Retries(pauses.append)), tmp_path) == DATA
+    assert pauses == [7.0 if value == "7" else RETRY_AFTER_S_MAX]
 
 
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize(
-    ("status", "kind"), [(503, RemoteBusy), (429, RemoteBusy), (404, RemoteMissing), (403, RemoteDenied)]
+    ("status", "kind"),
+    [(503, RemoteThrottled), (429, RemoteThrottled), (500, RemoteBusy), (404, RemoteMissing), (403, RemoteDenied)],
 )
 def test_each_status_raises_its_error(
     serve: Serve, tmp_path: Path, status: int, kind: type[Exception], at: int

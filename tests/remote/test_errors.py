@@ -21,16 +21,18 @@ from growfs.errors import (
     RemoteChanged,
     RemoteDenied,
     RemoteError,
+    RemoteThrottled,
     UsageError,
 )
 from growfs.remote import open_remote
 from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.interface import FetchTask, RemoteSpec
+from growfs.remote.retries import TRIES_MAX, Retries
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.registry import open_store, store_name
 from growfs.remote.stores.s3.bucket import S3Remote
-from growfs.remote.wrappers.retry import TRIES_MAX, RetryingRemote
+from growfs.remote.wrappers.retry import RetryingRemote
 from tests.remote.fake_remote import FakeRemote
 from tests.servers import QuietHandler, S3Server, free_port, serving
 
@@ -173,8 +175,8 @@ def xml(code: str) -> bytes:
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (503, "SlowDown", RemoteBusy),
-        (429, "TooManyRequests", RemoteBusy),
+        (503, "SlowDown", RemoteThrottled),
+        (429, "TooManyRequests", RemoteThrottled),
         (500, "InternalError", RemoteBusy),
         (502, "", RemoteBusy),
         (400, "RequestTimeout", RemoteBusy),
@@ -197,7 +199,7 @@ def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog:
     Faulty.answers[:] = [(503, xml("SlowDown")), (429, xml("TooManyRequests"))]
     delays: list[float] = []
     with caplog.at_level(logging.WARNING):
-        assert list(RetryingRemote(S3Remote(faulty), sleep=delays.append).pages()) == []
+        assert list(RetryingRemote(S3Remote(faulty), Retries(delays.append)).pages()) == []
     assert len(delays) == len(caplog.records) == 2
     assert 0.2 <= delays[0] <= 0.4 <= delays[1] <= 0.6
     assert SECRET not in caplog.text
@@ -206,7 +208,7 @@ def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog:
 def test_retries_are_limited_and_only_for_busy_errors(tmp_path: Path) -> None:
     fake = FakeRemote()
     fake.put("a", b"x")
-    remote = RetryingRemote(fake, sleep=lambda _: None)
+    remote = RetryingRemote(fake, Retries(lambda _: None))
     fake.fail("stat", *[RemoteBusy("busy")] * TRIES_MAX)
     with pytest.raises(RemoteBusy):
         remote.stat("a")
@@ -222,17 +224,23 @@ def test_a_retried_listing_resumes_where_it_failed(tmp_path: Path) -> None:
         fake.put(name, b"x")
     busy = [RemoteBusy("busy")] * (TRIES_MAX - 1)
     fake.fail("pages", *busy, None, *busy, None, *busy)
-    pages = list(RetryingRemote(fake, sleep=lambda _: None).pages())
+    pages = list(RetryingRemote(fake, Retries(lambda _: None)).pages())
     assert [file.path for page in pages for file in page.files] == ["a", "b", "c"]
 
 
-def test_progress_counts_no_byte_twice(tmp_path: Path) -> None:
+def test_progress_counts_every_byte_that_arrives(tmp_path: Path) -> None:
+    """A file that begins anew costs its bytes once more: --remote-budget is about them."""
     fake = FakeRemote(chunk_bytes=10)
     fake.put("a", bytes(95))
     fake.fail("chunk", None, None, None, RemoteBusy("cut"), None, RemoteBusy("cut"))
     reported: list[int] = []
-    RetryingRemote(fake, sleep=lambda _: None).fetch(FetchTask(fake.stat("a"), tmp_path / "target", reported.append))
-    assert sum(reported) == 95
+    restarts: list[int] = []
+    task = FetchTask(
+        fake.stat("a"), tmp_path / "target", reported.append, restart=lambda: restarts.append(sum(reported))
+    )
+    RetryingRemote(fake, Retries(lambda _: None)).fetch(task)
+    assert restarts == [0, 30, 40]
+    assert sum(reported) == 40 + 95
     assert (tmp_path / "target").stat().st_size == 95
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from growfs.errors import RemoteChanged, RemoteError, RemoteMissing, UsageError
 from growfs.remote import open_remote
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.retries import Retries
 from growfs.remote.stores.fsspec import FsspecRemote
 from tests.inventories import InventoryBucket
 
@@ -35,7 +36,7 @@ def row(key: str, **more: Any) -> dict[str, Any]:
 
 
 def listed(inventories: InventoryBucket, manifest: str, prefix: str = "") -> list[RemoteFile]:
-    remote = open_remote(inventories.source.spec(prefix, manifest=manifest))
+    remote = open_remote(inventories.source.spec(prefix, manifest=manifest), retries=Retries())
     return sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
 
 
@@ -47,11 +48,11 @@ def test_an_inventory_agrees_with_a_listing(
         inventories.source.put(f"{prefix}/{name}", b"x" * number * (name != "sub/"))
     inventories.source.put(f"{prefix}-other/x", b"beside")
     manifest = inventories.write(inventories.objects(prefix), kind)
-    remote = open_remote(inventories.source.spec(prefix))
+    remote = open_remote(inventories.source.spec(prefix), retries=Retries())
     files = sorted((file for page in remote.pages() for file in page.files), key=lambda file: file.path)
     assert len(files) == 3
     assert listed(inventories, manifest, prefix) == files
-    by_manifest = open_remote(inventories.source.spec(prefix, manifest=manifest))
+    by_manifest = open_remote(inventories.source.spec(prefix, manifest=manifest), retries=Retries())
     assert [skipped.path for page in by_manifest.pages() for skipped in page.skipped] == [".growfs/x"]
     for file in files:
         assert by_manifest.fetch(FetchTask(file, tmp_path / "target")) == file
@@ -72,7 +73,7 @@ def test_a_stale_row_is_detected_by_the_fetch(
     inventories.source.put(f"{prefix}/a", b"old")
     manifest = inventories.write(inventories.objects(prefix), kind)
     inventories.source.put(f"{prefix}/a", b"new")
-    remote = open_remote(inventories.source.spec(prefix, manifest=manifest))
+    remote = open_remote(inventories.source.spec(prefix, manifest=manifest), retries=Retries())
     ((file,),) = (page.files for page in remote.pages())
     with pytest.raises(RemoteChanged, match="no longer the version"):
         remote.fetch(FetchTask(file, tmp_path / "target"))
@@ -101,7 +102,7 @@ def test_a_listing_resumes_from_each_cursor(
 ) -> None:
     monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
     manifest = inventories.write([row(f"{number}.bin") for number in range(26)], kind, parts=3)
-    remote = open_remote(inventories.source.spec(manifest=manifest))
+    remote = open_remote(inventories.source.spec(manifest=manifest), retries=Retries())
     pages = list(remote.pages())
     assert len(pages) == 4
     assert len({file.path for page in pages for file in page.files}) == 26
@@ -115,7 +116,7 @@ def test_an_error_midway_loses_no_file_and_rereads_no_finished_data_file(
     inventories: InventoryBucket, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("growfs.remote.manifests.manifest.PAGE_FILES_MAX", 7)
-    monkeypatch.setattr("growfs.remote.wrappers.retry.DELAY_S_MIN", 0.0)
+    monkeypatch.setattr("growfs.remote.retries.DELAY_S_MIN", 0.0)
     manifest = inventories.write([row(f"{number}.bin") for number in range(30)], kind, parts=3)
     real = FsspecRemote.as_file
     opened: list[str] = []

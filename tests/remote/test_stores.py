@@ -152,7 +152,7 @@ def test_no_file_is_deleted_where_the_whole_folder_is_gone(
     root, away = tmp_path / "root", tmp_path / "away"
     (root / "sub").mkdir(parents=True)
     (root / "sub/file").write_bytes(b"data")
-    remote = open_remote(RemoteSpec(f"file://{root}"), repeats=False)
+    remote = open_remote(RemoteSpec(f"file://{root}"))
     file, scandir = remote.stat("sub/file"), os.scandir
 
     def unmount_after_root(path: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 
 from growfs.daemon.status_text import render
 from growfs.fuse.mounting import mounted_at
-from growfs.remote.wrappers.retry import TRIES_MAX
+from growfs.remote.retries import TRIES_MAX
 from growfs.status import MountStatus
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
@@ -29,7 +29,7 @@ def moto(moto_s3: S3Server, growfs: Growfs) -> S3Server:
     return moto_s3
 
 
-QUICK_RETRIES = "from growfs.remote.wrappers import retry; retry.DELAY_S_MIN = 0.01"
+QUICK_RETRIES = "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"
 """What a worker tries again, it tries again almost at once."""
 
 

@@ -17,6 +17,7 @@ from growfs.scheduler.concurrency import (
     STREAMS_MIN,
     ConcurrencyController,
 )
+from growfs.scheduler.dispatcher import PERIOD_S
 
 PERIODS = 60
 NOISE = 0.03
@@ -32,9 +33,14 @@ class Link:
     def rate(self, streams: int) -> float:
         return min(self.link, streams * self.each) * self.noise.gauss(1, self.deviation)
 
+    def period(self, controller: ConcurrencyController) -> int:
+        """A period without refusals."""
+        controller.note_requests(controller.streams, 0)
+        return controller.update(self.rate(controller.streams), True)
+
     def drive(self, controller: ConcurrencyController, periods: int) -> list[int]:
         """The number of streams after each of so many periods."""
-        return [controller.update(self.rate(controller.streams), True, False) for _ in range(periods)]
+        return [self.period(controller) for _ in range(periods)]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -91,23 +97,53 @@ def test_streams_that_are_not_needed_any_more_are_reduced() -> None:
     assert Link(100, 10).drive(controller, 3 * PERIODS)[-1] < 40
 
 
-def test_streams_are_halved_when_the_store_throttles_and_recover() -> None:
-    controller = ConcurrencyController()
-    link = Link(100, 1)
+@pytest.mark.parametrize("share", [0.005, 0.02, 0.05])
+def test_a_few_refusals_change_nothing(share: float) -> None:
+    """Stores refuse a few requests whatever their number."""
+    chance, controller, calm = random.Random(1), ConcurrencyController(), ConcurrencyController()
+    for _ in range(10 * PERIODS):
+        refused = sum(chance.random() < share for _ in range(100))
+        controller.note_requests(100 - refused, refused)
+        assert controller.update(50, True) == calm.update(50, True)
+
+
+def test_a_store_that_wants_fewer_requests_gets_them_and_recovers_in_seconds() -> None:
+    """It serves so many at a time, and refuses the others."""
+    controller, link = ConcurrencyController(), Link(1000, 1)
     before = link.drive(controller, PERIODS)[-1]
-    assert [controller.update(10, True, True) for _ in range(3)] == [before // 2, before // 4, before // 8]
-    assert link.drive(controller, REST_PERIODS) == [before // 8] * REST_PERIODS, "it pauses before it grows again"
-    assert link.drive(controller, PERIODS)[-1] >= 90
-    for _ in range(10):
-        controller.update(0, False, True)
+    assert before > 64
+    for _ in range(PERIODS):
+        served = min(8, controller.streams)
+        controller.note_requests(10 * served, 10 * (controller.streams - served))
+        controller.update(served, True)
+        if controller.streams <= 8:
+            break
+    assert 4 <= controller.streams <= 8
+    assert link.drive(controller, round(10 / PERIOD_S))[-1] >= 0.75 * before
+
+
+def test_where_everything_is_refused_one_stream_is_left() -> None:
+    controller = ConcurrencyController()
+    for _ in range(PERIODS):
+        controller.note_requests(0, 10)
+        controller.update(0, False)
     assert controller.streams == STREAMS_MIN
-    assert link.drive(controller, 2 * PERIODS)[-1] >= 90
+
+
+def test_throttling_does_not_judge_the_step_before() -> None:
+    controller = ConcurrencyController()
+    controller.update(100, True)
+    controller.note_requests(10, 10)
+    fewer = controller.update(500, True)
+    assert fewer < STREAMS_FIRST
+    controller.note_requests(10, 10)
+    assert controller.update(500, True) < fewer
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
 def test_an_idle_period_changes_nothing(idle: tuple[float, bool]) -> None:
     controller = ConcurrencyController()
-    assert [controller.update(*idle, False) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
+    assert [controller.update(*idle) for _ in range(PERIODS)] == [STREAMS_FIRST] * PERIODS
 
 
 @pytest.mark.parametrize("idle", [(50.0, False), (0.0, True)])
@@ -117,9 +153,9 @@ def test_an_idle_period_does_not_end_the_trial_of_a_step(idle: tuple[float, bool
     controller, steady = ConcurrencyController(), ConcurrencyController()
     link, steady_link = Link(100, 100 / enough), Link(100, 100 / enough)
     for _ in range(3 * PERIODS):
-        streams = controller.update(link.rate(controller.streams), True, False)
-        assert controller.update(*idle, False) == streams
-        assert streams == steady.update(steady_link.rate(steady.streams), True, False)
+        streams = controller.update(link.rate(controller.streams), True)
+        assert controller.update(*idle) == streams
+        assert streams == steady.update(steady_link.rate(steady.streams), True)
 
 
 @pytest.mark.parametrize("each", [0.0, 1.0, 1e12])
@@ -128,4 +164,5 @@ def test_streams_stay_within_their_bounds(each: float) -> None:
     chance = random.Random(7)
     for _ in range(2000):
         rate = controller.streams * each * chance.random()
-        assert STREAMS_MIN <= controller.update(rate, chance.random() < 0.9, chance.random() < 0.05) <= STREAMS_MAX
+        controller.note_requests(chance.randrange(100), chance.randrange(20))
+        assert STREAMS_MIN <= controller.update(rate, chance.random() < 0.9) <= STREAMS_MAX

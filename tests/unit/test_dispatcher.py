@@ -166,8 +166,8 @@ async def start_scene(size: int, has_producer: bool = False) -> AsyncIterator[Di
         nursery.cancel_scope.cancel()
 
 
-def progress(bytes: int = 0, refusals: int = 0, cpu_s: float = 0) -> FetchProgress:
-    return FetchProgress(bytes, refusals, [], cpu_s, sent_at=trio.current_time())
+def progress(bytes: int = 0, throttled: int = 0, cpu_s: float = 0) -> FetchProgress:
+    return FetchProgress(bytes, throttled, [], cpu_s, sent_at=trio.current_time())
 
 
 def names(count: int, prefix: str = "") -> list[str]:
@@ -296,7 +296,7 @@ async def test_a_silent_worker_is_replaced(clock: trio.testing.MockClock) -> Non
         scene.enqueue("a", "b")
         await trio.sleep(STALL_S - 1)
         (silent,) = scene.pool.all
-        silent.report(progress(bytes=10, refusals=0))
+        silent.report(progress(bytes=10))
         await trio.sleep(STALL_S - 1)
         assert scene.pool.alive == [silent], "one message is enough"
         await trio.sleep(2)
@@ -420,7 +420,7 @@ async def test_after_a_recall_nothing_is_sent_until_dispatch_resumes_in_the_same
 async def test_a_refusal_without_any_progress_is_announced() -> None:
     async with start_scene(1) as scene:
         refused: list[str] = []
-        scene.dispatcher.refused.connect(lambda error: refused.append(str(error)))
+        scene.dispatcher.failed.connect(lambda error: refused.append(str(error)))
         scene.enqueue("a", "b")
         await quiet()
         (worker,) = scene.pool.all

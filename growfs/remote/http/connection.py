@@ -16,10 +16,14 @@ import select
 import socket
 import ssl
 import struct
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
 from urllib.parse import urlsplit
 
 WRITE_BYTES = 1 << 20
@@ -53,6 +57,14 @@ class Timeouts:
 
 
 TIMEOUTS = Timeouts(connect_s=5, read_s=30)
+IDLE_S_MAX = 15.0
+"""A connection that was idle for longer is not used again: a NAT or a load balancer may have forgotten it in silence,
+and a request would wait for its timeout. Most forget after a minute or more, some after 20 s."""
+KEEPALIVE_S = 10
+UNANSWERED_S_MAX = 20
+"""The kernel gives a connection up when what was sent is not acknowledged for so long (TCP_USER_TIMEOUT, tcp(7))."""
+NEXT_ADDRESS_S = 0.25
+"""How long one address of a host is tried before the next is tried beside it (RFC 8305, 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,14 @@ class Connection:
         self._socket: socket.socket | None = None
         self._keeps = False  # the last response was read to its end, and another may follow
         self._interrupted = False
+        self.may_be_cut = False
+        """Whether its request can be repeated by another connection if it is slow."""
+        self.was_cut = False
+        """Whether `cut` has ended it."""
+        self._received = 0
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
+        self._used_at = 0.0
         self._bytes = bytearray(BUFFER_BYTES)
         self._buffer = memoryview(self._bytes)
         self._body = (0, 0)  # the slice of the buffer that holds the beginning of the body
@@ -127,7 +147,8 @@ class Connection:
         A kept connection that the server has closed is opened again. Raises ConnectionFailed, and FallBack if the
         store's library may do better: it may trust another certificate.
         """
-        if request.origin != self._origin or not self._keeps or (self._socket and _has_unread(self._socket)):
+        is_old = time.monotonic() - self._used_at > IDLE_S_MAX
+        if request.origin != self._origin or not self._keeps or is_old or (self._socket and _has_unread(self._socket)):
             self.close()
         head = _serialized(request, headers)
         with _translating_errors():
@@ -147,14 +168,25 @@ class Connection:
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
             if received >= min(HEAD_BYTES_MAX, len(self._bytes)):
                 raise FallBack("a head without an end")
-            count = sock.recv_into(self._buffer[received:])
+            count = self._receive(sock, self._buffer[received:])
             if not count:
                 raise _ServerClosed("it hung up")
             received += count
         self._body = end + 4, received
         response = _parse(bytes(self._buffer[:end]).decode("latin-1"))
         self._keeps = request.method == "HEAD" and received == end + 4 and response.keep_alive
+        self._used_at = time.monotonic()
         return response
+
+    def _receive(self, sock: socket.socket, buffer: memoryview) -> int:
+        began = self._waits_since = time.monotonic()
+        try:
+            count = sock.recv_into(buffer)
+            self._received += count
+            return count
+        finally:
+            self._waits_since = None
+            self._waited_s += time.monotonic() - began
 
     def copy(self, response: HttpResponse, fd: int, at: int, on_piece: Callable[[memoryview], None]) -> None:
         """Write the body to fd from offset `at` on; on_piece gets each piece that arrives.
@@ -178,7 +210,7 @@ class Connection:
                         while end < least:
                             if time.monotonic() > slow_at:
                                 raise TimeoutError("it sends too slowly")
-                            count = self._socket.recv_into(self._buffer[end : start + size])
+                            count = self._receive(self._socket, self._buffer[end : start + size])
                             if not count:
                                 missing = left - (end - start)
                                 raise ConnectionFailed(f"the answer was cut short, {missing} bytes are missing")
@@ -196,6 +228,7 @@ class Connection:
             self._buffer[: len(rest)] = rest
             start, counted, end = 0, 0, len(rest)
         self._keeps = whole and response.keep_alive
+        self._used_at = time.monotonic()
 
     def read_some(self, response: HttpResponse, buffer: memoryview, left: int) -> int:
         """Read the next bytes of the body, of which `left` bytes are left. Raises ConnectionFailed."""
@@ -208,10 +241,11 @@ class Connection:
             self._body = start + count, end
         else:
             with _translating_errors():
-                count = self._socket.recv_into(buffer)
+                count = self._receive(self._socket, buffer)
             if not count:
                 raise ConnectionFailed(f"the answer was cut short, {left} bytes are missing")
         self._keeps = count == left and start + count >= end and response.keep_alive
+        self._used_at = time.monotonic()
         return count
 
     def read(self, response: HttpResponse) -> bytes:
@@ -256,7 +290,7 @@ class Connection:
         if len(received) > TEXT_BYTES_MAX:
             raise FallBack("a text that is too long")
         with _translating_errors():
-            count = self._socket.recv_into(self._buffer)
+            count = self._receive(self._socket, self._buffer)
         if not count:
             raise ConnectionFailed("the answer was cut short")
         received += self._buffer[:count]
@@ -268,9 +302,20 @@ class Connection:
             with suppress(OSError):  # SSLSocket.shutdown would take TLS from the thread that reads
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
+    def cut(self) -> None:
+        """End a request from another thread, for it to be repeated; unless that cannot be."""
+        if self.may_be_cut:
+            self.was_cut = True
+            self.interrupt()
+
+    def totals(self) -> tuple[int, float]:
+        """(bytes that it has received, seconds that it has waited for them). For any thread."""
+        since = self._waits_since
+        return self._received, self._waited_s + (time.monotonic() - since if since is not None else 0.0)
+
     def close(self) -> None:
         """Close it. The next request opens it again."""
-        self._interrupted = False
+        self._interrupted = self.was_cut = False
         if sock := self._socket:
             self._socket = None
             sock.close()
@@ -323,28 +368,69 @@ def _parse(head: str) -> HttpResponse:
 
 
 def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts) -> socket.socket:
-    """A socket to the server. Its addresses are tried in random order: stores give many, to spread the load."""
+    """A socket to the server, at the first of its addresses that answers.
+
+    They are tried in random order, as stores give many to spread the load, and those of IPv6 and IPv4 by turns.
+    """
     parts = urlsplit(request.url)
     is_tls = parts.scheme == "https"
     if not parts.hostname:
         raise FallBack("a URL without a host")
-    error: OSError = OSError("it has no address")
     found = socket.getaddrinfo(parts.hostname, parts.port or (443 if is_tls else 80), type=socket.SOCK_STREAM)
     preferred = found[0][0]  # IPv6 or IPv4, as this machine prefers (gai.conf(5))
     random.shuffle(found)
-    for family, kind, protocol, _, address in sorted(found, key=lambda entry: entry[0] != preferred):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(timeouts.connect_s)
-            sock.connect(address)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return _wrap_tls(sock, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(sock, timeouts)
-        except FallBack:
+    families = [[entry for entry in found if (entry[0] == preferred) is first] for first in (True, False)]
+    addresses = [entry for pair in zip_longest(*families) for entry in pair if entry]
+    sock = _race([(family, address) for family, _, _, _, address in addresses], timeouts.connect_s)
+    try:
+        sock.settimeout(timeouts.connect_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sys.platform == "linux":
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_S_MAX * 1000)
+        return _wrap_tls(sock, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(sock, timeouts)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _race(addresses: list[tuple[int, Any]], timeout_s: float) -> socket.socket:
+    """A socket to the first address that answers: each is tried NEXT_ADDRESS_S after the one before (RFC 8305).
+
+    Raises OSError if none does, each within timeout_s.
+    """
+    left = deque(addresses)
+    trying: dict[int, tuple[socket.socket, float]] = {}
+    poll = select.poll()
+    error: OSError = OSError("it has no address")
+    next_at = time.monotonic()
+    try:
+        while left or trying:
+            now = time.monotonic()
+            if left and (now >= next_at or not trying):
+                family, address = left.popleft()
+                sock = socket.socket(family, socket.SOCK_STREAM)
+                trying[sock.fileno()] = sock, now + timeout_s
+                next_at = now + NEXT_ADDRESS_S
+                sock.setblocking(False)
+                with suppress(BlockingIOError):
+                    sock.connect(address)
+                poll.register(sock, select.POLLOUT)
+            wakes_at = min([until for _, until in trying.values()] + ([next_at] if left else []))
+            ready = [number for number, _ in poll.poll(1000 * max(0.0, wakes_at - now))]
+            for number in ready or [number for number, (_, until) in trying.items() if time.monotonic() >= until]:
+                sock, _ = trying[number]
+                if ready and not (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                    del trying[number]
+                    return sock
+                error = OSError(code, os.strerror(code)) if ready else TimeoutError("timed out")
+                poll.unregister(number)
+                trying.pop(number)[0].close()
+                next_at = now
+    finally:
+        for sock, _ in trying.values():
             sock.close()
-            raise
-        except OSError as failure:
-            sock.close()
-            error = failure
     raise error
 
 

@@ -9,6 +9,7 @@ own result then counts.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import re
@@ -19,18 +20,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 from urllib.request import getproxies, proxy_bypass
 
+from growfs.errors import RemoteBusy
 from growfs.remote.digest import Digest
 from growfs.remote.http.checksum import ExpectedChecksum, expected_checksum
 from growfs.remote.http.connection import (
     Connection,
     ConnectionFailed,
-    ConnectionTimedOut,
     FallBack,
     Headers,
     HttpRequest,
@@ -38,22 +39,27 @@ from growfs.remote.http.connection import (
     Timeouts,
     close_all,
 )
+from growfs.remote.http.slow_streams import SlowStreams
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask
 
 USELESS_HEADS_MAX = 8
 FALLBACKS_MAX = 3  # files in a row that were left to the library; after that all are, for a while
 FALLBACK_S = 60.0  # how long; a store that refused for some seconds is not slow for ever
-CONTINUED_MAX = 4
-"""How often a part is continued whose connection failed. Its file would begin anew, with all that its parts brought."""
+CUTS_MAX = 2
+"""How often a part that comes too slowly is requested anew. After that its server is as slow as it is."""
 GOOD_STATUSES = (200, 206)
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 REFUSED_STATUSES = (400, 401, 403)  # what stores return for an expired signature
 MISSING_STATUSES = (404, 410, 416)  # 416: a range of an empty file
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 SignRequest = Callable[..., HttpRequest]
 """Returns a freshly signed request for the file: a GET, or the method that is given. May raise FallBack."""
+ErrorTranslator = Callable[[BaseException], Exception]
+"""Turns a client's error into one of growfs's own."""
 CheckResponse = Callable[[int, Headers], T]
 """Checks the size of a file and the headers of the response before the body is read; may raise FallBack or any error
 to end the fetch with."""
@@ -62,9 +68,10 @@ to end the fetch with."""
 class HttpError(Exception):
     """The server returned an error status; remote.errors.translate knows what it means."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class ChecksumMismatch(Exception):
@@ -97,6 +104,7 @@ class RangeDownloader:
         self._unusable_until = -math.inf
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
+        self._slow_streams = SlowStreams(self._connections, lambda: threads.stream_bytes_per_s)
         weakref.finalize(self, close_all, self._connections)
 
     @property
@@ -104,25 +112,35 @@ class RangeDownloader:
         """Whether to try: not in the minute after too many files in a row had to be left to the library."""
         return time.monotonic() >= self._unusable_until
 
-    def fetch(self, task: FetchTask, sign: SignRequest, check: CheckResponse[T]) -> tuple[int, T] | None:
+    def fetch(
+        self,
+        task: FetchTask,
+        sign: SignRequest,
+        check: CheckResponse[T],
+        translate: ErrorTranslator,
+    ) -> tuple[int, T] | None:
         """Write the file, or the range of it, to task.target. Returns (bytes written, what check returned).
 
         Returns None where the store's library has to do it; task.progress was not called then. task.digest takes every
         byte. sign is called again when a signature has expired. sign and task.progress are called from any thread,
         progress from one at a time. check gets the size of the whole file, even if only a range is written.
-        Raises HttpError, ChecksumMismatch, ConnectionFailed, what check and progress raise, and OSError of the local
-        disk.
+        A request that fails is repeated as task.tries says, and goes on from the last byte that arrived.
+        Raises what translate makes of HttpError, ChecksumMismatch and ConnectionFailed, what check and progress raise,
+        and OSError of the local disk.
         """
+        self._slow_streams.start()
         with task.target.open("wb", buffering=0) as out:
-            transfer = _FileTransfer(self, task, out.fileno(), sign, check)
+            transfer = _FileTransfer(self, task, out.fileno(), sign, check, translate)
             try:
                 transfer.run()
+            except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
+                raise translate(error) from None
             except FallBack as reason:
                 self._fallbacks += reason.counts
                 if self._fallbacks >= FALLBACKS_MAX:
                     self._unusable_until = time.monotonic() + FALLBACK_S
                 if transfer.has_progress:
-                    raise ConnectionFailed(f"an answer that makes no sense: {reason}") from reason
+                    raise translate(ConnectionFailed(f"an answer that makes no sense: {reason}")) from reason
                 return None
         self._fallbacks = 0
         return transfer.total, transfer.checked
@@ -137,7 +155,7 @@ class RangeDownloader:
             raise FallBack("no web server, or one behind a proxy")
         response = connection.send(request, headers)
         if response.status in BUSY_STATUSES:
-            raise HttpError(response.status, response.reason)
+            raise _http_error(response)
         if response.status not in GOOD_STATUSES:
             raise FallBack(f"status {response.status}", counts=response.status not in MISSING_STATUSES)
         return response
@@ -165,6 +183,7 @@ class RangeDownloader:
             connection.close()
             raise
         finally:
+            connection.may_be_cut = False
             self._idle.append(connection)
 
 
@@ -174,6 +193,9 @@ class _Part:
 
     at: int
     end: int
+    is_first: bool = False
+    cuts: int = 0
+    """How often it was requested anew because it came too slowly."""
 
 
 class _FileTransfer(Generic[T]):
@@ -193,9 +215,16 @@ class _FileTransfer(Generic[T]):
     """What all parts are requested with, until its signature expires."""
 
     def __init__(
-        self, owner: RangeDownloader, task: FetchTask, fd: int, sign: SignRequest, check: CheckResponse[T]
+        self,
+        owner: RangeDownloader,
+        task: FetchTask,
+        fd: int,
+        sign: SignRequest,
+        check: CheckResponse[T],
+        translate: ErrorTranslator,
     ) -> None:
         self.has_progress = False
+        self._translate = translate
         self._owner, self._task, self._fd, self._sign, self._check = owner, task, fd, sign, check
         self._first = task.byte_range.offset if task.byte_range else 0
         self._digest = task.digest or Digest()
@@ -206,6 +235,7 @@ class _FileTransfer(Generic[T]):
         self._expected: ExpectedChecksum | None = None
         self._begun = threading.Event()
         self._is_split = False
+        self._has_validator = False
 
     def run(self) -> None:
         """Fetch the file; if it is large, together with the threads that are free.
@@ -222,7 +252,7 @@ class _FileTransfer(Generic[T]):
         else:
             with self._owner.connection() as connection:
                 response = self._begin(connection, size, length)
-                first = partial(self._receive, connection, _Part(0, response.length or 0), response)
+                first = partial(self._receive, connection, self._first_part(response), response)
                 if self._is_split:
                     threads.share([first, *self._parts(length, self.total, threads.part_bytes(self.total))])
                 else:
@@ -234,6 +264,9 @@ class _FileTransfer(Generic[T]):
     def _parts(self, start: int, end: int, step: int) -> Iterator[Callable[[], None]]:
         return (partial(self._fetch, _Part(at, min(at + step, end))) for at in range(start, end, step))
 
+    def _first_part(self, response: HttpResponse) -> _Part:
+        return _Part(0, response.length or 0, is_first=True)
+
     def _fetch(self, part: _Part) -> None:
         if not self._begun.is_set() or self._is_split:
             with self._owner.connection() as connection:
@@ -244,7 +277,7 @@ class _FileTransfer(Generic[T]):
             response = self._begin(connection, size, length)
             self._owner.splits_at_once = self._is_split
             with nullcontext() if self._is_split else self._owner.threads.unsplit(self.total):
-                self._receive(connection, _Part(0, response.length or 0), response)
+                self._receive(connection, self._first_part(response), response)
 
     def _begin(self, connection: Connection, size: int | None, length: int) -> HttpResponse:
         """Request the file, or its first part if it is large or of unknown size, and check the response's head."""
@@ -258,7 +291,7 @@ class _FileTransfer(Generic[T]):
     def _first_response(self, connection: Connection, size: int | None, part_length: int) -> HttpResponse:
         part, first = self._task.byte_range, self._first
         whole = part is None and size is not None and size <= part_length
-        response = self._owner.begin(connection, self._request, {} if whole else _range(first, first + part_length - 1))
+        response = self._first_answer(connection, {} if whole else _range(first, first + part_length - 1))
         length, extent = extent_of(response)
         if extent:
             start, self._file_bytes = extent
@@ -273,8 +306,9 @@ class _FileTransfer(Generic[T]):
                 raise FallBack("a body that may be the part, or another file")
         self.checked = self._check(self._file_bytes, response.headers)
         self._validators = {name: response.headers.get(name) for name in ("etag", "last-modified")}
+        self._has_validator = _has_validator(response.headers)
         if length < self.total:
-            if not _has_validator(response.headers):
+            if not self._has_validator:
                 raise FallBack("no version that lasts")
             if size is not None:  # else it may not fit, and the progress callback ends the fetch in time
                 preallocate(self._fd, self.total)  # the parts are written out of order; so the file is not fragmented
@@ -312,24 +346,48 @@ class _FileTransfer(Generic[T]):
             with self._lock:
                 self._connections.remove(connection)
 
+    def _first_answer(self, connection: Connection, headers: Headers) -> HttpResponse:
+        part = _Part(0, 0)
+        while True:
+            connection.may_be_cut = part.cuts < CUTS_MAX
+            try:
+                return self._owner.begin(connection, self._request, headers)
+            except (ConnectionFailed, HttpError) as error:
+                self._pause(error, connection, part)
+
     def _receive(self, connection: Connection, part: _Part, response: HttpResponse | None = None) -> None:
-        """Fetch a part; if its connection fails, the rest of it. response: the head of its response, if it came."""
+        """Fetch a part; if that fails, the rest of it. response: the head of its response, if it came."""
         with self._registered(connection):
-            for left in reversed(range(CONTINUED_MAX + 1)):
+            while True:
+                connection.may_be_cut = part.cuts < CUTS_MAX
                 try:
                     if response or (response := self._request_part(connection, part)):
                         self._copy(connection, response, part)
+                        if self._task.tries:
+                            self._task.tries.answered()
                     return
-                except ConnectionTimedOut:
-                    raise
-                except ConnectionFailed:
-                    connection.close()
+                except (ConnectionFailed, HttpError) as error:
                     self._begun.wait()
-                    if self._error or not left or not self._is_split:
+                    if self._error or not (self._is_split or self._has_validator):
                         raise
                     if part.at == part.end:
                         return
+                    self._pause(error, connection, part)
                     response = None
+
+    def _pause(self, error: ConnectionFailed | HttpError, connection: Connection, part: _Part) -> None:
+        """Wait until a request may be repeated. Raises error if it may not."""
+        was_cut = connection.was_cut
+        connection.close()
+        if isinstance(error, HttpError) and error.status not in BUSY_STATUSES:
+            raise error
+        if self._task.tries is None:
+            raise error
+        if was_cut:
+            part.cuts += 1
+            log.warning("%s: comes too slowly, and is requested anew from byte %d", self._task.file.path, part.at)
+        else:
+            self._task.tries.pause(cast(RemoteBusy, self._translate(error)), part.at)
 
     def _copy(self, connection: Connection, response: HttpResponse, part: _Part) -> None:
         digest = self._digest.part(part.at)
@@ -364,14 +422,14 @@ class _FileTransfer(Generic[T]):
         headers = _range(start, end) | ({"If-Match": etag} if etag and _is_strong(etag) else {})
         response = connection.send(request, headers)
         self._begun.wait()
-        if not self._is_split:
+        if not (self._is_split or part.is_first):
             connection.close()
             return None
         if response.status in REFUSED_STATUSES:
             connection.close()
             response = connection.send(self._renew_signature(request), headers)
         if response.status not in GOOD_STATUSES:
-            raise HttpError(response.status, response.reason)
+            raise _http_error(response)
         length, extent = extent_of(response)
         changed = any(response.headers.get(name) != pin for name, pin in self._validators.items())
         if changed or (extent[1] if extent else length) != self._file_bytes:
@@ -385,6 +443,19 @@ class _FileTransfer(Generic[T]):
             if self._request is refused:
                 self._request = self._sign()
             return self._request
+
+
+def _http_error(response: HttpResponse) -> HttpError:
+    return HttpError(response.status, response.reason, _seconds(response.headers.get("retry-after", "")))
+
+
+def _seconds(retry_after: str) -> float:
+    """The seconds that a Retry-After asks for (RFC 9110, 10.2.3); 0 if it cannot be read."""
+    if retry_after.isdecimal():
+        return float(retry_after)
+    with suppress(ValueError):
+        return (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
+    return 0.0
 
 
 def _range(start: int, end: int) -> dict[str, str]:

@@ -8,12 +8,10 @@ from typing import Any
 
 from growfs.errors import RemoteChanged
 from growfs.remote.http.connection import ConnectionFailed, FallBack, Headers
-from growfs.remote.http.download import HttpError, RangeDownloader, SignRequest, extent_of
+from growfs.remote.http.download import ErrorTranslator, HttpError, RangeDownloader, SignRequest, extent_of
 from growfs.remote.interface import RemoteFile
 
 SKIP_BYTES = 1 << 20
-ErrorTranslator = Callable[[BaseException], Exception]
-"""Turns a client's error into one of growfs's own."""
 
 
 class HttpStream:

@@ -93,7 +93,8 @@ class TransferThreads:
         self._busy = self._idle = 0
         """Threads that transfer, and all others; the latter include those that are still starting."""
         self._sleeping = 0
-        self._stream_bytes_per_s = 0.0
+        self.stream_bytes_per_s = 0.0
+        """The mean rate of a stream with a part of a large file."""
 
     def submit(self, job: Job) -> None:
         """Have a thread run the job. An urgent one begins even if the limit is reached."""
@@ -119,14 +120,14 @@ class TransferThreads:
         """The size of the parts of a file of this size; the last one may be smaller."""
         if size is None:
             return PART_BYTES_UNKNOWN
-        least = min(max(size // PARTS_MAX, round(self._stream_bytes_per_s * PART_S)), size // PARTS_MIN)
+        least = min(max(size // PARTS_MAX, round(self.stream_bytes_per_s * PART_S)), size // PARTS_MIN)
         least = min(max(least, PART_BYTES_MIN), PART_BYTES_MAX)
         return -(-size // max(1, size // least, -(-size // PART_BYTES_MAX)))
 
     def record(self, bytes: int, seconds: float) -> None:
         """Take into account how long a stream took for a part."""
         with self._lock:
-            self._stream_bytes_per_s += RATE_DECAY * (bytes / seconds - self._stream_bytes_per_s)
+            self.stream_bytes_per_s += RATE_DECAY * (bytes / seconds - self.stream_bytes_per_s)
 
     def share(self, parts: Iterable[Callable[[], None]]) -> None:
         """Have this thread, which does the first, and those that are free do the parts, in order.
@@ -177,8 +178,10 @@ class TransferThreads:
 
     def sleep(self, seconds: float) -> None:
         """Called by a transfer before it repeats a request. Another may begin meanwhile."""
+        job = self._current_job()
         with self._lock:
-            self._dequeue(self._current_job())
+            if not job.parts:  # else others take them meanwhile
+                self._dequeue(job)
             self._sleeping += 1
             others_sleep = self._sleeping > SLEEPING_MAX
         with nullcontext() if others_sleep else self._giving_way():

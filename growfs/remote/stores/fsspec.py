@@ -21,7 +21,7 @@ from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError, pi
 from growfs.remote.digest import Digest
 from growfs.remote.errors import translate
 from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
-from growfs.remote.http.download import ChecksumMismatch, HttpError, RangeDownloader
+from growfs.remote.http.download import RangeDownloader
 from growfs.remote.http.stream import FileStream, HttpStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
@@ -197,10 +197,8 @@ class FsspecRemote(StoreRemote):
             now = self._file_from_headers(file, size, headers)
             return now and self._verified(file, now)
 
-        try:
-            found = self._downloader.fetch(task, partial(self._sign, file), check)
-        except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
-            raise self.translated(error, file.path) from None
+        to_error = partial(self.translated, path=file.path)
+        found = self._downloader.fetch(task, partial(self._sign, file), check, to_error)
         return found and self._verified(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
 
     def _sign(self, file: RemoteFile, method: str = "GET") -> HttpRequest:
@@ -285,9 +283,13 @@ class FsspecRemote(StoreRemote):
         has_ranges = self._has_ranges  # for all parts, also those that are read when the first is found to be whole
         step = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX) if has_ranges else extent.size
 
-        def read(start: int, end: int) -> bytes:
+        def read_once(start: int, end: int) -> bytes:
             with self.translating(file.path):
-                content: bytes = self.fs.cat_file(self._key(file.path), start, end)
+                return bytes(self.fs.cat_file(self._key(file.path), start, end))
+
+        def read(start: int, end: int) -> bytes:
+            once = partial(read_once, start, end)
+            content = task.tries.repeat(once, start) if task.tries else once()
             if len(content) > end - start and has_ranges:
                 self._has_ranges = False
                 raise RemoteBusy(f"{self.safe_url(file.path)}: was sent whole, though a part was requested; try again")

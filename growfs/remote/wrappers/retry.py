@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from growfs.errors import RemoteBusy, RemoteChanged
 from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteStream
-
-TRIES_MAX = 5
-DELAY_S_MIN = 0.2
-DELAY_S_MAX = 10.0
+from growfs.remote.retries import Retries, Tries
 
 T = TypeVar("T")
 
@@ -22,21 +17,15 @@ log = logging.getLogger(__name__)
 
 
 class RetryingRemote:
-    """Wraps a remote: a call that raises RemoteBusy is repeated after a growing delay. Other errors pass at once.
+    """Wraps a remote: a call that raises RemoteBusy is repeated as growfs.remote.retries says. Others pass at once.
 
-    A listing continues after the last page that arrived, and its tries are counted anew from there.
+    A listing continues after the last page that arrived, and its tries are counted anew from there. A fetch hands its
+    tries down: parts of it may be repeated by themselves, and only what cannot begins anew.
     """
 
-    def __init__(
-        self,
-        remote: Remote,
-        on_busy: Callable[[RemoteBusy], None] = lambda _: None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """on_busy: called with the error before each repeated call."""
+    def __init__(self, remote: Remote, retries: Retries) -> None:
         self._remote = remote
-        self._on_busy = on_busy
-        self._sleep = sleep
+        self._retries = retries
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         source = self._remote.pages(cursor)
@@ -49,34 +38,26 @@ class RetryingRemote:
                 source = self._remote.pages(cursor)  # a generator that raised is exhausted
                 raise
 
-        while (page := self._try(next_page)) is not None:
+        while (page := self._repeat(next_page)) is not None:
             cursor = page.cursor
             yield page
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
-        return self._try(lambda: self._remote.stat(path, version))
+        return self._repeat(lambda: self._remote.stat(path, version))
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        reported = 0  # over all tries, so that progress never counts a byte twice
+        tries = Tries(self._retries)
+        task = replace(task, tries=tries)
 
         def attempt() -> RemoteFile:
-            written = 0
-            if task.digest:
-                task.digest.reset()
-
-            def forward(delta: int) -> None:
-                nonlocal reported, written
-                written += delta
-                new, reported = max(0, written - reported), max(reported, written)
-                task.progress(new)  # 0 too: the callback may want to end the fetch
-
+            task.restart()
             try:
-                return self._remote.fetch(replace(task, progress=forward))
+                return self._remote.fetch(task)
             except RemoteChanged:
                 self._check_changed(task.file)
                 raise
 
-        return self._try(attempt)
+        return self._repeat(attempt, tries)
 
     def _check_changed(self, file: RemoteFile) -> None:
         """Raise RemoteBusy if the file is as it was listed, so that only the response was of something else."""
@@ -87,15 +68,13 @@ class RetryingRemote:
             )
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
-        return self._try(lambda: self._remote.open(file, start))
+        return self._repeat(lambda: self._remote.open(file, start))
 
-    def _try(self, call: Callable[[], T]) -> T:
-        for number in range(1, TRIES_MAX):
+    def _repeat(self, call: Callable[[], T], tries: Tries | None = None) -> T:
+        tries = tries or Tries(self._retries)
+        while True:
             try:
                 return call()
             except RemoteBusy as error:
-                delay_s = min(DELAY_S_MIN * 2 ** (number - 1), DELAY_S_MAX) + random.uniform(0, DELAY_S_MIN)
-                log.warning("%s (try %d of %d, next in %.1f s)", error, number, TRIES_MAX, delay_s)
-                self._on_busy(error)
-            self._sleep(delay_s)
-        return call()
+                paused_s = tries.pause_to_restart(error)
+                log.warning("%s (tried again after %.1f s)", error, paused_s)

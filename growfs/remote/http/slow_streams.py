@@ -1,0 +1,91 @@
+"""`SlowStreams`: finds the few connections that are far slower than the others, and cuts them.
+
+A connection may fall silent, or come down to a byte a second, through no fault of its file: a lost packet, a server's
+bad disk, a router that forgot it. Another connection brings the rest at once (https://research.google/pubs/pub40801/).
+If many are slow, the link or the store is, and more requests would make it slower still; so few are cut at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from growfs.remote.http.connection import Connection
+
+WINDOW_S = 3.0
+"""Connections are compared by what they brought in this time."""
+WAITING_SHARE = 0.8
+"""A connection that waited for less of the time is not slow: it was held up here, by the disk or a limit."""
+SLOW_SHARE = 16
+"""A connection is slow if it brings less than one part in so many of the mean."""
+FEW = 4
+"""In each window, one connection in so many may be cut, or one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSample:
+    """What one connection did in a window. bytes: that it brought; waited_s: how long it waited for them."""
+
+    bytes: int
+    waited_s: float
+
+
+def slow_ones(samples: Sequence[StreamSample], usual_bytes_per_s: float) -> list[int]:
+    """The numbers of the samples that are slow, at most as many as may be cut.
+
+    usual_bytes_per_s: of a stream, by which they are judged when all are silent.
+    """
+    mean = sum(sample.bytes for sample in samples) / max(1, len(samples)) or usual_bytes_per_s * WINDOW_S
+    slow = [
+        number
+        for number, sample in enumerate(samples)
+        if sample.waited_s >= WAITING_SHARE * WINDOW_S and sample.bytes * SLOW_SHARE < mean
+    ]
+    return sorted(slow, key=lambda number: samples[number].bytes)[: max(1, len(samples) // FEW)]
+
+
+class SlowStreams:
+    """Watches the connections of a process, from `start` on, as long as it exists itself.
+
+    connections: all there are, of which there may be more later. usual_bytes_per_s: as in `slow_ones`.
+    """
+
+    def __init__(self, connections: list[Connection], usual_bytes_per_s: Callable[[], float]) -> None:
+        self._connections = connections
+        self._usual_bytes_per_s = usual_bytes_per_s
+        self._lock = threading.Lock()
+        self._has_started = False
+        self._seen: dict[Connection, StreamSample] = {}
+        """By connection, its totals at the last check."""
+
+    def start(self) -> None:
+        """Start to watch, if that has not been done."""
+        with self._lock:
+            if not self._has_started:
+                self._has_started = True
+                threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
+
+    def check(self) -> None:
+        """Cut those that were slow since the last call."""
+        active: list[tuple[Connection, StreamSample]] = []
+        for connection in list(self._connections):
+            bytes, waited_s = connection.totals()
+            before = self._seen.get(connection, StreamSample(0, 0.0))
+            self._seen[connection] = StreamSample(bytes, waited_s)
+            sample = StreamSample(bytes - before.bytes, waited_s - before.waited_s)
+            if sample.bytes or sample.waited_s:
+                active.append((connection, sample))
+        for number in slow_ones([sample for _, sample in active], self._usual_bytes_per_s()):
+            active[number][0].cut()
+
+
+def _watch(reference: weakref.ref[SlowStreams]) -> None:
+    while True:
+        time.sleep(WINDOW_S)
+        if (streams := reference()) is None:
+            return
+        streams.check()
+        del streams

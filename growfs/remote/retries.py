@@ -1,0 +1,125 @@
+"""When a failed request is repeated, and when its file fails: one rule for every request to a remote.
+
+A request that found the store busy, or the network down, is repeated after a pause that grows with each failure in a
+row and is random by half, so that many do not come back together (https://sre.google/sre-book/handling-overload/). A
+part of a file goes on from its last byte. The file fails when one of its parts has failed TRIES_MAX times while
+nothing else of the file arrived, or when it has failed more often than it was answered.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from growfs.errors import RemoteBusy
+
+T = TypeVar("T")
+
+TRIES_MAX = 5
+DELAY_S_MIN = 0.2
+DELAY_S_MAX = 10.0
+RETRY_AFTER_S_MAX = 60.0
+"""A store may ask for a longer pause (Retry-After), and gets this one."""
+FILE_FAILURES_MAX = 24
+"""How much oftener a file may fail than it is answered: each of the first streams may fail once."""
+BUDGET = 100.0
+"""Retries of a process that need no answers before them."""
+BUDGET_PER_ANSWER = 0.2
+BUDGET_PER_S = 2.0
+"""What each answer and each second add to the budget. Without a budget, a retry waits until there is one: a store that
+answers nothing gets BUDGET_PER_S requests a second from each process, however many files are wanted."""
+
+
+class Retries:
+    """Owns the budget of a process.
+
+    sleep: makes the pauses. on_failure: called before each pause, in any thread.
+    """
+
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        on_failure: Callable[[RemoteBusy], None] = lambda error: None,
+    ) -> None:
+        self.sleep = sleep
+        self.on_failure = on_failure
+        self.answered = 0
+        """Requests that were answered in full."""
+        self._lock = threading.Lock()
+        self._budget = BUDGET
+        self._filled_at = time.monotonic()
+
+    def add_answer(self) -> None:
+        """Count a request that was answered in full."""
+        with self._lock:
+            self.answered += 1
+            self._budget = min(BUDGET, self._budget + BUDGET_PER_ANSWER)
+
+    def spend(self) -> float:
+        """Take one retry from the budget; returns how many seconds it has to wait for that."""
+        with self._lock:
+            now = time.monotonic()
+            self._budget = min(BUDGET, self._budget + (now - self._filled_at) * BUDGET_PER_S) - 1
+            self._filled_at = now
+            return max(0.0, -self._budget / BUDGET_PER_S)
+
+
+class Tries:
+    """The tries of one file, or of one call that is not about a file. Several threads may use it."""
+
+    def __init__(self, retries: Retries) -> None:
+        self._retries = retries
+        self._lock = threading.Lock()
+        self._failures: dict[Hashable, int] = {}
+        """Failures in a row of each request, since something of the file arrived."""
+        self._left = FILE_FAILURES_MAX
+        self._restarts = 0
+        self._is_spent = False
+
+    def answered(self) -> None:
+        """Note that a response has arrived to its end."""
+        with self._lock:
+            self._failures.clear()
+            self._left += 1
+        self._retries.add_answer()
+
+    def pause(self, error: RemoteBusy, request: Hashable = None) -> float:
+        """Pause before a failed request is repeated; returns for how many seconds. Raises error if it is not to be.
+
+        request: tells the requests of a file apart.
+        """
+        with self._lock:
+            failures = self._failures[request] = self._failures.get(request, 0) + 1
+            self._left -= 1
+            self._is_spent |= failures >= TRIES_MAX or self._left <= 0
+        return self._pause(error, failures)
+
+    def repeat(self, call: Callable[[], T], request: Hashable) -> T:
+        """Call until it does not raise RemoteBusy, with pauses as `pause` makes them."""
+        while True:
+            try:
+                result = call()
+            except RemoteBusy as error:
+                self.pause(error, request)
+            else:
+                self.answered()
+                return result
+
+    def pause_to_restart(self, error: RemoteBusy) -> float:
+        """The same for a call that begins anew. What arrived meanwhile does not give it more tries."""
+        with self._lock:
+            self._restarts += 1
+            self._is_spent |= self._restarts >= TRIES_MAX
+        return self._pause(error, self._restarts)
+
+    def _pause(self, error: RemoteBusy, failures: int) -> float:
+        if self._is_spent:
+            raise error
+        self._retries.on_failure(error)
+        delay_s: float = min(DELAY_S_MIN * 2 ** (failures - 1), DELAY_S_MAX) * random.uniform(1, 1.5)
+        delay_s = max(delay_s, min(error.retry_after_s, RETRY_AFTER_S_MAX), self._retries.spend())
+        self._retries.sleep(delay_s)
+        return delay_s

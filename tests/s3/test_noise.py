@@ -1,0 +1,84 @@
+"""Mounts over links and stores as they are: each row of `tools/bench noise`, on a smaller scale."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.harness import Growfs, until
+from tools.benchmarks.noisy_s3 import MODULUS, Noise, content, key, serving
+
+PROBES = 100
+"""Bytes that requests bring which ask whether the remote is away, one each."""
+
+
+def mount(growfs: Growfs, url: str, *flags: str) -> None:
+    growfs.env.update(AWS_ACCESS_KEY_ID="access", AWS_SECRET_ACCESS_KEY="secret")
+    growfs.mount("s3://noise", "--endpoint-url", url, "--no-wait", *flags)
+
+
+def is_whole(growfs: Growfs, number: int, noise: Noise) -> bool:
+    data = (growfs.mountpoint / key(number)).read_bytes()
+    pattern = content(number, 0, MODULUS)
+    return data == (pattern * (noise.size // MODULUS + 1))[: noise.size]
+
+
+def wait_for_all(growfs: Growfs, noise: Noise) -> None:
+    growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "100s")
+    assert all(is_whole(growfs, number, noise) for number in range(0, noise.keys, max(1, noise.keys // 50)))
+
+
+@pytest.mark.promise(3, 14)
+@pytest.mark.parametrize("refused", [0.01, 0.05])
+def test_a_store_that_refuses_some_requests_is_used_in_full(growfs: Growfs, refused: float) -> None:
+    noise = Noise(keys=2000, size=2000, refused=refused)
+    with serving(noise) as (store, url):
+        mount(growfs, url)
+        wait_for_all(growfs, noise)
+        counters = store.counters
+        assert counters.refused > 0.3 * refused * noise.keys
+        assert counters.bytes == noise.keys * noise.size, "no byte is sent twice because of a 503"
+        assert growfs.status()["fetch"]["failed"] == 0
+        assert "asks for fewer requests" not in growfs.log()
+        growfs.umount()
+
+
+@pytest.mark.promise(3)
+def test_a_refused_part_of_a_large_file_costs_nothing_but_its_request(growfs: Growfs) -> None:
+    noise = Noise(keys=3, size=40_000_000, refused=0.1)
+    with serving(noise) as (store, url):
+        mount(growfs, url)
+        wait_for_all(growfs, noise)
+        assert store.counters.refused >= 3
+        assert noise.keys * noise.size <= store.counters.bytes <= noise.keys * noise.size + PROBES
+        assert growfs.status()["fetch"]["bytes_total"] == noise.keys * noise.size
+        growfs.umount()
+
+
+@pytest.mark.promise(3)
+def test_a_stream_that_stalls_is_replaced_by_another(growfs: Growfs) -> None:
+    noise = Noise(keys=3, size=20_000_000, connection_bytes_per_s=2_000_000, stalled=0.02)
+    with serving(noise) as (store, url):
+        mount(growfs, url)
+        wait_for_all(growfs, noise)
+        assert store.counters.stalled
+        assert store.counters.bytes < 1.1 * noise.keys * noise.size
+        assert "comes too slowly, and is requested anew" in growfs.log()
+        assert growfs.status()["fetch"]["failed"] == 0
+        growfs.umount()
+
+
+def test_a_connection_that_a_router_forgot_is_not_waited_for(growfs: Growfs) -> None:
+    """The pause is over 15 s, which many NATs and load balancers allow."""
+    noise = Noise(keys=100, size=1000, idle_s=15)
+    with serving(noise) as (store, url):
+        mount(growfs, url, "--cache-size", "300kB", "--rotation", "never")
+        until(lambda: growfs.status()["cache"]["files"] >= 40)
+        cached = set(growfs.names())
+        time.sleep(16)
+        missing = next(number for number in range(noise.keys) if key(number) not in cached)
+        before = store.counters.connections
+        assert is_whole(growfs, missing, noise)
+        assert store.counters.connections > before
+        growfs.umount()

@@ -1,0 +1,251 @@
+"""An S3 server that behaves as real links and stores do: it refuses, stalls, trickles, and forgets idle connections.
+
+`python -m tools.benchmarks.noisy_s3 --keys 20000 --size 10000 --latency 0.05 --refused 0.01` serves the bucket 'noise'
+on loopback, prints its URL, and runs until it is terminated. Byte i of key number n is (n + i) % 251, so a reader can
+check every byte. It supports ListObjectsV2 and ListObjects, HEAD, GET and ranges, and ignores credentials. /counters
+says, as JSON, how many requests and bytes it has answered.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import click
+import trio
+
+PAGE_KEYS_MAX = 1000
+MODULUS = 251
+PIECE_BYTES = 64 << 10
+PATTERN = bytes(range(MODULUS)) * (PIECE_BYTES // MODULUS + 2)
+TRICKLE_S = 5.0
+"""Between two bytes of the slow object."""
+MODIFIED_ISO = "2024-05-06T07:08:09.000Z"
+MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What goes wrong, and how often. Shares are of the GETs of objects."""
+
+    keys: int = 100
+    size: int = 10_000
+    """Bytes of each object."""
+    latency_s: float = 0.0
+    """Before each response."""
+    connection_bytes_per_s: float = 0.0
+    """The most that a connection brings; 0: no limit."""
+    refused: float = 0.0
+    """The share that is answered 503."""
+    stalled: float = 0.0
+    """The share whose body ends in silence, half of it sent."""
+    slow_key: int | None = None
+    """The number of an object that comes a byte in TRICKLE_S."""
+    idle_s: float = 0.0
+    """After so long without a request, a connection answers no more, as behind a NAT that forgot it; 0: never."""
+
+
+@dataclass
+class Counters:
+    """What the server has done."""
+
+    requests: int = 0
+    refused: int = 0
+    stalled: int = 0
+    bytes: int = 0
+    """Of bodies of objects."""
+    connections: int = 0
+
+
+def key(number: int) -> str:
+    """The name of a key. Names sort as their numbers."""
+    return f"d{number // 1000:04}/f{number % 1000:04}.bin"
+
+
+def content(number: int, start: int, size: int) -> bytes:
+    """Bytes of an object, at most PIECE_BYTES."""
+    shift = (number + start) % MODULUS
+    return PATTERN[shift : shift + size]
+
+
+class NoisyS3:
+    """The server. Everything it does at random comes from one seed, so two runs see the same share of noise."""
+
+    def __init__(self, noise: Noise, seed: int = 1) -> None:
+        self.noise = noise
+        self.counters = Counters()
+        self._random = random.Random(seed)
+
+    async def serve(self, ready: Callable[[str], None]) -> None:
+        """Serve until cancelled. ready: called with the URL."""
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=1000)
+        ready(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        await trio.serve_listeners(self._connection, listeners)
+
+    async def _connection(self, stream: trio.SocketStream) -> None:
+        self.counters.connections += 1
+        served_at, received = trio.current_time(), b""
+        with suppress(trio.BrokenResourceError):
+            while data := await stream.receive_some(1 << 16):
+                received += data
+                head, found, rest = received.partition(b"\r\n\r\n")
+                if not found:
+                    continue
+                received = rest
+                if self.noise.idle_s and trio.current_time() - served_at > self.noise.idle_s:
+                    await trio.sleep_forever()  # the NAT knows nothing of this connection any more
+                await self._answer(stream, head.decode("latin-1"))
+                served_at = trio.current_time()
+
+    async def _answer(self, stream: trio.SocketStream, head: str) -> None:
+        method, target, _ = head.split("\r\n", 1)[0].split(" ")
+        url = urlsplit(target)
+        if url.path == "/counters":
+            await stream.send_all(_response(200, json.dumps(asdict(self.counters)).encode()))
+            return
+        if self.noise.latency_s:
+            await trio.sleep(self.noise.latency_s)
+        self.counters.requests += 1
+        name = unquote(url.path).strip("/").partition("/")[2]
+        if not name:
+            query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+            await stream.send_all(_response(200, self._page(query)))
+        elif (number := self._number(name)) is None:
+            await stream.send_all(_response(404, b"<Error><Code>NoSuchKey</Code></Error>" if method == "GET" else b""))
+        elif method == "GET" and self._random.random() < self.noise.refused:
+            self.counters.refused += 1
+            await stream.send_all(_response(503, b"<Error><Code>SlowDown</Code></Error>"))
+        else:
+            found = re.search(r"(?im)^range: *bytes=(\d+)-(\d*)", head)
+            await self._object(stream, number, method, (int(found[1]), int(found[2] or 1 << 62)) if found else None)
+
+    async def _object(
+        self, stream: trio.SocketStream, number: int, method: str, wanted: tuple[int, int] | None
+    ) -> None:
+        size = self.noise.size
+        start, end = (wanted[0], min(wanted[1] + 1, size)) if wanted else (0, size)
+        more = [f"ETag: {etag(number)}", f"Last-Modified: {MODIFIED_HTTP}", f"Date: {MODIFIED_HTTP}"]
+        if wanted:
+            more.append(f"Content-Range: bytes {start}-{end - 1}/{size}")
+        head = _head(206 if wanted else 200, end - start, more)
+        if method == "HEAD":
+            await stream.send_all(head)
+            return
+        stalls = self._random.random() < self.noise.stalled
+        self.counters.stalled += stalls
+        is_slow, rate = number == self.noise.slow_key, self.noise.connection_bytes_per_s
+        stop = (start + end) // 2 if stalls else end
+        while start < stop:
+            count = 1 if is_slow else min(PIECE_BYTES, stop - start, int(rate / 10) or PIECE_BYTES)
+            await stream.send_all(head + content(number, start, count))
+            self.counters.bytes += count
+            head, start = b"", start + count
+            if is_slow:
+                await trio.sleep(TRICKLE_S)
+            elif rate:
+                await trio.sleep(count / rate)
+        if stalls:
+            await trio.sleep_forever()
+
+    def _number(self, name: str) -> int | None:
+        number = bisect.bisect_left(range(self.noise.keys), name, key=key)
+        return number if number < self.noise.keys and key(number) == name else None
+
+    def _page(self, query: dict[str, str]) -> bytes:
+        prefix = query.get("prefix", "")
+        after = query.get("continuation-token") or query.get("marker") or query.get("start-after", "")
+        numbers = range(self.noise.keys)
+        start = bisect.bisect_left(numbers, prefix, key=key)
+        start = max(start, bisect.bisect_right(numbers, after, key=key) if after else 0)
+        end = min(self.noise.keys, start + min(PAGE_KEYS_MAX, int(query.get("max-keys") or PAGE_KEYS_MAX)))
+        while end > start and not key(end - 1).startswith(prefix):
+            end -= 1
+        more = start < end < self.noise.keys and key(end).startswith(prefix)
+        token = key(end - 1)
+        tokens = (
+            f"<NextContinuationToken>{token}</NextContinuationToken><NextMarker>{token}</NextMarker>" if more else ""
+        )
+        contents = "".join(
+            f"<Contents><Key>{key(number)}</Key><LastModified>{MODIFIED_ISO}</LastModified>"
+            f"<ETag>{etag(number)}</ETag><Size>{self.noise.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            for number in range(start, end)
+        )
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?>'
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>noise</Name><Prefix>{prefix}</Prefix><KeyCount>{end - start}</KeyCount>"
+            f"<MaxKeys>{PAGE_KEYS_MAX}</MaxKeys><IsTruncated>{str(bool(more)).lower()}</IsTruncated>{tokens}"
+            f"{contents}</ListBucketResult>"
+        ).encode()
+
+
+def etag(number: int) -> str:
+    """An ETag as long as a real one."""
+    return f'"{number * 0x9E3779B97F4A7C15 % 2**128:032x}"'
+
+
+def _head(status: int, length: int, more: list[str]) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} x", f"Content-Length: {length}", *more, "", ""]).encode()
+
+
+def _response(status: int, body: bytes) -> bytes:
+    return _head(status, len(body), ["Content-Type: application/xml"]) + body
+
+
+@contextmanager
+def serving(noise: Noise) -> Iterator[tuple[NoisyS3, str]]:
+    """Serve in a thread; gives the server and its URL."""
+    store, urls, cancelled = NoisyS3(noise), SimpleQueue[str](), trio.CancelScope()
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    async def serve() -> None:
+        tokens.append(trio.lowlevel.current_trio_token())
+        with cancelled:
+            await store.serve(urls.put)
+
+    thread = Thread(target=trio.run, args=(serve,))
+    thread.start()
+    try:
+        yield store, urls.get(timeout=10)
+    finally:
+        tokens[0].run_sync_soon(cancelled.cancel)
+        thread.join(10)
+
+
+@click.command()
+@click.option("--keys", default=100)
+@click.option("--size", default=10_000)
+@click.option("--latency", default=0.0)
+@click.option("--connection-rate", default=0.0)
+@click.option("--refused", default=0.0)
+@click.option("--stalled", default=0.0)
+@click.option("--slow-key", type=int)
+@click.option("--idle", default=0.0)
+def main(
+    keys: int,
+    size: int,
+    latency: float,
+    connection_rate: float,
+    refused: float,
+    stalled: float,
+    slow_key: int | None,
+    idle: float,
+) -> None:
+    """Serve until terminated."""
+    noise = Noise(keys, size, latency, connection_rate, refused, stalled, slow_key, idle)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    trio.run(NoisyS3(noise).serve, partial(print, flush=True))
+
+
+if __name__ == "__main__":
+    main()
