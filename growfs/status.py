@@ -186,6 +186,9 @@ class FetchStatus(Section):
     failed: int = field(metadata=counter("downloads that failed"))
     streams: int = field(metadata=gauge("most requests at a time"))
     limit_bytes_per_s: int | None = field(metadata=told("`--bandwidth`, or null", "bytes/s"))
+    late_file: str | None = field(
+        metadata=told("a file that comes so slowly that those drawn after it are listed without it, or null")
+    )
     eta_s: float | None = field(
         metadata=gauge("time until the cache is full or everything is cached; null: unknown", "seconds")
     )

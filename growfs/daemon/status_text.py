@@ -27,6 +27,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     known = "" if remote.listed else " so far"
     shard = f" (shard {status.partition})" if status.partition else ""
     failed = f", {fetch.failed} failed" if fetch.failed else ""
+    late = f"; {fetch.late_file} comes slowly" if fetch.late_file else ""
     yield "remote", f"{status.url}: {files(remote.files)}, {_size(remote.bytes)}{known}{silence(remote)}"
     yield "mounted", f"{status.mountpoint} by pid {status.pid}, {engine(status)}"
     yield "state", state_text(status)
@@ -44,7 +45,7 @@ def figures(status: MountStatus) -> Iterator[Line]:
     )
     yield (
         "fetched",
-        f"{files(fetch.files_total)}, {_size(fetch.bytes_total)}, now {_size(fetch.bytes_per_s)}/s{failed}",
+        f"{files(fetch.files_total)}, {_size(fetch.bytes_total)}, now {_size(fetch.bytes_per_s)}/s{failed}{late}",
     )
     yield "misses", f"{miss.files_total}, waited {miss.wait_s_total:.1f} s in total"
     yield "opens", f"{opens.mean:.2f} per file ({opens.min} to {opens.max}), {opens.per_fetch:.2f} per fetch"

@@ -56,6 +56,8 @@ WINDOW_FILES = 1024
 """Drawn groups that may be in flight or wait for an earlier one."""
 WINDOW_PARTS = 4
 """Their bytes, in parts of files for each stream; but as many groups as there are streams may be larger."""
+LATE_CHECK_S = 1.0
+"""How often to look for files that hold back others."""
 GONE_S = 3600.0
 """How long the status tells that the remote no longer had a file that was to be fetched."""
 
@@ -93,6 +95,8 @@ class Fetcher:
         self._outage = outage
         self._admission_queue = AdmissionQueue()
         self._admission_due = trio.Event()
+        self._late: list[Download] = []
+        """Those that others were admitted before, though they were drawn earlier, and that are not fetched yet."""
         self._claims: dict[Download, Claim] = {}  # of those that wait for room
         self._nursery: trio.Nursery | None = None  # while it runs
 
@@ -101,6 +105,7 @@ class Fetcher:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
             nursery.start_soon(self._admit)
+            nursery.start_soon(self._release_late)
             for download in self._downloads.without_room():
                 nursery.start_soon(self._find_room, download)
             self._nursery = nursery
@@ -140,6 +145,7 @@ class Fetcher:
             failed=self.counters.failed,
             streams=self._dispatcher.streams,
             limit_bytes_per_s=self._dispatcher.bytes_per_s or None,
+            late_file=next((download.path for download in self._late if not download.finished.is_set()), None),
             eta_s=eta_s,
         )
 
@@ -365,6 +371,17 @@ class Fetcher:
     def _queue_for_admission(self, group: DownloadGroup) -> None:
         self._admission_queue.prioritize(group)
         self._admission_due.set()
+
+    async def _release_late(self) -> None:
+        while True:
+            await trio.sleep(LATE_CHECK_S)
+            self._late = [download for download in self._late if not download.finished.is_set()]
+            for group in self._admission_queue.release_late(trio.current_time()):
+                self._admission_due.set()
+                late = [download for download in group.downloads if download.state is not DownloadState.FETCHED]
+                self._late += late
+                for download in late:
+                    log.warning("%s comes slowly; files drawn after it are listed without it", download.path)
 
     async def _admit(self) -> None:
         while True:

@@ -97,6 +97,8 @@ class DownloadGroup:
     """Of all its files, in flight or cached already; empty for a single file."""
     place: Place = Place.OUTSIDE
     """Where it is; AdmissionQueue moves it."""
+    passed_at: float | None = None
+    """When one that was drawn after it was found fetched first, in trio's time."""
     downloads: list[Download] = field(default_factory=list)
 
     @property
@@ -377,6 +379,8 @@ class SizeEstimate:
 
 BATCH_MAX = 256
 """Files admitted in one transaction."""
+LATE_S = 5.0
+"""A drawn group that is not fetched so long after one behind it holds back no others any more."""
 
 
 class AdmissionQueue:
@@ -405,6 +409,20 @@ class AdmissionQueue:
         if group.place is Place.WINDOW:
             self._window.remove(group)
             group.place = Place.OUTSIDE
+
+    def release_late(self, now: float) -> list[DownloadGroup]:
+        """Release the groups that others passed over LATE_S ago; returns them."""
+        window = list(self._window)
+        while window and not window[-1].is_fetched:
+            window.pop()
+        late = []
+        for group in window:
+            if not group.is_fetched:
+                group.passed_at = group.passed_at or now
+                if now > group.passed_at + LATE_S:
+                    late.append(group)
+                    self.release(group)
+        return late
 
     def give_back(self, group: DownloadGroup) -> None:
         """Note that a group that was taken is not admitted now; it is once it is fetched again."""

@@ -69,6 +69,17 @@ def test_a_stream_that_stalls_is_replaced_by_another(growfs: Growfs) -> None:
         growfs.umount()
 
 
+def test_what_others_have_is_listed_while_one_object_trickles(growfs: Growfs) -> None:
+    noise = Noise(keys=500, size=1000, slow_key=50)
+    with serving(noise) as (_, url):
+        mount(growfs, url)
+        until(lambda: growfs.status()["cache"]["files"] >= noise.keys - 1)
+        assert key(50) not in growfs.names()
+        assert growfs.status()["fetch"]["late_file"] == key(50)
+        assert f"{key(50)} comes slowly" in growfs.log()
+        growfs.umount()
+
+
 def test_a_connection_that_a_router_forgot_is_not_waited_for(growfs: Growfs) -> None:
     """The pause is over 15 s, which many NATs and load balancers allow."""
     noise = Noise(keys=100, size=1000, idle_s=15)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from growfs.cache.catalog import Node
 from growfs.scheduler.in_flight import (
     BATCH_MAX,
+    LATE_S,
     AdmissionQueue,
     Download,
     DownloadGroup,
@@ -65,6 +66,26 @@ def test_files_are_admitted_in_the_order_of_the_draws(sizes: list[int], order: r
         result += admit_batch(admission_queue)
     assert result == expected
     assert len(admission_queue) == 0
+
+
+@pytest.mark.promise(14)
+def test_a_file_that_others_passed_holds_them_back_for_seconds_only() -> None:
+    queue = AdmissionQueue()
+    slow, fast, slower, last = (draw(queue, id) for id in (1, 2, 3, 4))
+    assert queue.release_late(100.0) == [], "none is behind others that are fetched"
+    finish_fetch(queue, *fast.downloads)
+    assert queue.release_late(100.0 + 2 * LATE_S) == []
+    assert queue.release_late(100.0 + 3 * LATE_S) == []
+    assert admit_batch(queue) == []
+    assert queue.release_late(100.0 + 3 * LATE_S + 0.1) == [slow]
+    assert admit_batch(queue) == [2]
+    assert queue.release_late(200.0) == [], "the next in the order has passed none"
+    finish_fetch(queue, *last.downloads)
+    assert queue.release_late(200.0) == []
+    finish_fetch(queue, *slow.downloads)
+    assert admit_batch(queue) == [1], "it is admitted once it is fetched"
+    assert queue.release_late(200.0 + 2 * LATE_S) == [slower]
+    assert admit_batch(queue) == [4]
 
 
 def test_those_behind_a_released_group_do_not_wait_for_it() -> None:

@@ -55,6 +55,7 @@ STATUS: dict[str, Any] = {
         "failed": 0,
         "streams": 16,
         "limit_bytes_per_s": None,
+        "late_file": None,
     },
     "evict": {"files_total": 0, "bytes_total": 0},
     "miss": {"files_total": 2, "wait_s_total": 1.25, "waiting": 0},
