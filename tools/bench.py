@@ -32,6 +32,7 @@ from tools.benchmarks.first import first
 from tools.benchmarks.measure import ENGINES, NOISE_MAX, BenchError, Figure, Figures, Setting, temporary_folder
 from tools.benchmarks.mounts import working_engines
 from tools.benchmarks.nodes import nodes
+from tools.benchmarks.noise import noise
 from tools.benchmarks.rotation import rotation
 from tools.benchmarks.stalls import stalls
 from tools.benchmarks.start import start
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[[Setting, Figures], str]] = {
     "small-fetch": filling.small_fetch,
     "far": filling.far,
     "stores": stores,
+    "noise": noise,
     "while-filling": while_filling,
     "stalls": stalls,
     "nodes": nodes,

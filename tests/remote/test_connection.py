@@ -8,14 +8,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from growfs.remote.http import connection as module
-from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, HttpRequest, HttpResponse, Timeouts
+from growfs.remote.http.connection import (
+    Connection,
+    ConnectionFailed,
+    ConnectionTimedOut,
+    FallBack,
+    HttpRequest,
+    HttpResponse,
+    Timeouts,
+)
 
 BODY = bytes(range(256)) * 40
 SECRET = "the-signature"
@@ -337,6 +345,39 @@ def test_addresses_of_a_host_are_tried_until_one_connects(
         with pytest.raises(ConnectionFailed, match="refused"):
             connection.send(HttpRequest(server.url), {})
     assert server.requests[0][0].startswith(f"GET /x?sig={SECRET} HTTP/1.1\r\nHost: store.example\r\n".encode())
+
+
+def test_an_address_that_does_not_answer_is_not_waited_for(
+    server: Server, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue of a socket that accepts nothing is full, so the kernel drops what comes; it would take 100 s each."""
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+    with ExitStack() as stack:
+        found = []
+        for _ in range(4):
+            silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            stack.enter_context(socket.create_connection(silent.getsockname()))
+            found.append((*kind, silent.getsockname()))
+        found.append((*kind, ("127.0.0.1", server.port)))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(found))
+        connection = Connection(timeouts=Timeouts(connect_s=100, read_s=10))
+        assert get(connection, "http://store.example/x", target) == BODY
+        connection.close()
+        quick = Connection(timeouts=Timeouts(connect_s=0.3, read_s=10))
+        found.pop()
+        with pytest.raises(ConnectionTimedOut):
+            quick.send(HttpRequest("http://store.example/x"), {})
+
+
+def test_a_connection_that_was_idle_is_not_used_again(
+    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("growfs.remote.http.connection.IDLE_S_MAX", 0.1)
+    for _ in range(2):
+        assert get(connection, server.url, target) == BODY
+    time.sleep(0.15)
+    assert get(connection, server.url, target) == BODY
+    assert [len(heads) for heads in server.requests] == [2, 1]
 
 
 def test_connections_are_spread_over_the_addresses_of_a_host(monkeypatch: pytest.MonkeyPatch, target: int) -> None:

@@ -1,0 +1,54 @@
+"""Access patterns of the simulation on a real mount: no listed file is lost, and the listing grows.
+
+tests/simulation/test_patterns.py runs every pattern; the simulation and the daemon share the rules. These are the
+patterns that differ in the requests that reach the kernel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.mounted_world import MountedWorld
+from tests.harness import Growfs
+from tests.simulation.patterns import PATTERNS
+
+OPENS = 150
+LISTS_FOR_LONG = (
+    "Keras lists twice while the cache fills",
+    "a notebook looks at a batch before it lists the validation set",
+    "Hugging Face lists 65 times",
+)
+"""Their listings must be of one generation on a slow machine, too, so new processes see no new files in time."""
+WITH_EACH_ENGINE = (
+    "8 ranks with offsets, each reads everything",  # many processes list and open at a time
+    "a re-lister beside one that listed once",  # a living process holds what it listed
+    "hyper-parameter search: a new process every few minutes",  # processes end, and their holds with them
+    "find > list, then training from the list",  # the process that lists is not the one that opens
+)
+WITH_LIBFUSE = (
+    "one file is opened before the first listing",  # a hold on everything, which no listing ends
+    "a directory with one file",  # whose last file stays
+    "cp -r and grep -r in between",  # short-lived processes that list and open everything
+    *LISTS_FOR_LONG,  # a directory is read again and again
+    "names from another source beside a re-lister",  # opens by name, which wait for fetches
+)
+"""The engines run the same code but for the requests themselves."""
+RUNS = [
+    *((name, engine) for name in WITH_EACH_ENGINE for engine in ("libfuse", "passthrough")),
+    *((name, "libfuse") for name in WITH_LIBFUSE),
+]
+
+
+@pytest.mark.promise(17)
+@pytest.mark.parametrize(("name", "engine"), RUNS, indirect=["engine"])
+def test_no_reader_loses_a_listed_file(name: str, growfs: Growfs, tmp_path: Path) -> None:
+    pattern = PATTERNS[name]
+    slow = name in LISTS_FOR_LONG
+    world = MountedWorld(growfs, OPENS, pattern.grows and not slow, **pattern.options())
+    world.mount(tmp_path / "remote", pattern.filled, settle_s=60 if slow else 0.1)
+    world.run(*pattern.processes(world))
+    status = growfs.status()
+    assert (status["miss"]["files_total"] > 0) is pattern.opens_unlisted
+    assert status["cache"]["bytes"] <= status["cache"]["limit_bytes"]

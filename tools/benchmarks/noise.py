@@ -1,0 +1,134 @@
+"""Downloads from a store and over links that misbehave, compared with other programs on the same server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.request import urlopen
+
+from tools.benchmarks.measure import Figures, Setting, environment, run
+from tools.benchmarks.mounts import GROWFS, mounted
+from tools.benchmarks.noisy_s3 import Noise
+from tools.benchmarks.servers import rclone_binary, running, s5cmd_binary
+
+PEER_S_MAX = 120.0
+"""A program that takes longer is ended. That, and files that it did not bring, count as so many seconds."""
+BOTO3 = """
+import sys, boto3
+from boto3.s3.transfer import TransferConfig
+from concurrent.futures import ThreadPoolExecutor
+client = boto3.client("s3", endpoint_url=sys.argv[1])
+keys = [item["Key"] for page in client.get_paginator("list_objects_v2").paginate(Bucket="noise")
+        for item in page["Contents"]]
+with ThreadPoolExecutor(16) as pool:
+    list(pool.map(lambda key: client.download_file("noise", key, f"{sys.argv[2]}/{key.replace('/', '-')}"), keys))
+"""
+S3FS = """
+import sys, s3fs
+fs = s3fs.S3FileSystem(endpoint_url=sys.argv[1])
+fs.get("noise/", sys.argv[2], recursive=True)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of noise. with_python: compared with boto3 and s3fs too, which need minutes for many small files."""
+
+    name: str
+    noise: Noise
+    with_python: bool = False
+
+
+SMALL = Noise(keys=20_000, size=10_000, latency_s=0.05)
+LARGE = Noise(keys=3, size=100_000_000, connection_bytes_per_s=1e6)
+CASES = [
+    *(Case(f"small files, {share:.1%} refused", replace(SMALL, refused=share)) for share in (0, 0.002, 0.01, 0.05)),
+    *(Case(f"large files, {share:.1%} refused", replace(LARGE, refused=share), True) for share in (0, 0.02)),
+    Case("large files, 1% of responses stall", replace(LARGE, stalled=0.01), True),
+]
+
+
+def noise(setting: Setting, found: Figures) -> str:
+    """Each case once in a round, with all programs in turn, each on a server of its own."""
+    for number in range(setting.rounds):
+        for place, case in enumerate(CASES):
+            if setting.quick:
+                keys, size = (500, 10_000) if case.noise.keys > 100 else (3, 10_000_000)
+                case = replace(case, noise=replace(case.noise, keys=keys, size=size))
+            folder = setting.folder / f"{number}-{place}"
+            times = {
+                name: _measure(case.noise, folder / name, program)
+                for name, program in PROGRAMS.items()
+                if case.with_python or name not in ("boto3", "s3fs")
+            }
+            for name, (seconds, _) in times.items():
+                found.add(f"{case.name}: {name}", seconds, unit="s")
+            own, sent = times.pop("growfs")
+            found.add(f"{case.name}: growfs of the best", own / min(time for time, _ in times.values()), at_most=1.1)
+            found.add(f"{case.name}: sent to growfs, of the data", sent / (case.noise.keys * case.noise.size))
+    return "20,000 files of 10 kB over 50 ms; 3 of 100 MB at 1 MB/s for each connection"
+
+
+def _measure(what: Noise, folder: Path, program: Callable[[str, Path, Noise], float]) -> tuple[float, int]:
+    """(seconds until everything was there, bytes that the server has sent)."""
+    folder.mkdir(parents=True)
+    with _server(what, folder) as url:
+        seconds = program(url, folder, what)
+        with urlopen(f"{url}/counters") as answer:
+            return seconds, json.load(answer)["bytes"]
+
+
+@contextmanager
+def _server(noise: Noise, folder: Path) -> Iterator[str]:
+    options = [
+        f"--keys={noise.keys}",
+        f"--size={noise.size}",
+        f"--latency={noise.latency_s}",
+        f"--connection-rate={noise.connection_bytes_per_s}",
+        f"--refused={noise.refused}",
+        f"--stalled={noise.stalled}",
+    ]
+    command = [sys.executable, "-m", "tools.benchmarks.noisy_s3", *options]
+    with running(command, folder / "server.log", r"(http://\S+)") as server:
+        yield server.endpoint
+
+
+def _growfs(url: str, folder: Path, noise: Noise) -> float:
+    began = time.monotonic()
+    with mounted("s3://noise", folder, "--endpoint-url", url, "--cache-size", "2GB", "--no-wait") as mount:
+        run([*GROWFS, "wait", mount.mountpoint, "--all", "--timeout", f"{PEER_S_MAX:g}s"])
+        return time.monotonic() - began
+
+
+def _command(words: Callable[[str, Path], list[object]]) -> Callable[[str, Path, Noise], float]:
+    def program(url: str, folder: Path, noise: Noise) -> float:
+        target = folder / "target"
+        target.mkdir()
+        began = time.monotonic()
+        with suppress(subprocess.TimeoutExpired):
+            command = [str(word) for word in words(url, target)]
+            subprocess.run(command, env=environment(), timeout=PEER_S_MAX, capture_output=True, check=False)
+        came = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+        return time.monotonic() - began if came == noise.keys * noise.size else PEER_S_MAX
+
+    return program
+
+
+PROGRAMS: dict[str, Callable[[str, Path, Noise], float]] = {
+    "growfs": _growfs,
+    "s5cmd": _command(lambda url, target: [s5cmd_binary(), "--endpoint-url", url, "cp", "s3://noise/*", f"{target}/"]),
+    "rclone": _command(
+        lambda url, target: [
+            *(rclone_binary(), "copy", f":s3,provider=Other,env_auth,endpoint='{url}':noise", target),
+            *("--transfers=32", "--multi-thread-streams=16", "--config=/dev/null"),
+        ]
+    ),
+    "boto3": _command(lambda url, target: [sys.executable, "-c", BOTO3, url, target]),
+    "s3fs": _command(lambda url, target: [sys.executable, "-c", S3FS, url, target]),
+}
