@@ -19,6 +19,8 @@ from growfs.errors import RemoteBusy
 T = TypeVar("T")
 
 TRIES_MAX = 5
+PAGE_TRIES_MAX = 12
+"""Of a page of a listing that has begun: it takes a minute to use them up, and a listing that fails begins anew."""
 DELAY_S_MIN = 0.2
 DELAY_S_MAX = 10.0
 RETRY_AFTER_S_MAX = 60.0
@@ -68,10 +70,14 @@ class Retries:
 
 
 class Tries:
-    """The tries of one file, or of one call that is not about a file. Several threads may use it."""
+    """The tries of one file, or of one call that is not about a file. Several threads may use it.
 
-    def __init__(self, retries: Retries) -> None:
+    most: how often a call may be made that begins anew.
+    """
+
+    def __init__(self, retries: Retries, most: int = TRIES_MAX) -> None:
         self._retries = retries
+        self._most = most
         self._lock = threading.Lock()
         self._failures: dict[Hashable, int] = {}
         """Failures in a row of each request, since something of the file arrived."""
@@ -112,7 +118,7 @@ class Tries:
         """The same for a call that begins anew. What arrived meanwhile does not give it more tries."""
         with self._lock:
             self._restarts += 1
-            self._is_spent |= self._restarts >= TRIES_MAX
+            self._is_spent |= self._restarts >= self._most
         return self._pause(error, self._restarts)
 
     def _pause(self, error: RemoteBusy, failures: int) -> float:

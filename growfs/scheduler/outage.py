@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 SUSPICION_S = 1.0
 """How long a suspicion waits for the answer to another download before a probe is sent."""
 PROBE_S = 10.0
-"""A probe without an answer counts as failed after this time."""
+"""The first probe without an answer counts as failed after this time, so that an outage is soon known."""
+PATIENT_PROBE_S = 40.0
+"""The same in an outage. A request is given up after 35 s, and a server that answers just in time is not away."""
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 PAUSE_SHARE = 20
 """The pause between two probes is one part in so many of the outage so far: waiting prolongs an outage by that."""
@@ -170,11 +172,12 @@ async def probe_in_worker(workers: WorkerPool, catalog: Catalog, staging: Path, 
         channel = workers.spawn()
     except GrowfsError as error:
         return error
+    patience_s = PROBE_S if repeats else PATIENT_PROBE_S
     try:
-        with trio.fail_after(PROBE_S):
+        with trio.fail_after(patience_s):
             await channel.call(Probe(files, staging / "probe", repeats))
     except trio.TooSlowError:
-        return RemoteBusy(f"{workers.url}: its server has not answered for {PROBE_S:g} s; check the network")
+        return RemoteBusy(f"{workers.url}: its server has not answered for {patience_s:g} s; check the network")
     except WorkerLost as lost:
         return GrowfsError(f"{workers.url}: cannot be tried, as {lost}")
     except GrowfsError as error:

@@ -27,7 +27,7 @@ from growfs.errors import (
 from growfs.remote import open_remote
 from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.interface import FetchTask, RemoteSpec
-from growfs.remote.retries import TRIES_MAX, Retries
+from growfs.remote.retries import PAGE_TRIES_MAX, TRIES_MAX, Retries
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.registry import open_store, store_name
@@ -222,10 +222,21 @@ def test_a_retried_listing_resumes_where_it_failed(tmp_path: Path) -> None:
     fake = FakeRemote(page_files=1)
     for name in "abc":
         fake.put(name, b"x")
-    busy = [RemoteBusy("busy")] * (TRIES_MAX - 1)
-    fake.fail("pages", *busy, None, *busy, None, *busy)
+    busy, longer = ([RemoteBusy("busy")] * (most - 1) for most in (TRIES_MAX, PAGE_TRIES_MAX))
+    fake.fail("pages", *busy, None, *longer, None, *longer)
     pages = list(RetryingRemote(fake, Retries(lambda _: None)).pages())
     assert [file.path for page in pages for file in page.files] == ["a", "b", "c"]
+
+
+def test_a_listing_that_has_begun_waits_for_a_minute_before_it_fails() -> None:
+    fake = FakeRemote(page_files=1)
+    for name in "ab":
+        fake.put(name, b"x")
+    fake.fail("pages", None, *[RemoteBusy("busy")] * PAGE_TRIES_MAX)
+    pauses: list[float] = []
+    with pytest.raises(RemoteBusy):
+        list(RetryingRemote(fake, Retries(pauses.append)).pages())
+    assert 60 < sum(pauses) < 120, "a worker that says nothing for 120 s is given up"
 
 
 def test_progress_counts_every_byte_that_arrives(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from growfs.errors import RemoteBusy, RemoteDenied
 from growfs.remote.http.connection import ConnectionFailed, HttpRequest
 from growfs.remote.http.download import HttpError
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
-from growfs.remote.stores.s3.bucket import S3Remote
+from growfs.remote.stores.s3.bucket import RENEW_S, S3Remote
+from growfs.remote.stores.s3.client import plain_client
 from growfs.remote.stores.web import HttpRemote
-from tests.remote.fake_store import DATA, FILE, KEYS, SMALL, FakeStore, Serve, fetched, s3
+from tests.remote.fake_store import DATA, FILE, KEYS, SMALL, FakeStore, Request, Serve, fetched, s3
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -128,3 +130,55 @@ def test_a_proxy_is_left_to_the_library(
         monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert fetched(HttpRemote(RemoteSpec(serve(FakeStore(SMALL)))), tmp_path) == SMALL
     assert library_fetches == ([] if exempt else ["x"])
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Each client of botocore's that is made with credentials from the environment."""
+    made: list[object] = []
+
+    def counted(options: dict[str, Any]) -> Any:
+        made.append(options)
+        return plain_client(options)
+
+    monkeypatch.setattr("growfs.remote.stores.s3.bucket.plain_client", counted)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "growfs-access")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "growfs-secret")
+    return made
+
+
+def test_a_denied_object_renews_nothing_while_others_are_served(
+    serve: Serve, tmp_path: Path, clients: list[object]
+) -> None:
+    store = FakeStore(SMALL)
+    remote = S3Remote(RemoteSpec("s3://bucket", endpoint_url=serve(store)))
+    good, bad = (RemoteFile(name, len(SMALL), None, "v1") for name in ("good", "bad"))
+    assert fetched(remote, tmp_path, good) == SMALL
+
+    def headers_for(request: Request) -> dict[str, str]:
+        if "/bad" in request.target and request.method == "GET":
+            fetched(remote, tmp_path, good)  # it is requested later, and served
+        return {}
+
+    store.headers_for = headers_for
+    store.status = lambda request: 403 if "/bad" in request.target else None
+    for _ in range(3):
+        with pytest.raises(RemoteDenied):
+            fetched(remote, tmp_path, bad)
+    assert len(clients) == 1
+
+
+def test_credentials_that_do_not_help_are_looked_for_ever_more_rarely(
+    serve: Serve, tmp_path: Path, clients: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("growfs.remote.stores.s3.bucket.time.monotonic", lambda: now[0])
+    store = FakeStore(SMALL)
+    remote = S3Remote(RemoteSpec("s3://bucket", endpoint_url=serve(store)))
+    assert fetched(remote, tmp_path, RemoteFile("good", len(SMALL), None, "v1")) == SMALL
+    store.status = lambda _: 403
+    for _ in range(100):
+        now[0] += RENEW_S + 1
+        with pytest.raises(RemoteDenied):
+            fetched(remote, tmp_path, RemoteFile("bad", len(SMALL), None, "v1"))
+    assert 4 <= len(clients) <= 10, "in 50 minutes"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from growfs.errors import RemoteBusy, RemoteChanged
 from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteStream
-from growfs.remote.retries import Retries, Tries
+from growfs.remote.retries import PAGE_TRIES_MAX, TRIES_MAX, Retries, Tries
 
 T = TypeVar("T")
 
@@ -38,8 +38,9 @@ class RetryingRemote:
                 source = self._remote.pages(cursor)  # a generator that raised is exhausted
                 raise
 
-        while (page := self._repeat(next_page)) is not None:
-            cursor = page.cursor
+        most = TRIES_MAX if cursor is None else PAGE_TRIES_MAX
+        while (page := self._repeat(next_page, Tries(self._retries, most))) is not None:
+            cursor, most = page.cursor, PAGE_TRIES_MAX
             yield page
 
     def stat(self, path: str, version: str = "") -> RemoteFile:

@@ -49,7 +49,9 @@ from growfs.remote.stores.s3.signer import Signer
 
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
-RENEW_S = 30  # where access stays denied, credentials are looked for again only after this time
+RENEW_S, RENEW_S_MAX = 30.0, 3600.0
+"""How long credentials are not looked for again when access was denied; each time that they did not help, twice as
+long. A client with new ones takes 12 MB."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
 
 
@@ -103,6 +105,8 @@ class S3Remote(FsspecRemote):
         self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
         self._has_served = False
         self._renewed_at = -math.inf
+        self._renew_pause_s = RENEW_S
+        self._served_since = -math.inf  # when the latest request was made that was served
 
     def preload(self) -> None:
         client.preload()
@@ -145,12 +149,13 @@ class S3Remote(FsspecRemote):
         try:
             found = super().fetch(replace(task, progress=progress))
         except RemoteDenied as error:
-            if not (self._has_served and self._has_renewed_credentials(began)):
-                raise
+            if not self._has_served or self._served_since > began or not self._has_renewed_credentials(began):
+                raise  # the credentials are good, or there are no others
             if received:  # a part was refused
                 raise RemoteBusy(str(error)) from None  # so it is tried again, from the start
             found = super().fetch(task)
         self._has_served = True
+        self._served_since = max(self._served_since, began)
         return found
 
     def _has_renewed_credentials(self, since: float) -> bool:
@@ -161,7 +166,9 @@ class S3Remote(FsspecRemote):
         if self.spec.anon or self._options.get("key"):
             return False  # there are no others
         with self._client_lock:
-            if self._renewed_at < since and time.monotonic() > self._renewed_at + RENEW_S:
+            helped = self._served_since > self._renewed_at
+            if self._renewed_at < since and time.monotonic() > self._renewed_at + self._renew_pause_s:
+                self._renew_pause_s = RENEW_S if helped else min(2 * self._renew_pause_s, RENEW_S_MAX)
                 for name in ("_plain_client", "_shared"):  # each has a session, which has read the credentials
                     self.__dict__.pop(name, None)
                 self._signer = None
