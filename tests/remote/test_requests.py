@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ from growfs.errors import RemoteBusy, RemoteDenied
 from growfs.remote.http.connection import ConnectionFailed, HttpRequest
 from growfs.remote.http.download import HttpError
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.s3.bucket import RENEW_S, S3Remote
 from growfs.remote.stores.s3.client import plain_client
 from growfs.remote.stores.web import HttpRemote
@@ -182,3 +184,14 @@ def test_credentials_that_do_not_help_are_looked_for_ever_more_rarely(
         with pytest.raises(RemoteDenied):
             fetched(remote, tmp_path, RemoteFile("bad", len(SMALL), None, "v1"))
     assert 4 <= len(clients) <= 10, "in 50 minutes"
+
+
+def test_a_compressed_object_of_google_comes_as_it_is_stored(
+    serve: Serve, tmp_path: Path, library_fetches: list[str]
+) -> None:
+    stored = gzip.compress(SMALL)
+    store = FakeStore(stored, extra_headers={"Content-Encoding": "gzip", "x-goog-generation": "7"})
+    remote = GoogleRemote(RemoteSpec("gs://bucket", endpoint_url=serve(store), anon=True))
+    assert fetched(remote, tmp_path, RemoteFile("x", len(stored), None, "7")) == stored
+    assert {request.headers["Accept-Encoding"] for request in store.gets} == {"gzip"}
+    assert library_fetches == []

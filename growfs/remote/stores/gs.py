@@ -50,15 +50,18 @@ class GoogleRemote(FsspecRemote):
         return fs, root
 
     def _get(self, key: str) -> HttpRequest:
-        """With a token: the default credentials of a machine cannot sign a URL."""
+        """With a token: the default credentials of a machine cannot sign a URL.
+
+        An object that is stored compressed comes as it is stored, and as it is listed, to whoever accepts that: else
+        it is decompressed on the way (https://cloud.google.com/storage/docs/transcoding).
+        """
         fs = self._shared[0]
-        headers: dict[str, str] = {}
+        headers = {"Accept-Encoding": "gzip"}
         fs.credentials.apply(headers)  # a new token, if it is about to expire
         server = fs.url(key).partition("/download/")[0]
         return HttpRequest(f"{server}/{quote(key)}", headers)
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
-        super()._file_from_headers(file, size, headers)
         generation = headers.get("x-goog-generation")
         return RemoteFile(file.path, size, to_ns(headers.get("last-modified")), generation) if generation else None
 
