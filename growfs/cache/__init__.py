@@ -6,6 +6,6 @@ Always: a row vouches for a file that is whole; resident, reserved and orphaned 
 the database happen on one thread at a time.
 
 For others: `cache_folder`, `database`, `schema`, `catalog`, `listing_diff`, `store`, `publish`, `open_files`,
-`recovery`, `usage`, `history` and `budget`. Workers import `schema`, `catalog` and `listing_diff`, so this file imports
+`recovery`, `usage` and `history`. Workers import `schema`, `catalog` and `listing_diff`, so this file imports
 nothing.
 """

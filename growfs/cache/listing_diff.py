@@ -6,7 +6,7 @@ Nothing here writes. The daemon applies the difference, so a listing without cha
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from growfs.cache.schema import DIRECTORY_CACHE_MAX, NODES_FROM, ROOT
@@ -56,10 +56,14 @@ class Comparison:
                 changed.append((id, file))
         return new, changed
 
-    def gone(self) -> Iterator[int]:
-        """The ids of the files that a complete listing did not have."""
-        for (id,) in self._connection.execute("SELECT id FROM node WHERE is_dir = 0 AND id < ?", (len(self._seen),)):
-            if not self._seen[id]:
+    def gone(self, is_unread: Callable[[str], bool] = lambda version: False) -> Iterator[int]:
+        """The ids of the files that a complete listing did not have.
+
+        is_unread: whether a file of this version is in a container that could not be read, so that it may be there.
+        """
+        rows = self._connection.execute("SELECT id, version FROM node WHERE is_dir = 0 AND id < ?", (len(self._seen),))
+        for id, version in rows:
+            if not (self._seen[id] or is_unread(version)):
                 yield id
 
     def _known(self, parent: int | None, name: str) -> Any:

@@ -174,19 +174,30 @@ def _list(remote: Remote, request: ListRemote, send: Send) -> int:
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
+    unread: set[str] = set()
     for page in remote.pages():
         heartbeat.heard_at = time.monotonic()
         new, changed = comparison.compare(page.files)
         files += len(page.files)
+        unread |= {skip.path for skip in page.skipped if skip.unread}
         send(ListingDiff(request.listing, new=new, changed=changed, skipped=page.skipped + comparison.duplicates))
     if files:
-        gone = list(comparison.gone())
+        gone = list(comparison.gone(_is_member_of(unread)))
         for start in range(0, len(gone), GONE_PER_MESSAGE):
             send(ListingDiff(request.listing, gone=gone[start : start + GONE_PER_MESSAGE]))
         if comparison.late:
             send(ListingDiff(request.listing, new=comparison.late))
     connection.close()
     return files
+
+
+def _is_member_of(archives: set[str]) -> Callable[[str], bool]:
+    """Whether a file of this version is in one of the archives."""
+    if not archives:
+        return lambda version: False
+    from growfs.remote.wrappers.members import MemberLocation
+
+    return lambda version: MemberLocation.parse(version).archive in archives
 
 
 def _probe(remote: Remote, request: Probe, makes_files: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.archives import by_tarfile, samples, tar_of
 from tests.harness import Growfs, until
-from tests.s3.proxy import Proxy, proxy_to
+from tests.s3.proxy import Proxy, proxy_to, s3_error
 from tests.servers import S3Server
 
 SHARDS = {f"train-{number}.tar": tar_of(samples(number)) for number in range(4)}
@@ -78,6 +78,24 @@ def test_members_from_a_server_without_etags_are_served(growfs: Growfs, rclone_s
     growfs.mount(f"s3://{rclone_s3.bucket}/members-mount", "--members", "growfs.producers:tar")
     wait(growfs)
     assert growfs.content() == members(SHARDS)
+
+
+@pytest.mark.promise(36)
+def test_a_shard_that_cannot_be_read_keeps_its_members(growfs: Growfs, bucket: ShardBucket) -> None:
+    growfs.mount(bucket.url, *bucket.flags, "tar", "--refresh", "0.3s")
+    wait(growfs)
+    before = growfs.content()
+    bucket.proxy.fault = lambda request: (
+        s3_error(403, "AccessDenied") if request.is_fetch and "train-1.tar" in request.target else None
+    )
+    bucket.put({"train-1.tar": tar_of(samples(99)), "train-9.tar": tar_of(samples(9))})
+    until(lambda: any(skip["example"] == "train-1.tar" for skip in growfs.status()["skipped"]))
+    until(lambda: any(name.startswith("train-9/") for name in growfs.names()))
+    assert before.keys() <= set(growfs.names())
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in before} == before
+    bucket.proxy.fault = lambda _: None
+    changed = members({"train-1.tar": tar_of(samples(99))})
+    until(lambda: {path: data for path, data in growfs.content().items() if path.startswith("train-1/")} == changed)
 
 
 @pytest.mark.promise(36)
