@@ -95,7 +95,8 @@ def test_a_shard_that_cannot_be_read_keeps_its_members(growfs: Growfs, bucket: S
     assert {path: (growfs.mountpoint / path).read_bytes() for path in before} == before
     bucket.proxy.fault = lambda _: None
     changed = members({"train-1.tar": tar_of(samples(99))})
-    until(lambda: {path: (growfs.mountpoint / path).read_bytes() for path in changed} == changed)
+    until(lambda: all((growfs.mountpoint / path).exists() for path in changed))
+    assert {path: (growfs.mountpoint / path).read_bytes() for path in changed} == changed
 
 
 @pytest.mark.promise(36)
