@@ -7,6 +7,8 @@ requests whatever their number, so only their share counts.
 
 from __future__ import annotations
 
+import math
+
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
 STREAMS_FIRST_LARGE = 24
@@ -35,8 +37,8 @@ FIRST_REST_PERIODS = 4
 newer connections still, and where the link has a queue, the parts that they get take seconds."""
 THROTTLED_SHARE_MAX = 0.1
 """The store wants fewer requests if it refuses more than this share of them."""
-THROTTLED_MIN = 3.0
-"""Fewer refusals in the last periods show no share."""
+DEVIATIONS = 2.0
+"""By so many standard deviations: of few requests, more may be refused by chance."""
 MEMORY = 0.7
 """What a request counts after another period: those of the last two seconds decide."""
 DECREASE, INCREASE = 0.75, 1.2
@@ -80,8 +82,8 @@ class ConcurrencyController:
         """Note what became of a period's requests: how many were answered, and how many refused with 503 or 429."""
         self._answered = MEMORY * self._answered + answered
         self._throttled = MEMORY * self._throttled + throttled
-        share = self._throttled / max(1.0, self._answered + self._throttled)
-        if throttled and self._throttled >= THROTTLED_MIN and share > THROTTLED_SHARE_MAX:
+        count, share = self._answered + self._throttled, THROTTLED_SHARE_MAX
+        if throttled and self._throttled > share * count + DEVIATIONS * math.sqrt(share * (1 - share) * count):
             self._allowed = max(STREAMS_MIN, DECREASE * min(self._allowed, self._wanted))
             self._answered = self._throttled = 0.0  # of more streams than there are now
         elif answered:

@@ -97,13 +97,14 @@ def test_streams_that_are_not_needed_any_more_are_reduced() -> None:
     assert Link(100, 10).drive(controller, 3 * PERIODS)[-1] < 40
 
 
+@pytest.mark.parametrize("requests", [20, 100, 1000])
 @pytest.mark.parametrize("share", [0.005, 0.02, 0.05])
-def test_a_few_refusals_change_nothing(share: float) -> None:
+def test_a_few_refusals_change_nothing(share: float, requests: int) -> None:
     """Stores refuse a few requests whatever their number."""
     chance, controller, calm = random.Random(1), ConcurrencyController(), ConcurrencyController()
-    for _ in range(10 * PERIODS):
-        refused = sum(chance.random() < share for _ in range(100))
-        controller.note_requests(100 - refused, refused)
+    for _ in range(PERIODS):
+        refused = sum(chance.random() < share for _ in range(requests))
+        controller.note_requests(requests - refused, refused)
         assert controller.update(50, True) == calm.update(50, True)
 
 
