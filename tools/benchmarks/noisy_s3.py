@@ -25,6 +25,7 @@ import click
 import trio
 
 PAGE_KEYS_MAX = 1000
+FOLDER_KEYS = 1000
 MODULUS = 251
 PIECE_BYTES = 64 << 10
 PATTERN = bytes(range(MODULUS)) * (PIECE_BYTES // MODULUS + 2)
@@ -69,7 +70,7 @@ class Counters:
 
 def key(number: int) -> str:
     """The name of a key. Names sort as their numbers."""
-    return f"d{number // 1000:04}/f{number % 1000:04}.bin"
+    return f"d{number // FOLDER_KEYS:04}/f{number % FOLDER_KEYS:04}.bin"
 
 
 def content(number: int, start: int, size: int) -> bytes:
@@ -164,6 +165,10 @@ class NoisyS3:
     def _page(self, query: dict[str, str]) -> bytes:
         prefix = query.get("prefix", "")
         after = query.get("continuation-token") or query.get("marker") or query.get("start-after", "")
+        if query.get("delimiter") == "/" and "/" not in prefix:
+            folders = (f"d{number:04}/" for number in range(-(-self.noise.keys // FOLDER_KEYS)))
+            found = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in folders)
+            return _listing(prefix, found, "")
         numbers = range(self.noise.keys)
         start = bisect.bisect_left(numbers, prefix, key=key)
         start = max(start, bisect.bisect_right(numbers, after, key=key) if after else 0)
@@ -171,22 +176,23 @@ class NoisyS3:
         while end > start and not key(end - 1).startswith(prefix):
             end -= 1
         more = start < end < self.noise.keys and key(end).startswith(prefix)
-        token = key(end - 1)
-        tokens = (
-            f"<NextContinuationToken>{token}</NextContinuationToken><NextMarker>{token}</NextMarker>" if more else ""
-        )
         contents = "".join(
             f"<Contents><Key>{key(number)}</Key><LastModified>{MODIFIED_ISO}</LastModified>"
             f"<ETag>{etag(number)}</ETag><Size>{self.noise.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for number in range(start, end)
         )
-        return (
-            '<?xml version="1.0" encoding="UTF-8"?>'
-            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>noise</Name><Prefix>{prefix}</Prefix><KeyCount>{end - start}</KeyCount>"
-            f"<MaxKeys>{PAGE_KEYS_MAX}</MaxKeys><IsTruncated>{str(bool(more)).lower()}</IsTruncated>{tokens}"
-            f"{contents}</ListBucketResult>"
-        ).encode()
+        return _listing(prefix, contents, key(end - 1) if more else "")
+
+
+def _listing(prefix: str, contents: str, next: str) -> bytes:
+    """A page of a listing. next: its last name if there are more; else empty."""
+    tokens = f"<NextContinuationToken>{next}</NextContinuationToken><NextMarker>{next}</NextMarker>" if next else ""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>'
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>noise</Name><Prefix>{prefix}</Prefix><MaxKeys>{PAGE_KEYS_MAX}</MaxKeys>"
+        f"<IsTruncated>{str(bool(next)).lower()}</IsTruncated>{tokens}{contents}</ListBucketResult>"
+    ).encode()
 
 
 def etag(number: int) -> str:
