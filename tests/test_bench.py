@@ -42,6 +42,7 @@ EXPECTED = {
     "producers": ["copied, of fetched", "computed by 1"],
     "small-fetch": ["rclone copy", "s5cmd cp, 64", "growfs, of "],
     "stores": ["s3://", "http://, of s3://", "webdav://, of s3://"],
+    "noise": ["small files, 1% refused: growfs of the best", "large files, 2% refused: s5cmd"],
     "far": ["shards, growfs, of the link's rate", "small files, s5cmd cp"],
     "stalls": [
         "files, no room for a miss",
@@ -55,7 +56,7 @@ EXPECTED = {
 NEEDED_MODULES = {
     "frameworks": ("tensorflow", "torchvision"),
     "recipes": ("torchvision",),
-    **dict.fromkeys(("download", "https", "small-fetch", "far", "first"), ("s5cmd",)),
+    **dict.fromkeys(("download", "https", "small-fetch", "far", "first", "noise"), ("s5cmd",)),
 }
 
 FRAMEWORKS = {"frameworks", "recipes"}

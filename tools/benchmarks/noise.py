@@ -53,20 +53,21 @@ CASES = [
     Case("large files, 1% of responses stall", replace(LARGE, stalled=0.01), True),
 ]
 
+QUICK_CASES = [
+    Case("small files, 1% refused", replace(SMALL, keys=200, refused=0.01)),
+    Case("large files, 2% refused", replace(LARGE, size=2_000_000, refused=0.02)),
+]
+
 
 def noise(setting: Setting, found: Figures) -> str:
     """Each case once in a round, with all programs in turn, each on a server of its own."""
     for number in range(setting.rounds):
-        for place, case in enumerate(CASES):
-            if setting.quick:
-                keys, size = (500, 10_000) if case.noise.keys > 100 else (3, 10_000_000)
-                case = replace(case, noise=replace(case.noise, keys=keys, size=size))
+        for place, case in enumerate(QUICK_CASES if setting.quick else CASES):
             folder = setting.folder / f"{number}-{place}"
-            times = {
-                name: _measure(case.noise, folder / name, program)
-                for name, program in PROGRAMS.items()
-                if case.with_python or name not in ("boto3", "s3fs")
-            }
+            names = ["growfs", "s5cmd"] if setting.quick else list(PROGRAMS)
+            if not case.with_python:
+                names = [name for name in names if name not in ("boto3", "s3fs")]
+            times = {name: _measure(case.noise, folder / name, PROGRAMS[name]) for name in names}
             for name, (seconds, _) in times.items():
                 found.add(f"{case.name}: {name}", seconds, unit="s")
             own, sent = times.pop("growfs")

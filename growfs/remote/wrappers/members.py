@@ -139,13 +139,12 @@ class ArchiveRemote:
                     yield _page(now, batch, (after, left, done))
             except UnreadableArchive as reason:
                 log.warning("%s: %s", archive.path, reason)
-                yield Page([], [Skipped(str(reason), archive.path)], (after, left[1:], 0))
+                yield Page([], [Skipped(str(reason), archive.path, unread=True)], (after, left[1:], 0))
             except RemoteBusy:
                 raise
             except RemoteError as error:
                 log.warning("%s: its members cannot be found: %s", archive.path, error)
-                is_gone = isinstance(error, RemoteMissing)
-                skipped = Skipped(f"not readable ({type(error).__name__})", archive.path, unread=not is_gone)
+                skipped = Skipped(f"not readable ({type(error).__name__})", archive.path, unread=True)
                 yield Page([], [skipped], (after, left[1:], 0))
             done = 0
 
