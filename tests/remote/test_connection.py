@@ -369,6 +369,20 @@ def test_an_address_that_does_not_answer_is_not_waited_for(
             quick.send(HttpRequest("http://store.example/x"), {})
 
 
+def test_an_address_without_a_route_does_not_end_the_others(
+    server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of IPv6 on a machine that has IPv4 only: connect(2) fails at once."""
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+    found = [(*kind, ("255.255.255.255", 80))] * 5 + [(*kind, ("127.0.0.1", server.port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(found))
+    assert get(connection, "http://store.example/x", target) == BODY
+    connection.close()
+    found.pop()
+    with pytest.raises(ConnectionFailed, match=r"unreachable|denied"):
+        connection.send(HttpRequest("http://store.example/x"), {})
+
+
 def test_a_connection_that_was_idle_is_not_used_again(
     server: Server, connection: Connection, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

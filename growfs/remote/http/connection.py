@@ -8,6 +8,7 @@ in Python. A request may hold secrets, so requests are never shown.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -410,12 +411,18 @@ def _race(addresses: list[tuple[int, Any]], timeout_s: float) -> socket.socket:
             now = time.monotonic()
             if left and (now >= next_at or not trying):
                 family, address = left.popleft()
-                sock = socket.socket(family, socket.SOCK_STREAM)
+                try:
+                    sock = socket.socket(family, socket.SOCK_STREAM)
+                except OSError as failure:  # the machine has no IPv6, or no descriptors
+                    error = failure
+                    continue
+                sock.setblocking(False)
+                if (code := sock.connect_ex(address)) not in (0, errno.EINPROGRESS):  # there is no way to it
+                    sock.close()
+                    error = OSError(code, os.strerror(code))
+                    continue
                 trying[sock.fileno()] = sock, now + timeout_s
                 next_at = now + NEXT_ADDRESS_S
-                sock.setblocking(False)
-                with suppress(BlockingIOError):
-                    sock.connect(address)
                 poll.register(sock, select.POLLOUT)
             wakes_at = min([until for _, until in trying.values()] + ([next_at] if left else []))
             ready = [number for number, _ in poll.poll(1000 * max(0.0, wakes_at - now))]
