@@ -80,11 +80,17 @@ class Problem:
         self.detail = store.clean(next(filter(None, texts), type(error).__name__))
         self._store = store
 
+    def is_busy(self, link: BaseException) -> bool:
+        """Whether a link of the chain, without its causes, says that a server is busy or cannot be reached."""
+        words = {base.__name__ for base in type(link).__mro__} | {self._store.code_of(link)}
+        status = self._store.status_of(link)
+        return _is_busy(status) or bool(words & (self._store.busy_codes | self._store.unreachable | _BUSY))
+
     def denied(self, what: str, advice: str = "") -> RemoteDenied:
         """The store refused. what: the reason in words. advice: what to do, beside giving other credentials."""
         found = self._store.known_credentials()
         found = found and f"; credentials: {self._store.clean(found)}"
-        return RemoteDenied(f"{self.where}: {what}{found}; {advice}{self._store.login}")
+        return RemoteDenied(f"{self.where}: {what}{found}; {advice}{self._store.login_advice()}")
 
     def without_credentials(self, why: str = "") -> RemoteDenied:
         """There are no credentials. why: the library's words for it, if they say more."""
@@ -96,11 +102,13 @@ def translate(error: BaseException, where: str, store: StoreRemote) -> GrowfsErr
     if isinstance(error, GrowfsError):
         return error
     problem = Problem(error, where, store)
+    if own := store.own_error(problem):
+        return own
     if problem.words & store.no_credentials:
         return problem.without_credentials(problem.detail)
     if problem.words & store.wrong_credentials:
         return problem.denied(f"the credentials are wrong or have expired ({problem.detail})")
-    return store.own_error(problem) or _common_error(problem, store)
+    return _common_error(problem, store)
 
 
 def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
@@ -111,7 +119,7 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
             f"{where}: the server's certificate is not trusted ({why}); check {store.server_option};"
             f" for a server of your own set {store.ca_variable} to the file of its certificate"
         )
-    if status in _BUSY_STATUS or words & store.busy_codes or (status >= 500 and status != 501):
+    if _is_busy(status) or words & store.busy_codes:
         kind = RemoteThrottled if status in _THROTTLED_STATUS else RemoteBusy
         busy = kind(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
         busy.retry_after_s = max((getattr(link, "retry_after_s", 0.0) for link in problem.chain), default=0.0)
@@ -133,6 +141,10 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
     if isinstance(problem.error, ImportError):
         return UsageError(f"{where}: {detail}")
     return RemoteError(f"{where}: {type(problem.error).__name__}: {detail}; check the URL and the options")
+
+
+def _is_busy(status: int) -> bool:
+    return status in _BUSY_STATUS or (status >= 500 and status != 501)
 
 
 def status_of(error: BaseException) -> int:

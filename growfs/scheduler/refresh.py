@@ -125,6 +125,8 @@ class CatalogSync:
         while not (self._more_wanted or self._retry_due):
             every_s = self._every_s or math.inf
             due = ended_at + (min(RETRY_S, every_s) if self.failure else every_s)
+            if self._outage.is_on:
+                due = math.inf  # only probes are sent
             if due <= trio.current_time():
                 return
             with trio.move_on_at(due):

@@ -7,10 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
+from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.s3 import client
 from growfs.remote.stores.s3.bucket import S3Remote
@@ -73,16 +75,22 @@ WAYS: dict[str, Configure] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("options", [{}, {"cache_regions": False}], ids=["botocore", "s3fs"])
-def test_credentials_are_found(
-    way: str, options: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials of the machine are found."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, os.devnull)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", [{}, {"cache_regions": False}], ids=["botocore", "s3fs"])
+@pytest.mark.usefixtures("alone")
+def test_credentials_are_found(
+    way: str, options: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client.preload()  # as the fork server does before it knows what it needs
     with serving(MetadataService) as url:
         for name, value in WAYS[way](tmp_path, url.rstrip("/")).items():
@@ -98,3 +106,82 @@ def test_a_wrong_profile_is_reported_where_it_is_used(monkeypatch: pytest.Monkey
     client.preload()
     with pytest.raises(Exception, match="nobody"):
         S3Remote(RemoteSpec("s3://bucket"))._request(FILE, "GET")
+
+
+LOGIN = "login_session = arn:aws:iam::1:user/me"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("options", [{}, {"cache_regions": False}], ids=["botocore", "s3fs"])
+@pytest.mark.parametrize(
+    ("env", "profile", "kind", "message"),
+    [
+        (
+            {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:9/role"},
+            "",
+            RemoteDenied,
+            "no credentials from the role of the container",
+        ),
+        ({}, LOGIN, RemoteDenied, "no credentials from aws login"),
+        (
+            {},
+            f"role_arn = r\nsource_profile = root\n[profile root]\n{LOGIN}",
+            RemoteDenied,
+            "'aws login --profile root'",
+        ),
+        ({}, "credential_process = false", RemoteDenied, "run that command, and mend it"),
+        (
+            {"AWS_ENDPOINT_URL_STS": "http://127.0.0.1:9"},
+            "role_arn = arn:aws:iam::123456789012:role/growfs\nweb_identity_token_file = /proc/version",
+            RemoteBusy,
+            'cannot reach the server (Could not connect to the endpoint URL: "http://127.0.0.1:9/"',
+        ),
+    ],
+    ids=["container", "login", "role", "process", "unreachable"],
+)
+def test_credentials_that_cannot_be_had_are_an_outage(
+    env: dict[str, str],
+    profile: str,
+    kind: type[GrowfsError],
+    message: str,
+    options: dict[str, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the class of the error is: it is told by where it occurs."""
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
+    monkeypatch.setattr("botocore.retryhandler.delay_exponential", lambda *_, **__: 0)
+    (tmp_path / "config").write_text(f"[profile team]\n{profile}\n")
+    for name, value in {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_PROFILE": "team", **env}.items():
+        monkeypatch.setenv(name, value)
+    remote = S3Remote(RemoteSpec("s3://bucket", options, "http://127.0.0.1:9"))
+    with pytest.raises(kind, match=re.escape(message)):
+        remote._request(FILE, "GET")
+    with pytest.raises(kind, match=re.escape(message)):
+        next(iter(remote.pages()))
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_credentials_are_good_for_is_used_up_and_they_are_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, asked, config = (tmp_path / name for name in ("answer", "asked", "config"))
+    soon = (datetime.now(timezone.utc) + timedelta(minutes=5)).isoformat()
+    answer.write_text(
+        json.dumps(
+            {"Version": 1, "AccessKeyId": "found", "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon}
+        )
+    )
+    config.write_text(f"[default]\ncredential_process = sh -c 'echo >> {asked}; cat {answer}'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setattr("growfs.remote.stores.s3.signer.FRESH_S", 0)
+    remote = S3Remote(RemoteSpec("s3://bucket", {}, "http://127.0.0.1:9"))
+    remote._request(FILE, "GET")
+    answer.unlink()
+    assert "found" in remote._request(FILE, "GET").url, "the store has not refused them"
+    remote._signer = None
+    asked.unlink()
+    for _ in range(3):
+        with pytest.raises(RemoteDenied, match="no credentials from the credential_process"):
+            remote._request(FILE, "GET")
+    assert asked.read_text() == "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import threading
@@ -15,26 +16,38 @@ from tests.s3.proxy import Fault, Request, s3_error
 from tests.servers import QuietHandler, serving
 
 ROLE = "growfs-role"
+SSO_URL = "https://growfs.test/start"
 KINDS = ("imds", "web-identity", "assume-role", "process")
+MENDS = {
+    "web-identity": "renew that file, or check the role's trust policy",
+    "process": "run that command, and mend it",
+    "sso": "run 'aws sso login --profile team'",
+}
+"""What to do when a kind of service refuses."""
 
 
 class Issuer:
     """Issues credentials; those that were revoked, or that it never issued, are refused with ExpiredToken.
 
     issued: how many. lasts_s: how long new ones last, as they say themselves. Only `revoke` makes the store refuse
-    them.
+    them. refuses: it issues none. refused: how often it was asked for some meanwhile.
     """
 
     def __init__(self, lasts_s: float = 3600) -> None:
         self.issued = 0
+        self.refuses = False
+        self.refused = 0
         self.lasts_s = lasts_s
         self._valid: set[str] = set()
         self._lock = threading.Lock()
         self._refuse = s3_error(403, "ExpiredToken")
 
-    def issue(self) -> dict[str, str]:
-        """New credentials, as IMDS has them."""
+    def issue(self) -> dict[str, str] | None:
+        """New credentials, as IMDS has them; None while it refuses."""
         with self._lock:
+            if self.refuses:
+                self.refused += 1
+                return None
             self.issued += 1
             key = f"ASIA{self.issued:08}"
             self._valid.add(key)
@@ -62,7 +75,7 @@ class Issuer:
 def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, str]]:
     """The environment in which the AWS libraries get credentials of the issuer.
 
-    kind: one of KINDS.
+    kind: one of KINDS or of MENDS. The service refuses as it does when what it asks for has expired.
     """
 
     class Handler(QuietHandler):
@@ -70,19 +83,28 @@ def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, s
             self.reply("a-session")
 
         def do_GET(self) -> None:
-            if self.path.startswith("/credentials"):
-                new = issuer.issue()
+            if not (self.path.startswith(("/credentials", "/federation")) or self.path.endswith(f"/{ROLE}")):
+                self.reply(ROLE)
+            elif (new := issuer.issue()) is None:
+                self.reply("{}", 401, {"x-amzn-ErrorType": "UnauthorizedException"})
+            elif self.path.startswith("/credentials"):
                 new["SessionToken"] = new.pop("Token")
                 self.reply(json.dumps({"Version": 1, **new}))
-            elif self.path.endswith(f"/{ROLE}"):
-                self.reply(json.dumps(issuer.issue()))
+            elif self.path.startswith("/federation"):
+                names = {"accessKeyId": "AccessKeyId", "secretAccessKey": "SecretAccessKey", "sessionToken": "Token"}
+                end = datetime.strptime(new["Expiration"], "%Y-%m-%dT%H:%M:%S%z").timestamp() * 1000
+                role = {name: new[field] for name, field in names.items()} | {"expiration": end}
+                self.reply(json.dumps({"roleCredentials": role}))
             else:
-                self.reply(ROLE)
+                self.reply(json.dumps(new))
 
         def do_POST(self) -> None:
             body = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
             (action,) = body["Action"]
-            new = issuer.issue()
+            if (new := issuer.issue()) is None:
+                error = "<Error><Code>ExpiredTokenException</Code><Message>Token expired</Message></Error>"
+                self.reply(f"<ErrorResponse>{error}</ErrorResponse>", 400, {"Content-Type": "text/xml"})
+                return
             names = {"AccessKeyId", "SecretAccessKey", "Expiration"}
             fields = "".join(f"<{name}>{new[name]}</{name}>" for name in sorted(names))
             self.reply(
@@ -95,7 +117,8 @@ def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, s
         config, token, program = (folder / name for name in ("config", "token", "credentials.py"))
         token.write_text("an identity")
         program.write_text(
-            f"import urllib.request\nprint(urllib.request.urlopen({url + 'credentials'!r}).read().decode())"
+            f"import sys, urllib.request\ntry: print(urllib.request.urlopen({url + 'credentials'!r}).read().decode())\n"
+            "except OSError as error: sys.exit(str(error))"
         )
         source = 'aws_access_key_id = "AKIASOURCE"\naws_secret_access_key = source'
         role = f"role_arn = arn:aws:iam::123456789012:role/{ROLE}"
@@ -104,9 +127,16 @@ def environment(kind: str, issuer: Issuer, folder: Path) -> Iterator[dict[str, s
             "web-identity": f"{role}\nweb_identity_token_file = {token}",
             "assume-role": f"{role}\nsource_profile = source\n[profile source]\n{source}",
             "process": f"credential_process = {sys.executable} {program}",
+            "sso": "role_arn = arn:aws:iam::123456789012:role/other\nsource_profile = team\n[profile team]\n"
+            f"sso_start_url = {SSO_URL}\nsso_region = us-east-1\nsso_account_id = 123456789012\nsso_role_name = {ROLE}",
         }[kind]
         config.write_text(f"[default]\nregion = us-east-1\n{lines}\n")
+        token_file = folder / ".aws/sso/cache" / f"{hashlib.sha1(SSO_URL.encode()).hexdigest()}.json"
+        token_file.parent.mkdir(parents=True)
+        token_file.write_text(json.dumps({"accessToken": "a token", "expiresAt": "2099-01-01T00:00:00Z"}))
         yield {
+            "HOME": str(folder),
+            "AWS_ENDPOINT_URL_SSO": url.rstrip("/"),
             "AWS_CONFIG_FILE": str(config),
             "AWS_SHARED_CREDENTIALS_FILE": str(folder / "none"),
             "AWS_EC2_METADATA_DISABLED": "false" if kind == "imds" else "true",

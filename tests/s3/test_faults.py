@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from tests.harness import Growfs, until
-from tests.s3.credentials import KINDS, Issuer, environment
+from tests.s3.credentials import KINDS, MENDS, Issuer, environment
 from tests.s3.proxy import FAULTS, REFUSED, Fault, Proxy, Request, none, proxy_to, repeat_page, stall, wrong_region
 from tests.servers import S3Server
 
@@ -320,6 +320,47 @@ def test_credentials_that_expire_are_renewed(
                 bucket.put(f"d/{number}")
             fill(growfs, bucket)
             assert issuer.issued > issued
+        bucket.proxy.fault = none
+
+
+@pytest.mark.promise(3, 14)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "sso" else pytest.mark.long) for kind in MENDS]
+)
+def test_credentials_that_cannot_be_renewed_are_waited_for(
+    growfs: Growfs, bucket: Bucket, tmp_path: Path, kind: str
+) -> None:
+    """Whatever the service says. Status and log say once what mends it, and only probes ask the service meanwhile."""
+    issuer = Issuer()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        growfs.env.pop(name)
+    growfs.starts_python = kind == "sso"  # botocore says where its tokens are when it is imported
+    with environment(kind, issuer, tmp_path) as env, ThreadPoolExecutor() as pool:
+        growfs.env.update(env)
+        bucket.proxy.fault = issuer.choose
+        bucket.put("cached")
+        growfs.mount(bucket.url, "--refresh", "0.3s", "--settle", "0")
+        until(lambda: growfs.names() == {"cached"})
+        growfs.run("pause", growfs.mountpoint)
+        for number in range(60):
+            bucket.put(f"missing/{number}")
+        until(lambda: growfs.status()["remote"]["files"] == len(bucket.truth))
+        growfs.run("set", growfs.mountpoint, "refresh=1h")
+        issuer.refuses = True
+        issuer.revoke()
+        growfs.run("resume", growfs.mountpoint)
+        outage = until(lambda: growfs.status()["outage"])
+        assert MENDS[kind] in outage["why"]
+        reading = pool.submit((growfs.mountpoint / "missing/59").read_bytes)
+        until(lambda: growfs.status()["miss"]["waiting"])
+        probed = issuer.refused
+        assert probed < 40
+        until(lambda: issuer.refused > probed + 1)
+        assert growfs.log().count(MENDS[kind]) == 1
+        assert growfs.status()["fetch"]["failed"] == 0
+        issuer.refuses = False
+        assert reading.result(60) == bucket.truth["missing/59"]
+        fill(growfs, bucket)
         bucket.proxy.fault = none
 
 

@@ -226,6 +226,10 @@ class StoreRemote(ABC):
         """What happened, in the words of an exception, without the URL and the status if that can be."""
         return str(error)
 
+    def login_advice(self) -> str:
+        """What to do when credentials are missing or refused."""
+        return self.login
+
     def known_credentials(self) -> str:
         """Where the credentials that were used come from, in words; empty if that is not known."""
         return ""

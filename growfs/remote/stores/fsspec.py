@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from growfs.errors import RemoteBusy, RemoteError, RemoteMissing, UsageError, pip_install
+from growfs.errors import GrowfsError, RemoteBusy, RemoteError, RemoteMissing, UsageError, pip_install
 from growfs.remote.digest import Digest
 from growfs.remote.errors import translate
 from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
@@ -204,11 +204,16 @@ class FsspecRemote(StoreRemote):
     def _sign(self, file: RemoteFile, method: str = "GET") -> HttpRequest:
         try:
             return self._request(file, method)
+        except GrowfsError:
+            raise  # the library would fail like this, too
         except Exception as error:
             raise FallBack("cannot be signed") from error
 
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
-        """A freshly signed GET or HEAD of a file. Raises any error if there cannot be one."""
+        """A freshly signed GET or HEAD of a file.
+
+        Raises a GrowfsError if the library cannot request the file either, and any other error if only it can.
+        """
         if method != "GET":
             raise FallBack("no HEAD", counts=False)
         return self._get(self._key(file.path))

@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -41,7 +41,14 @@ from growfs.remote.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.base import PAGE_FILES_MAX, Access
 from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
 from growfs.remote.stores.s3 import client, listing
-from growfs.remote.stores.s3.client import Client, library_client, plain_client
+from growfs.remote.stores.s3.client import (
+    CREDENTIAL_SOURCES,
+    Client,
+    failed_credentials,
+    library_client,
+    mend,
+    plain_client,
+)
 from growfs.remote.stores.s3.key_ranges import KeyRange, KeyRanges
 from growfs.remote.stores.s3.listing import KeyPage
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
@@ -52,20 +59,12 @@ UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no orde
 RENEW_S, RENEW_S_MAX = 30.0, 3600.0
 """How long credentials are not looked for again when access was denied; each time that they did not help, twice as
 long. A client with new ones takes 12 MB."""
+REFUSED_S = 15.0
+"""How long credentials that could not be had are not asked for again. An outage is known by then, and ends this
+process."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
 
 
-_CREDENTIAL_SOURCES = {
-    "env": "AWS_ACCESS_KEY_ID in the environment",
-    "custom-process": "the credential_process of ~/.aws/config",
-    "sso": "the single sign-on of ~/.aws/config",
-    "login": "aws login",
-    "assume-role": "a role that ~/.aws/config assumes",
-    "assume-role-with-web-identity": "a role by web identity (AWS_WEB_IDENTITY_TOKEN_FILE)",
-    "container-role": "the role of the container",
-    "iam-role": "the role of the machine, from its metadata service (IMDS)",
-}
-"""By the names of botocore's providers."""
 _CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
 """Botocore's names of the variables that say where the files of these providers are."""
 
@@ -82,9 +81,7 @@ class S3Remote(FsspecRemote):
     public_options = frozenset({"endpoint_url", "profile", "region_name"})
     login = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket"
     ca_variable = "AWS_CA_BUNDLE"
-    no_credentials = frozenset(
-        {"CredentialRetrievalError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
-    )
+    no_credentials = frozenset({"PartialCredentialsError", "ProfileNotFound"})
     wrong_credentials = frozenset({"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
     busy_codes = frozenset(
         {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException"}
@@ -99,6 +96,9 @@ class S3Remote(FsspecRemote):
         if not re.match(r"\w+://([\w.-]{1,255}(/|$)|arn:)", spec.url):
             raise UsageError(f"{self.safe_url()}: names no bucket; write it as s3://bucket/prefix")
         self._signer: Signer | None = None
+        self._signer_lock = threading.Lock()
+        self._refusal = ""  # of credentials
+        self._refused_at = -math.inf
         self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
         self._listing_fallbacks = 0
         self._page_timeouts = TIMEOUTS  # longer after each that was too short: a server may need minutes for a page
@@ -192,7 +192,8 @@ class S3Remote(FsspecRemote):
             return ""
         variable = _CREDENTIAL_FILES.get(found.method)
         if variable is None:
-            return _CREDENTIAL_SOURCES.get(found.method, str(found.method))
+            source = CREDENTIAL_SOURCES.get(found.method)
+            return source.words if source else str(found.method)
         return f"{session.get_config_variable(variable)}, profile {session.profile or 'default'}"
 
     def _credentials_by_options(self) -> str:
@@ -204,10 +205,26 @@ class S3Remote(FsspecRemote):
             return self._credentials(self._client(self._bucket_and_prefix[0]))
         return ""
 
+    def login_advice(self) -> str:
+        with suppress(Exception):  # as above
+            if not self._credentials_by_options():
+                client = self._client(self._bucket_and_prefix[0])
+                return mend(client.call(client.session.get_credentials).method, self._options) or self.login
+        return self.login
+
     def own_error(self, problem: Problem) -> GrowfsError | None:
         if "NoSuchBucket" in problem.words:
             return BucketMissing(f"{problem.where}: no such bucket; check the name and --endpoint-url")
-        return problem.without_credentials() if "NoCredentialsError" in problem.words else None
+        if "NoCredentialsError" in problem.words:
+            return problem.without_credentials()
+        failed = failed_credentials(problem.chain)
+        if failed is None or problem.is_busy(failed[0]):
+            return None
+        _, provider = failed
+        source = CREDENTIAL_SOURCES.get(provider)
+        words = source.words if source else provider or "botocore"
+        advice = mend(provider, self._options) or self.login
+        return RemoteDenied(f"{problem.where}: no credentials from {words} ({problem.detail}); {advice}")
 
     def status_of(self, error: BaseException) -> int:
         response = _response(error)
@@ -263,9 +280,38 @@ class S3Remote(FsspecRemote):
 
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
         bucket, prefix = self._bucket_and_prefix
-        if self._signer is None or not self._signer.is_fresh:
-            self._signer = self._new_signer(bucket)
-        return self._signer.request(prefix + file.path, method)
+        with self._signing():
+            return self._fresh_signer(bucket).request(prefix + file.path, method)
+
+    @contextmanager
+    def _signing(self) -> Iterator[None]:
+        """Raises FallBack, or a RemoteDenied or RemoteBusy if credentials cannot be had: the library has no others."""
+        try:
+            yield
+        except (FallBack, GrowfsError):
+            raise
+        except Exception as error:
+            translated = self.translated(error)
+            if isinstance(translated, (RemoteDenied, RemoteBusy)):
+                raise translated from None
+            raise FallBack("cannot be signed") from error
+
+    def _fresh_signer(self, bucket: str) -> Signer:
+        with self._signer_lock:
+            if self._signer and self._signer.is_fresh:
+                return self._signer
+            if time.monotonic() < self._refused_at + REFUSED_S:
+                raise RemoteDenied(self._refusal)
+            try:
+                with self._signing():
+                    self._signer = self._new_signer(bucket)
+            except (RemoteDenied, RemoteBusy) as error:
+                if self._signer is None:
+                    if isinstance(error, RemoteDenied):
+                        self._refusal, self._refused_at = str(error), time.monotonic()
+                    raise
+                self._signer.keep()  # it is good until the store refuses it: credentials are renewed in advance
+            return self._signer
 
     def _new_signer(self, bucket: str) -> Signer:
         client = self._client(bucket)
@@ -275,12 +321,10 @@ class S3Remote(FsspecRemote):
 
     def _page_request(self, parameters: dict[str, Any]) -> HttpRequest:
         """A signed GET of a page. Raises FallBack if there cannot be one."""
-        try:
+        with self._signing():
             client = self._client(parameters["Bucket"])
             signed = self._completed(client, client.boto.list_objects_v2, parameters)
             url = client.call(client.boto.generate_presigned_url, "list_objects_v2", signed, SIGNED_S)
-        except Exception as error:
-            raise FallBack("cannot be signed") from error
         request = HttpRequest(
             url,
             {"x-amz-request-payer": signed["RequestPayer"]} if "RequestPayer" in signed else {},

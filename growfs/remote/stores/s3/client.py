@@ -6,7 +6,10 @@ s3fs brings aiobotocore and aiohttp; it sends no request for S3 itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import shlex
+import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +17,75 @@ from typing import Any
 _KEYS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
 _PLAIN = {*_KEYS, "anon", "client_kwargs", "config_kwargs", "requester_pays"}
 """Options of s3fs that are passed on to botocore as they are."""
+_FINDS_CREDENTIALS = frozenset(
+    f"{package}.{module}" for package in ("botocore", "aiobotocore") for module in ("credentials", "tokens")
+)
+"""The modules that find and renew credentials."""
+for _name in _FINDS_CREDENTIALS:  # each failure would be logged with a traceback, and is raised if it matters
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 _loader: Any = None  # of preload: what it has read, botocore's JSON descriptions, is used by all sessions
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSource:
+    """A place where botocore finds credentials. words: which one. mend: what to do if it has none that are good."""
+
+    words: str
+    mend: str = ""
+
+
+CREDENTIAL_SOURCES = {
+    "env": CredentialSource("AWS_ACCESS_KEY_ID in the environment"),
+    "custom-process": CredentialSource("the credential_process of ~/.aws/config", "run that command, and mend it"),
+    "sso": CredentialSource("the single sign-on of ~/.aws/config", "run 'aws sso login{profile}'"),
+    "login": CredentialSource("aws login", "run 'aws login{profile}'"),
+    "assume-role": CredentialSource(
+        "a role that ~/.aws/config assumes", "check the role's trust policy and its source profile"
+    ),
+    "assume-role-with-web-identity": CredentialSource(
+        "a role by web identity (AWS_WEB_IDENTITY_TOKEN_FILE)", "renew that file, or check the role's trust policy"
+    ),
+    "container-role": CredentialSource("the role of the container", "check the role and its agent"),
+    "iam-role": CredentialSource(
+        "the role of the machine, from its metadata service (IMDS)", "check the role, and that IMDS answers"
+    ),
+}
+"""By the names of botocore's providers."""
+
+
+def mend(provider: str, options: dict[str, Any]) -> str:
+    """What to do about credentials of a provider of botocore; empty if nothing is known. options: of s3fs."""
+    advice = CREDENTIAL_SOURCES[provider].mend if provider in CREDENTIAL_SOURCES else ""
+    return advice.format(profile=_login_profile(options.get("profile"))) if "{" in advice else advice
+
+
+def _login_profile(name: str | None) -> str:
+    """The option of the AWS CLI that names the profile to log in to: where a chain of source profiles ends."""
+    session = _new_session()
+    profiles, seen = session.full_config.get("profiles", {}), set[str]()
+    name = name or session.profile or "default"
+    while name not in seen:
+        seen.add(name)
+        name = profiles.get(name, {}).get("source_profile", name)
+    return "" if name == "default" else f" --profile {shlex.quote(name)}"
+
+
+def failed_credentials(errors: Iterable[BaseException]) -> tuple[BaseException, str] | None:
+    """The first of some errors that was raised while credentials were found or renewed, and by which provider.
+
+    That is told by where it was raised: each service that hands out credentials has its own classes and codes.
+    """
+    for error in errors:
+        frames = [
+            frame
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+            if frame.f_globals.get("__name__") in _FINDS_CREDENTIALS
+        ]
+        if frames:  # the last provider is the one that failed: a role may be assumed by what another one gives
+            owners = [frame.f_locals.get("self") for frame in frames]
+            names = [getattr(owner, "METHOD", None) or getattr(owner, "method", None) for owner in owners]
+            return error, next((str(name) for name in reversed(names) if name), "")
+    return None
 
 
 @dataclass(frozen=True, slots=True)

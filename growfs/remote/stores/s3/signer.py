@@ -49,6 +49,10 @@ class Signer:
         """Whether its credentials are still those that the library would use."""
         return time.monotonic() - self._made_s < FRESH_S
 
+    def keep(self) -> None:
+        """Have it be fresh for another while."""
+        self._made_s = time.monotonic()
+
     def request(self, key: str, method: str = "GET") -> HttpRequest:
         """A request for an object, by GET or HEAD. Raises what the library raises."""
         url = self._sign(key, method) if self._is_plain else self._by_library(key, method)
