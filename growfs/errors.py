@@ -56,6 +56,9 @@ class TooLarge(GrowfsError):
 class RemoteError(GrowfsError):
     """The remote refused a request, and would refuse it again."""
 
+    retry_after_s = 0.0
+    """How many seconds the store wants to be left alone (Retry-After)."""
+
 
 class RemoteMissing(RemoteError):
     """There is no such prefix or object (S3 NoSuchKey; HTTP 404)."""
@@ -75,9 +78,6 @@ class RemoteChanged(RemoteError):
 
 class RemoteBusy(RemoteError):
     """The request can be retried: unreachable, timed out, throttled, 5xx, or cut short."""
-
-    retry_after_s = 0.0
-    """How many seconds the store wants to be left alone (Retry-After)."""
 
 
 class RemoteThrottled(RemoteBusy):

@@ -6,6 +6,7 @@ The rest of growfs gets every remote from `open_remote`. A remote blocks, so it 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from growfs.remote.interface import Page, Progress, Remote, RemoteFile, RemoteSpec, Skipped
@@ -48,11 +49,13 @@ def open_remote(
 
         remote = SampledRemote(spec, producer, limits)
     else:
-        remote = _open_source(spec, threads)
+        open_source = partial(_open_source, spec, threads)
         if retries:
             from growfs.remote.wrappers.retry import RetryingRemote
 
-            remote = RetryingRemote(remote, retries)
+            remote = RetryingRemote(open_source, retries)
+        else:
+            remote = open_source()
     if spec.include or spec.exclude:
         from growfs.remote.filter import FilteredRemote, PathFilter
 

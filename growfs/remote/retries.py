@@ -14,13 +14,11 @@ import time
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from growfs.errors import RemoteBusy
+from growfs.errors import RemoteBusy, RemoteError
 
 T = TypeVar("T")
 
 TRIES_MAX = 5
-PAGE_TRIES_MAX = 12
-"""Of a page of a listing that has begun: it takes a minute to use them up, and a listing that fails begins anew."""
 DELAY_S_MIN = 0.2
 DELAY_S_MAX = 10.0
 RETRY_AFTER_S_MAX = 60.0
@@ -44,7 +42,7 @@ class Retries:
     def __init__(
         self,
         sleep: Callable[[float], None] = time.sleep,
-        on_failure: Callable[[RemoteBusy], None] = lambda error: None,
+        on_failure: Callable[[RemoteError], None] = lambda error: None,
     ) -> None:
         self.sleep = sleep
         self.on_failure = on_failure
@@ -75,7 +73,7 @@ class Tries:
     most: how often a call may be made that begins anew.
     """
 
-    def __init__(self, retries: Retries, most: int = TRIES_MAX) -> None:
+    def __init__(self, retries: Retries, most: float = TRIES_MAX) -> None:
         self._retries = retries
         self._most = most
         self._lock = threading.Lock()
@@ -114,18 +112,18 @@ class Tries:
                 self.answered()
                 return result
 
-    def pause_to_restart(self, error: RemoteBusy) -> float:
+    def pause_to_restart(self, error: RemoteError) -> float:
         """The same for a call that begins anew. What arrived meanwhile does not give it more tries."""
         with self._lock:
             self._restarts += 1
             self._is_spent |= self._restarts >= self._most
         return self._pause(error, self._restarts)
 
-    def _pause(self, error: RemoteBusy, failures: int) -> float:
+    def _pause(self, error: RemoteError, failures: int) -> float:
         if self._is_spent:
             raise error
         self._retries.on_failure(error)
-        delay_s: float = min(DELAY_S_MIN * 2 ** (failures - 1), DELAY_S_MAX) * random.uniform(1, 1.5)
+        delay_s: float = min(DELAY_S_MIN * 2 ** min(failures - 1, 10), DELAY_S_MAX) * random.uniform(1, 1.5)
         delay_s = max(delay_s, min(error.retry_after_s, RETRY_AFTER_S_MAX), self._retries.spend())
         self._retries.sleep(delay_s)
         return delay_s

@@ -277,8 +277,9 @@ class StartGate:
 
     async def is_anything_listed(self) -> bool:
         """Whether there is anything to mount. Raises the error of a first listing that failed."""
-        if not self._catalog_sync.complete and self._catalog_sync.failure:
-            raise self._catalog_sync.failure.error
+        sync = self._catalog_sync
+        if sync.failure and not (sync.complete or sync.listing_now):
+            raise sync.failure.error
         return self._catalog.files > 0
 
     async def is_possible(self) -> bool:

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import trio
 from humanfriendly import format_timespan
@@ -18,7 +19,7 @@ from humanfriendly import format_timespan
 from growfs import disk
 from growfs.cache.catalog import Catalog, ListingDiff, Node, Removed
 from growfs.cache.store import Store
-from growfs.errors import GrowfsError, RemoteBusy, RemoteMissing, Unreadable
+from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteMissing, Unreadable
 from growfs.remote.interface import RemoteFile
 from growfs.scheduler.outage import Failure, Outage, may_be_outage
 from growfs.signal import Signal
@@ -52,7 +53,7 @@ class CatalogSync:
         self.listing_now = True
         """One is under way, or begins in a moment."""
         self.failure: Failure | None = None
-        """That of the last listing."""
+        """That of the last listing, or of the last try of one that waits for the remote."""
         self.progressed = Signal[[]]()
         """Notified after each page."""
         self.changed = Signal[[]]()
@@ -65,6 +66,8 @@ class CatalogSync:
         """New versions of resident files, by the id of the old one, for VersionUpdater to fetch. The next listing finds
         again what fails, or is not fetched when the daemon ends."""
         self._silent_s: float | None = None
+        self._was_silent = False
+        self._is_refused = False
         self._updating: set[int] = set()
         self._workers = workers
         self._catalog = catalog
@@ -116,7 +119,7 @@ class CatalogSync:
 
     def retry(self) -> None:
         """List at once what failed: the remote is back."""
-        self._retry_due = self.failure is not None
+        self._retry_due = self.failure is not None and not self.listing_now
         self._rescheduled.notify()
 
     async def _pause(self) -> None:
@@ -156,15 +159,24 @@ class CatalogSync:
         finally:
             self._updating.discard(id)
 
-    def _note_silence(self, silent_s: float) -> None:
-        if self._silent_s is None:
+    def _note_silence(self, silent: ServerSilent) -> None:
+        """Note that a listing waits. Raises why, if access to it is denied and the remote serves files even so."""
+        if not self._was_silent:
             log.warning(
                 "the listing of %s is slow: its server has sent no page of it for %s;"
                 " it is waited for, and requested again; a manifest needs no listing",
                 self._workers.url,
-                format_timespan(round(silent_s)),
+                format_timespan(round(silent.silent_s)),
             )
-        self._silent_s = silent_s
+        self._silent_s, self._was_silent = silent.silent_s, True
+        if silent.why and self._catalog.files:
+            if self._is_refused:
+                raise silent.why
+            self.failure = Failure(silent.why)
+            self._outage.suspect(silent.why, partial(self._note_decided, silent.why))
+
+    def _note_decided(self, why: GrowfsError, is_away: bool) -> None:
+        self._is_refused = isinstance(why, RemoteDenied) and not is_away and self._silent_s is not None
 
     async def _list(self) -> None:
         listing = self._catalog.listing + 1
@@ -174,15 +186,16 @@ class CatalogSync:
         async def apply(part: ListingDiff | ServerSilent) -> None:
             nonlocal altered, why
             if isinstance(part, ServerSilent):
-                self._note_silence(part.silent_s)
+                self._note_silence(part)
                 return
-            self._silent_s = None
+            self._silent_s = self.failure = None
+            self._is_refused = False
             altered += len(part.new) + len(part.changed) + len(part.gone)
             for skip in part.skipped:
                 why = f"; {skip.path} was skipped: {skip.reason}"
             await self._apply(part)
 
-        self._retry_due = False
+        self._retry_due = self._was_silent = self._is_refused = False
         try:
             files = await call_worker(self._workers, ListRemote(self._catalog.file, listing, self._extent()), apply)
         except WorkerSilent:

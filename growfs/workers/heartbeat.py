@@ -7,33 +7,45 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from growfs.errors import RemoteError
 from growfs.workers.messages import ServerSilent, StillWorking
 
 EVERY_S = 20.0
 COMPUTED_S_MIN = 0.005
 """Reading a page of names takes more CPU, waiting for a server less."""
-SILENCE_S_MAX = 960.0
-"""How long a server is waited for; all tries of one page take less, with timeouts that double."""
+TRY_S_MAX = 960.0
+"""How long a try may take; the timeouts are shorter. After that, this process counts as one that hangs."""
 
 
 class ListingHeartbeat:
     """Sends what this process does while it lists, from a thread of its own.
 
-    It may compute, as the library may read a million names before it returns a page, or wait for the server.
-    heard_at: when the last page arrived, by time.monotonic.
+    It may compute, as the library may read a million names before it returns a page, or wait for the server, or for the
+    next try.
     """
 
     def __init__(self, send: Callable[[Any], None]) -> None:
-        self.heard_at = time.monotonic()
+        self._page_at = self._tried_at = time.monotonic()
+        self._why: RemoteError | None = None
         threading.Thread(target=self._run, args=(send,), daemon=True).start()
+
+    def note_page(self) -> None:
+        """Note that a page has arrived."""
+        self._page_at = self._tried_at = time.monotonic()
+        self._why = None
+
+    def note_failure(self, error: RemoteError) -> None:
+        """Note that a page has to be requested again."""
+        self._tried_at = time.monotonic()
+        self._why = error
 
     def _run(self, send: Callable[[Any], None]) -> None:
         computed_s = time.process_time()
         while True:
             time.sleep(EVERY_S)
-            silent_s = time.monotonic() - self.heard_at
-            if time.process_time() - computed_s > COMPUTED_S_MIN:
+            now, why = time.monotonic(), self._why
+            if why is None and time.process_time() - computed_s > COMPUTED_S_MIN:
                 send(StillWorking())
-            elif EVERY_S <= silent_s < SILENCE_S_MAX:
-                send(ServerSilent(silent_s))
+            elif now - self._page_at >= EVERY_S and now - self._tried_at < TRY_S_MAX:
+                send(ServerSilent(now - self._page_at, why))
             computed_s = time.process_time()

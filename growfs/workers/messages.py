@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, RemoteError
 from growfs.remote.interface import Fetched, RemoteFile
 
 if TYPE_CHECKING:  # they are imported where they are unpickled: a worker that lists does without
@@ -96,9 +96,13 @@ class StillWorking:
 
 @dataclass(frozen=True, slots=True)
 class ServerSilent:
-    """From a worker that lists: it has waited for the next page of the listing for so long."""
+    """From a worker that lists: it has waited for the next page of the listing for so long.
+
+    why: the error of its last try; None if the first one goes on.
+    """
 
     silent_s: float
+    why: RemoteError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -155,7 +154,8 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
     if isinstance(request, ListRemote):
         if request.extent is not None and spec.producer:
             spec = replace(spec, producer=replace(spec.producer, count=request.extent))
-        return _list(open_remote(spec, retries=Retries()), request, send)
+        heartbeat = ListingHeartbeat(send)
+        return _list(open_remote(spec, retries=Retries(on_failure=heartbeat.note_failure)), request, send, heartbeat)
     if isinstance(request, MakeOrder):
         from growfs.workers.make_order import make_order  # a listing does without, and is waited for
 
@@ -169,14 +169,13 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
     return plan_generation(request.catalog, request.number, request.input)
 
 
-def _list(remote: Remote, request: ListRemote, send: Send) -> int:
-    heartbeat = ListingHeartbeat(send)
+def _list(remote: Remote, request: ListRemote, send: Send, heartbeat: ListingHeartbeat) -> int:
     connection = read_only(request.catalog)
     comparison = Comparison(connection)
     files = 0
     unread: set[str] = set()
     for page in remote.pages():
-        heartbeat.heard_at = time.monotonic()
+        heartbeat.note_page()
         new, changed = comparison.compare(page.files)
         files += len(page.files)
         unread |= {skip.path for skip in page.skipped if skip.unread}

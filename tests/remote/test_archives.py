@@ -105,6 +105,7 @@ def test_a_listing_resumes_from_each_cursor(shards: Shards) -> None:
         earlier = {file.path for page in pages[:done] for file in page.files}
         rest = [file.path for page in shards.members().pages(page.cursor) for file in page.files]
         assert sorted(rest) == sorted(NAMES.keys() - earlier)
+    assert len(list((shards.cache / "members").iterdir())) == len(SHARDS) + 1, "indexes of earlier pages are kept"
 
 
 @pytest.mark.promise(35)
@@ -128,7 +129,7 @@ def test_an_unchanged_archive_is_not_read_again(shards: Shards) -> None:
 
 def test_a_listing_that_fails_midway_resumes_and_keeps_what_was_read(shards: Shards) -> None:
     shards.fail("open", None, RemoteBusy("busy"), None, RemoteBusy("busy"))
-    assert listed(RetryingRemote(shards.members(), Retries(lambda _: None))).keys() == NAMES.keys()
+    assert listed(RetryingRemote(shards.members, Retries(lambda _: None))).keys() == NAMES.keys()
     assert len(shards.read) == len(SHARDS) + 2
     assert len(list((shards.cache / "members").iterdir())) == len(SHARDS)
 
@@ -142,7 +143,7 @@ def test_an_archive_being_read_when_a_listing_fails_is_not_read_twice(shards: Sh
         delays.append(seconds)
         Timer(0.2, shards.held.clear).start()
 
-    assert listed(RetryingRemote(shards.members(), Retries(release_later))).keys() == NAMES.keys()
+    assert listed(RetryingRemote(shards.members, Retries(release_later))).keys() == NAMES.keys()
     assert len(delays) == 1
     assert sorted(shards.read) == sorted([*SHARDS, "shards/0.tar"])
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from awscrt import checksums
 
-from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteMissing, RemoteThrottled
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing, RemoteThrottled
 from growfs.remote import digest
 from growfs.remote.digest import Digest
 from growfs.remote.http.download import FALLBACK_S, FALLBACKS_MAX, USELESS_HEADS_MAX
@@ -171,7 +171,7 @@ def test_a_server_that_stops_sending_ranges_is_left_to_the_library(
 ) -> None:
     """At once where nothing of the file has arrived yet, else at the second try."""
     url = serve(FakeStore(DATA, ranges="first"))
-    assert fetched(RetryingRemote(s3(url), Retries(lambda _: None)), tmp_path) == DATA
+    assert fetched(RetryingRemote(lambda: s3(url), Retries(lambda _: None)), tmp_path) == DATA
     assert library_fetches == ["x"]
 
 
@@ -200,10 +200,10 @@ def test_a_part_that_fails_goes_on_from_its_last_byte(
         store.body = "cut" if fault == "cut" and len(store.gets) in failing else "plain"
 
     store.on_get, store.status = on_get, status
-    failures: list[RemoteBusy] = []
+    failures: list[RemoteError] = []
     retries, progress = Retries(lambda _: None, failures.append), list[int]()
     task = FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target", progress.append, Digest())
-    assert RetryingRemote(s3(serve(store)), retries).fetch(task).size == len(DATA)
+    assert RetryingRemote(lambda: s3(serve(store)), retries).fetch(task).size == len(DATA)
     assert task.target.read_bytes() == DATA
     assert task.digest
     assert task.digest.text() == digest.of(task.target)
@@ -232,7 +232,7 @@ def test_a_file_fails_when_one_part_always_fails(serve: Serve, tmp_path: Path, f
         store.status = lambda request: 503 if is_bad(request) else None
     pauses: list[float] = []
     with pytest.raises(RemoteBusy):
-        RetryingRemote(s3(serve(store)), Retries(pauses.append)).fetch(
+        RetryingRemote(lambda: s3(serve(store)), Retries(pauses.append)).fetch(
             FetchTask(RemoteFile("x", len(DATA), None, "v1"), tmp_path / "target")
         )
     assert TRIES_MAX <= sum(map(is_bad, store.gets)) <= 3 * TRIES_MAX
@@ -245,7 +245,7 @@ def test_a_store_says_how_long_it_wants_to_be_left_alone(serve: Serve, tmp_path:
     store = FakeStore(DATA, extra_headers={"Retry-After": value})
     store.status = lambda request: 503 if len(store.gets) == 4 else None
     pauses: list[float] = []
-    assert fetched(RetryingRemote(s3(serve(store)), Retries(pauses.append)), tmp_path) == DATA
+    assert fetched(RetryingRemote(lambda: s3(serve(store)), Retries(pauses.append)), tmp_path) == DATA
     assert pauses == [7.0 if value == "7" else RETRY_AFTER_S_MAX]
 
 

@@ -27,7 +27,7 @@ from growfs.errors import (
 from growfs.remote import open_remote
 from growfs.remote.http.download import BUSY_STATUSES
 from growfs.remote.interface import FetchTask, RemoteSpec
-from growfs.remote.retries import PAGE_TRIES_MAX, TRIES_MAX, Retries
+from growfs.remote.retries import TRIES_MAX, Retries
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.fsspec import FsspecRemote
 from growfs.remote.stores.registry import open_store, store_name
@@ -199,7 +199,7 @@ def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog:
     Faulty.answers[:] = [(503, xml("SlowDown")), (429, xml("TooManyRequests"))]
     delays: list[float] = []
     with caplog.at_level(logging.WARNING):
-        assert list(RetryingRemote(S3Remote(faulty), Retries(delays.append)).pages()) == []
+        assert list(RetryingRemote(lambda: S3Remote(faulty), Retries(delays.append)).pages()) == []
     assert len(delays) == len(caplog.records) == 2
     assert 0.2 <= delays[0] <= 0.4 <= delays[1] <= 0.6
     assert SECRET not in caplog.text
@@ -208,7 +208,7 @@ def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog:
 def test_retries_are_limited_and_only_for_busy_errors(tmp_path: Path) -> None:
     fake = FakeRemote()
     fake.put("a", b"x")
-    remote = RetryingRemote(fake, Retries(lambda _: None))
+    remote = RetryingRemote(lambda: fake, Retries(lambda _: None))
     fake.fail("stat", *[RemoteBusy("busy")] * TRIES_MAX)
     with pytest.raises(RemoteBusy):
         remote.stat("a")
@@ -222,21 +222,26 @@ def test_a_retried_listing_resumes_where_it_failed(tmp_path: Path) -> None:
     fake = FakeRemote(page_files=1)
     for name in "abc":
         fake.put(name, b"x")
-    busy, longer = ([RemoteBusy("busy")] * (most - 1) for most in (TRIES_MAX, PAGE_TRIES_MAX))
-    fake.fail("pages", *busy, None, *longer, None, *longer)
-    pages = list(RetryingRemote(fake, Retries(lambda _: None)).pages())
+    fake.fail("pages", *[RemoteBusy("busy")] * (TRIES_MAX - 1), None)
+    fake.fail("pages", *[RemoteBusy("busy"), RemoteDenied("no")] * 1000)
+    opened: list[FakeRemote] = []
+
+    def open_source() -> FakeRemote:
+        opened.append(fake)
+        return fake
+
+    pages = list(RetryingRemote(open_source, Retries(lambda _: None)).pages())
     assert [file.path for page in pages for file in page.files] == ["a", "b", "c"]
+    assert len(opened) == 1 + 1000, "denied, it is opened anew, with new credentials"
 
 
-def test_a_listing_that_has_begun_waits_for_a_minute_before_it_fails() -> None:
-    fake = FakeRemote(page_files=1)
-    for name in "ab":
-        fake.put(name, b"x")
-    fake.fail("pages", None, *[RemoteBusy("busy")] * PAGE_TRIES_MAX)
-    pauses: list[float] = []
-    with pytest.raises(RemoteBusy):
-        list(RetryingRemote(fake, Retries(pauses.append)).pages())
-    assert 60 < sum(pauses) < 120, "a worker that says nothing for 120 s is given up"
+@pytest.mark.parametrize("error", [RemoteBusy("busy"), RemoteDenied("no")])
+def test_a_listing_whose_first_page_fails_is_given_up(error: GrowfsError) -> None:
+    fake = FakeRemote()
+    fake.put("a", b"x")
+    fake.fail("pages", *[error] * TRIES_MAX)
+    with pytest.raises(type(error)):
+        list(RetryingRemote(lambda: fake, Retries(lambda _: None)).pages())
 
 
 def test_progress_counts_every_byte_that_arrives(tmp_path: Path) -> None:
@@ -249,7 +254,7 @@ def test_progress_counts_every_byte_that_arrives(tmp_path: Path) -> None:
     task = FetchTask(
         fake.stat("a"), tmp_path / "target", reported.append, restart=lambda: restarts.append(sum(reported))
     )
-    RetryingRemote(fake, Retries(lambda _: None)).fetch(task)
+    RetryingRemote(lambda: fake, Retries(lambda _: None)).fetch(task)
     assert restarts == [0, 30, 40]
     assert sum(reported) == 40 + 95
     assert (tmp_path / "target").stat().st_size == 95

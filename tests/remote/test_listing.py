@@ -175,14 +175,14 @@ def test_a_busy_server_gets_fewer_requests_at_once_and_no_key_is_lost(serve: Ser
     remote = serve(bucket := FakeBucket(NAMES, delay_s=0.01))
     bucket.fault = lambda _: status if bucket.in_flight >= 3 else None
     delays: list[float] = []
-    assert sorted(paths(RetryingRemote(remote, Retries(delays.append)).pages())) == NAMES
+    assert sorted(paths(RetryingRemote(lambda: remote, Retries(delays.append)).pages())) == NAMES
     assert remote._concurrency.limit < 8
 
 
 def test_errors_midway_lose_no_key(serve: Serve) -> None:
     chance = random.Random(3)
     remote = serve(FakeBucket(NAMES, fault=lambda _: 503 if chance.random() < 0.3 else None))
-    found = paths(RetryingRemote(remote, Retries(lambda _: None)).pages())
+    found = paths(RetryingRemote(lambda: remote, Retries(lambda _: None)).pages())
     assert sorted(found) == NAMES
 
 

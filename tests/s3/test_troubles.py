@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -19,6 +20,7 @@ from growfs.remote.retries import TRIES_MAX
 from growfs.status import MountStatus
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
+from tests.s3.credentials import Issuer, environment
 from tests.s3.proxy import Fault, Request, proxy_to, s3_error, stall, truncate
 from tests.servers import S3Server
 
@@ -167,25 +169,6 @@ def test_a_probe_says_that_credentials_have_expired(growfs: Growfs, moto: S3Serv
         until(lambda: growfs.status()["outage"] is None)
 
 
-@pytest.mark.promise(16)
-def test_the_mount_stays_where_its_first_listing_fails_later(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
-    growfs.env.update(rclone_s3.env)
-    url = put(rclone_s3, prefix, *(f"{number:05}" for number in range(2500)))
-    growfs.env[SETUP_VARIABLE] = QUICK_RETRIES
-    with proxy_to(rclone_s3.endpoint_url) as proxy:
-        proxy.hold(lambda request: request.is_later_page)
-        growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
-        proxy.is_away = True
-        proxy.release()
-        assert "cannot reach the server" in until(lambda: growfs.status()["last_error"])
-        until(lambda: growfs.status()["state"] == "waiting")
-        assert mounted_at(growfs.mountpoint)
-        proxy.is_away = False
-        until(lambda: growfs.status()["remote"]["listed"])
-        status = growfs.status()
-        assert (status["remote"]["files"], status["last_error"]) == (2500, None)
-
-
 @pytest.mark.promise(3, 14)
 def test_files_are_served_from_the_first_page_of_a_listing_on(growfs: Growfs, rclone_s3: S3Server, prefix: str) -> None:
     growfs.env.update(rclone_s3.env)
@@ -238,6 +221,69 @@ def test_a_listing_whose_pages_take_longer_than_a_timeout_is_completed(
         assert len([request for request in proxy.requests if request.is_later_page]) <= 4
     assert (status["remote"]["listing_silent_s"], status["last_error"]) == (None, None)
     assert growfs.log().count(f"the listing of {url} is slow: its server has sent no page of it for ") == 1
+
+
+WAITING_PAGES = f"""
+{SHORT_PAGES}
+from growfs.remote import retries
+from growfs.workers import heartbeat
+retries.DELAY_S_MIN, retries.DELAY_S_MAX, retries.BUDGET_PER_S = 0.01, 0.1, 100
+heartbeat.EVERY_S = 0.1
+"""
+TRIES_OF_HOURS = 50
+
+
+@pytest.mark.promise(14, 16)
+@pytest.mark.parametrize(
+    ("status", "code", "why"),
+    [
+        (0, "", "cannot reach the server"),
+        (503, "SlowDown", "the server is busy or failing (503"),
+        (403, "ExpiredToken", "the credentials are wrong or have expired"),
+    ],
+)
+def test_a_listing_goes_on_where_it_stopped(
+    growfs: Growfs, moto: S3Server, prefix: str, tmp_path: Path, status: int, code: str, why: str
+) -> None:
+    """However long the store was away, and with other credentials than before."""
+    url = put(moto, prefix, *"abcdefgh")
+    growfs.env[SETUP_VARIABLE] = WAITING_PAGES
+    issuer = Issuer()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        growfs.env.pop(name)
+    with environment("web-identity", issuer, tmp_path) as env, proxy_to(moto.endpoint_url) as proxy:
+        growfs.env.update(env)
+        proxy.fault = issuer.choose
+        proxy.hold(lambda request: request.is_later_page)
+        growfs.mount(url, "--endpoint-url", proxy.url, "--no-wait")
+        if status:
+            proxy.fault = lambda _: s3_error(status, code)
+        else:
+            proxy.is_away = True
+        proxy.release()
+        assert why in until(lambda: growfs.status()["last_error"])
+        until(lambda: growfs.status()["state"] == "waiting")
+        assert mounted_at(growfs.mountpoint)
+        if status:
+            until(lambda: sum(request.is_later_page for request in proxy.requests) > TRIES_OF_HOURS)
+        issuer.revoke()
+        proxy.is_away, proxy.fault = False, issuer.choose
+        until(lambda: growfs.status()["remote"]["listed"])
+        found = growfs.status()
+        assert (found["remote"]["files"], found["last_error"]) == (8, None)
+        assert sum(request.is_listing and not request.is_later_page for request in proxy.requests) == 1
+
+
+@pytest.mark.promise(16)
+def test_a_listing_that_is_denied_while_files_are_served_fails(growfs: Growfs, moto: S3Server, prefix: str) -> None:
+    """It would wait for ever, as for a folder that nobody may read."""
+    url = put(moto, prefix, *"abcd")
+    growfs.env[SETUP_VARIABLE] = WAITING_PAGES
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = lambda request: s3_error(403, "AccessDenied") if request.is_later_page else None
+        done = growfs.mount(url, "--endpoint-url", proxy.url, check=False)
+    assert done.returncode
+    assert f"{url}: access denied (403" in done.stderr
 
 
 @pytest.mark.promise(16)

@@ -545,7 +545,8 @@ async def test_a_worker_sends_heartbeats_while_a_listing_computes(
                 sum(range(10_000))
             yield from super().pages(cursor)
 
-    assert worker._list(Computing(), ListRemote(cache.database.path, 1), sent.append) == 0
+    beats = heartbeat.ListingHeartbeat(sent.append)
+    assert worker._list(Computing(), ListRemote(cache.database.path, 1), sent.append, beats) == 0
     assert StillWorking() in sent
     cache.close()
 

@@ -72,14 +72,14 @@ class ArchiveRemote:
         self._remote = remote
         self._function = function
         self._cache = cache
-        self._indexes_used: set[str] = set()
+        self._indexes_used: set[str] | None = None  # of a listing from its start
         self._under_way: dict[RemoteFile, Future[tuple[RemoteFile, Path]]] = {}
         self._stat_lock = threading.Lock()
         self._import_lock = threading.Lock()
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
         if cursor is None:
-            self._indexes_used.clear()
+            self._indexes_used = set()
         after, left, done = cursor or (None, (), 0)
         pool = ThreadPoolExecutor(INDEXED_PARALLEL, "members")
         try:
@@ -90,7 +90,8 @@ class ArchiveRemote:
                 yield from self._member_pages(pool, page.cursor, page.files, 0)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        self._indexes.keep_only(self._indexes_used)
+        if self._indexes_used is not None:
+            self._indexes.keep_only(self._indexes_used)
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         if not version:
@@ -132,7 +133,8 @@ class ArchiveRemote:
             self._under_way.pop(archive, None)
             try:
                 now, index = ahead.popleft().result()
-                self._indexes_used.add(index.name)
+                if self._indexes_used is not None:
+                    self._indexes_used.add(index.name)
                 members = self._indexes.read(index, done)
                 while batch := list(islice(members, PAGE_FILES_MAX)):
                     done += len(batch)

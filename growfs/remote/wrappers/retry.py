@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from growfs.errors import RemoteBusy, RemoteChanged
+from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError
 from growfs.remote.interface import FetchTask, Page, Remote, RemoteFile, RemoteStream
-from growfs.remote.retries import PAGE_TRIES_MAX, TRIES_MAX, Retries, Tries
+from growfs.remote.retries import DELAY_S_MAX, Retries, Tries
 
 T = TypeVar("T")
 
@@ -19,12 +20,16 @@ log = logging.getLogger(__name__)
 class RetryingRemote:
     """Wraps a remote: a call that raises RemoteBusy is repeated as growfs.remote.retries says. Others pass at once.
 
-    A listing continues after the last page that arrived, and its tries are counted anew from there. A fetch hands its
-    tries down: parts of it may be repeated by themselves, and only what cannot begins anew.
+    A listing continues after the last page that arrived. Once it has begun, it waits for its store as long as that
+    takes, also while access is denied: begun anew, it might take hours again. A fetch hands its tries down: parts of it
+    may be repeated by themselves, and only what cannot begins anew.
+
+    open_source: opens the remote. Opened anew, it reads the credentials anew.
     """
 
-    def __init__(self, remote: Remote, retries: Retries) -> None:
-        self._remote = remote
+    def __init__(self, open_source: Callable[[], Remote], retries: Retries) -> None:
+        self._open_source = open_source
+        self._remote = open_source()
         self._retries = retries
 
     def pages(self, cursor: Any = None) -> Iterator[Page]:
@@ -34,14 +39,17 @@ class RetryingRemote:
             nonlocal source
             try:
                 return next(source, None)
-            except RemoteBusy:
+            except (RemoteBusy, RemoteDenied) as error:
+                if isinstance(error, RemoteDenied):
+                    self._remote = self._open_source()
                 source = self._remote.pages(cursor)  # a generator that raised is exhausted
                 raise
 
-        most = TRIES_MAX if cursor is None else PAGE_TRIES_MAX
-        while (page := self._repeat(next_page, Tries(self._retries, most))) is not None:
-            cursor, most = page.cursor, PAGE_TRIES_MAX
+        page = self._repeat(next_page)
+        while page is not None:
+            cursor = page.cursor
             yield page
+            page = self._repeat(next_page, Tries(self._retries, math.inf), (RemoteBusy, RemoteDenied))
 
     def stat(self, path: str, version: str = "") -> RemoteFile:
         return self._repeat(lambda: self._remote.stat(path, version))
@@ -71,11 +79,17 @@ class RetryingRemote:
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         return self._repeat(lambda: self._remote.open(file, start))
 
-    def _repeat(self, call: Callable[[], T], tries: Tries | None = None) -> T:
+    def _repeat(
+        self,
+        call: Callable[[], T],
+        tries: Tries | None = None,
+        errors: tuple[type[RemoteError], ...] = (RemoteBusy,),
+    ) -> T:
         tries = tries or Tries(self._retries)
         while True:
             try:
                 return call()
-            except RemoteBusy as error:
+            except errors as error:
                 paused_s = tries.pause_to_restart(error)
-                log.warning("%s (tried again after %.1f s)", error, paused_s)
+                if paused_s < DELAY_S_MAX:  # else it is waited for, and a line for each try would fill the log
+                    log.warning("%s (tried again after %.1f s)", error, paused_s)

@@ -39,7 +39,7 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.base import PAGE_FILES_MAX, Access
-from growfs.remote.stores.fsspec import SIGNED_S, FsspecRemote
+from growfs.remote.stores.fsspec import PAGE_READ_S, SIGNED_S, FsspecRemote
 from growfs.remote.stores.s3 import client, listing
 from growfs.remote.stores.s3.client import (
     CREDENTIAL_SOURCES,
@@ -249,7 +249,7 @@ class S3Remote(FsspecRemote):
             try:
                 return listing.get(connection, self._page_request(parameters), prefix)
             except (HttpError, ConnectionFailed) as error:
-                if isinstance(error, ConnectionTimedOut):
+                if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
                     longer = connection.timeouts.doubled()
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
                 raise self.translated(error) from None
