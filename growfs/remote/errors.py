@@ -87,10 +87,10 @@ class Problem:
         return _is_busy(status) or bool(words & (self._store.busy_codes | self._store.unreachable | _BUSY))
 
     def denied(self, what: str, advice: str = "") -> RemoteDenied:
-        """The store refused. what: the reason in words. advice: what to do, beside giving other credentials."""
+        """The store refused. what: the reason in words. advice: what to do, if not to give other credentials."""
         found = self._store.known_credentials()
         found = found and f"; credentials: {self._store.clean(found)}"
-        return RemoteDenied(f"{self.where}: {what}{found}; {advice}{self._store.login_advice()}")
+        return RemoteDenied(f"{self.where}: {what}{found}; {advice or self._store.login_advice()}")
 
     def without_credentials(self, why: str = "") -> RemoteDenied:
         """There are no credentials. why: the library's words for it, if they say more."""
@@ -125,7 +125,7 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
         busy.retry_after_s = max((getattr(link, "retry_after_s", 0.0) for link in problem.chain), default=0.0)
         return busy
     if status in (401, 403):
-        return problem.denied(f"access denied ({status}: {detail})", "check its permissions; ")
+        return problem.denied(f"access denied ({status}: {detail})", f"check its permissions; {store.login_advice()}")
     if status in (404, 410):
         return RemoteMissing(f"{where}: no such file or folder; check the URL")
     if status == 412:

@@ -40,8 +40,8 @@ EARLY_FILES_MAX = 1000
 """Files of an unfinished listing that the first draws choose from."""
 LISTING_GRACE_S = 5.0
 """How long the first draws wait for the listing to end, unless the start waits for a number of files or bytes."""
-FAILED_RETRY_S = 30.0
-"""Pause before failed files are tried again at the end of a pass, at least; and as long as trying them took."""
+FAILED_RETRY_S, FAILED_RETRY_S_MAX = 30.0, 86_400.0
+"""Pause before failed files are tried again at the end of a pass: twice as long after each time that none succeeded."""
 ORDER_PAUSES = 10
 """Where single files change, the order is computed again after so many times what it took the last time."""
 GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
@@ -213,11 +213,11 @@ class Prefetcher:
             with trio.move_on_after(pause_s):
                 while not state.is_stale:
                     await state.changed.wait()
-            began = trio.current_time()
+            excluded = drawer.excluded
             state.retry()
             if not await drawer.draw_failed_again():
                 return False
-            pause_s = max(FAILED_RETRY_S, trio.current_time() - began)
+            pause_s = FAILED_RETRY_S if drawer.excluded < excluded else min(2 * pause_s, FAILED_RETRY_S_MAX)
         if not state.is_stale:
             state.rest()
         return not (state.is_stale or state.has_evicted) and self._may_continue()

@@ -182,6 +182,8 @@ def xml(code: str) -> bytes:
         (400, "RequestTimeout", RemoteBusy),
         (400, "ExpiredToken", RemoteDenied),
         (403, "AccessDenied", RemoteDenied),
+        (403, "InvalidObjectState", RemoteError),
+        (400, "KMS.DisabledException", RemoteDenied),
         (404, "NoSuchBucket", BucketMissing),
         (501, "NotImplemented", RemoteError),
         (400, "Odd", RemoteError),
@@ -193,6 +195,23 @@ def test_each_s3_error_is_translated(faulty: RemoteSpec, status: int, code: str,
     by_library = [target for target in Faulty.seen if "X-Amz-Signature" not in target]
     assert len(by_library) == (status not in BUSY_STATUSES), "s3fs or botocore retried on its own"
     assert len(Faulty.seen) == len(by_library) + 1
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("InvalidObjectState", "is archived; restore it"),
+        ("KMS.DisabledException", "check the KMS key of the object"),
+        ("AccessDenied", "the policies of the bucket, of the object's key and of the credentials"),
+    ],
+)
+def test_what_is_wrong_with_an_object_is_not_blamed_on_the_credentials(
+    faulty: RemoteSpec, code: str, advice: str
+) -> None:
+    Faulty.answers[:] = [(403, xml(code))] * 3
+    message = str(error_of(faulty))
+    assert advice in message
+    assert S3Remote.login not in message
 
 
 def test_busy_errors_are_retried_with_growing_delays(faulty: RemoteSpec, caplog: pytest.LogCaptureFixture) -> None:

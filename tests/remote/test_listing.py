@@ -43,6 +43,8 @@ class FakeBucket:
     """A server that lists `names` in the order given, in pages.
 
     honors_start_after: whether a listing begins after start-after; rejects_start_after: it answers 400 instead.
+    storage: the XML of the storage class, where it is another one. restore_status: whether it tells, if asked, what was
+    restored; else it refuses the request.
     fault: maps the number of a request to the status of an error, None if there is none.
     queries: the query of each request, in order. peak: the most requests that were in flight at once.
     """
@@ -51,6 +53,8 @@ class FakeBucket:
     honors_start_after: bool = True
     rejects_start_after: bool = False
     delay_s: float = 0.0
+    storage: dict[str, str] = field(default_factory=dict)
+    restore_status: bool = True
     fault: Callable[[int], int | None] = lambda _: None
     queries: list[dict[str, str]] = field(default_factory=list)
     in_flight: int = 0
@@ -68,6 +72,9 @@ class FakeBucket:
             self.in_flight -= 1
         if status := self.fault(number) or (400 if self.rejects_start_after and "start-after" in query else None):
             return status, "<Error><Code>Odd</Code></Error>"
+        asks = query["attributes"] == "RestoreStatus"
+        if asks and not self.restore_status:
+            return 501, "<Error><Code>NotImplemented</Code></Error>"
         begin = 0
         if token := query.get("continuation-token"):
             begin = int(token)
@@ -75,7 +82,8 @@ class FakeBucket:
             begin = next((at for at, name in enumerate(self.names) if name > after), len(self.names))
         end = begin + int(query["max-keys"])
         contents = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>1</Size><ETag>&quot;e&quot;</ETag></Contents>"
+            f"<Contents><Key>{escape(name)}</Key><Size>1</Size><ETag>&quot;e&quot;</ETag>"
+            f"{self.storage.get(name, '') if asks else self.storage.get(name, '').partition('<Restore')[0]}</Contents>"
             for name in self.names[begin:end]
         )
         more = end < len(self.names)
@@ -96,6 +104,7 @@ def serve() -> Iterator[Callable[[FakeBucket], S3Remote]]:
 
         def do_GET(self) -> None:
             query = {name: value for name, (value, *_) in parse_qs(urlsplit(self.path).query).items()}
+            query["attributes"] = self.headers.get("x-amz-optional-object-attributes", "")
             status, text = bucket.answer(query)
             self.reply(text, status)
 
@@ -259,3 +268,30 @@ def test_a_listing_is_complete_when_no_more_threads_can_start(serve: Serve, monk
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     assert sorted(paths(serve(FakeBucket(NAMES)).pages())) == NAMES
+
+
+@pytest.mark.parametrize("restore_status", [True, False])
+def test_archived_objects_are_skipped_until_they_are_restored(serve: Serve, restore_status: bool) -> None:
+    names = NAMES[:40]
+    restored = "<RestoreStatus><RestoreExpiryDate>2099-01-01T00:00:00Z</RestoreExpiryDate></RestoreStatus>"
+    storage = {
+        names[7]: "<StorageClass>GLACIER</StorageClass>",
+        names[20]: f"<StorageClass>GLACIER</StorageClass>{restored}",
+        names[31]: "<StorageClass>DEEP_ARCHIVE</StorageClass><RestoreStatus><IsRestoreInProgress>true"
+        "</IsRestoreInProgress></RestoreStatus>",
+        names[33]: "<StorageClass>GLACIER_IR</StorageClass>",
+    }
+    fake = FakeBucket(names, storage=storage, restore_status=restore_status)
+    pages = list(serve(fake).pages())
+    skipped = {name.path: name.reason for page in pages for name in page.skipped}
+    unreadable = [names[7], names[31]] + ([] if restore_status else [names[20]])
+    assert skipped == dict.fromkeys(unreadable, "archived: restore it, or copy it to another storage class")
+    assert sorted(paths(iter(pages))) == sorted(set(names) - set(unreadable))
+    asked = [query for query in fake.queries if query["attributes"]]
+    assert asked if restore_status else len(asked) <= 2 * FALLBACKS_MAX
+
+
+def test_a_bucket_without_archived_objects_is_asked_for_nothing_more(serve: Serve) -> None:
+    fake = FakeBucket(NAMES[:40])
+    assert paths(serve(fake).pages())
+    assert not [query for query in fake.queries if query["attributes"]]

@@ -383,6 +383,27 @@ def test_an_object_that_always_fails_is_reported_and_the_rest_served(
         assert (growfs.mountpoint / "d/3").read_bytes() == b"d/3", "opening it retries the fetch"
 
 
+@pytest.mark.promise(3)
+def test_archived_objects_are_skipped_and_served_once_they_can_be_read(
+    growfs: Growfs, moto: S3Server, prefix: str
+) -> None:
+    import boto3
+
+    url = put(moto, prefix, "a")
+    keys = {"aws_access_key_id": moto.access_key, "aws_secret_access_key": moto.secret_key}
+    client = boto3.client("s3", endpoint_url=moto.endpoint_url, region_name="us-east-1", **keys)
+    client.put_object(Bucket=moto.bucket, Key=f"{prefix}/b", Body=b"b", StorageClass="DEEP_ARCHIVE")
+    client.close()
+    growfs.mount(url, "--endpoint-url", moto.endpoint_url, "--settle", "0", "--refresh", "0.3s")
+    until(lambda: growfs.status()["remote"]["listed"])
+    reason = "archived: restore it, or copy it to another storage class"
+    assert growfs.status()["skipped"] == [{"reason": reason, "files": 1, "example": "b"}]
+    assert growfs.names() == {"a"}
+    moto.put(f"{prefix}/b", b"b")
+    until(lambda: growfs.names() == {"a", "b"})
+    assert growfs.status()["skipped"] == []
+
+
 @pytest.mark.promise(3, 16)
 def test_an_object_deleted_between_listing_and_fetch_disappears(growfs: Growfs, moto: S3Server, prefix: str) -> None:
     url = put(moto, prefix, "d/0", "d/1", "d/deleted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import random
@@ -490,6 +491,33 @@ async def test_the_failed_files_of_a_group_are_drawn_again_together(cache: Local
     for id in (2, 1):
         drawer.handle_finished(failed_download(id, RemoteError("x"), group))
     assert list(groups_of(drawer._take_failed())) == [[1, 2]]
+
+
+async def test_failed_files_are_tried_again_ever_more_rarely_and_at_least_daily(
+    cache: LocalCache, prefetch: PrefetchState, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefetcher = new_prefetcher(cache, prefetch)
+    monkeypatch.setattr(prefetcher, "_may_continue", lambda: False)
+    tried: list[float] = []
+
+    class FailingDrawer:
+        has_failed, excluded = True, 3
+
+        async def wait_until_finished(self) -> bool:
+            return True
+
+        async def draw_failed_again(self) -> bool:
+            tried.append(trio.current_time())
+            self.excluded -= len(tried) == 5  # one of them succeeds
+            return True
+
+    monkeypatch.setattr(prefetcher, "_drawer", FailingDrawer())
+    began = trio.current_time()
+    with trio.move_on_after(10 * 86_400):
+        await prefetcher._retry_failed()
+    pauses = [round(until - since) for since, until in itertools.pairwise([began, *tried])]
+    assert pauses[:7] == [30, 60, 120, 240, 480, 30, 60]
+    assert pauses[-1] == 86_400
 
 
 async def test_files_that_change_one_by_one_have_the_order_computed_again_now_and_then(

@@ -51,7 +51,7 @@ class HubRemote(FsspecRemote):
 
     def own_error(self, problem: Problem) -> GrowfsError | None:
         if "RepositoryNotFoundError" in problem.words and "GatedRepoError" not in problem.words:
-            return problem.denied("no such repository, or it is private", "check the name; ")
+            return problem.denied("no such repository, or it is private", f"check the name; {self.login}")
         return None
 
     def text_of(self, error: BaseException) -> str:

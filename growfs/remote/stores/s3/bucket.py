@@ -62,6 +62,8 @@ long. A client with new ones takes 12 MB."""
 REFUSED_S = 15.0
 """How long credentials that could not be had are not asked for again. An outage is known by then, and ends this
 process."""
+RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
+"""A parameter of a listing, which then says which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
 
 
@@ -101,6 +103,7 @@ class S3Remote(FsspecRemote):
         self._refused_at = -math.inf
         self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
         self._listing_fallbacks = 0
+        self._knows_restored: bool | None = None
         self._page_timeouts = TIMEOUTS  # longer after each that was too short: a server may need minutes for a page
         self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
         self._has_served = False
@@ -217,14 +220,20 @@ class S3Remote(FsspecRemote):
             return BucketMissing(f"{problem.where}: no such bucket; check the name and --endpoint-url")
         if "NoCredentialsError" in problem.words:
             return problem.without_credentials()
+        if "InvalidObjectState" in problem.words:
+            return RemoteError(f"{problem.where}: is archived; restore it, or copy it to another storage class")
+        if any(word.startswith("KMS.") for word in problem.words):
+            return problem.denied(f"its key cannot be used ({problem.detail})", "check the KMS key of the object")
         failed = failed_credentials(problem.chain)
-        if failed is None or problem.is_busy(failed[0]):
-            return None
-        _, provider = failed
-        source = CREDENTIAL_SOURCES.get(provider)
-        words = source.words if source else provider or "botocore"
-        advice = mend(provider, self._options) or self.login
-        return RemoteDenied(f"{problem.where}: no credentials from {words} ({problem.detail}); {advice}")
+        if failed and not problem.is_busy(failed[0]):
+            source = CREDENTIAL_SOURCES.get(failed[1])
+            words = source.words if source else failed[1] or "botocore"
+            advice = mend(failed[1], self._options) or self.login
+            return RemoteDenied(f"{problem.where}: no credentials from {words} ({problem.detail}); {advice}")
+        if "AccessDenied" in problem.words and not self.spec.anon:  # the credentials are good
+            advice = "check its permissions: the policies of the bucket, of the object's key and of the credentials"
+            return problem.denied(f"access denied ({problem.status}: {problem.detail})", advice)
+        return None
 
     def status_of(self, error: BaseException) -> int:
         response = _response(error)
@@ -244,6 +253,18 @@ class S3Remote(FsspecRemote):
             parameters["ContinuationToken"] = key_range.token
         elif key_range.after:
             parameters["StartAfter"] = prefix + key_range.after
+        page = self._list_page(connection, parameters | RESTORED if self._knows_restored else parameters, prefix)
+        if page.archived and self._knows_restored is None:  # asked for only then: some stores refuse the parameter
+            try:
+                page = self._list_page(connection, parameters | RESTORED, prefix)
+                self._knows_restored = True
+            except RemoteBusy:
+                raise
+            except GrowfsError:
+                self._knows_restored = False
+        return page
+
+    def _list_page(self, connection: Connection, parameters: dict[str, Any], prefix: str) -> KeyPage:
         if self._listing_fallbacks < FALLBACKS_MAX:
             connection.timeouts = self._page_timeouts
             try:
@@ -325,10 +346,10 @@ class S3Remote(FsspecRemote):
             client = self._client(parameters["Bucket"])
             signed = self._completed(client, client.boto.list_objects_v2, parameters)
             url = client.call(client.boto.generate_presigned_url, "list_objects_v2", signed, SIGNED_S)
-        request = HttpRequest(
-            url,
-            {"x-amz-request-payer": signed["RequestPayer"]} if "RequestPayer" in signed else {},
-        )
+        headers = {"x-amz-request-payer": signed["RequestPayer"]} if "RequestPayer" in signed else {}
+        if parameters.keys() >= RESTORED.keys():
+            headers["x-amz-optional-object-attributes"] = "RestoreStatus"
+        request = HttpRequest(url, headers)
         if self._downloader.is_proxied(*request.origin):
             raise FallBack("behind a proxy")
         return request

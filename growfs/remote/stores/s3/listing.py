@@ -6,7 +6,7 @@ Anything unusual is left to the library, whose own result then counts.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +21,9 @@ from growfs.remote.metadata import file_from_fields, to_ns
 from growfs.remote.names import reason_to_skip
 
 ROOT = "ListBucketResult"
+ARCHIVED = "archived: restore it, or copy it to another storage class"
+ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
+"""The storage classes whose objects can be read once they are restored (docs.aws.amazon.com: storage-class-intro)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,25 @@ class KeyPage:
     """A page of the server's listing: files in its order, with markers and names that cannot be local."""
 
     files: list[RemoteFile]
+    archived: set[str]
+    """The paths of those that cannot be read before they are restored."""
     token: str | None
     """Of the next page."""
     more: bool
+
+    def without_skipped(self, count: int) -> tuple[list[RemoteFile], list[Skipped]]:
+        """Of the first `count` files, those that can be local, and the others. Markers of folders are neither."""
+        found: list[RemoteFile] = []
+        skipped: list[Skipped] = []
+        for file in self.files[:count]:
+            if not file.size and (file.path.endswith("/") or not file.path):
+                continue
+            reason = reason_to_skip(file.path, file.size) or (ARCHIVED if file.path in self.archived else None)
+            if reason:
+                skipped.append(Skipped(reason, file.path))
+            else:
+                found.append(file)
+        return found, skipped
 
 
 def get(connection: Connection, request: HttpRequest, prefix: str) -> KeyPage:
@@ -53,48 +72,42 @@ def _parsed(body: bytes, prefix: str) -> KeyPage:
     if not root.tag.endswith(ROOT):
         raise FallBack(f"no listing: {root.tag}")
     space = root.tag[: -len(ROOT)]
-    key, size, etag, time, begin = *(space + name for name in ("Key", "Size", "ETag", "LastModified")), len(prefix)
+    key, size, etag, time = (space + name for name in ("Key", "Size", "ETag", "LastModified"))
+    storage, restored, begin = f"{space}StorageClass", f"{space}RestoreStatus/{space}RestoreExpiryDate", len(prefix)
     encoded = root.findtext(f"{space}EncodingType") == "url"  # else the server ignored the parameter
     found: list[RemoteFile] = []
+    archived: set[str] = set()
     for item in root.iterfind(f"{space}Contents"):
         fields = {each.tag: each.text or "" for each in item}
         name = unquote_plus(fields[key]) if encoded else fields[key]
         when = seconds_ns(fields.get(time))
         found.append(file_from_fields(name[begin:], int(fields[size]), fields.get(etag, ""), when))
+        if fields.get(storage) in ARCHIVES and item.find(restored) is None:
+            archived.add(name[begin:])
     more = root.findtext(f"{space}IsTruncated") == "true"
-    return _key_page(found, root.findtext(f"{space}NextContinuationToken"), more)
+    return _key_page(found, archived, root.findtext(f"{space}NextContinuationToken"), more)
 
 
 def from_library(reply: dict[str, Any], prefix: str) -> KeyPage:
     """The same from the library's reply."""
     found: list[RemoteFile] = []
+    archived: set[str] = set()
     for item in reply.get("Contents", []):
         when = seconds_ns(item.get("LastModified"))
-        found.append(file_from_fields(item["Key"][len(prefix) :], item["Size"], item.get("ETag", ""), when))
-    return _key_page(found, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
+        path = item["Key"][len(prefix) :]
+        found.append(file_from_fields(path, item["Size"], item.get("ETag", ""), when))
+        if item.get("StorageClass") in ARCHIVES and not item.get("RestoreStatus", {}).get("RestoreExpiryDate"):
+            archived.add(path)
+    return _key_page(found, archived, reply.get("NextContinuationToken"), bool(reply.get("IsTruncated")))
 
 
-def _key_page(files: list[RemoteFile], token: str | None, more: bool) -> KeyPage:
+def _key_page(files: list[RemoteFile], archived: set[str], token: str | None, more: bool) -> KeyPage:
     """Raises RemoteError if there are more names and the server gives no token for them."""
     if more and not token:
         raise RemoteError(
             "the server says that there are more names, but not how to get them; it does not implement ListObjectsV2"
         )
-    return KeyPage(files, token, more)
-
-
-def without_skipped(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], list[Skipped]]:
-    """The files without markers that stand for folders, and the names that cannot be local."""
-    found: list[RemoteFile] = []
-    skipped: list[Skipped] = []
-    for file in files:
-        if not file.size and (file.path.endswith("/") or not file.path):
-            continue
-        if reason := reason_to_skip(file.path, file.size):
-            skipped.append(Skipped(reason, file.path))
-        else:
-            found.append(file)
-    return found, skipped
+    return KeyPage(files, archived, token, more)
 
 
 def seconds_ns(when: Any) -> int | None:

@@ -13,7 +13,7 @@ from growfs.errors import GrowfsError, RemoteBusy
 from growfs.remote.http.connection import Connection
 from growfs.remote.interface import Page, RemoteFile, Skipped
 from growfs.remote.stores.s3.key_ranges import ActiveRange, KeyRange, KeyRanges, UnorderedListing
-from growfs.remote.stores.s3.listing import KeyPage, without_skipped
+from growfs.remote.stores.s3.listing import KeyPage
 
 REQUESTS_MAX = 32  # in flight
 REQUESTS_SLOW_MIN = 4  # slow responses alone do not reduce the limit below this
@@ -183,7 +183,7 @@ class ParallelLister:
                 self._concurrency.record_page(duration_s)
             if key_range is not None:
                 count = len(names) if key_range.until is None else bisect_right(names, key_range.until)
-                self._ready.append((key_range, *without_skipped(page.files[:count])))
+                self._ready.append((key_range, *page.without_skipped(count)))
             self._in_flight -= 1
             self._changed.notify_all()
 
