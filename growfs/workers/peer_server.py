@@ -12,18 +12,21 @@ import itertools
 import json
 import os
 import re
+import select
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from http import HTTPStatus
 from io import FileIO
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from growfs.errors import GrowfsError
+from growfs.remote.http.connection import HEAD_BYTES_MAX
 from growfs.remote.peer_client import (
     FILES,
     MTIME_HEADER,
@@ -36,6 +39,10 @@ from growfs.rotation.circle import Position
 from growfs.workers.membership import Members, PeerPoll
 from growfs.workers.messages import Announce, CachedOpened, CloseCached, OpenCached, ServedFile, ServePeers
 
+HEAD_S = 5.0
+"""How long a new connection may take to send the head of its first request."""
+NEW_MAX = 256
+"""New connections that have not sent it. For one more, the oldest is closed: a peer sends it at once."""
 IDLE_S = 60.0
 """How long a connection may send and receive nothing."""
 CONNECTIONS_MAX = 512
@@ -45,7 +52,7 @@ PIECE_BYTES = 1 << 20
 
 
 class PeerServer:
-    """Owns the listening socket, and a thread for each connection. send: sends a message to the daemon.
+    """Owns the listening socket, and the connections. send: sends a message to the daemon.
 
     Raises GrowfsError where it cannot listen.
     """
@@ -98,7 +105,20 @@ class PeerServer:
             self._send(self._poll.look(self._members.addresses(announced.peers), announced.position))
 
 
+class _NewConnection(NamedTuple):
+    connection: socket.socket
+    address: Any
+    until: float
+    """When it is closed, by time.monotonic."""
+
+
 class _Server(socketserver.ThreadingTCPServer):
+    """Owns the connections that are new, and a thread for each of the others.
+
+    Anyone can connect. So what a new connection sends stays in the kernel until it is a whole head of a request, and
+    only then takes a thread, which closes the connection if the token is wrong.
+    """
+
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
@@ -107,13 +127,60 @@ class _Server(socketserver.ThreadingTCPServer):
         self.owner = owner
         self.free = threading.Semaphore(CONNECTIONS_MAX)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._poll = select.epoll()
+        self._new: dict[int, _NewConnection] = {}  # by descriptor, the oldest first
         super().__init__(address, _Handler)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self.free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        self.socket.setblocking(False)
+        self._poll.register(self, select.EPOLLIN)
+        while True:
+            for descriptor, _ in self._poll.poll(poll_interval):
+                if descriptor == self.fileno():
+                    self._accept()
+                elif descriptor in self._new:  # else it was closed meanwhile
+                    self._look_at(descriptor)
+            while self._new and next(iter(self._new.values())).until < time.monotonic():
+                self._close_oldest()
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self.get_request()
+        except OSError:  # it hung up meanwhile
+            return
+        if len(self._new) >= NEW_MAX:
+            self._close_oldest()
+        connection.setblocking(False)
+        self._new[connection.fileno()] = _NewConnection(connection, address, time.monotonic() + HEAD_S)
+        self._poll.register(connection, select.EPOLLIN | select.EPOLLET)  # when more arrives, not while there is some
+
+    def _look_at(self, descriptor: int) -> None:
+        """Start a thread for a new connection that has sent a head, and close one that never will."""
+        try:
+            sent = self._new[descriptor].connection.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = b""
+        is_whole = b"\r\n\r\n" in sent
+        if sent and not is_whole and len(sent) < HEAD_BYTES_MAX:
+            return
+        connection, address, _ = self._take(descriptor)
+        if is_whole and self.free.acquire(blocking=False):
+            try:
+                self.process_request(connection, address)
+            except RuntimeError:  # the system allows no more threads
+                self.free.release()
+            else:
+                return
+        self.shutdown_request(connection)
+
+    def _close_oldest(self) -> None:
+        self.shutdown_request(self._take(next(iter(self._new))).connection)
+
+    def _take(self, descriptor: int) -> _NewConnection:
+        self._poll.unregister(descriptor)
+        return self._new.pop(descriptor)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -134,7 +201,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         owner = self.server.owner
         if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), owner.authorization):
-            self._begin(HTTPStatus.FORBIDDEN)
+            self._begin(HTTPStatus.FORBIDDEN, headers={"Connection": "close"})
         elif self.path == POSITION:
             position = owner.position
             body = json.dumps({"node": owner.node, "position": asdict(position) if position else None}).encode()

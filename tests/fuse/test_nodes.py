@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -315,6 +315,53 @@ def test_a_node_with_another_token_is_neither_served_nor_asked(nodes: Nodes, tmp
     assert nodes.get(0, "/position", token="wrong")[0] == 403
     assert nodes.get(0, f"/files/{name}", token="wrong") == (403, b"")
     assert first.status()["peers"]["sent_bytes_total"] == 0
+
+
+def test_connections_without_a_token_cost_little_and_are_closed(nodes: Nodes) -> None:
+    """They send nothing, half a head, or headers without end; another node is served meanwhile."""
+    tree = make_tree(nodes.remote, directories=1, files=2, size=SIZE)
+    few = {SETUP_VARIABLE: "from growfs.workers import peer_server; peer_server.NEW_MAX = 150"}
+    nodes.start(0, env=few)
+    until(lambda: json.loads(nodes.get(0, "/position")[1])["position"])
+    pid = server_process(nodes.addresses[0])
+    host, _, port = nodes.addresses[0].partition(":")
+    address = host, int(port)
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    def resident_bytes() -> int:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def is_closed(connection: socket.socket) -> bool:
+        try:
+            return not connection.recv(1)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+    line = b"X: " + b"x" * 60_000 + b"\r\n"
+    sends = (b"", b"GET /position HTTP/1.1\r\nAuthorization: Bear", b"GET /position HTTP/1.1\r\n" + 90 * line)
+    before, descriptors_before = resident_bytes(), descriptors()
+    with ExitStack() as stack:
+        connections = []
+        for number in range(200):
+            connection = stack.enter_context(socket.create_connection(address))
+            connection.setblocking(False)
+            connection.send(sends[number % 3])
+            connections.append(connection)
+        until(lambda: sum(map(is_closed, connections)) >= 50)
+        assert descriptors() <= descriptors_before + 150
+        assert resident_bytes() < before + (10 << 20)
+        second = nodes.start(1)
+        until(lambda: is_complete(second))
+        assert second.status()["fetch"]["peer_files_total"] == len(tree)
+        until(lambda: all(map(is_closed, connections)))
+        assert resident_bytes() < before + (10 << 20)
+        with socket.create_connection(address, timeout=10) as stranger:
+            stranger.sendall(b"GET /position HTTP/1.1\r\nAuthorization: Bearer wrong\r\n\r\n")
+            assert stranger.makefile("rb").read().startswith(b"HTTP/1.1 403 "), "and then it is closed"
 
 
 def test_only_cached_files_of_the_version_that_is_requested_are_served(nodes: Nodes) -> None:
