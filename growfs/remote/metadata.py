@@ -23,9 +23,8 @@ def file_from_info(path: str, info: dict[str, Any]) -> RemoteFile:
     size = info.get("size")
     mtime_ns = next((ns for key in _MTIME_KEYS if (ns := to_ns(info.get(key))) is not None), None)
     version = next((text for key in _VERSION_KEYS if (text := str(info.get(key) or "").strip('"'))), "")
-    if not version and mtime_ns is not None and size is not None:
-        version = f"{mtime_ns}-{size}"
-    return RemoteFile(path, None if size is None else int(size), mtime_ns, version)
+    size = None if size is None else int(size)
+    return RemoteFile(path, size, mtime_ns, version or version_by_time(size, mtime_ns))
 
 
 def file_from_headers(path: str, size: int, headers: Headers) -> RemoteFile:
@@ -35,8 +34,12 @@ def file_from_headers(path: str, size: int, headers: Headers) -> RemoteFile:
 
 def file_from_fields(path: str, size: int, etag: str, mtime_ns: int | None) -> RemoteFile:
     """A RemoteFile with these fields. Its version is the ETag, else the time and the size."""
-    version = etag.strip('"') or ("" if mtime_ns is None else f"{mtime_ns}-{size}")
-    return RemoteFile(path, size, mtime_ns, version)
+    return RemoteFile(path, size, mtime_ns, etag.strip('"') or version_by_time(size, mtime_ns))
+
+
+def version_by_time(size: int | None, mtime_ns: int | None) -> str:
+    """The version of a file without an ETag; empty if its time or size is not known."""
+    return "" if size is None or mtime_ns is None else f"{mtime_ns}-{size}"
 
 
 def to_ns(when: Any) -> int | None:

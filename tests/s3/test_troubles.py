@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,7 +22,7 @@ from growfs.status import MountStatus
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
 from tests.s3.credentials import Issuer, environment
-from tests.s3.proxy import Fault, Request, proxy_to, s3_error, stall, truncate
+from tests.s3.proxy import Exchange, Fault, Request, proxy_to, s3_error, stall, truncate
 from tests.servers import S3Server
 
 
@@ -78,6 +79,28 @@ def test_changes_of_the_remote_appear_in_the_mount(growfs: Growfs, moto: S3Serve
     assert (growfs.mountpoint / "e/new").read_bytes() == b"new"
     with pytest.raises(FileNotFoundError):
         (growfs.mountpoint / "d/deleted").stat()
+
+
+@pytest.mark.promise(2, 16)
+@pytest.mark.parametrize("listed", [b"", b"<ETag>&quot;other-\\1&quot;</ETag>"], ids=["no", "another"])
+def test_a_store_that_lists_other_etags_than_it_sends_changes_no_file(
+    growfs: Growfs, moto: S3Server, prefix: str, listed: bytes
+) -> None:
+    url = put(moto, prefix, *"abcd")
+
+    def list_otherwise(exchange: Exchange) -> None:
+        response = exchange.forward()
+        exchange.send(replace(response, body=re.sub(rb"<ETag>\W*(?:quot;)?(\w+).*?</ETag>", listed, response.body)))
+
+    with proxy_to(moto.endpoint_url) as proxy:
+        proxy.fault = lambda request: list_otherwise if request.is_listing else None
+        growfs.mount(url, "--endpoint-url", proxy.url, "--settle", "0", "--refresh", "0.2s")
+        until(lambda: growfs.names() == set("abcd"))
+        until(lambda: growfs.log().count(", 0 of them new, changed or gone") > 3)
+        assert growfs.status()["fetch"]["files_total"] == 4
+        assert growfs.log().count("of them new, changed or gone") == growfs.log().count(", 0 of them new, ") + 1
+        moto.put(f"{prefix}/b", b"another size")
+        until(lambda: (growfs.mountpoint / "b").read_bytes() == b"another size")
 
 
 @pytest.mark.promise(16)

@@ -17,6 +17,7 @@ from growfs.remote import errors
 from growfs.remote.http.connection import Headers
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
+from growfs.remote.metadata import version_by_time
 from growfs.remote.names import reason_to_skip
 
 PAGE_FILES_MAX = 1000
@@ -85,6 +86,8 @@ class StoreRemote(ABC):
         """Raises UsageError if the URL or the options are wrong. Does not touch the network."""
         self.spec = spec
         self._threads = threads or TransferThreads()
+        self._lists_other_etags = False
+        """Whether its server was seen to list other ETags than it sends."""
         self._secrets = {
             *errors.secrets_in(spec.storage_options, self.public_options),
             *errors.secrets_in(errors.userinfo(spec.url)),
@@ -170,18 +173,25 @@ class StoreRemote(ABC):
         """A seekable file object. Read it inside `translating`. options: of fsspec's `open`, if that opens it."""
 
     def _verified(self, file: RemoteFile, now: RemoteFile, written: int | None = None) -> RemoteFile:
-        """`now`, if it is the version that was requested, and all of it arrived. written: the bytes that arrived."""
-        if (file.version and now.version and file.version != now.version) or (
-            file.size is not None and now.size is not None and file.size != now.size
-        ):
+        """`now` as it was listed, if it is that version, and all of it arrived. written: the bytes that arrived."""
+        has_other_size = file.size is not None and now.size is not None and file.size != now.size
+        if has_other_size or not self._is_listed(file, now):
             raise RemoteChanged(f"{self.safe_url(file.path)}: is no longer the version that was listed; list again")
-        mtime_ns = now.mtime_ns
-        if file.version and file.version == now.version and file.mtime_ns is not None:
-            mtime_ns = file.mtime_ns  # headers have whole seconds only
+        mtime_ns = file.mtime_ns if file.version and now.version and file.mtime_ns is not None else now.mtime_ns
         size = file.size if now.size is None else now.size
         if written is not None and size is not None and written != size:
             raise RemoteBusy(f"{self.safe_url(file.path)}: cut short at {written} of {size} bytes; try again")
-        return RemoteFile(file.path, size if written is None else written, mtime_ns, now.version or file.version)
+        return RemoteFile(file.path, size if written is None else written, mtime_ns, file.version or now.version)
+
+    def _is_listed(self, file: RemoteFile, now: RemoteFile) -> bool:
+        """Whether what a response describes is the version that was listed.
+
+        Some servers list no ETags, but send them: then the time and the size say it, as they do in the listing.
+        """
+        by_time = version_by_time(now.size, now.mtime_ns)
+        if not (file.version and now.version) or file.version in (now.version, by_time):
+            return True
+        return self._lists_other_etags and version_by_time(file.size, file.mtime_ns) == by_time != ""
 
     def _check_length(self, path: str, part: ByteRange, got: int) -> None:
         if got > part.size:

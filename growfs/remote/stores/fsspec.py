@@ -157,13 +157,17 @@ class FsspecRemote(StoreRemote):
                 raise RemoteMissing(f"{self.safe_url(path)}: is a folder now; list again")
             return file_from_info(path, info)
 
+    def _stat_listed(self, file: RemoteFile) -> RemoteFile:
+        """The file as it is now. Raises RemoteChanged if that is another version."""
+        return self._verified(file, self.stat(file.path))
+
     # The content of a file.
 
     def fetch(self, task: FetchTask) -> RemoteFile:
         if found := self._fetch_by_get(task):
             return found
         if task.byte_range:  # the library may not give the version with a range
-            self._verified(task.file, self.stat(task.file.path))
+            self._stat_listed(task.file)
 
         def throttle(count: int) -> None:
             self._threads.throttle(count)
@@ -242,11 +246,11 @@ class FsspecRemote(StoreRemote):
     # By the library.
 
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
-        now = self._verified(file, self.stat(file.path))
+        now = self._stat_listed(file)
         translating = partial(self.translating, file.path)
         with translating():
             source = self.as_file(file.path, **self.sequential_options)
-        return FileStream(source, now, start, partial(self.stat, file.path), self._threads.throttle, translating)
+        return FileStream(source, now, start, partial(self._stat_listed, now), self._threads.throttle, translating)
 
     def _by_library(self, task: FetchTask) -> RemoteFile:
         """Fetch by the store's library. task.digest gets no bytes of a file that is read as a whole."""
@@ -284,7 +288,7 @@ class FsspecRemote(StoreRemote):
 
     def _fetch_parts_by_library(self, task: FetchTask, extent: ByteRange) -> RemoteFile:
         file = task.file
-        now = file if task.byte_range else self._verified(file, self.stat(file.path))
+        now = file if task.byte_range else self._stat_listed(file)
         has_ranges = self._has_ranges  # for all parts, also those that are read when the first is found to be whole
         step = min(self._threads.part_bytes(extent.size), LIBRARY_PART_BYTES_MAX) if has_ranges else extent.size
 

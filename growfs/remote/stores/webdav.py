@@ -58,10 +58,7 @@ class WebdavRemote(FsspecRemote):
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         super()._file_from_headers(file, size, headers)
         now = file_from_headers(file.path, size, headers)
-        if now.version == file.version:
-            return now
-        now = file_from_headers(file.path, size, {**headers, "etag": ""})  # some servers list no ETags, but send them
-        return now if now.version == file.version else None
+        return now if self._is_listed(file, now) else None
 
     @property
     def server_option(self) -> str:

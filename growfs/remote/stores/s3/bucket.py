@@ -21,7 +21,16 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
 
-from growfs.errors import BucketMissing, GrowfsError, RemoteBusy, RemoteDenied, RemoteError, RemoteMissing, UsageError
+from growfs.errors import (
+    BucketMissing,
+    GrowfsError,
+    RemoteBusy,
+    RemoteChanged,
+    RemoteDenied,
+    RemoteError,
+    RemoteMissing,
+    UsageError,
+)
 from growfs.remote.errors import Problem
 from growfs.remote.http.checksum import expected_checksum
 from growfs.remote.http.connection import (
@@ -151,6 +160,11 @@ class S3Remote(FsspecRemote):
 
         try:
             found = super().fetch(replace(task, progress=progress))
+        except RemoteChanged:
+            if received or self._lists_other_etags or not self._is_listed_otherwise(task.file):
+                raise
+            self._lists_other_etags = True
+            found = super().fetch(task)
         except RemoteDenied as error:
             if not self._has_served or self._served_since > began or not self._has_renewed_credentials(began):
                 raise  # the credentials are good, or there are no others
@@ -160,6 +174,13 @@ class S3Remote(FsspecRemote):
         self._has_served = True
         self._served_since = max(self._served_since, began)
         return found
+
+    def _is_listed_otherwise(self, file: RemoteFile) -> bool:
+        """Whether a file is listed as before, and a HEAD of it gives the same time and size, but another ETag."""
+        bucket, prefix = self._bucket_and_prefix
+        reply = self._call(file.path, "list_objects_v2", Bucket=bucket, Prefix=prefix + file.path, MaxKeys=1)
+        now = self.stat(file.path)
+        return file in listing.from_library(reply, prefix).files and file[:3] == now[:3] and file.version != now.version
 
     def _has_renewed_credentials(self, since: float) -> bool:
         """Look for credentials anew, as in a new process. Returns whether that was done after a moment (monotonic).
@@ -421,13 +442,13 @@ class S3Remote(FsspecRemote):
 
     def _open_by_library(self, file: RemoteFile, start: int) -> RemoteStream:
         bucket, prefix = self._bucket_and_prefix
-        now = self._verified(file, self.stat(file.path))
+        now = self._stat_listed(file)
         if now.size == start:  # a range that would be empty
             source: Any = io.BytesIO()
         else:
             reply = self._call(file.path, "get_object", Bucket=bucket, Key=prefix + file.path, Range=f"bytes={start}-")
             source = _Body(reply["Body"], self.fs.loop)
-        stat_now, translating = partial(self.stat, file.path), partial(self.translating, file.path)
+        stat_now, translating = partial(self._stat_listed, now), partial(self.translating, file.path)
         return FileStream(source, now, 0, stat_now, self._threads.throttle, translating)
 
     @cached_property
