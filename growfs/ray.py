@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ FOLLOW_S = 5.0
 """How often it is looked which nodes there are, and whether each has its mount."""
 START_S = 60.0
 """How long the actors of new nodes may take to start, before the others mount without them."""
+LOST_S = 60.0
+"""How long an actor may be away before that is an error of its node: Ray takes up to half a minute to notice that the
+node is gone."""
 ANSWER_S = 15.0
 """How long a node may take to tell its status."""
 ACTOR = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached", "namespace": NAMESPACE}
@@ -53,7 +57,8 @@ def mount(
     The mounts stay when this process ends, until `.unmount()`; the same call in another process finds them. labels:
     mount only on nodes that have these labels of Ray. Other arguments as of `growfs.mount`; "{node}" in the mountpoint
     and in options stands for Ray's ID of the node. Each node needs growfs and the rights to read the remote. Raises
-    growfs.errors.GrowfsError, if it fails on one of the nodes; then nothing stays mounted.
+    growfs.errors.GrowfsError, if it fails on one of the nodes; then nothing stays mounted. A node that is lost
+    meanwhile does not count.
     """
     given = options | {"storage_options": storage_options}
     request = ClusterMountRequest.of(url, os.fspath(mountpoint), given, secrets.token_urlsafe())
@@ -120,7 +125,8 @@ class ClusterMount:
 
 @dataclass
 class _Node:
-    """What the controller knows of a node. error: why it has no mount. tried: once it has one, or an error."""
+    """What the controller knows of a node. error: why it has no mount. tried: set while it has one, or such an error,
+    and once nobody has to wait for the node."""
 
     actor: Any
     address: str = ""
@@ -150,7 +156,8 @@ class _Controller:
                 " unmount it first"
             )
         await self._looked.wait()
-        await asyncio.gather(*(node.tried.wait() for node in self._nodes.values()))
+        while untried := [node.tried for node in self._nodes.values() if not node.tried.is_set()]:
+            await asyncio.gather(*(tried.wait() for tried in untried))
         if failed := [(id, node.error) for id, node in self._nodes.items() if node.error]:
             (id, error), *_ = failed
             raise GrowfsError(f"{len(failed)} of {len(self._nodes)} nodes could not mount; the node {id}: {error}")
@@ -185,24 +192,32 @@ class _Controller:
 
     async def _follow(self) -> None:
         while True:
-            alive = {
-                node["NodeID"]
-                for node in ray.nodes()
-                if node["Alive"] and self._labels.items() <= node["Labels"].items()
-            }
-            for id in self._nodes.keys() - alive:
-                if keeping := self._nodes.pop(id).keeping:
-                    keeping.cancel()
-            joined = {id: _Node(self._actor(id)) for id in alive - self._nodes.keys()}
-            self._nodes |= joined
-            # A daemon that knows only itself would begin where each of the others does.
-            if joined:
-                locating = [asyncio.create_task(self._locate(node)) for node in joined.values()]
-                await asyncio.wait(locating, timeout=START_S)
-            for id, node in joined.items():
-                node.keeping = asyncio.create_task(self._keep(id, node))
-            self._looked.set()
+            try:
+                await self._look()
+            except Exception:  # what Ray's services raise when they are busy; else no node would be followed any more
+                log.exception("%s: the nodes of the cluster are not known; it is tried again", self._request.mountpoint)
             await asyncio.sleep(FOLLOW_S)
+
+    async def _look(self) -> None:
+        """Have new nodes mount, and wait no longer for those that are gone."""
+        alive = {
+            node["NodeID"] for node in ray.nodes() if node["Alive"] and self._labels.items() <= node["Labels"].items()
+        }
+        for id in self._nodes.keys() - alive:
+            node = self._nodes.pop(id)
+            node.tried.set()
+            if node.keeping:
+                node.keeping.cancel()
+        for id in alive - self._nodes.keys():
+            self._nodes[id] = _Node(self._actor(id))
+        joined = {id: node for id, node in self._nodes.items() if node.keeping is None}
+        # A daemon that knows only itself would begin where each of the others does.
+        if joined:
+            locating = [asyncio.create_task(self._locate(node)) for node in joined.values()]
+            await asyncio.wait(locating, timeout=START_S)
+        for id, node in joined.items():
+            node.keeping = asyncio.create_task(self._keep(id, node))
+        self._looked.set()
 
     def _actor(self, id: str) -> Any:
         return (
@@ -222,18 +237,26 @@ class _Controller:
             node.address = await node.actor.address.remote()
 
     async def _keep(self, id: str, node: _Node) -> None:
+        answered_at = time.monotonic()
         while True:
-            error = ""
+            error, has_answered = "", True
             try:
+                if node.error:
+                    node.actor = self._actor(id)  # Ray restarts it, except after some of its own failures
                 await self._locate(node)
                 await node.actor.keep.remote(sorted(each.address for each in self._nodes.values() if each.address))
-            except RayError as failed:
-                error = _text(failed)
-                node.actor = self._actor(id)  # Ray restarts it, except after some of its own failures
+            except Exception as failed:  # noqa: BLE001 - Ray raises many kinds, and nobody else would repeat this
+                error, has_answered = _text(failed), isinstance(failed, RayTaskError)
             if error and error != node.error:
                 log.warning("%s: %s", self._request.mountpoint, error)
             node.error = error
-            node.tried.set()
+            if has_answered:
+                answered_at = time.monotonic()
+                node.tried.set()
+            elif time.monotonic() < answered_at + LOST_S:
+                node.tried.clear()  # the node may be gone, which `_look` finds
+            else:
+                node.tried.set()
             await asyncio.sleep(FOLLOW_S)
 
 

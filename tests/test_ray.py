@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -129,6 +130,57 @@ def test_a_mount_that_has_begun_is_interrupted(tmp_path: Path) -> None:
         with pytest.raises(GrowfsError):
             keeping.result()
     until(lambda: not daemons(tmp_path))
+
+
+class FakeActor:
+    """Of a node. keeps: what `keep` does."""
+
+    def __init__(self, keeps: Callable[[], Awaitable[None]]) -> None:
+        self.keep, self.address = self, self
+        self._keeps = keeps
+
+    async def remote(self, peers: object = None) -> str:
+        if peers is not None:
+            await self._keeps()
+        return OTHER
+
+
+def test_a_mount_waits_for_no_node_that_is_gone_whatever_ray_raises(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    need("ray")
+    import growfs.ray
+
+    async def mounts() -> None:
+        kept.set()
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    async def is_lost() -> None:
+        raise OSError("the node is gone")
+
+    def nodes() -> list[dict[str, Any]]:
+        looks.append(kept.is_set())
+        if len(looks) in (1, 3):
+            raise RuntimeError("Ray is busy")
+        alive = ["a"] if kept.is_set() else ["a", "b", "c"]
+        return [{"NodeID": id, "Alive": True, "Labels": {}} for id in alive]
+
+    async def play() -> None:
+        controller = object.__new__(growfs.ray._Controller)
+        await controller.__init__(request, {})  # type: ignore[misc]
+        await asyncio.wait_for(controller.mount(request), 20)
+        controller._following.cancel()
+
+    kept, looks = asyncio.Event(), list[bool]()
+    actors = {"a": FakeActor(mounts), "b": FakeActor(hangs), "c": FakeActor(is_lost)}
+    monkeypatch.setattr(growfs.ray, "FOLLOW_S", 0.01)
+    monkeypatch.setattr("ray.nodes", nodes)
+    monkeypatch.setattr(growfs.ray._Controller, "_actor", lambda self, id: actors[id])
+    request = ClusterMountRequest.of("/remote", "/mnt/{node}", {"cache_size": "1GB"}, "secret")
+    asyncio.run(play())
+    assert sum("it is tried again" in record.message for record in caplog.records) == 2
 
 
 class RayCluster:
