@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -128,24 +128,24 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
     found = find(mountpoint)
     if found.fills:
         find_living(mountpoint)
-    ended = _end_of(found)
-    if found.starting:
-        _interrupt(found)
-    dead = _unmount(found, lazy) if found.mounted else False
-    if lazy:
+    with _end_of(found) as ended:
+        if found.starting:
+            _interrupt(found)
+        dead = _unmount(found, lazy) if found.mounted else False
+        if lazy:
+            return dead
+        others = other_mounts(found.cache, None)
+        if others and not found.mounted:
+            raise GrowfsError(
+                f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; end it, or the daemon:"
+                f" kill {daemon_of(found.cache).get('pid')}"
+            )
+        if not others and not ended(END_S):
+            raise GrowfsError(
+                f"{mountpoint}: unmounted, but its daemon is still running after {END_S:g} s, because a file is open,"
+                f" or a container has the mount; see {found.cache}/log"
+            )
         return dead
-    others = other_mounts(found.cache, None)
-    if others and not found.mounted:
-        raise GrowfsError(
-            f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; end it, or the daemon:"
-            f" kill {daemon_of(found.cache).get('pid')}"
-        )
-    if not others and not ended(END_S):
-        raise GrowfsError(
-            f"{mountpoint}: unmounted, but its daemon is still running after {END_S:g} s, because a file is open, or"
-            f" a container has the mount; see {found.cache}/log"
-        )
-    return dead
 
 
 def _interrupt(found: Running) -> None:
@@ -196,8 +196,9 @@ def _names(pids: Iterable[int]) -> Iterator[str]:
             yield name_of(pid)
 
 
-def _end_of(found: Running) -> Callable[[float], bool]:
-    """A function that waits up to so many seconds for the end of the daemon; whether it has ended."""
+@contextmanager
+def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
+    """A function that waits up to so many seconds for the end of the daemon, and returns whether it has ended."""
     pid = daemon_of(found.cache).get("pid") or daemon_with(found.cache)
     process: int | None = None
     with suppress(OSError):  # its pid may be of another pid namespace
@@ -207,16 +208,25 @@ def _end_of(found: Running) -> Callable[[float], bool]:
     def wait(timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         if process is not None:
-            ended, _, _ = select.select([process], [], [], timeout_s)
-            os.close(process)
-            return bool(ended)
+            return _has_ended(process, timeout_s)
         while is_in_use(found.cache):
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
         return True
 
-    return wait
+    try:
+        yield wait
+    finally:
+        if process is not None:
+            os.close(process)
+
+
+def _has_ended(process: int, timeout_s: float | None = None) -> bool:
+    """Wait for the end of a process, by its pidfd. select(2) does not take descriptors from 1024 on."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
 def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> int:
@@ -233,7 +243,7 @@ def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> i
         signal.signal(number, stop)
     notify("READY=1", f"STATUS={brief(status)}; {state_text(status)}")
     process = pidfd_open(daemon.pid)
-    while not select.select([process], [], [], STATUS_EVERY_S if is_service() else None)[0]:
+    while not _has_ended(process, STATUS_EVERY_S if is_service() else None):
         with suppress(GrowfsError):
             now = status_of(find_living(Path(status.mountpoint)).cache, STATUS_EVERY_S)
             notify(f"STATUS={brief(now)}; {state_text(now)}")

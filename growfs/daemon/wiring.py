@@ -141,7 +141,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     dispatcher.received_from_peers.connect(fetcher.counters.add_peer_bytes)
     dispatcher.returned.connect(fetcher.handle_result)
     dispatcher.failed.connect(outage.suspect)
-    outage.began.connect(dispatcher.recall)
+    outage.began.connect(dispatcher.hold)
     outage.ended.connect(dispatcher.resume)
     outage.ended.connect(catalog_sync.retry)
 
@@ -160,8 +160,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     space.rotated.connect(prefetch.note_rotation)
     for more in (space.resized, generations.rotation_changed):
         more.connect(prefetch.invalidate_order)
-    for changed in (outage.began, outage.ended):
-        changed.connect(prefetch.changed.notify)
+    outage.changed.connect(prefetch.changed.notify)
     prefetch.changed.connect(store.space_freed.notify)  # what waits for room may not be wanted any longer
     drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
     fetcher.finished.connect(drawer.handle_finished)

@@ -19,12 +19,14 @@ from growfs.errors import RemoteBusy, RemoteError
 T = TypeVar("T")
 
 TRIES_MAX = 5
+PROBE_TRIES_MAX = 3
+"""Of a request that finds out whether the store is away: it is known before the files that are under way fail."""
 DELAY_S_MIN = 0.2
 DELAY_S_MAX = 10.0
 RETRY_AFTER_S_MAX = 60.0
 """A store may ask for a longer pause (Retry-After), and gets this one."""
-FILE_FAILURES_MAX = 24
-"""How much oftener a file may fail than it is answered: each of the first streams may fail once."""
+FILE_FAILURES_MAX = 100
+"""How much oftener a file may fail than it is answered: each of the first streams may fail four times."""
 BUDGET = 100.0
 """Retries of a process that need no answers before them."""
 BUDGET_PER_ANSWER = 0.2
@@ -36,16 +38,19 @@ answers nothing gets BUDGET_PER_S requests a second from each process, however m
 class Retries:
     """Owns the budget of a process.
 
-    sleep: makes the pauses. on_failure: called before each pause, in any thread.
+    sleep: makes the pauses, and any that an outage makes longer; returns whether one did. on_failure: called before
+    each pause, in any thread. tries_max: how often a request may fail in a row.
     """
 
     def __init__(
         self,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], bool | None] = time.sleep,
         on_failure: Callable[[RemoteError], None] = lambda error: None,
+        tries_max: int = TRIES_MAX,
     ) -> None:
         self.sleep = sleep
         self.on_failure = on_failure
+        self.tries_max = tries_max
         self.answered = 0
         """Requests that were answered in full."""
         self._lock = threading.Lock()
@@ -70,15 +75,19 @@ class Retries:
 class Tries:
     """The tries of one file, or of one call that is not about a file. Several threads may use it.
 
-    most: how often a call may be made that begins anew.
+    restarts_max: how often a call may be made that begins anew; by default as often as any other.
     """
 
-    def __init__(self, retries: Retries, most: float = TRIES_MAX) -> None:
+    def __init__(self, retries: Retries, restarts_max: float | None = None) -> None:
         self._retries = retries
-        self._most = most
+        self._restarts_max = restarts_max or retries.tries_max
         self._lock = threading.Lock()
         self._failures: dict[Hashable, int] = {}
         """Failures in a row of each request, since something of the file arrived."""
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._failures.clear()
         self._left = FILE_FAILURES_MAX
         self._restarts = 0
         self._is_spent = False
@@ -98,7 +107,7 @@ class Tries:
         with self._lock:
             failures = self._failures[request] = self._failures.get(request, 0) + 1
             self._left -= 1
-            self._is_spent |= failures >= TRIES_MAX or self._left <= 0
+            self._is_spent |= failures >= self._retries.tries_max or self._left <= 0
         return self._pause(error, failures)
 
     def repeat(self, call: Callable[[], T], request: Hashable) -> T:
@@ -116,7 +125,7 @@ class Tries:
         """The same for a call that begins anew. What arrived meanwhile does not give it more tries."""
         with self._lock:
             self._restarts += 1
-            self._is_spent |= self._restarts >= self._most
+            self._is_spent |= self._restarts >= self._restarts_max
         return self._pause(error, self._restarts)
 
     def _pause(self, error: RemoteError, failures: int) -> float:
@@ -125,5 +134,7 @@ class Tries:
         self._retries.on_failure(error)
         delay_s: float = min(DELAY_S_MIN * 2 ** min(failures - 1, 10), DELAY_S_MAX) * random.uniform(1, 1.5)
         delay_s = max(delay_s, min(error.retry_after_s, RETRY_AFTER_S_MAX), self._retries.spend())
-        self._retries.sleep(delay_s)
+        if self._retries.sleep(delay_s):  # it was away, which says nothing about this file
+            with self._lock:
+                self._begin_anew()
         return delay_s

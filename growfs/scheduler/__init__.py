@@ -24,13 +24,13 @@ has another lock than the one in `space`. So a new `await` in one of these place
   take the same bytes. `acquire` asks `Claim.is_wanted` last, without an await after it.
 * `Space.reserve_by_eviction`, between the eviction and `Store.reserve`: another task would take what was freed.
 * `InFlightTable.start_miss`, after it has looked whether a file is in flight: it would be started twice.
-* `Fetcher._fail`, `Dispatcher.recall` and `AdmissionQueue`: each moves several downloads or groups, all or none.
+* `Fetcher._fail`, `Dispatcher.hold` and `AdmissionQueue`: each moves several downloads or groups, all or none.
 * `Fetcher.handle_result`: the dispatcher calls it in the middle of what a worker reports.
 * `Fetcher._admit`, between the return of `Store.admit` and the last `move`: a file would be cached and in flight.
 
 What may interleave, and is provided for: while a task waits for room, its download may fail with another of its group
 (`lacks_room` is asked again). While a group is being admitted, a reader may open it (`Place.TAKEN`). While the catalog
-learns that a file has changed, its download is FETCHING without a worker: neither `recall` nor the failure of another
+learns that a file has changed, its download is FETCHING without a worker: neither `hold` nor the failure of another
 of its group moves it. While a generation begins, nothing is evicted, and no new version is admitted
 (`Generations.unchanged`).
 """

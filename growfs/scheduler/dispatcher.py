@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from growfs.errors import GrowfsError
+from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.scheduler.concurrency import ConcurrencyController, WorkerCount
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
@@ -39,6 +39,8 @@ AHEAD_PRODUCED = 2
 """Files that a producer has at least: the one that it makes, and the next."""
 SMALL_BYTES = 1 << 20
 """Smaller files are fetched by all workers side by side: the time of a process counts more for them than the link."""
+SILENCE_S = 5.0
+"""When nothing of any file has arrived for so long, the remote may be away. Timeouts say so after half a minute."""
 PERIOD_S = 0.5
 """How often the number of requests is adjusted."""
 
@@ -71,6 +73,8 @@ class WorkerSlot:
     """It has only small files that readers wait for."""
     in_background: bool = False
     """It has the lowest priority."""
+    is_held: bool = False
+    """It has been sent word that the remote is away."""
     is_recalled: bool = False
     """It has to end."""
 
@@ -94,7 +98,7 @@ class Dispatcher:
     has_producer: workers make files one at a time, so the number of
     requests is fixed. peers_of: returns the nodes that may have a file, by its path. received: notified of bytes that
     were received from the remote, of complete files or not; received_from_peers: the same of other nodes. failed:
-    notified when nothing is received, and requests are repeated.
+    notified when nothing is received, and requests are repeated, or nothing is received for long.
     """
 
     def __init__(
@@ -168,9 +172,17 @@ class Dispatcher:
         )
         self._changed.notify()
 
-    def recall(self) -> None:
-        """Queue again what the workers have, end them, and send nothing until `resume`."""
+    def hold(self, why: GrowfsError) -> None:
+        """Send nothing until `resume`, as the remote is away. The workers wait, with what has arrived.
+
+        If it denies access, they end, and what they have is queued again: new ones read the credentials anew.
+        """
         self._is_held = True
+        if isinstance(why, RemoteDenied):
+            self._recall()
+        self._changed.notify()
+
+    def _recall(self) -> None:
         for slot in self._slots:
             downloads, slot.downloads, slot.bytes = slot.downloads, {}, 0
             for download in downloads.values():
@@ -180,7 +192,7 @@ class Dispatcher:
             slot.silence.cancel()
 
     def resume(self) -> None:
-        """Send files to workers again, which are new ones. How many requests are best is found anew."""
+        """Have the workers go on. How many requests are best is found anew."""
         self._is_held = False
         self._concurrency = ConcurrencyController()
         self._changed.notify()
@@ -224,16 +236,20 @@ class Dispatcher:
         receivers = [
             slot
             for slot in self._slots
-            if slot in batches or slot.prioritized or slot.in_background < self._belongs_in_background(slot)
+            if slot in batches
+            or slot.prioritized
+            or slot.in_background < self._belongs_in_background(slot)
+            or slot.is_held != self._is_held
         ]
         for slot in receivers:
-            if slot.downloads and slot.silence.deadline == math.inf:
-                slot.silence.deadline = trio.current_time() + STALL_S
+            if slot.is_held != self._is_held or slot.silence.deadline == math.inf:
+                slot.is_held = self._is_held
+                self._limit_silence(slot)
             prioritized, slot.prioritized = slot.prioritized, []
             slot.in_background = self._belongs_in_background(slot)
             requests = [_request(download, self._peers_of(download.path)) for download in batches.get(slot, [])]
             try:
-                await slot.channel.send(FetchFiles(requests, prioritized, slot.in_background))
+                await slot.channel.send(FetchFiles(requests, prioritized, slot.in_background, slot.is_held))
             except WorkerLost:
                 slot.silence.cancel()
         return bool(receivers)
@@ -320,8 +336,7 @@ class Dispatcher:
         with suppress(WorkerLost):
             while not (failed or slot.is_recalled):
                 with trio.CancelScope() as slot.silence:
-                    if slot.downloads:
-                        slot.silence.deadline = trio.current_time() + STALL_S
+                    self._limit_silence(slot)
                     message = await slot.channel.receive()
                 if slot.silence.cancelled_caught:
                     raise WorkerLost
@@ -338,6 +353,11 @@ class Dispatcher:
         for download in reversed(slot.downloads.values()):  # each goes ahead of those before
             self.returned.notify(download, FetchFailed(failed.error) if failed else WorkerDied())
         self._changed.notify()
+
+    def _limit_silence(self, slot: WorkerSlot) -> None:
+        """Have a worker that works send something within STALL_S from now."""
+        waits = slot.is_held or not slot.downloads
+        slot.silence.deadline = math.inf if waits else trio.current_time() + STALL_S
 
     async def _process(self, slot: WorkerSlot, message: FetchProgress) -> None:
         bytes = message.bytes + message.peer_bytes
@@ -370,6 +390,7 @@ class Dispatcher:
         self._workers.limits.set(self._concurrency.streams, busy, self.bytes_per_s)
 
     async def _adjust(self) -> None:
+        silent_s = 0.0
         while True:
             while not any(slot.downloads for slot in self._slots):
                 self._reported_at = None
@@ -388,6 +409,12 @@ class Dispatcher:
             self._changed.notify()
             if self._has_producer:
                 continue
+            silent_s = 0.0 if self._period_bytes or self._is_held else silent_s + took_s
+            if silent_s >= SILENCE_S:
+                silent_s = 0.0
+                self.failed.notify(
+                    RemoteBusy(f"{self._workers.url}: nothing has arrived for {SILENCE_S:g} s; check the network")
+                )
             if shares := [(slot.cpu_s - before) / took_s for slot, before in cpu_s.items()]:
                 self._worker_count.update(sum(shares) / len(shares))
             before = self._concurrency.streams

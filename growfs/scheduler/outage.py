@@ -1,13 +1,14 @@
 """Whether the remote is away: noticed from failures, told apart from files that fail by themselves, and waited out.
 
 A failure is a suspicion at first. It is of the file alone if the remote answers a request that is sent later: another
-download, or a probe. If it does not answer, there is an outage: nothing is drawn, no space is made, and no worker runs
-until a probe is answered. Each probe comes from a new process, which reads the credentials anew.
+download, or a probe. If it does not answer, there is an outage: nothing is drawn, no space is made, and no request is
+sent until a probe is answered. Each probe comes from a new process, which reads the credentials anew.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ PROBE_S = 10.0
 """The first probe without an answer counts as failed after this time, so that an outage is soon known."""
 PATIENT_PROBE_S = 40.0
 """The same in an outage. A request is given up after 35 s, and a server that answers just in time is not away."""
+NEXT_PROBE_S = 5.0
+"""In an outage, another probe is sent beside one that was not answered for so long: it may have been lost."""
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 PAUSE_SHARE = 20
 """The pause between two probes is one part in so many of the outage so far: waiting prolongs an outage by that."""
@@ -66,14 +69,15 @@ class Outage:
     """Owns whether the remote is away, since when, why, and when it is tried next.
 
     probe: sends a request that any remote in order would answer, and repeats it a few times if told so; returns the
-    error, or None. began, ended: notified of
-    an outage. why: the latest error; None while the remote is not known to be away.
+    error, or None. began: notified of an outage and the error that showed it; ended: of its end; changed: of
+    both. why: the latest error; None while the remote is not known to be away.
     """
 
     def __init__(self, probe: Callable[[bool], Awaitable[GrowfsError | None]]) -> None:
         self.why: GrowfsError | None = None
-        self.began = Signal[[]]()
+        self.began = Signal[[GrowfsError]]()
         self.ended = Signal[[]]()
+        self.changed = Signal[[]]()
         self._probe = probe
         self._since = self._since_clock = 0.0
         self._next_probe: float | None = None
@@ -147,7 +151,8 @@ class Outage:
         self._since_clock = time.time() - self.lasted_s
         log.warning("waiting for the remote: %s", first.error)
         suspicions, self._suspicions = self._suspicions, []
-        self.began.notify()
+        self.began.notify(first.error)
+        self.changed.notify()
         for suspicion in suspicions:
             suspicion.decided(True)
         whys = {type(first.error): first.error}  # a failed download says more than a failed probe of the same kind
@@ -156,10 +161,29 @@ class Outage:
             self._next_probe = trio.current_time() + pause_s(self.lasted_s)
             await trio.sleep_until(self._next_probe)
             self._next_probe = None
-            error = await self._probe(False)
+            error = await self._probe_patiently()
         lasted_s, self.why = self.lasted_s, None
         log.info("the remote answers again, after %s", format_timespan(round(lasted_s)))
         self.ended.notify()
+        self.changed.notify()
+
+    async def _probe_patiently(self) -> GrowfsError | None:
+        """The first result of some probes, of which each is sent when those before have not ended in time."""
+        results, ended = trio.open_memory_channel[GrowfsError | None](math.inf)
+
+        async def probe() -> None:
+            await results.send(await self._probe(False))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(round(PATIENT_PROBE_S / NEXT_PROBE_S)):
+                nursery.start_soon(probe)
+                with trio.move_on_after(NEXT_PROBE_S):
+                    error = await ended.receive()
+                    break
+            else:
+                error = await ended.receive()
+            nursery.cancel_scope.cancel()
+        return error
 
 
 async def probe_in_worker(workers: WorkerPool, catalog: Catalog, staging: Path, repeats: bool) -> GrowfsError | None:

@@ -50,6 +50,7 @@ class Downloader:
 
     def submit(self, batch: FetchFiles) -> None:
         """Fetch these files too."""
+        self._threads.hold(batch.is_held)
         with self._lock:
             self._unfinished += len(batch.files)
             self._report_due.notify()

@@ -152,6 +152,8 @@ class FetchFiles:
     """Ids of files requested before that have become urgent."""
     in_background: bool
     """This worker is to have the lowest priority from now on."""
+    is_held: bool = False
+    """The remote is away: what has begun is to wait, with what has arrived, and nothing else is to begin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, RemoteError
 from growfs.remote import open_remote, preload, preload_transfer
 from growfs.remote.interface import ByteRange, FetchTask, Remote, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
-from growfs.remote.retries import Retries
+from growfs.remote.retries import PROBE_TRIES_MAX, Retries
 from growfs.workers import messages, process
 from growfs.workers.downloader import Downloader
 from growfs.workers.heartbeat import ListingHeartbeat
@@ -161,7 +161,7 @@ def _handle(spec: RemoteSpec, request: Any, send: Send) -> Any:
 
         return make_order(request, send)
     if isinstance(request, Probe):
-        remote = open_remote(spec, retries=Retries() if request.repeats else None)
+        remote = open_remote(spec, retries=Retries(tries_max=PROBE_TRIES_MAX) if request.repeats else None)
         return _probe(remote, request, makes_files=spec.producer is not None)
     assert isinstance(request, PlanTurnover)
     from growfs.rotation.turnover import plan_generation

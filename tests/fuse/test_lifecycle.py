@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -48,6 +49,23 @@ def test_plain_umount_ends_the_daemon(growfs: Growfs, tmp_path: Path) -> None:
     until(lambda: ended(pid))
     growfs.mount(tmp_path / "remote")
     assert growfs.status()["fetch"]["files_total"] == 0
+
+
+def test_a_program_with_thousands_of_open_files_can_unmount(growfs: Growfs, tmp_path: Path) -> None:
+    """select(2) takes no descriptor from 1024 on."""
+    make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    before = os.listdir("/proc/self/fd")
+    try:
+        growfs.umount()
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_umount_returns_when_the_daemon_has_ended(

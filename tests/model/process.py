@@ -51,7 +51,9 @@ class ReaderProcess:
         if self._channel.fileno() < 0:
             return
         self._channel.close()
-        select.select([self._pidfd], [], [])
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        poll.poll()
         with contextlib.suppress(ChildProcessError):  # that of another process, which ignores its end
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         os.close(self._pidfd)

@@ -69,6 +69,22 @@ def test_a_stream_that_stalls_is_replaced_by_another(growfs: Growfs) -> None:
         growfs.umount()
 
 
+@pytest.mark.promise(3)
+def test_what_has_arrived_of_large_files_survives_an_outage(growfs: Growfs) -> None:
+    noise = Noise(keys=3, size=20_000_000, connection_bytes_per_s=1_000_000)
+    with serving(noise) as (store, url):
+        mount(growfs, url)
+        until(lambda: store.counters.bytes > noise.size / 2)
+        store.away = "closed"
+        until(lambda: growfs.status()["outage"] is not None)
+        assert growfs.status()["cache"]["files"] == 0, "else the test is about fewer"
+        store.away = ""
+        wait_for_all(growfs, noise)
+        assert growfs.status()["fetch"]["bytes_total"] == noise.keys * noise.size
+        assert "not fetched" not in growfs.log()
+        growfs.umount()
+
+
 def test_what_others_have_is_listed_while_one_object_trickles(growfs: Growfs) -> None:
     noise = Noise(keys=500, size=1000, slow_key=50)
     with serving(noise) as (_, url):

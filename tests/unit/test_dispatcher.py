@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from growfs.cache.catalog import Node
-from growfs.errors import GrowfsError, RemoteBusy, UsageError
+from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, UsageError
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.concurrency import STREAMS_FIRST
@@ -41,6 +41,7 @@ class Worker:
     def __init__(self) -> None:
         self.requests: dict[str, FetchRequest] = {}
         self.batches: list[list[str]] = []  # the paths of each message
+        self.is_held = False
         self.closed = False
         self._sender, self._receiver = trio.open_memory_channel[Any](1000)
 
@@ -48,6 +49,7 @@ class Worker:
         if self.closed:
             raise WorkerLost
         self.batches.append([request.file.path for request in message.files])
+        self.is_held = message.is_held
         self.requests |= {request.file.path: request for request in message.files}
 
     async def receive(self) -> Any:
@@ -392,14 +394,16 @@ async def test_a_worker_may_die_while_files_are_sent_to_it(monkeypatch: pytest.M
         assert scene.fetched == ["b"]
 
 
-async def test_after_a_recall_nothing_is_sent_until_dispatch_resumes_in_the_same_order_with_new_workers() -> None:
+async def test_where_access_is_denied_nothing_is_sent_until_dispatch_resumes_in_the_same_order_with_new_workers() -> (
+    None
+):
     async with start_scene(2) as scene:
         downloads = scene.enqueue(*names(10))
         await quiet()
         before = scene.pool.alive
         before[0].report_fetched("0000")
         await quiet()
-        scene.dispatcher.recall()
+        scene.dispatcher.hold(RemoteDenied("the credentials have expired"))
         before[0].report_fetched("0002")
         await quiet()
         assert (scene.pool.alive, scene.fetched) == ([], ["0000"])
@@ -415,6 +419,27 @@ async def test_after_a_recall_nothing_is_sent_until_dispatch_resumes_in_the_same
         assert [batch[0] for worker in scene.pool.alive for batch in worker.batches][:2] == ["urgent", "0001"]
         await scene.finish()
         assert sorted(scene.fetched) == sorted([*names(10), "later", "urgent"])
+
+
+async def test_while_the_remote_is_away_workers_keep_what_they_have_and_are_not_taken_for_hung(
+    clock: trio.testing.MockClock,
+) -> None:
+    async with start_scene(1) as scene:
+        scene.enqueue("a")
+        await quiet()
+        scene.dispatcher.hold(RemoteBusy("cannot reach the server"))
+        scene.enqueue("later")
+        await quiet()
+        (worker,) = scene.pool.alive
+        assert worker.is_held
+        await trio.sleep(3 * STALL_S)
+        assert (scene.pool.alive, list(worker.requests)) == ([worker], ["a"])
+        scene.dispatcher.resume()
+        await quiet()
+        assert (worker.is_held, list(worker.requests)) == (False, ["a", "later"])
+        await trio.sleep(STALL_S + 1)
+        assert worker.closed, "it hangs"
+        await scene.finish()
 
 
 async def test_a_refusal_without_any_progress_is_announced() -> None:

@@ -100,7 +100,7 @@ async def test_where_nothing_is_answered_there_is_an_outage_until_a_probe_is(
 ) -> None:
     async with start_remote() as remote:
         began, ended = [], []
-        remote.outage.began.connect(lambda: began.append(trio.current_time()))
+        remote.outage.began.connect(lambda _: began.append(trio.current_time()))
         remote.outage.ended.connect(lambda: ended.append(trio.current_time()))
         remote.error = error
         remote.fail(error)

@@ -35,3 +35,8 @@ def test_the_last_stream_is_judged_by_what_streams_brought_before() -> None:
     assert slow_ones([SILENT], 1_000_000) == [0]
     assert slow_ones([SILENT], 0) == [], "nothing is known yet"
     assert slow_ones([], 1_000_000) == []
+
+
+def test_those_that_may_not_be_cut_do_not_keep_others_from_it() -> None:
+    kept = StreamSample(0, WINDOW_S, may_be_cut=False)
+    assert slow_ones([kept, kept, SILENT, FAST], 0) == [2]

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
+from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import click
@@ -85,6 +86,8 @@ class NoisyS3:
     def __init__(self, noise: Noise, seed: int = 1) -> None:
         self.noise = noise
         self.counters = Counters()
+        self.away: Literal["", "closed", "silent"] = ""
+        """Whether it closes every connection, or sends nothing more on those that it has or gets."""
         self._random = random.Random(seed)
 
     async def serve(self, ready: Callable[[str], None]) -> None:
@@ -109,6 +112,7 @@ class NoisyS3:
                 served_at = trio.current_time()
 
     async def _answer(self, stream: trio.SocketStream, head: str) -> None:
+        await self._stay_away()
         method, target, _ = head.split("\r\n", 1)[0].split(" ")
         url = urlsplit(target)
         if url.path == "/counters":
@@ -147,6 +151,7 @@ class NoisyS3:
         is_slow, rate = number == self.noise.slow_key, self.noise.connection_bytes_per_s
         stop = (start + end) // 2 if stalls else end
         while start < stop:
+            await self._stay_away()
             count = 1 if is_slow else min(PIECE_BYTES, stop - start, int(rate / 10) or PIECE_BYTES)
             await stream.send_all(head + content(number, start, count))
             self.counters.bytes += count
@@ -156,6 +161,12 @@ class NoisyS3:
             elif rate:
                 await trio.sleep(count / rate)
         if stalls:
+            await trio.sleep_forever()
+
+    async def _stay_away(self) -> None:
+        if self.away == "closed":
+            raise trio.BrokenResourceError
+        if self.away == "silent":
             await trio.sleep_forever()
 
     def _number(self, name: str) -> int | None:

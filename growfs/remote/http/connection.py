@@ -20,7 +20,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -321,11 +321,8 @@ class Connection:
             self._socket = None
             sock.close()
 
-
-def close_all(connections: Iterable[Connection]) -> None:
-    """Close all of them."""
-    for connection in connections:
-        connection.close()
+    def __del__(self) -> None:
+        self.close()
 
 
 def _has_unread(sock: socket.socket) -> bool:

@@ -16,7 +16,6 @@ import re
 import ssl
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ from growfs.remote.http.connection import (
     HttpRequest,
     HttpResponse,
     Timeouts,
-    close_all,
 )
 from growfs.remote.http.slow_streams import SlowStreams
 from growfs.remote.http.threads import TransferThreads
@@ -104,8 +102,7 @@ class RangeDownloader:
         self._unusable_until = -math.inf
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
-        self._slow_streams = SlowStreams(self._connections, lambda: threads.stream_bytes_per_s)
-        weakref.finalize(self, close_all, self._connections)
+        self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held, lambda: threads.stream_bytes_per_s)
 
     @property
     def usable(self) -> bool:

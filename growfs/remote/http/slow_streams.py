@@ -31,33 +31,49 @@ class StreamSample:
 
     bytes: int
     waited_s: float
+    may_be_cut: bool = True
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether it waited all the time."""
+        return self.waited_s >= WAITING_SHARE * WINDOW_S
 
 
 def slow_ones(samples: Sequence[StreamSample], usual_bytes_per_s: float) -> list[int]:
-    """The numbers of the samples that are slow, at most as many as may be cut.
+    """The numbers of the samples that are slow and are to be cut.
 
-    usual_bytes_per_s: of a stream, by which they are judged when all are silent.
+    usual_bytes_per_s: of a stream, by which they are judged when all are silent. Then one is cut, to see whether
+    another request is answered.
     """
-    mean = sum(sample.bytes for sample in samples) / max(1, len(samples)) or usual_bytes_per_s * WINDOW_S
+    total = sum(sample.bytes for sample in samples)
+    mean = total / max(1, len(samples)) or usual_bytes_per_s * WINDOW_S
     slow = [
         number
         for number, sample in enumerate(samples)
-        if sample.waited_s >= WAITING_SHARE * WINDOW_S and sample.bytes * SLOW_SHARE < mean
+        if sample.may_be_cut and sample.has_waited and sample.bytes * SLOW_SHARE < mean
     ]
-    return sorted(slow, key=lambda number: samples[number].bytes)[: max(1, len(samples) // FEW)]
+    most = max(1, len(samples) // FEW) if total else 1
+    return sorted(slow, key=lambda number: samples[number].bytes)[:most]
 
 
 class SlowStreams:
     """Watches the connections of a process, from `start` on, as long as it exists itself.
 
-    connections: all there are, of which there may be more later. usual_bytes_per_s: as in `slow_ones`.
+    connections: all there are, of which there may be more later. is_away: whether the remote is. None is cut then, as
+    it may be about to answer; once it is back, all are that are still silent. usual_bytes_per_s: as in `slow_ones`.
     """
 
-    def __init__(self, connections: list[Connection], usual_bytes_per_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        connections: list[Connection],
+        is_away: Callable[[], bool],
+        usual_bytes_per_s: Callable[[], float],
+    ) -> None:
         self._connections = connections
+        self._is_away = is_away
         self._usual_bytes_per_s = usual_bytes_per_s
         self._lock = threading.Lock()
-        self._has_started = False
+        self._has_started = self._was_away = self._was_silent = False
         self._seen: dict[Connection, StreamSample] = {}
         """By connection, its totals at the last check."""
 
@@ -75,11 +91,20 @@ class SlowStreams:
             bytes, waited_s = connection.totals()
             before = self._seen.get(connection, StreamSample(0, 0.0))
             self._seen[connection] = StreamSample(bytes, waited_s)
-            sample = StreamSample(bytes - before.bytes, waited_s - before.waited_s)
+            sample = StreamSample(bytes - before.bytes, waited_s - before.waited_s, connection.may_be_cut)
             if sample.bytes or sample.waited_s:
                 active.append((connection, sample))
-        for number in slow_ones([sample for _, sample in active], self._usual_bytes_per_s()):
-            active[number][0].cut()
+        was_away, self._was_away = self._was_away, self._is_away()
+        was_silent, self._was_silent = self._was_silent, not any(sample.bytes for _, sample in active)
+        if self._was_away:
+            return
+        if was_away or (was_silent and not self._was_silent):  # what was requested before then may be lost
+            for connection, sample in active:
+                if sample.has_waited and not sample.bytes:
+                    connection.interrupt()
+        else:
+            for number in slow_ones([sample for _, sample in active], self._usual_bytes_per_s()):
+                active[number][0].cut()
 
 
 def _watch(reference: weakref.ref[SlowStreams]) -> None:

@@ -8,7 +8,6 @@ readers wait for come before all others, and do not wait for the limit on stream
 from __future__ import annotations
 
 import threading
-import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -57,6 +56,8 @@ class Job:
         """The parts that no thread has begun; None while they are not known."""
         self.helpers = 0
         """How many threads work on parts, beside the one that runs the job."""
+        self.has_failed = False
+        """Whether one of its parts has."""
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -84,6 +85,9 @@ class TransferThreads:
         self._lock = threading.Lock()
         self._work_arrived = threading.Condition(self._lock)
         self._helper_ended = threading.Condition(self._lock)
+        self._pause_ended = threading.Condition(self._lock)
+        self.is_held = False
+        """Whether the remote is away. Nothing begins, and those that repeat a request wait."""
         self._queue: list[Job] = []
         """In order: those that have not begun, and those with parts that have not, or may have such."""
         self._running: set[Job] = set()
@@ -108,6 +112,13 @@ class TransferThreads:
             if job in self._queue:
                 self._queue.remove(job)
                 self._enqueue(job)
+
+    def hold(self, is_held: bool) -> None:
+        """Have transfers wait until the remote is not away any more, or go on."""
+        with self._lock:
+            self.is_held = is_held
+            self._pause_ended.notify_all()
+            self._wake()
 
     def check_limit(self) -> None:
         """Have threads begin what they may begin now: the limit may have risen."""
@@ -143,6 +154,8 @@ class TransferThreads:
             except BaseException as error:  # noqa: BLE001 - raised below
                 with self._lock:
                     errors.append(error)
+                    job.has_failed = True
+                    self._pause_ended.notify_all()
                     left.clear()
                     self._dequeue(job)
 
@@ -150,6 +163,7 @@ class TransferThreads:
         own: Callable[[], None] | None = left.popleft()
         with self._lock:
             job.parts = left
+            job.has_failed = False  # it may be another try
             self._dequeue(job)
             if left:
                 self._enqueue(job)
@@ -176,18 +190,24 @@ class TransferThreads:
             with self._lock:
                 self._unsplit.discard(job)
 
-    def sleep(self, seconds: float) -> None:
-        """Called by a transfer before it repeats a request. Another may begin meanwhile."""
+    def sleep(self, seconds: float) -> bool:
+        """Called by a transfer before it repeats a request: pause for so long, and while transfers are held.
+
+        Another may begin meanwhile. It ends early if another part of the file fails. Returns whether it was held.
+        """
         job = self._current_job()
         with self._lock:
             if not job.parts:  # else others take them meanwhile
                 self._dequeue(job)
             self._sleeping += 1
             others_sleep = self._sleeping > SLEEPING_MAX
-        with nullcontext() if others_sleep else self._giving_way():
-            time.sleep(seconds)
+        with nullcontext() if others_sleep else self._giving_way(), self._lock:
+            self._pause_ended.wait_for(lambda: job.has_failed, seconds)
+            was_held = self.is_held
+            self._pause_ended.wait_for(lambda: job.has_failed or not self.is_held)
         with self._lock:
             self._sleeping -= 1
+        return was_held
 
     @contextmanager
     def _giving_way(self) -> Iterator[None]:
@@ -222,6 +242,8 @@ class TransferThreads:
 
     def _next(self) -> Callable[[], None] | None:
         """What a free thread is to do now; None if there is nothing that it may begin."""
+        if self.is_held:
+            return None
         limit = self._limit()
         must_wait = self._busy >= limit
         for job in self._queue:
