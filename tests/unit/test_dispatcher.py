@@ -24,6 +24,7 @@ from growfs.scheduler.dispatcher import (
     AHEAD_S,
     AHEAD_STREAMS,
     PERIOD_S,
+    SILENCE_S,
     Dispatcher,
     Outcome,
     WorkerDied,
@@ -81,6 +82,8 @@ class Worker:
 
 class FakePool:
     """Stands in for WorkerPool. all: the workers that were spawned. spawn_error: returns what spawn raises, or None."""
+
+    url = "s3://bucket"
 
     def __init__(self) -> None:
         self.limits = SharedLimits()
@@ -440,6 +443,26 @@ async def test_while_the_remote_is_away_workers_keep_what_they_have_and_are_not_
         await trio.sleep(STALL_S + 1)
         assert worker.closed, "it hangs"
         await scene.finish()
+
+
+async def test_when_nothing_arrives_the_remote_is_suspected_before_any_timeout(clock: trio.testing.MockClock) -> None:
+    async with start_scene(1) as scene:
+        reasons: list[str] = []
+        scene.dispatcher.failed.connect(lambda error: reasons.append(str(error)))
+        scene.enqueue("a")
+        for _ in range(5):
+            await trio.sleep(SILENCE_S - 2 * PERIOD_S)
+            scene.pool.all[0].report(progress(bytes=10))
+        assert reasons == []
+        await trio.sleep(SILENCE_S + PERIOD_S)
+        assert reasons == ["s3://bucket: nothing has arrived for 5 s; check the network"]
+        scene.dispatcher.hold(RemoteBusy("it is away"))
+        await trio.sleep(10 * SILENCE_S)
+        assert len(reasons) == 1, "that is known"
+        scene.dispatcher.resume()
+        await scene.finish()
+        await trio.sleep(10 * SILENCE_S)
+        assert len(reasons) == 1, "nothing is fetched"
 
 
 async def test_a_refusal_without_any_progress_is_announced() -> None:

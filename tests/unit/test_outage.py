@@ -19,7 +19,7 @@ from growfs.errors import (
     RemoteError,
     RemoteMissing,
 )
-from growfs.scheduler.outage import PAUSE_S_MAX, SUSPICION_S, Outage, may_be_outage
+from growfs.scheduler.outage import NEXT_PROBE_S, PAUSE_S_MAX, PAUSE_S_MIN, SUSPICION_S, Outage, may_be_outage
 
 BUSY, DENIED = RemoteBusy("cannot reach the server"), RemoteDenied("access denied")
 
@@ -29,6 +29,7 @@ class Remote:
 
     def __init__(self) -> None:
         self.error: GrowfsError | None = None
+        self.answers_in_s = 0.1
         self.probed_at: list[float] = []
         self.decisions: list[bool] = []
         self.outage = Outage(self._probe)
@@ -36,7 +37,7 @@ class Remote:
     async def _probe(self, repeats: bool) -> GrowfsError | None:
         assert repeats is not self.outage.is_on, "in an outage, the pauses grow between single requests"
         self.probed_at.append(trio.current_time())
-        await trio.sleep(0.1)
+        await trio.sleep(self.answers_in_s)
         return self.error
 
     def fail(self, error: GrowfsError) -> None:
@@ -143,6 +144,21 @@ async def test_slow_bytes_show_that_a_busy_remote_is_not_away(clock: trio.testin
         remote.outage.note_received(1000)
         await trio.sleep(1)
         assert remote.outage.is_on, "what arrives now was requested before the credentials expired"
+
+
+async def test_a_lost_probe_does_not_delay_the_end_and_a_slow_answer_counts(clock: trio.testing.MockClock) -> None:
+    """One that was sent while a link was cut may never be answered, and a server may take long to answer."""
+    for answered_in in (0.1, 20):
+        async with start_remote() as remote:
+            remote.error = BUSY
+            remote.fail(BUSY)
+            await trio.sleep(3)
+            remote.answers_in_s, remote.error = 1000, None
+            await trio.sleep(PAUSE_S_MIN + 0.2)  # a probe is sent, and lost
+            remote.answers_in_s = answered_in
+            back_at = trio.current_time()
+            await remote.outage.ended.wait()
+            assert trio.current_time() - back_at <= NEXT_PROBE_S + answered_in + 0.2
 
 
 @pytest.mark.parametrize("away_s", [3, 20, 60, 600])
