@@ -116,7 +116,7 @@ def moto_s3() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def http_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebFolder]:
     folder = tmp_path_factory.mktemp("web")
-    with serving(partial(_QuietFiles, directory=str(folder))) as url:
+    with serving(partial(QuietFiles, directory=str(folder))) as url:
         yield WebFolder(url, folder)
 
 
@@ -178,7 +178,9 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
-class _QuietFiles(http.server.SimpleHTTPRequestHandler):
+class QuietFiles(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, with pages of links, and prints nothing."""
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 

@@ -26,6 +26,7 @@ from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, Phase, 
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote
 from growfs.remote.http.connection import Headers
+from growfs.remote.http.proxy import proxy_for
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.rate_limits import SharedLimits
 from growfs.remote.retries import Retries
@@ -113,21 +114,20 @@ def _reach(store: StoreRemote, send: Send) -> bool:
         send(ok("server", "none: a local folder"))
         return True
     host = urlsplit(access.server).hostname or ""
-    is_direct = host and not store.is_proxied(access.server)
-    if is_direct:
+    if host and (proxy := proxy_for(access.server)):
+        send(ok("server", f"{host}, through the proxy {proxy}"))
+    elif host:
         send(Phase(f"resolving {host}"))
         check = _resolve(host, urlsplit(access.server).port or 443)
         send(check)
         if check.level is Level.FAILURE:
             return False
-    elif host:
-        send(ok("server", f"{host}, through a proxy"))
     if not access.credentials:
         send(Check(Level.FAILURE, "credentials", "none found", store.login))
         return False
     send(ok("credentials", access.credentials))
     headers: Headers = {}
-    if is_direct:
+    if host:
         send(Phase(f"waiting for {host}"))
         headers = store.head(f"{access.server}/{access.path}")
     if access.region:

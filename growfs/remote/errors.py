@@ -39,6 +39,11 @@ _BUSY = frozenset(
     | {"TransportError"}  # httpx, google-auth
 )
 _NOT_THERE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
+_PROXY = frozenset(
+    {"ProxyFailed"}  # http/connection.py
+    | {"ClientHttpProxyError", "ClientProxyConnectionError", "ProxyConnectionError"}  # aiohttp, botocore
+    | {"ProxyError"}  # requests, httpx
+)
 _CERTIFICATE = frozenset({"SSLCertVerificationError", "ClientConnectorCertificateError"})
 
 
@@ -119,6 +124,12 @@ def _common_error(problem: Problem, store: StoreRemote) -> GrowfsError:
             f"{where}: the server's certificate is not trusted ({why}); check {store.server_option};"
             f" for a server of your own set {store.ca_variable} to the file of its certificate"
         )
+    if words & _PROXY or status == 407:
+        lasts = 400 <= status < 500 and not _is_busy(status)
+        return (RemoteDenied if lasts else RemoteBusy)(
+            f"{where}: cannot be reached through the proxy ({detail}); check HTTPS_PROXY and HTTP_PROXY"
+            " (http://user:password@host:port), or name the host in NO_PROXY"
+        )
     if _is_busy(status) or words & store.busy_codes:
         kind = RemoteThrottled if status in _THROTTLED_STATUS else RemoteBusy
         busy = kind(f"{where}: the server is busy or failing ({status or ''} {detail}); try again later")
@@ -152,8 +163,8 @@ def status_of(error: BaseException) -> int:
     response = getattr(error, "response", None)
     for holder, name in ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code")):
         value = str(getattr(holder, name, ""))  # one by one: reading `code` makes aiohttp warn
-        if value.isdecimal() and 300 <= int(value) <= 599:
-            return int(value)
+        if value.isdecimal():
+            return int(value) if 300 <= int(value) <= 599 else 0
     return 0
 
 

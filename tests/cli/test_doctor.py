@@ -28,6 +28,7 @@ from tests.cli.support import (
     start_growfs,
     tmpfs,
 )
+from tests.forward_proxy import AWAY, forward_proxy
 from tests.harness import GROWFS, Growfs, make_tree, until
 from tests.servers import S3Server, serving
 
@@ -282,6 +283,20 @@ def test_an_unknown_profile(growfs: Growfs, s3: S3Server) -> None:
     growfs.env["AWS_PROFILE"] = "nobodys"
     growfs.starts_python = True
     assert_failed(doctor(growfs, f"s3://{s3.bucket}"), "remote", "(nobodys) could not be found", "aws configure")
+
+
+def test_a_server_behind_a_proxy(growfs: Growfs, s3: S3Server) -> None:
+    s3.put("doctor/x", b"x")
+    with forward_proxy(s3.endpoint_url, "me:p4ss") as proxy:
+        growfs.env |= proxy.env()
+        done = doctor(growfs, f"s3://{s3.bucket}/doctor", "--endpoint-url", f"http://{AWAY}")
+        assert line(done, "server") == f"ok server 127.0.0.1, through the proxy {proxy.url}"
+        assert line(done, "clock") == "ok clock agrees with the server's within a minute"
+        assert done.returncode == 0, done.stdout
+        proxy.password = "me:another"
+        done = doctor(growfs, f"s3://{s3.bucket}/doctor", "--endpoint-url", f"http://{AWAY}")
+    assert_failed(done, "remote", "through the proxy", "407 Proxy Authentication Required", "check HTTPS_PROXY")
+    assert "another" not in done.stdout
 
 
 def test_an_unknown_host(growfs: Growfs, s3: S3Server) -> None:

@@ -145,7 +145,6 @@ def test_a_file_that_changes_midway_is_refused(
 @pytest.mark.parametrize(
     "behaviour",
     [
-        {"location": "elsewhere"},
         {"body": "gzip"},
         {"body": "chunked"},
         {"body": "endless"},

@@ -1,4 +1,4 @@
-"""The plain GETs that are sent to a store: signatures, passwords and proxies, and that no secret is exposed."""
+"""The plain GETs that are sent to a store: signatures and passwords, and that no secret is exposed."""
 
 from __future__ import annotations
 
@@ -121,17 +121,6 @@ def test_missing_credentials_are_reported_without_the_library(
     with pytest.raises(RemoteDenied, match="no credentials found"):
         S3Remote(RemoteSpec("s3://bucket", {}, serve(FakeStore(DATA)))).fetch(FetchTask(FILE, tmp_path / "target"))
     assert library_fetches == []
-
-
-@pytest.mark.parametrize("exempt", [False, True])
-def test_a_proxy_is_left_to_the_library(
-    serve: Serve, tmp_path: Path, library_fetches: list[str], monkeypatch: pytest.MonkeyPatch, exempt: bool
-) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    if exempt:
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert fetched(HttpRemote(RemoteSpec(serve(FakeStore(SMALL)))), tmp_path) == SMALL
-    assert library_fetches == ([] if exempt else ["x"])
 
 
 @pytest.fixture

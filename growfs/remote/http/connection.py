@@ -25,7 +25,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+
+from growfs.remote.http.proxy import Proxy, proxy_for
+from growfs.remote.names import join_address
 
 WRITE_BYTES = 1 << 20
 """A file is written in blocks of this size, aligned to it: then the page cache holds it in large folios, and reads of
@@ -66,6 +69,10 @@ UNANSWERED_S_MAX = 20
 """The kernel gives a connection up when what was sent is not acknowledged for so long (TCP_USER_TIMEOUT, tcp(7))."""
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host is tried before the next is tried beside it (RFC 8305, 5)."""
+REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+REDIRECTS_MAX = 10
+_PUBLIC_HEADERS = {"accept", "accept-encoding", "user-agent"}
+"""What another server than the one that redirects may see of a request: any other header may hold a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,22 @@ class HttpRequest:
     url: str = field(repr=False)
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     method: str = "GET"
+    redirects: int = 0
+    """How many redirects are followed. A signature is good for one URL, so signed requests follow none."""
+
+    def redirected(self, location: str) -> HttpRequest:
+        """The request to send after a redirect (RFC 9110, 15.4). Raises FallBack."""
+        try:
+            url = urljoin(self.url, location)
+            old, new = urlsplit(self.url), urlsplit(url)
+        except ValueError:
+            raise FallBack("a redirect that cannot be read") from None
+        if "@" in new.netloc:
+            raise FallBack("a redirect with a password")
+        headers = self.headers
+        if new.netloc != old.netloc or new.scheme not in (old.scheme, "https"):
+            headers = {name: value for name, value in headers.items() if name.lower() in _PUBLIC_HEADERS}
+        return replace(self, url=url, headers=headers, redirects=self.redirects - 1)
 
     @property
     def origin(self) -> tuple[str, str]:
@@ -103,6 +126,14 @@ class ConnectionTimedOut(ConnectionFailed):
     """The server cannot be reached, or fell silent, and that was noticed late."""
 
 
+class ProxyFailed(ConnectionFailed):
+    """The proxy cannot be reached, or refuses. status: of its response; 0 without one."""
+
+    def __init__(self, proxy: Proxy, what: str, status: int = 0) -> None:
+        super().__init__(f"{proxy}: {what}")
+        self.status = status
+
+
 class FallBack(Exception):
     """The response is left to the store's library. counts: the next response is likely to be the same."""
 
@@ -115,20 +146,36 @@ class _ServerClosed(Exception):
     """The server closed the connection before it responded, as it does with one that was idle for long."""
 
 
-class Connection:
-    """Opened at the first request and kept from file to file; opened again for a request to another server.
+_State = tuple[tuple[str, str], Proxy | None, socket.socket | None, bool, float]
 
-    timeouts: from the next time on that it is opened.
+
+class Connection:
+    """Opened at the first request and kept from file to file. It may be one to each of two servers.
+
+    A redirect leads from one server to another, and the next file back to the first. A request to a third server takes
+    the place of the one that was used longer ago.
+
+    timeouts: from the next time on that it is opened. uses_proxies: as the environment says (`proxy_for`).
     """
 
+    sent: HttpRequest
+    """The last request that was sent: after a redirect another one than `send` was given."""
+
     def __init__(
-        self, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context, timeouts: Timeouts | None = None
+        self,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        timeouts: Timeouts | None = None,
+        uses_proxies: bool = True,
     ) -> None:
         self._tls = tls
         self.timeouts = timeouts or TIMEOUTS
+        self._uses_proxies = uses_proxies
         self._origin = ("", "")
+        self._proxy: Proxy | None = None
         self._socket: socket.socket | None = None
         self._keeps = False  # the last response was read to its end, and another may follow
+        self._used_at = 0.0
+        self._other = self._current  # what these five are for the other server
         self._interrupted = False
         self.may_be_cut = False
         """Whether its request can be repeated by another connection if it is slow."""
@@ -137,7 +184,6 @@ class Connection:
         self._received = 0
         self._waited_s = 0.0
         self._waits_since: float | None = None
-        self._used_at = 0.0
         self._bytes = bytearray(BUFFER_BYTES)
         self._buffer = memoryview(self._bytes)
         self._body = (0, 0)  # the slice of the buffer that holds the beginning of the body
@@ -148,22 +194,36 @@ class Connection:
         A kept connection that the server has closed is opened again. Raises ConnectionFailed, and FallBack if the
         store's library may do better: it may trust another certificate.
         """
+        response = self._exchange(request, headers)
+        while request.redirects and response.status in REDIRECT_STATUSES and "location" in response.headers:
+            request = request.redirected(response.headers["location"])
+            with suppress(FallBack, ConnectionFailed):
+                self.read(response)  # to its end, or the connection cannot be used again
+            response = self._exchange(request, headers)
+        return response
+
+    def _exchange(self, request: HttpRequest, headers: Headers) -> HttpResponse:
+        if request.origin != self._origin:
+            self._turn()
         is_old = time.monotonic() - self._used_at > IDLE_S_MAX
         if request.origin != self._origin or not self._keeps or is_old or (self._socket and _has_unread(self._socket)):
-            self.close()
-        head = _serialized(request, headers)
+            self._hang_up()
+        if self._socket is None and self._uses_proxies:
+            self._proxy = proxy_for(request.url)
+        head = _serialized(request, headers, self._proxy)
         with _translating_errors():
             if self._socket is not None:
                 with suppress(ConnectionError, ssl.SSLError, _ServerClosed):
                     return self._send(self._socket, request, head)
                 if self._interrupted:
                     raise ConnectionFailed("interrupted")
-                self.close()
-            self._socket, self._origin = _connect(request, self._tls, self.timeouts), request.origin
+                self._hang_up()
+            self._socket, self._origin = _connect(request, self._tls, self.timeouts, self._proxy), request.origin
             return self._send(self._socket, request, head)
 
     def _send(self, sock: socket.socket, request: HttpRequest, head: bytes) -> HttpResponse:
         self._keeps = False
+        self.sent = request
         sock.sendall(head)
         end = received = 0
         while (end := self._bytes.find(b"\r\n\r\n", 0, min(received, HEAD_BYTES_MAX))) < 0:
@@ -175,6 +235,8 @@ class Connection:
             received += count
         self._body = end + 4, received
         response = _parse(bytes(self._buffer[:end]).decode("latin-1"))
+        if self._proxy and response.status == 407:
+            raise ProxyFailed(self._proxy, f"407 {response.reason}", 407)
         self._keeps = request.method == "HEAD" and received == end + 4 and response.keep_alive
         self._used_at = time.monotonic()
         return response
@@ -314,8 +376,22 @@ class Connection:
         since = self._waits_since
         return self._received, self._waited_s + (time.monotonic() - since if since is not None else 0.0)
 
+    @property
+    def _current(self) -> _State:
+        return self._origin, self._proxy, self._socket, self._keeps, self._used_at
+
+    def _turn(self) -> None:
+        current = self._current
+        self._origin, self._proxy, self._socket, self._keeps, self._used_at = self._other
+        self._other = current
+
     def close(self) -> None:
         """Close it. The next request opens it again."""
+        self._hang_up()
+        self._turn()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         self._interrupted = self.was_cut = False
         if sock := self._socket:
             self._socket = None
@@ -332,12 +408,15 @@ def _has_unread(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _serialized(request: HttpRequest, more: Headers) -> bytes:
+def _serialized(request: HttpRequest, more: Headers, proxy: Proxy | None) -> bytes:
     scheme, host = request.origin
     target = request.url[len(scheme) + 3 + len(host) :].partition("#")[0] or "/"
     if not target.startswith("/"):
         target = f"/{target}"
     headers = {"Host": host, "User-Agent": "growfs", "Accept-Encoding": "identity", **request.headers, **more}
+    if proxy and scheme == "http":  # RFC 9112, 3.2.2
+        target = f"http://{host}{target}"
+        headers |= _authorization(proxy)
     names_fit = all(map(_SENDABLE.fullmatch, [target, *headers]))
     if not names_fit or _UNSENDABLE.search("".join(headers.values())):
         raise FallBack("a request that cannot be sent")
@@ -365,32 +444,74 @@ def _parse(head: str) -> HttpResponse:
     return HttpResponse(int(code), reason, headers, int(length) if known else None, encoding == "chunked", keep_alive)
 
 
-def _connect(request: HttpRequest, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts) -> socket.socket:
-    """A socket to the server, at the first of its addresses that answers.
+def _authorization(proxy: Proxy) -> Headers:
+    return {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
+
+
+def _connect(
+    request: HttpRequest, tls: Callable[[], ssl.SSLContext], timeouts: Timeouts, proxy: Proxy | None
+) -> socket.socket:
+    """A socket on which the server gets what is sent. With a proxy and without TLS, the proxy gets it."""
+    parts = urlsplit(request.url)
+    is_tls = parts.scheme == "https"
+    if not parts.hostname or parts.scheme not in ("http", "https"):
+        raise FallBack("a URL of no web server")
+    port = parts.port or (443 if is_tls else 80)
+    if proxy is None:
+        sock = _open(parts.hostname, port, timeouts)
+    elif proxy.speaks_http:
+        try:
+            sock = _open(proxy.host, proxy.port, timeouts)
+        except OSError as error:
+            raise ProxyFailed(proxy, str(error)) from None
+    else:
+        raise FallBack("a proxy that the library may know")
+    try:
+        if proxy and is_tls:
+            _tunnel(sock, proxy, join_address(parts.hostname, port), timeouts)
+        return _wrap_tls(sock, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(sock, timeouts)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _tunnel(sock: socket.socket, proxy: Proxy, address: str, timeouts: Timeouts) -> None:
+    """Have a proxy connect a socket to HOST:PORT (RFC 9110, 9.3.6). Raises ProxyFailed."""
+    sock.settimeout(timeouts.read_s)  # it connects meanwhile
+    lines = [f"{name}: {value}\r\n" for name, value in {"Host": address, **_authorization(proxy)}.items()]
+    head = b""
+    try:
+        sock.sendall(f"CONNECT {address} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1"))
+        while b"\r\n\r\n" not in head:
+            if len(head) > HEAD_BYTES_MAX or not (received := sock.recv(HEAD_BYTES_MAX)):
+                raise ProxyFailed(proxy, f"it gives no answer to CONNECT {address}")
+            head += received
+    except OSError as error:
+        raise ProxyFailed(proxy, str(error)) from None
+    response = _parse(head.partition(b"\r\n\r\n")[0].decode("latin-1"))
+    if response.status >= 300:
+        raise ProxyFailed(proxy, f"{response.status} {response.reason} for {address}", response.status)
+    sock.settimeout(timeouts.connect_s)
+
+
+def _open(host: str, port: int, timeouts: Timeouts) -> socket.socket:
+    """A socket to a host, at the first of its addresses that answers.
 
     They are tried in random order, as stores give many to spread the load, and those of IPv6 and IPv4 by turns.
     """
-    parts = urlsplit(request.url)
-    is_tls = parts.scheme == "https"
-    if not parts.hostname:
-        raise FallBack("a URL without a host")
-    found = socket.getaddrinfo(parts.hostname, parts.port or (443 if is_tls else 80), type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     preferred = found[0][0]  # IPv6 or IPv4, as this machine prefers (gai.conf(5))
     random.shuffle(found)
     families = [[entry for entry in found if (entry[0] == preferred) is first] for first in (True, False)]
     addresses = [entry for pair in zip_longest(*families) for entry in pair if entry]
     sock = _race([(family, address) for family, _, _, _, address in addresses], timeouts.connect_s)
-    try:
-        sock.settimeout(timeouts.connect_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if sys.platform == "linux":
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_S_MAX * 1000)
-        return _wrap_tls(sock, parts.hostname, tls, timeouts) if is_tls else _with_kernel_timeout(sock, timeouts)
-    except BaseException:
-        sock.close()
-        raise
+    sock.settimeout(timeouts.connect_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_S_MAX * 1000)
+    return sock
 
 
 def _race(addresses: list[tuple[int, Any]], timeout_s: float) -> socket.socket:
@@ -474,3 +595,5 @@ def _translating_errors() -> Iterator[None]:
         raise ConnectionTimedOut(str(error)) from None
     except (OSError, _ServerClosed) as error:
         raise ConnectionFailed(str(error) or type(error).__name__) from None
+    except ValueError:
+        raise FallBack("a host or a port that cannot be") from None

@@ -1,9 +1,8 @@
 """`RangeDownloader`: downloads files by plain GETs, a large file in parts that arrive in parallel.
 
 It owns the connections of a process, and decides which responses are acceptable. The stores
-(growfs/remote/stores) say what to request, and which version a response is of. Everything unusual (a proxy,
-a redirect, a response without a length, an untrusted certificate, a refusal) is left to the store's library, whose
-own result then counts.
+(growfs/remote/stores) say what to request, and which version a response is of. Everything unusual (a response without
+a length, an untrusted certificate, a refusal) is left to the store's library, whose own result then counts.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
-from functools import cache, partial
-from typing import Generic, TypeVar, cast
-from urllib.request import getproxies, proxy_bypass
+from functools import partial
+from typing import Generic, TypeVar
 
 from growfs.errors import RemoteBusy
 from growfs.remote.digest import Digest
@@ -97,7 +95,6 @@ class RangeDownloader:
         self.splits_at_once = True  # until a server sends a whole file where a part was requested
         self.heads_useful = heads_useful
         self._uses_proxies = uses_proxies
-        self._is_proxied = cache(_is_proxied)  # reading the environment is slow for a small file
         self._fallbacks = self._useless_heads = 0
         self._unusable_until = -math.inf
         self._connections: list[Connection] = []
@@ -147,19 +144,12 @@ class RangeDownloader:
 
         Raises HttpError, ConnectionFailed, and FallBack if the library may do better.
         """
-        scheme, host = request.origin
-        if scheme not in ("http", "https") or self.is_proxied(scheme, host):
-            raise FallBack("no web server, or one behind a proxy")
         response = connection.send(request, headers)
         if response.status in BUSY_STATUSES:
             raise _http_error(response)
         if response.status not in GOOD_STATUSES:
             raise FallBack(f"status {response.status}", counts=response.status not in MISSING_STATUSES)
         return response
-
-    def is_proxied(self, scheme: str, host: str) -> bool:
-        """Whether requests to a host go through a proxy."""
-        return self._uses_proxies and self._is_proxied(scheme, host)
 
     def record_head(self, useful: bool) -> None:
         """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""
@@ -172,7 +162,7 @@ class RangeDownloader:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = Connection(self._tls, self._timeouts)
+            connection = Connection(self._tls, self._timeouts, self._uses_proxies)
             self._connections.append(connection)
         try:
             yield connection
@@ -209,7 +199,7 @@ class _FileTransfer(Generic[T]):
     _file_bytes: int
     """The size of the whole file."""
     _request: HttpRequest
-    """What all parts are requested with, until its signature expires."""
+    """What all parts are requested with, until its signature expires. After a redirect, it is where that led to."""
 
     def __init__(
         self,
@@ -348,7 +338,9 @@ class _FileTransfer(Generic[T]):
         while True:
             connection.may_be_cut = part.cuts < CUTS_MAX
             try:
-                return self._owner.begin(connection, self._request, headers)
+                response = self._owner.begin(connection, self._request, headers)
+                self._request = connection.sent
+                return response
             except (ConnectionFailed, HttpError) as error:
                 self._pause(error, connection, part)
 
@@ -376,15 +368,14 @@ class _FileTransfer(Generic[T]):
         """Wait until a request may be repeated. Raises error if it may not."""
         was_cut = connection.was_cut
         connection.close()
-        if isinstance(error, HttpError) and error.status not in BUSY_STATUSES:
-            raise error
-        if self._task.tries is None:
+        busy = self._translate(error)
+        if self._task.tries is None or not isinstance(busy, RemoteBusy):
             raise error
         if was_cut:
             part.cuts += 1
             log.warning("%s: comes too slowly, and is requested anew from byte %d", self._task.file.path, part.at)
         else:
-            self._task.tries.pause(cast(RemoteBusy, self._translate(error)), part.at)
+            self._task.tries.pause(busy, part.at)
 
     def _copy(self, connection: Connection, response: HttpResponse, part: _Part) -> None:
         digest = self._digest.part(part.at)
@@ -410,7 +401,8 @@ class _FileTransfer(Generic[T]):
     def _request_part(self, connection: Connection, part: _Part) -> HttpResponse | None:
         """Request one part; None if the file turns out not to come in parts.
 
-        The signature was good for the first part; if it is refused now, it has expired.
+        The signature was good for the first part; if it is refused now, it has expired. So may a URL to which the
+        server redirected.
         """
         if self._error:
             raise ConnectionFailed("another part has failed")
@@ -425,6 +417,7 @@ class _FileTransfer(Generic[T]):
         if response.status in REFUSED_STATUSES:
             connection.close()
             response = connection.send(self._renew_signature(request), headers)
+            self._request = connection.sent
         if response.status not in GOOD_STATUSES:
             raise _http_error(response)
         length, extent = extent_of(response)
@@ -487,11 +480,6 @@ def _has_validator(headers: Headers) -> bool:
         age = parsedate_to_datetime(headers["date"]) - parsedate_to_datetime(headers["last-modified"])
         return age > timedelta(seconds=1)
     return False
-
-
-def _is_proxied(scheme: str, host: str) -> bool:
-    proxies = getproxies()
-    return (scheme in proxies or "all" in proxies) and not proxy_bypass(host)
 
 
 def preallocate(fd: int, size: int) -> None:

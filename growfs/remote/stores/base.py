@@ -115,10 +115,6 @@ class StoreRemote(ABC):
         """None if it has no server. May ask servers for credentials. Raises a RemoteError if there are none."""
         return None
 
-    def is_proxied(self, server: str) -> bool:
-        """Whether requests to the URL of a server go through a proxy (HTTPS_PROXY and others)."""
-        return False
-
     def head(self, url: str) -> Headers:
         """The headers with which a server of the store answers a request without credentials, whatever its status.
 

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 from growfs.errors import GrowfsError, RemoteBusy, RemoteError, RemoteMissing, UsageError, pip_install
 from growfs.remote.digest import Digest
 from growfs.remote.errors import translate
-from growfs.remote.http.connection import Connection, ConnectionFailed, FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import TIMEOUTS, Connection, ConnectionFailed, FallBack, Headers, HttpRequest
 from growfs.remote.http.download import RangeDownloader
+from growfs.remote.http.proxy import proxy_for
 from growfs.remote.http.stream import FileStream, HttpStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec, RemoteStream, Skipped
@@ -30,7 +31,7 @@ from growfs.remote.stores.base import Access, Entry, StoreRemote
 
 LIBRARY_PART_BYTES_MAX = 8 << 20  # a library keeps a part in memory
 PAGE_READ_S = 300
-"""How long a library that lists waits for a page: a server may need minutes. Those of gs and http do so too."""
+"""How long a library that lists waits for a page: a server may need minutes."""
 SIGNED_S = 3600
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://datasets/name, https://host/dir/, /dir"
 LEFT_TO_LIBRARY = "left to the store's library"
@@ -336,9 +337,6 @@ class FsspecRemote(StoreRemote):
     def server_option(self) -> str:
         return f"{super().server_option} {self.clean(self.spec.endpoint_url or '')}".strip()
 
-    def is_proxied(self, server: str) -> bool:
-        return self._downloader.is_proxied(*HttpRequest(server).origin)
-
     def head(self, url: str) -> Headers:
         connection = Connection(lambda: self._tls)
         try:
@@ -373,6 +371,22 @@ def write_parts(
 
     with task.target.open("r+b", buffering=0) as out:
         threads.share([partial(copy, out.fileno(), start) for start in range(extent.offset, end, part_bytes)])
+
+
+def aiohttp_timeout() -> Any:
+    """For each read. aiohttp's own is for a whole response: a large file would never arrive."""
+    from aiohttp import ClientTimeout
+
+    return ClientTimeout(connect=PAGE_READ_S, sock_connect=TIMEOUTS.connect_s, sock_read=PAGE_READ_S)
+
+
+def aiohttp_proxy(url: str) -> dict[str, str]:
+    """The option of aiohttp's session for the proxy of a server.
+
+    It has one that reads the environment, too (trust_env), and with it sends what ~/.netrc has.
+    """
+    proxy = proxy_for(url)
+    return {"proxy": proxy.url} if proxy and proxy.speaks_http else {}
 
 
 def scheme_of(url: str) -> str:

@@ -11,7 +11,7 @@ from growfs.remote.errors import status_of
 from growfs.remote.http.connection import Headers, HttpRequest
 from growfs.remote.interface import RemoteFile
 from growfs.remote.metadata import to_ns
-from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.fsspec import FsspecRemote, aiohttp_proxy, aiohttp_timeout
 
 
 class GoogleRemote(FsspecRemote):
@@ -38,7 +38,10 @@ class GoogleRemote(FsspecRemote):
         return options
 
     def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
-        if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
+        server = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+        session = {**aiohttp_proxy(server or self.server), **options.get("session_kwargs", {})}
+        options = {"requests_timeout": aiohttp_timeout(), **options, "session_kwargs": session}
+        if server:
             from gcsfs.core import GCSFileSystem
 
             # The class that gcsfs registers asks Google by gRPC what each bucket is, for a minute if that cannot be.

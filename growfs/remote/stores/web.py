@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from growfs.errors import RemoteError, UsageError
-from growfs.remote.http.connection import FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import REDIRECTS_MAX, FallBack, Headers, HttpRequest
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.names import redact
 from growfs.remote.stores.base import Entry
-from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.fsspec import FsspecRemote, aiohttp_proxy, aiohttp_timeout
 
 LISTING_BYTES_MAX = 64 << 20
 
@@ -46,6 +46,10 @@ class HttpRemote(FsspecRemote):
         options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}  # else sizes are of gzip
         return options
 
+    def _open_library(self, options: dict[str, Any]) -> tuple[Any, str]:
+        session = {"timeout": aiohttp_timeout(), **aiohttp_proxy(self.spec.url), **options.get("client_kwargs", {})}
+        return super()._open_library({**options, "client_kwargs": session})
+
     def _key(self, path: str) -> str:
         return f"{self.root}/{quote(path)}" if path else self.root
 
@@ -57,7 +61,7 @@ class HttpRemote(FsspecRemote):
         if url.user is not None:
             password = f"{url.user}:{url.password or ''}".encode("latin-1")  # as aiohttp does
             headers["Authorization"] = f"Basic {b64encode(password).decode()}"
-        return HttpRequest(str(url.with_user(None)), headers)
+        return HttpRequest(str(url.with_user(None)), headers, redirects=REDIRECTS_MAX)
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         super()._file_from_headers(file, size, headers)

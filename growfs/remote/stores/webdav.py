@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from growfs.errors import GrowfsError, RemoteError, UsageError
 from growfs.remote.errors import Problem
-from growfs.remote.http.connection import TIMEOUTS, FallBack, Headers, HttpRequest
+from growfs.remote.http.connection import REDIRECTS_MAX, TIMEOUTS, FallBack, Headers, HttpRequest
 from growfs.remote.interface import RemoteFile
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.stores.fsspec import PAGE_READ_S, FsspecRemote
@@ -53,7 +53,7 @@ class WebdavRemote(FsspecRemote):
         headers = {}
         if auth:
             headers["Authorization"] = f"Basic {b64encode(':'.join(auth).encode()).decode()}"
-        return HttpRequest(f"{str(http.base_url).rstrip('/')}/{quote(key)}", headers)
+        return HttpRequest(f"{str(http.base_url).rstrip('/')}/{quote(key)}", headers, redirects=REDIRECTS_MAX)
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         super()._file_from_headers(file, size, headers)

@@ -370,10 +370,7 @@ class S3Remote(FsspecRemote):
         headers = {"x-amz-request-payer": signed["RequestPayer"]} if "RequestPayer" in signed else {}
         if parameters.keys() >= RESTORED.keys():
             headers["x-amz-optional-object-attributes"] = "RestoreStatus"
-        request = HttpRequest(url, headers)
-        if self._downloader.is_proxied(*request.origin):
-            raise FallBack("behind a proxy")
-        return request
+        return HttpRequest(url, headers)
 
     def _client(self, bucket: str) -> Client:
         with self._client_lock:

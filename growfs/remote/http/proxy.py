@@ -1,0 +1,61 @@
+"""`proxy_for`: which proxy a server is reached through, as HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY say.
+
+Of each variable the name in lower case counts first, and NO_PROXY is read as urllib reads it.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from growfs.errors import UsageError
+from growfs.remote.names import join_address
+
+PORT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """As text it has no password."""
+
+    scheme: str
+    host: str
+    port: int
+    url: str = field(repr=False)
+    """With the user and the password, if there are any."""
+    authorization: str = field(repr=False)
+    """The value of Proxy-Authorization; empty if the URL has no user."""
+
+    @property
+    def speaks_http(self) -> bool:
+        """Whether it is reached without TLS, and is not a SOCKS proxy."""
+        return self.scheme == "http"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{join_address(self.host, self.port)}"
+
+
+def proxy_for(url: str) -> Proxy | None:
+    """The proxy for a server, of which this is a URL; None if it is reached directly.
+
+    Raises UsageError if the environment has something else than the URL of a proxy.
+    """
+    server, proxies = urlsplit(url), getproxies()
+    name = server.scheme if server.scheme in proxies else "all"
+    if name not in proxies or proxy_bypass(server.netloc.rpartition("@")[2]):
+        return None
+    found = proxies[name] if "://" in proxies[name] else f"http://{proxies[name]}"
+    try:
+        parts = urlsplit(found)
+        host, port = parts.hostname or "", parts.port or PORT
+    except ValueError:
+        host = ""
+    if not host:
+        raise UsageError(f"{name.upper()}_PROXY is not the URL of a proxy; write it as http://host:port")
+    authorization = ""
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = f"Basic {b64encode(user.encode()).decode()}"
+    return Proxy(parts.scheme, host, port, found, authorization)

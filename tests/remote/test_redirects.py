@@ -1,0 +1,163 @@
+"""Files to which a web server redirects: parts, what another server is not told, and URLs that expire."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from growfs.errors import GrowfsError, RemoteBusy
+from growfs.remote.http.connection import REDIRECT_STATUSES, REDIRECTS_MAX
+from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
+from growfs.remote.retries import Retries
+from growfs.remote.stores.fsspec import FsspecRemote
+from growfs.remote.stores.gs import GoogleRemote
+from growfs.remote.stores.web import HttpRemote
+from growfs.remote.wrappers.retry import RetryingRemote
+from tests.forward_proxy import AWAY
+from tests.remote.fake_store import DATA, FILE, SMALL, FakeStore, Request, Serve, fetched
+
+pytestmark = pytest.mark.usefixtures("small_parts")
+
+
+@pytest.fixture
+def there() -> FakeStore:
+    """The server that has the file."""
+    return FakeStore(DATA)
+
+
+@pytest.fixture
+def here(serve: Serve, there: FakeStore) -> FakeStore:
+    """A server that redirects to it, to another URL each time."""
+    store, url = FakeStore(b""), serve(there)
+    store.headers_for = lambda _: {"Location": f"{url}there?token={len(store.requests)}"}
+    store.status = lambda _: 302
+    return store
+
+
+@pytest.mark.parametrize("status", REDIRECT_STATUSES)
+@pytest.mark.parametrize("size", [None, len(DATA)])
+def test_parts_come_from_where_the_server_redirects(
+    serve: Serve,
+    here: FakeStore,
+    there: FakeStore,
+    tmp_path: Path,
+    library_fetches: list[str],
+    status: int,
+    size: int | None,
+) -> None:
+    here.status = lambda _: status
+    url = serve(here).replace("://", "://me:secret@")
+    remote = HttpRemote(RemoteSpec(url, {"headers": {"X-Key": "secret"}}))
+    assert fetched(remote, tmp_path, RemoteFile("x", size, None, "")) == DATA
+    assert library_fetches == []
+    assert len(there.gets) > 10
+    if size is None:  # else some parts are requested before the first is redirected
+        assert len(here.gets) == 1
+        assert {request.target for request in there.gets} == {"/there?token=1"}
+    assert {(request.target, request.headers["X-Key"]) for request in here.gets} == {("/x", "secret")}
+    assert all(request.headers["Authorization"] for request in here.gets)
+    assert "secret" not in "".join(str(request.headers) for request in there.gets)
+
+
+def test_the_same_server_gets_the_password_again(serve: Serve, tmp_path: Path, library_fetches: list[str]) -> None:
+    store = FakeStore(SMALL, location="elsewhere")
+    assert fetched(HttpRemote(RemoteSpec(serve(store).replace("://", "://me:secret@"))), tmp_path) == SMALL
+    assert library_fetches == []
+    assert [request.target for request in store.gets] == ["/x", "/elsewhere"]
+    assert len({request.headers["Authorization"] for request in store.gets}) == 1
+    assert len({request.port for request in store.gets}) == 1, "the connection is kept"
+
+
+def test_the_connections_to_both_servers_are_kept(
+    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path
+) -> None:
+    there.data = SMALL[:10]
+    remote = HttpRemote(RemoteSpec(serve(here)))
+    for _ in range(3):
+        assert fetched(remote, tmp_path) == SMALL[:10]
+    for store in (here, there):
+        assert (len(store.gets), len({request.port for request in store.gets})) == (3, 1)
+
+
+def test_a_part_that_is_cut_goes_on_from_its_last_byte(
+    serve: Serve,
+    here: FakeStore,
+    there: FakeStore,
+    tmp_path: Path,
+    library_fetches: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("growfs.remote.http.connection.PIECE_BYTES", 100)
+    there.on_get = lambda _: setattr(there, "body", "cut" if len(there.gets) == 4 else "plain")
+    remote = RetryingRemote(partial(HttpRemote, RemoteSpec(serve(here))), Retries(lambda _: None))
+    assert fetched(remote, tmp_path) == DATA
+    assert (len(here.gets), library_fetches) == (1, [])
+    starts = [request.start or 0 for request in there.gets]
+    assert len(starts) == len(set(starts)), "nothing that arrived is requested again"
+
+
+def test_a_url_that_has_expired_is_asked_for_anew(
+    serve: Serve, here: FakeStore, there: FakeStore, tmp_path: Path, library_fetches: list[str]
+) -> None:
+    there.status = lambda request: 403 if len(there.gets) > 5 and request.target.endswith("token=1") else None
+    assert fetched(HttpRemote(RemoteSpec(serve(here))), tmp_path) == DATA
+    assert library_fetches == []
+    assert 1 < len(here.gets) < len(there.gets) / 2, "only parts that were under way are redirected again"
+
+
+def test_a_stream_is_redirected(serve: Serve, here: FakeStore, there: FakeStore) -> None:
+    there.ranges = "ignored"
+    stream = HttpRemote(RemoteSpec(serve(here))).open(FILE, start=len(DATA) - 10)
+    buffer = memoryview(bytearray(20))
+    assert (stream.readinto(buffer), bytes(buffer[:10])) == (10, DATA[-10:])
+    stream.close()
+    assert {request.method for request in here.requests + there.requests} == {"GET"}
+
+
+@pytest.mark.parametrize("location", ["x", "http://[::1", "ftp://host/x", "http://host:port/x", f"http://a:b@{AWAY}/x"])
+def test_other_redirects_are_left_to_the_library(
+    serve: Serve, tmp_path: Path, library_fetches: list[str], location: str
+) -> None:
+    store = FakeStore(b"", extra_headers={"Location": location}, status=lambda _: 302)
+    gets: list[int] = []
+    remote = HttpRemote(RemoteSpec(serve(store)))
+    store.on_get = lambda _: gets.append(len(library_fetches))
+    with pytest.raises(GrowfsError):
+        remote.fetch(FetchTask(FILE, tmp_path / "target"))
+    assert library_fetches == ["x"]
+    assert gets.count(0) == (1 + REDIRECTS_MAX if location == "x" else 1)
+
+
+# How long the libraries wait.
+
+
+@pytest.fixture
+def silent(serve: Serve) -> Iterator[str]:
+    """The URL of a server that does not answer."""
+    released = threading.Event()
+
+    def wait(_: Request) -> dict[str, str]:
+        released.wait()
+        return {}
+
+    yield serve(FakeStore(SMALL, headers_for=wait))
+    released.set()
+
+
+@pytest.mark.parametrize("kind", [HttpRemote, GoogleRemote])
+def test_a_library_waits_for_each_read(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[FsspecRemote]
+) -> None:
+    monkeypatch.setattr("growfs.remote.stores.fsspec.PAGE_READ_S", 0.2)
+    spec = RemoteSpec(silent) if kind is HttpRemote else RemoteSpec("gs://bucket", endpoint_url=silent, anon=True)
+    with pytest.raises(RemoteBusy):
+        kind(spec).read_folder("")
+
+
+def test_a_download_by_the_library_may_take_any_time(serve: Serve) -> None:
+    remote = HttpRemote(RemoteSpec(serve(FakeStore(SMALL))))
+    assert remote.fs.client_kwargs["timeout"].total is None
