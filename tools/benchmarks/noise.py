@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.request import urlopen
@@ -15,7 +15,7 @@ from urllib.request import urlopen
 from tools.benchmarks.measure import Figures, Setting, environment, run
 from tools.benchmarks.mounts import GROWFS, mounted
 from tools.benchmarks.noisy_s3 import Noise
-from tools.benchmarks.servers import rclone_binary, running, s5cmd_binary
+from tools.benchmarks.servers import noisy_server, rclone_binary, s5cmd_binary
 
 PEER_S_MAX = 120.0
 """A program that takes longer is ended. That, and files that it did not bring, count as so many seconds."""
@@ -79,25 +79,10 @@ def noise(setting: Setting, found: Figures) -> str:
 def _measure(what: Noise, folder: Path, program: Callable[[str, Path, Noise], float]) -> tuple[float, int]:
     """(seconds until everything was there, bytes that the server has sent)."""
     folder.mkdir(parents=True)
-    with _server(what, folder) as url:
+    with noisy_server(what, folder / "server.log") as url:
         seconds = program(url, folder, what)
         with urlopen(f"{url}/counters") as answer:
             return seconds, json.load(answer)["bytes"]
-
-
-@contextmanager
-def _server(noise: Noise, folder: Path) -> Iterator[str]:
-    options = [
-        f"--keys={noise.keys}",
-        f"--size={noise.size}",
-        f"--latency={noise.latency_s}",
-        f"--connection-rate={noise.connection_bytes_per_s}",
-        f"--refused={noise.refused}",
-        f"--stalled={noise.stalled}",
-    ]
-    command = [sys.executable, "-m", "tools.benchmarks.noisy_s3", *options]
-    with running(command, folder / "server.log", r"(http://\S+)") as server:
-        yield server.endpoint
 
 
 def _growfs(url: str, folder: Path, noise: Noise) -> float:

@@ -1,7 +1,9 @@
 """An S3 server that behaves as real links and stores do: it refuses, stalls, trickles, and forgets idle connections.
 
-`python -m tools.benchmarks.noisy_s3 --keys 20000 --size 10000 --latency 0.05 --refused 0.01` serves the bucket 'noise'
-on loopback, prints its URL, and runs until it is terminated. Byte i of key number n is (n + i) % 251, so a reader can
+It computes its objects, so it has any number of them without a disk.
+
+`python -m tools.benchmarks.noisy_s3 '{"keys": 20000, "latency_s": 0.05, "refused": 0.01}'` serves the bucket 'noise' on
+loopback, prints its URL, and runs until it is terminated. Byte i of key number n is (n + i) % 251, so a reader can
 check every byte. It supports ListObjectsV2 and ListObjects, HEAD, GET and ranges, and ignores credentials. /counters
 says, as JSON, how many requests and bytes it has answered.
 """
@@ -13,6 +15,7 @@ import json
 import random
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +25,6 @@ from threading import Thread
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import click
 import trio
 
 PAGE_KEYS_MAX = 1000
@@ -70,7 +72,7 @@ class Counters:
 
 
 def key(number: int) -> str:
-    """The name of a key. Names sort as their numbers."""
+    """The name of a key. Names sort as their numbers, up to ten million."""
     return f"d{number // FOLDER_KEYS:04}/f{number % FOLDER_KEYS:04}.bin"
 
 
@@ -177,9 +179,11 @@ class NoisyS3:
         prefix = query.get("prefix", "")
         after = query.get("continuation-token") or query.get("marker") or query.get("start-after", "")
         if query.get("delimiter") == "/" and "/" not in prefix:
-            folders = (f"d{number:04}/" for number in range(-(-self.noise.keys // FOLDER_KEYS)))
-            found = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in folders)
-            return _listing(prefix, found, "")
+            folders = (key(number).partition("/")[0] + "/" for number in range(0, self.noise.keys, FOLDER_KEYS))
+            left = [name for name in folders if name.startswith(prefix) and name > after]
+            page = left[:PAGE_KEYS_MAX]
+            found = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in page)
+            return _listing(prefix, found, page[-1] if len(left) > len(page) else "")
         numbers = range(self.noise.keys)
         start = bisect.bisect_left(numbers, prefix, key=key)
         start = max(start, bisect.bisect_right(numbers, after, key=key) if after else 0)
@@ -239,28 +243,10 @@ def serving(noise: Noise) -> Iterator[tuple[NoisyS3, str]]:
         thread.join(10)
 
 
-@click.command()
-@click.option("--keys", default=100)
-@click.option("--size", default=10_000)
-@click.option("--latency", default=0.0)
-@click.option("--connection-rate", default=0.0)
-@click.option("--refused", default=0.0)
-@click.option("--stalled", default=0.0)
-@click.option("--slow-key", type=int)
-@click.option("--idle", default=0.0)
-def main(
-    keys: int,
-    size: int,
-    latency: float,
-    connection_rate: float,
-    refused: float,
-    stalled: float,
-    slow_key: int | None,
-    idle: float,
-) -> None:
+def main() -> None:
     """Serve until terminated."""
-    noise = Noise(keys, size, latency, connection_rate, refused, stalled, slow_key, idle)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    noise = Noise(**json.loads(sys.argv[1]))
     trio.run(NoisyS3(noise).serve, partial(print, flush=True))
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from tools.benchmarks.measure import ACCESS_KEY, ROOT, SECRET_KEY, BenchError, environment, wait_until
+from tools.benchmarks.noisy_s3 import Noise
 
 SERVER_START_S_MAX = 20.0
 RCLONE = Path(sys.executable).with_name("rclone")
@@ -107,9 +109,10 @@ def behind_link(endpoint: str, rtt_s: float, rate: int, log: Path, counts: Path 
 
 
 @contextlib.contextmanager
-def formula_server(keys: int, size: int, log: Path) -> Iterator[str]:
-    """Run formula_s3.py, whose only bucket is 'formula'; yields the endpoint."""
-    with running([sys.executable, "-m", "tools.benchmarks.formula_s3", keys, size], log, r"(http://\S+)") as server:
+def noisy_server(noise: Noise, log: Path) -> Iterator[str]:
+    """Run noisy_s3.py, whose only bucket is 'noise'; yields the endpoint."""
+    command = [sys.executable, "-m", "tools.benchmarks.noisy_s3", json.dumps(asdict(noise))]
+    with running(command, log, r"(http://\S+)") as server:
         yield server.endpoint
 
 

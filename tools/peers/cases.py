@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.benchmarks.formula_s3 import PER_DIRECTORY
 from tools.benchmarks.measure import BenchError, make_file, run, temporary_folder
+from tools.benchmarks.noisy_s3 import FOLDER_KEYS, Noise
 from tools.benchmarks.recipe_data import images
-from tools.benchmarks.servers import formula_server, rclone_server
+from tools.benchmarks.servers import noisy_server, rclone_server
 from tools.peers import environment
 from tools.peers.peer import BUCKET, Peer
 from tools.peers.results import Results
@@ -188,9 +188,9 @@ CATALOG_CACHE = 8 << 20
 
 def catalog(setting: Setting) -> None:
     """Buckets of many keys in directories of a thousand: time to a name, and memory."""
-    setting.results.cases[CATALOG] = {"per_directory": PER_DIRECTORY}
+    setting.results.cases[CATALOG] = {"per_directory": FOLDER_KEYS}
     for keys in KEYS[:1] if setting.quick else KEYS:
-        with formula_server(keys, KEY_BYTES, setting.folder / "formula.log") as endpoint:
+        with noisy_server(Noise(keys, KEY_BYTES), setting.folder / "noise.log") as endpoint:
             for _ in range(setting.rounds):
                 for peer in (peer for peer in setting.mounts if peer.has_cache):
                     measured = partial(look_up, peer, endpoint, keys, CATALOG_CACHE)

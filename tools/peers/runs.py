@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from tools.benchmarks.cgroup import Cgroup
-from tools.benchmarks.formula_s3 import key
 from tools.benchmarks.link_emulator import COUNTS
 from tools.benchmarks.measure import BenchError, environment, run, wait_until
+from tools.benchmarks.noisy_s3 import key
 from tools.benchmarks.servers import behind_link
 from tools.peers.environment import PYTHON, VARIABLES
 from tools.peers.peer import Peer, Room
@@ -150,7 +150,7 @@ def look_up(peer: Peer, endpoint: str, keys: int, cache_bytes: int, folder: Path
     generator = Random(7)
     with Cgroup("-daemons") as daemons:
         began = time.monotonic()
-        with peer.running(Room(endpoint, folder, folder, cache_bytes, daemons, "formula", "")) as more:
+        with peer.running(Room(endpoint, folder, folder, cache_bytes, daemons, "noise", "")) as more:
             waits = []
             for _ in range(LOOKUPS):
                 path = os.path.join(more["folder"], key(generator.randrange(keys)))
