@@ -24,7 +24,7 @@ from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from growfs.client.node_mount import NODE, ClusterMountRequest, ClusterStatus, NodeMount, cluster_status
-from growfs.daemon.metrics import families
+from growfs.daemon.metrics_server import families
 from growfs.errors import GrowfsError
 from growfs.status import MountStatus
 

@@ -7,7 +7,8 @@ types of `status()` in Python, the metrics, and the tables of docs/status-and-me
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from functools import cache
@@ -358,3 +359,62 @@ def _fields_of(section: type[Section], prefix: str) -> Iterator[StatusField]:
             yield StatusField(path, each.metadata["meaning"])
         if inner := _section(types[each.name]):
             yield from _fields_of(inner, f"{path}.")
+
+
+Sample = tuple[tuple[str, ...], float]
+"""(a value for each label, the value)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric that is not a single field of the status. samples: returns what it is, from a status."""
+
+    name: str
+    text: str
+    samples: Callable[[MountStatus], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+    kind: Kind = "gauge"
+
+
+METRICS = (
+    Metric(
+        "growfs_mount_info",
+        "what is mounted; always 1",
+        lambda status: [((status.url, status.mountpoint, status.engine, status.version), 1)],
+        ("url", "mountpoint", "engine", "version"),
+    ),
+    Metric(
+        "growfs_state",
+        "1 for the state that the mount is in, 0 for the others",
+        lambda status: [((state.value,), state is status.state) for state in MountState],
+        ("state",),
+    ),
+    Metric(
+        "growfs_outage_seconds",
+        "how long the remote has been away; 0: it is not",
+        lambda status: [((), time.time() - status.outage.since if status.outage else 0)],
+    ),
+    Metric(
+        "growfs_last_error_timestamp_seconds",
+        "when the latest failure was that has not succeeded since",
+        lambda status: [((), status.last_error_at)] if status.last_error_at else [],
+    ),
+    Metric(
+        "growfs_requests_total",
+        "requests of the kernel, with passthrough",
+        lambda status: [((opcode,), count) for opcode, count in status.requests.items()],
+        ("opcode",),
+        "counter",
+    ),
+    Metric("growfs_readers", "processes that read", lambda status: [((), len(status.readers))]),
+    Metric(
+        "growfs_held_bytes",
+        "disk space of delisted files that the hold of one reader keeps, of the reader that holds most",
+        lambda status: [((), max((reader.held_bytes for reader in status.readers), default=0))],
+    ),
+    Metric(
+        "growfs_skipped_files",
+        "files that cannot be mounted or fetched",
+        lambda status: [((), sum(skip.files for skip in status.skipped))],
+    ),
+)

@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 from growfs.cli import main
-from growfs.daemon.metrics import METRICS as OTHERS
 from growfs.daemon.options import Options
+from growfs.status import METRICS as OTHERS
 from growfs.status import MountState, status_fields
 
 ROOT = Path(__file__).parent.parent

@@ -13,10 +13,10 @@ import pytest
 
 from growfs import __version__, errors
 from growfs.cli import main
-from growfs.daemon.metrics import METRICS as OTHERS
 from growfs.daemon.options import Options, flag_name
 from growfs.daemon.virtual_files import LEDGER, LOG_LINES_MAX, RecentLog, virtual_files
-from growfs.fuse.engine import PACKAGES
+from growfs.fuse.engine_choice import PACKAGES
+from growfs.status import METRICS as OTHERS
 from growfs.status import MountState, MountStatus, status_fields
 
 ROOT = Path(__file__).parent.parent

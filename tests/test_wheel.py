@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.fuse.engine import PACKAGES
+from growfs.fuse.engine_choice import PACKAGES
 from growfs.fuse.probe import why_not_passthrough
 
 ROOT = Path(__file__).parents[1]

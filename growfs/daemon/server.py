@@ -37,7 +37,7 @@ from growfs.daemon.virtual_files import RecentLog
 from growfs.daemon.wiring import Components, Service, build
 from growfs.errors import GrowfsError, Unreadable
 from growfs.folder.trees import check_folder
-from growfs.fuse.engine import Engine
+from growfs.fuse.engine_choice import Engine
 from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check

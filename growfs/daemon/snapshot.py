@@ -15,7 +15,7 @@ from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
-from growfs.fuse.engine import Engine
+from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import Reader
 from growfs.rotation.readers import FOREIGN, Readers

@@ -57,7 +57,7 @@ def virtual_files(
         return write
 
     def metrics(status: MountStatus) -> bytes:
-        from growfs.daemon.metrics import openmetrics  # which takes 0.1 s
+        from growfs.daemon.metrics_server import openmetrics  # which takes 0.1 s
 
         return openmetrics(status)
 

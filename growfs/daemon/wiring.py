@@ -25,7 +25,7 @@ from growfs.daemon.snapshot import StatusSource
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.errors import GrowfsError
 from growfs.folder.folder_engine import FolderEngine
-from growfs.fuse.engine import Engine, EngineChoice
+from growfs.fuse.engine_choice import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
@@ -77,7 +77,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     options, producer = request.options, request.remote.producer
     metrics = None
     if options.metrics_addr:
-        from growfs.daemon.metrics import MetricsServer  # which takes 0.1 s
+        from growfs.daemon.metrics_server import MetricsServer  # which takes 0.1 s
 
         metrics = MetricsServer(listening("--metrics-addr", *options.metrics_addr), snapshot)
 

@@ -14,7 +14,7 @@ from humanfriendly import format_size
 from growfs.cache.open_files import IDLE_MAX
 from growfs.doctor.check import Check, Level, attempt, ok, warning
 from growfs.errors import GrowfsError
-from growfs.fuse.engine import EngineChoice, has_pyfuse3
+from growfs.fuse.engine_choice import EngineChoice, has_pyfuse3
 from growfs.fuse.mounting import (
     DEVICE,
     check_allow_other,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse import protocol
-from growfs.fuse.engine import PACKAGES
+from growfs.fuse.engine_choice import PACKAGES
 from growfs.fuse.probe import why_not_passthrough
 from tests.cli.support import assert_refused, leftovers, mark_environment, needs_root
 from tests.harness import Growfs, make_tree

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from growfs.daemon.metrics import METRICS
 from growfs.errors import GrowfsError
-from growfs.status import MountState, MountStatus, status_fields
+from growfs.status import METRICS, MountState, MountStatus, status_fields
 from tests.unit.test_status_text import PEERS, READER, STATUS, status
 
 

@@ -1,7 +1,4 @@
-"""The figures of the status as metrics: rendered for .growfs/metrics, and served over HTTP (`--metrics-addr`).
-
-A figure that is a field of the status is declared there, in growfs/status.py. Here are the metrics that are not.
-"""
+"""The metrics that growfs/status.py defines: rendered for .growfs/metrics, and served over HTTP (`--metrics-addr`)."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
@@ -23,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder, make_wsgi_app
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from growfs.status import Kind, MountState, MountStatus, status_fields
+from growfs.status import METRICS, MountStatus, status_fields
 
 log = logging.getLogger(__name__)
 
@@ -36,63 +32,6 @@ FRESH_S = 1.0
 FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 Snapshot = Callable[[], Awaitable[MountStatus]]
-Sample = tuple[tuple[str, ...], float]
-"""(a value for each label, the value)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric that is not a single field of the status."""
-
-    name: str
-    text: str
-    samples: Callable[[MountStatus], Iterable[Sample]]
-    labels: tuple[str, ...] = ()
-    kind: Kind = "gauge"
-
-
-METRICS = (
-    Metric(
-        "growfs_mount_info",
-        "what is mounted; always 1",
-        lambda status: [((status.url, status.mountpoint, status.engine, status.version), 1)],
-        ("url", "mountpoint", "engine", "version"),
-    ),
-    Metric(
-        "growfs_state",
-        "1 for the state that the mount is in, 0 for the others",
-        lambda status: [((state.value,), state is status.state) for state in MountState],
-        ("state",),
-    ),
-    Metric(
-        "growfs_outage_seconds",
-        "how long the remote has been away; 0: it is not",
-        lambda status: [((), time.time() - status.outage.since if status.outage else 0)],
-    ),
-    Metric(
-        "growfs_last_error_timestamp_seconds",
-        "when the latest failure was that has not succeeded since",
-        lambda status: [((), status.last_error_at)] if status.last_error_at else [],
-    ),
-    Metric(
-        "growfs_requests_total",
-        "requests of the kernel, with passthrough",
-        lambda status: [((opcode,), count) for opcode, count in status.requests.items()],
-        ("opcode",),
-        "counter",
-    ),
-    Metric("growfs_readers", "processes that read", lambda status: [((), len(status.readers))]),
-    Metric(
-        "growfs_held_bytes",
-        "disk space of delisted files that the hold of one reader keeps, of the reader that holds most",
-        lambda status: [((), max((reader.held_bytes for reader in status.readers), default=0))],
-    ),
-    Metric(
-        "growfs_skipped_files",
-        "files that cannot be mounted or fetched",
-        lambda status: [((), sum(skip.files for skip in status.skipped))],
-    ),
-)
 
 
 def families(status: MountStatus) -> Iterator[Any]:
