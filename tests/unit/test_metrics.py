@@ -13,6 +13,7 @@ import trio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from growfs.daemon import metrics_server
 from growfs.daemon.metrics_server import MetricsServer, openmetrics
 from growfs.daemon.option_parsers import listening
 from growfs.errors import GrowfsError
