@@ -19,7 +19,9 @@ from growfs.remote.http.download import FALLBACKS_MAX
 from growfs.remote.interface import Page
 from growfs.remote.retries import Retries
 from growfs.remote.stores.s3.bucket import S3Remote
+from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit
 from growfs.remote.wrappers.retry import RetryingRemote
+from tests.harness import until
 from tests.remote.fake_store import s3
 from tests.s3.proxy import proxy_to
 from tests.servers import QuietHandler, S3Server, serving
@@ -104,6 +106,7 @@ def serve() -> Iterator[Callable[[FakeBucket], S3Remote]]:
 
         def do_GET(self) -> None:
             query = {name: value for name, (value, *_) in parse_qs(urlsplit(self.path).query).items()}
+            query["agent"] = self.headers.get("User-Agent", "")
             query["attributes"] = self.headers.get("x-amz-optional-object-attributes", "")
             status, text = bucket.answer(query)
             self.reply(text, status)
@@ -219,6 +222,30 @@ def test_a_server_that_ignores_or_rejects_start_after_is_listed(serve: Serve, re
     assert any("start-after" in query for query in bucket.queries), "no parallel request was tried"
 
 
+def test_a_server_that_rejects_start_after_late_is_listed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some pages have been read one by one by then, and are not returned yet."""
+    remote = serve(bucket := FakeBucket(NAMES, rejects_start_after=True))
+    refused = itertools.count()
+    serial = threading.Event()
+    real = bucket.answer
+
+    def answer(query: dict[str, str]) -> tuple[int, str]:
+        if "start-after" in query and "Botocore" not in query["agent"] and next(refused):
+            assert serial.wait(10)
+        return real(query)
+
+    monkeypatch.setattr(bucket, "answer", answer)
+    monkeypatch.setattr(ConcurrencyLimit, "limit", 4)
+    pages = remote.pages()
+    found = [next(pages)]
+    until(lambda: len(bucket.queries) > 30)
+    assert next(refused) > 1, "some are refused late"
+    begun = len(bucket.queries)
+    serial.set()
+    until(lambda: any("start-after" in query for query in bucket.queries[begun:]))
+    assert paths(itertools.chain(found, pages)) == NAMES
+
+
 @pytest.mark.parametrize("honors_start_after", [True, False])
 def test_a_server_that_lists_in_another_order_is_listed_sequentially(serve: Serve, honors_start_after: bool) -> None:
     names = random.Random(5).sample(NAMES, len(NAMES))
@@ -250,7 +277,7 @@ def test_a_response_that_is_no_listing_is_left_to_the_library(
 ) -> None:
     remote = serve(bucket := FakeBucket(NAMES))
     real = bucket.answer
-    monkeypatch.setattr(bucket, "answer", lambda query: (200, body) if "X-Amz-Signature" in query else real(query))
+    monkeypatch.setattr(bucket, "answer", lambda query: real(query) if "Botocore" in query["agent"] else (200, body))
     assert sorted(paths(remote.pages())) == NAMES
     assert remote._listing_fallbacks == FALLBACKS_MAX
 

@@ -118,13 +118,17 @@ class KeyRanges:
         """The range has no reader any more."""
         active.is_assigned = False
 
+    def has(self, active: ActiveRange) -> bool:
+        """Whether the range is still to be read: not if the listing has become serial meanwhile."""
+        return active in self._active
+
     def record_page(self, active: ActiveRange, names: Sequence[str], token: str | None, more: bool) -> KeyRange | None:
         """Record a page of names, the response to a request for the range.
 
         Returns the part of the range whose names are to be returned; None if there are none. The range then begins
         after them, or is done. more: whether the server has names after these. Raises UnorderedListing.
         """
-        if active not in self._active:  # the listing has become serial meanwhile
+        if not self.has(active):
             return None
         requested = active.range
         any_order = self.serial or (requested == KeyRange("", None) and not more)  # a single page has all names

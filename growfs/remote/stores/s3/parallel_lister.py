@@ -135,9 +135,8 @@ class ParallelLister:
                 except RemoteBusy as error:
                     self._on_busy(active, error)
                 except GrowfsError:
-                    if active.token is not None or not active.after:
+                    if active.token is not None or not active.after or not self._on_refusal(active):
                         raise
-                    self._on_refusal()
                 else:
                     self._record(active, page, time.monotonic() - began)
                 active = self._next()
@@ -159,12 +158,19 @@ class ParallelLister:
                 self._failed = self._failed or error
             self._changed.notify_all()
 
-    def _on_refusal(self) -> None:
-        """Some servers refuse to start at a guessed name. Any other error will come again without one."""
+    def _on_refusal(self, active: ActiveRange) -> bool:
+        """Some servers refuse to start at a guessed name. Any other error will come again without one.
+
+        Returns whether the listing goes on.
+        """
         with self._changed:
-            self._switch_to_serial()
+            if not self._ranges.serial:
+                self._switch_to_serial()
+            elif self._ranges.has(active):
+                return False
             self._in_flight -= 1
             self._changed.notify_all()
+            return True
 
     def _switch_to_serial(self) -> None:
         log.info("the server cannot list from any name on, in order: its pages are read one by one")
