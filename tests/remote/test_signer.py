@@ -1,16 +1,19 @@
-"""Signed S3 URLs: they equal those of the store's library, and real servers accept them."""
+"""Signed requests for S3: they equal those of the store's library, and real servers accept them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 from urllib.request import Request as Get
 from urllib.request import urlopen
 
 import pytest
 
 from growfs.remote.http.checksum import expected_checksum
+from growfs.remote.http.connection import HttpRequest
 from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.stores.s3.bucket import S3Remote
 from growfs.remote.stores.s3.signer import Signer
@@ -51,17 +54,46 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 FILE = RemoteFile("x", None, None, "")
 
 
+NOW = datetime(2020, 11, 3, 10, tzinfo=timezone.utc)
+
+
 @pytest.fixture(autouse=True)
 def fixed_time(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Signatures are all of the same second, so that they can be compared."""
     if "server" not in request.fixturenames:
-        now = datetime(2020, 11, 3, 10, tzinfo=timezone.utc)
-        for module in ("botocore.auth", "botocore.crt.auth"):  # the latter signs if awscrt is installed
-            monkeypatch.setattr(
-                f"{module}.get_current_datetime",
-                lambda remove_tzinfo=True: now.replace(tzinfo=None) if remove_tzinfo else now,
-            )
+        monkeypatch.setattr("growfs.remote.stores.s3.signer.gmtime", NOW.utctimetuple)
+        monkeypatch.setattr(
+            "botocore.auth.get_current_datetime",
+            lambda remove_tzinfo=True: NOW.replace(tzinfo=None) if remove_tzinfo else NOW,
+        )
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def of_library(signer: Signer, operation: str, parameters: dict[str, Any]) -> HttpRequest:
+    """The same request by the library: where it is, and what signs it."""
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    presigned = signer._presigned(operation, parameters)
+    base, _, query = presigned.partition("?")
+    rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-"))
+    url = f"{base}?{rest}" if rest else base
+    fields = parse_qs(query)
+    headers = {
+        name: value
+        for name, value in (("x-amz-checksum-mode", "ENABLED"), ("x-amz-request-payer", "requester"))
+        if name in fields["X-Amz-SignedHeaders"][0].split(";")
+    }
+    *_, region, service, _ = fields["X-Amz-Credential"][0].split("/")
+    token = fields.get("X-Amz-Security-Token", [None])[0]
+    request = AWSRequest(operation.partition("_")[0].upper().replace("LIST", "GET"), url, headers)
+    S3SigV4Auth(Credentials(KEYS["key"], KEYS["secret"], token), service, region).add_auth(request)
+    return HttpRequest(url, {name.lower(): value for name, value in request.headers.items()}, request.method)
+
+
+def lowered(request: HttpRequest) -> HttpRequest:
+    return replace(request, headers={name.lower(): value for name, value in request.headers.items()})
 
 
 def signer_of(bucket: str, options: dict[str, Any], endpoint_url: str | None, anon: bool = False) -> Signer:
@@ -74,18 +106,24 @@ def signer_of(bucket: str, options: dict[str, Any], endpoint_url: str | None, an
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_signed_urls_equal_those_of_the_library(case: str) -> None:
+def test_signed_requests_equal_those_of_the_library(case: str) -> None:
     signer = signer_of(*CASES[case])
     assert signer._is_plain
     for key in ODD_KEYS:
         for method in ("GET", "HEAD"):
-            assert signer.request(key, method).url == signer._by_library(key, method), key
+            parameters = {**signer._parameters, "Key": key}
+            assert lowered(signer.request(key, method)) == of_library(signer, f"{method.lower()}_object", parameters), (
+                key
+            )
+        page = {"Bucket": signer._parameters["Bucket"], "Prefix": key, "MaxKeys": 7, "ContinuationToken": "a/b+c="}
+        assert lowered(signer.page(page)) == of_library(signer, "list_objects_v2", page), key
 
 
-def test_anonymous_urls_are_not_signed() -> None:
+def test_anonymous_requests_are_not_signed() -> None:
     signer = signer_of("bucket", {}, ENDPOINT, anon=True)
     for key in ODD_KEYS:
-        assert signer.request(key).url == signer._by_library(key, "GET")
+        parameters = {**signer._parameters, "Key": key}
+        assert signer.request(key) == HttpRequest(signer._presigned("get_object", parameters), signer._headers)
     assert (signer._is_plain, signer.request("x").url) == (True, f"{ENDPOINT}/bucket/x")
 
 
@@ -97,12 +135,12 @@ def test_old_signature_versions_are_left_to_the_library() -> None:
 
 def test_changed_credentials_are_used_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = S3Remote(RemoteSpec("s3://bucket", KEYS, ENDPOINT))
-    first = remote._request(FILE, "GET").url
+    first = remote._request(FILE, "GET")
     assert remote._signer
     remote._signer._client.boto._request_signer._credentials.access_key = "another"
-    assert remote._request(FILE, "GET").url == first
+    assert remote._request(FILE, "GET") == first
     monkeypatch.setattr("growfs.remote.stores.s3.signer.FRESH_S", 0)
-    assert "Credential=another%2F" in remote._request(FILE, "GET").url
+    assert "Credential=another/" in remote._request(FILE, "GET").headers["Authorization"]
 
 
 def test_no_secret_is_in_the_repr() -> None:

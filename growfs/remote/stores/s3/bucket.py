@@ -48,7 +48,7 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
 from growfs.remote.metadata import file_from_headers, file_from_info
 from growfs.remote.stores.base import PAGE_FILES_MAX, Access
-from growfs.remote.stores.fsspec import PAGE_READ_S, SIGNED_S, FsspecRemote
+from growfs.remote.stores.fsspec import PAGE_READ_S, FsspecRemote
 from growfs.remote.stores.s3 import client, listing
 from growfs.remote.stores.s3.client import (
     CREDENTIAL_SOURCES,
@@ -68,9 +68,8 @@ UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no orde
 RENEW_S, RENEW_S_MAX = 30.0, 3600.0
 """How long credentials are not looked for again when access was denied; each time that they did not help, twice as
 long. A client with new ones takes 12 MB."""
-REFUSED_S = 15.0
-"""How long credentials that could not be had are not asked for again. An outage is known by then, and ends this
-process."""
+REFUSED_S = 1.0
+"""How long credentials that could not be had are not asked for again. An outage lasts longer."""
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 """A parameter of a listing, which then says which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
@@ -364,13 +363,8 @@ class S3Remote(FsspecRemote):
     def _page_request(self, parameters: dict[str, Any]) -> HttpRequest:
         """A signed GET of a page. Raises FallBack if there cannot be one."""
         with self._signing():
-            client = self._client(parameters["Bucket"])
-            signed = self._completed(client, client.boto.list_objects_v2, parameters)
-            url = client.call(client.boto.generate_presigned_url, "list_objects_v2", signed, SIGNED_S)
-        headers = {"x-amz-request-payer": signed["RequestPayer"]} if "RequestPayer" in signed else {}
-        if parameters.keys() >= RESTORED.keys():
-            headers["x-amz-optional-object-attributes"] = "RestoreStatus"
-        return HttpRequest(url, headers)
+            signer, client = self._fresh_signer(parameters["Bucket"]), self._client(parameters["Bucket"])
+            return signer.page(self._completed(client, client.boto.list_objects_v2, parameters))
 
     def _client(self, bucket: str) -> Client:
         with self._client_lock:

@@ -1,9 +1,9 @@
-"""`Signer`: signed requests for the objects of a bucket, made a hundred times as fast as by the store's library.
+"""`Signer`: signed requests for a bucket, made a hundred times as fast as by the store's library.
 
-The library makes one URL, so its rules decide where the bucket is and what is signed. The URLs of other objects differ
-in the key alone, so they are signed here, by Signature Version 4
-(https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html). If that does not reproduce the
-library's own URL (directory buckets, older signatures), the library makes all URLs.
+The library presigns one URL, so its rules decide where the bucket is, and with which credentials and for which region
+and service requests are signed. All others are signed here, in their headers, as boto3 does: some policies deny
+requests that are signed in their URL (https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html).
+Signatures of another kind (directory buckets, older versions) are the library's, in the URL.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import hashlib
 import hmac
 import time
 from contextlib import suppress
+from time import gmtime
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote
 
 from growfs.remote.http.connection import HttpRequest
 from growfs.remote.stores.fsspec import SIGNED_S
@@ -22,8 +23,14 @@ from growfs.remote.stores.s3.client import Client
 FRESH_S = 60  # then a new Signer is made: the library renews credentials ten minutes before they expire
 
 _SAMPLE = "sample"
-_HEADERS = {"RequestPayer": "x-amz-request-payer", "ChecksumMode": "x-amz-checksum-mode"}
-_SIGNATURE = "&X-Amz-Signature="
+_HEADERS = {
+    "RequestPayer": "x-amz-request-payer",
+    "ChecksumMode": "x-amz-checksum-mode",
+    "OptionalObjectAttributes": "x-amz-optional-object-attributes",
+}
+"""The parameters of the library that are headers."""
+_ALGORITHM = "AWS4-HMAC-SHA256"
+_NO_BODY = hashlib.sha256(b"").hexdigest()
 
 
 class Signer:
@@ -32,17 +39,18 @@ class Signer:
     def __init__(self, client: Client, parameters: dict[str, Any]) -> None:
         """parameters: those of get_object, but for the key. Raises what the library raises."""
         self._client, self._parameters = client, parameters
-        self._headers = {header: parameters[name] for name, header in _HEADERS.items() if name in parameters}
+        self._headers = _headers_of(parameters)
         self._made_s = time.monotonic()
-        url = self._by_library(_SAMPLE, "GET")
-        path, _, query = url.partition("?")
-        self._base, self._query = path.removesuffix(_SAMPLE), query.partition(_SIGNATURE)[0]
-        self._signing: _SigningKey | None = None
+        path, _, query = self._presigned("get_object", {**parameters, "Key": _SAMPLE}).partition("?")
+        self._base = path.removesuffix(_SAMPLE)
+        self._key: _SigningKey | None = None
         if query:
-            with suppress(AttributeError, KeyError):  # these are internals of botocore
+            with suppress(
+                AttributeError, KeyError, ValueError
+            ):  # these are internals of botocore, or it is another kind
                 auth = client.call(client.boto._request_signer.get_auth_instance, "s3", "", "s3v4-query")
-                self._signing = _SigningKey(auth.credentials.secret_key, self._base, self._query, self._headers)
-        self._is_plain = bool(self._signing or not query) and self._sign(_SAMPLE, "GET") == url
+                self._key = _SigningKey(auth.credentials, query)
+        self._is_plain = self._key is not None or not query
 
     @property
     def is_fresh(self) -> bool:
@@ -55,42 +63,79 @@ class Signer:
 
     def request(self, key: str, method: str = "GET") -> HttpRequest:
         """A request for an object, by GET or HEAD. Raises what the library raises."""
-        url = self._sign(key, method) if self._is_plain else self._by_library(key, method)
+        if self._is_plain:
+            return self._signed(self._base + quote(key), "", self._headers, method)
+        url = self._presigned(f"{method.lower()}_object", {**self._parameters, "Key": key})
         return HttpRequest(url, self._headers, method)
 
-    def _sign(self, key: str, method: str) -> str:
-        quoted = quote(key)
-        if self._signing is None:
-            return self._base + quoted
-        return f"{self._base}{quoted}?{self._query}{_SIGNATURE}{self._signing.signature(method, quoted)}"
+    def page(self, parameters: dict[str, Any]) -> HttpRequest:
+        """A request for a page of a listing. parameters: of list_objects_v2. Raises what the library raises."""
+        url, headers = self._presigned("list_objects_v2", parameters), _headers_of(parameters)
+        if not self._is_plain:
+            return HttpRequest(url, headers)
+        base, _, query = url.partition("?")
+        return self._signed(base, "&".join(part for part in query.split("&") if part[:6] != "X-Amz-"), headers)
 
-    def _by_library(self, key: str, method: str) -> str:
-        parameters = {**self._parameters, "Key": key}
-        presign = self._client.boto.generate_presigned_url
-        return str(self._client.call(presign, f"{method.lower()}_object", parameters, SIGNED_S))
+    def _signed(self, base: str, query: str, headers: dict[str, str], method: str = "GET") -> HttpRequest:
+        if self._key:
+            headers = self._key.signed(base, query, headers, method)
+        return HttpRequest(f"{base}?{query}" if query else base, headers, method)
+
+    def _presigned(self, name: str, parameters: dict[str, Any]) -> str:
+        return str(self._client.call(self._client.boto.generate_presigned_url, name, parameters, SIGNED_S))
 
 
 class _SigningKey:
-    """The part that all signatures of one moment share."""
+    """Credentials, and the scope for which they sign."""
 
-    def __init__(self, secret: str, base: str, query: str, headers: dict[str, str]) -> None:
-        """Raises KeyError if the query has another kind of signature."""
+    def __init__(self, credentials: Any, query: str) -> None:
+        """query: of a URL that was signed with them. Raises KeyError and ValueError if that is of another kind."""
         fields = {name: values[0] for name, values in parse_qs(query).items()}
-        _, self._scope = fields["X-Amz-Credential"].split("/", 1)
-        self._time = fields["X-Amz-Date"]
-        self._key = f"AWS4{secret}".encode()
-        for part in self._scope.split("/"):
-            self._key = hmac.digest(self._key, part.encode(), "sha256")
-        there = urlsplit(base)
-        self._folder = there.path
-        lines = {"host": there.netloc} | headers
-        signed = fields["X-Amz-SignedHeaders"]
-        named = [f"{name}:{lines[name]}" for name in signed.split(";")]
-        self._rest = "\n".join(["", "&".join(sorted(query.split("&"))), *named, "", signed, "UNSIGNED-PAYLOAD"])
+        access_key, _, *scope = fields["X-Amz-Credential"].split("/")
+        if fields["X-Amz-Algorithm"] != _ALGORITHM or access_key != credentials.access_key:
+            raise ValueError("another kind of signature")
+        self._access_key, self._secret, self._token = access_key, credentials.secret_key, credentials.token
+        self._scope = "/".join(scope)
+        self._of_day = ("", b"")
 
-    def signature(self, method: str, quoted: str) -> str:
-        """The signature of a request for a key, in hexadecimal."""
-        canonical = f"{method}\n{self._folder}{quoted}{self._rest}".encode()
-        digest = hashlib.sha256(canonical).hexdigest()
-        text = f"AWS4-HMAC-SHA256\n{self._time}\n{self._scope}\n{digest}"
-        return hmac.digest(self._key, text.encode(), "sha256").hex()
+    def signed(self, base: str, query: str, headers: dict[str, str], method: str) -> dict[str, str]:
+        """The headers of a request, with those that sign it."""
+        when = time.strftime("%Y%m%dT%H%M%SZ", gmtime())
+        headers = {"x-amz-content-sha256": _NO_BODY, "x-amz-date": when, **headers}
+        if self._token:
+            headers["x-amz-security-token"] = self._token
+        host, _, path = base.partition("://")[2].partition("/")
+        lines = sorted([("host", host), *headers.items()])
+        names = ";".join(name for name, _ in lines)
+        canonical = "\n".join(
+            [
+                method,
+                f"/{path}",
+                "&".join(sorted(query.split("&"))),
+                *(f"{name}:{value}" for name, value in lines),
+                "",
+                names,
+                _NO_BODY,
+            ]
+        )
+        day, scope = when[:8], f"{when[:8]}/{self._scope}"
+        text = f"{_ALGORITHM}\n{when}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        signature = hmac.digest(self._key(day), text.encode(), "sha256").hex()
+        headers["Authorization"] = (
+            f"{_ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        )
+        return headers
+
+    def _key(self, day: str) -> bytes:
+        of_day, key = self._of_day
+        if of_day != day:
+            key = f"AWS4{self._secret}".encode()
+            for part in (day, *self._scope.split("/")):
+                key = hmac.digest(key, part.encode(), "sha256")
+            self._of_day = day, key
+        return key
+
+
+def _headers_of(parameters: dict[str, Any]) -> dict[str, str]:
+    found = {header: parameters[name] for name, header in _HEADERS.items() if name in parameters}
+    return {name: ",".join(value) if isinstance(value, list) else value for name, value in found.items()}
