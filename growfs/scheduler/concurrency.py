@@ -11,6 +11,10 @@ import math
 
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
+STREAMS_FIRST_SMALL = 64
+"""The same where the first file is small: most of its time is a round trip, which takes a stream and next to nothing of
+the link. With 50 ms, 16 streams bring 320 files a second, and it takes seconds to find out that more bring more."""
+SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24
 """The same where the first file is large. New connections become fast by doubling what they send in each round trip
 (RFC 5681): with 100 ms, those of 24 fill a link of 125 MB/s 0.3 s sooner than those of 16. The parts of a smaller file
@@ -72,10 +76,13 @@ class ConcurrencyController:
         """Whether it is as low as it is because the store refuses requests."""
         return self._allowed < self._wanted
 
-    def begin_file(self, bytes: int) -> None:
-        """Begin to fetch a file. The first one says what the others are like."""
-        if not self._has_begun and bytes >= LARGE_BYTES:
-            self._wanted = STREAMS_FIRST_LARGE
+    def begin_file(self, bytes: int | None) -> None:
+        """Begin to fetch a file. The first one says what the others are like. bytes: its size, if that is known."""
+        if bytes is not None and not self._has_begun:
+            if bytes <= SMALL_BYTES:
+                self._wanted = STREAMS_FIRST_SMALL
+            elif bytes >= LARGE_BYTES:
+                self._wanted = STREAMS_FIRST_LARGE
         self._has_begun = True
 
     def note_requests(self, answered: int, throttled: int) -> None:

@@ -230,7 +230,7 @@ class Dispatcher:
             download.sent_at = trio.current_time()
             slot.downloads[download.node.id] = download
             slot.bytes += download.node.size or 0
-            self._concurrency.begin_file(download.node.size or 0)
+            self._concurrency.begin_file(download.node.size)
             batches.setdefault(slot, []).append(download)
         self._share_limits()
         receivers = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from growfs.scheduler.concurrency import STREAMS_FIRST
+from growfs.scheduler.concurrency import STREAMS_FIRST_SMALL
 from growfs.scheduler.in_flight import TRIES_MAX
 from tests.blocking_server import BlockingServer
 from tests.forkserver import SETUP_VARIABLE
@@ -121,17 +121,17 @@ def test_a_hundred_waiting_opens_delay_no_other_request(growfs: Growfs, server: 
 
 
 @pytest.mark.promise(3, 14)
-@pytest.mark.parametrize("files", [40, 400])  # the worker already has all of 40 files, but only some of 400
+@pytest.mark.parametrize("files", [90, 400])  # the worker already has all of 90 files, but only some of 400
 def test_a_miss_overtakes_prefetches(growfs: Growfs, server: BlockingServer, files: int) -> None:
     names = [f"{number:03}.bin" for number in range(files)]
     server.files = dict.fromkeys(names, b"x")
     server.blocked = set(names)
     growfs.mount(server.manifest, "--no-wait", "--workers", 1)
-    until(lambda: sum(server.requests[name] for name in names) == STREAMS_FIRST)  # all streams are blocked
+    until(lambda: sum(server.requests[name] for name in names) == STREAMS_FIRST_SMALL)  # all streams are blocked
     last = next(name for name in names if not server.requests[name])
     server.blocked = set(names) - {last}
     assert (growfs.mountpoint / last).read_bytes() == b"x"
-    assert sum(server.requests[name] for name in names) == STREAMS_FIRST + 1
+    assert sum(server.requests[name] for name in names) == STREAMS_FIRST_SMALL + 1
     server.unblock()
 
 

@@ -10,9 +10,11 @@ from growfs.scheduler.concurrency import (
     FIRST_REST_PERIODS,
     LARGE_BYTES,
     REST_PERIODS,
+    SMALL_BYTES,
     STEP_SHARE,
     STREAMS_FIRST,
     STREAMS_FIRST_LARGE,
+    STREAMS_FIRST_SMALL,
     STREAMS_MAX,
     STREAMS_MIN,
     ConcurrencyController,
@@ -57,10 +59,12 @@ def test_the_controller_uses_the_link(link: float, each: float, seed: int) -> No
     [
         ([LARGE_BYTES, 1], STREAMS_FIRST_LARGE),
         ([LARGE_BYTES - 1, LARGE_BYTES], STREAMS_FIRST),
-        ([1, LARGE_BYTES], STREAMS_FIRST),
+        ([SMALL_BYTES, LARGE_BYTES], STREAMS_FIRST_SMALL),
+        ([SMALL_BYTES + 1, 1], STREAMS_FIRST),
+        ([None, 1], STREAMS_FIRST),
     ],
 )
-def test_the_first_file_says_how_many_streams_there_are_at_first(sizes: list[int], streams: int) -> None:
+def test_the_first_file_says_how_many_streams_there_are_at_first(sizes: list[int | None], streams: int) -> None:
     controller = ConcurrencyController()
     for size in sizes:
         controller.begin_file(size)

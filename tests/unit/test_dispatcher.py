@@ -16,7 +16,7 @@ from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, UsageError
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
-from growfs.scheduler.concurrency import STREAMS_FIRST
+from growfs.scheduler.concurrency import STREAMS_FIRST_SMALL
 from growfs.scheduler.dispatcher import (
     AHEAD_BYTES,
     AHEAD_FILES,
@@ -191,7 +191,7 @@ async def test_few_files_are_spread_over_the_workers(files: int, size: int) -> N
         await quiet()
         counts = [len(worker.requests) for worker in scene.pool.all]
         assert (len(counts), max(counts)) == (min(size, files), -(-files // size))
-        assert scene.pool.limits.streams == -(-STREAMS_FIRST // min(size, files)), "they share the streams"
+        assert scene.pool.limits.streams == -(-STREAMS_FIRST_SMALL // min(size, files)), "they share the streams"
 
 
 async def test_large_files_go_to_one_worker_until_its_cpu_limits_it(clock: trio.testing.MockClock) -> None:
@@ -240,7 +240,7 @@ async def test_a_worker_is_sent_only_a_few_files_ahead() -> None:
         scene.enqueue(*names(2 * AHEAD_FILES))
         await quiet()
         (worker,) = scene.pool.all
-        assert list(worker.requests) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, AHEAD_STREAMS * STREAMS_FIRST)]
+        assert list(worker.requests) == names(2 * AHEAD_FILES)[: max(AHEAD_FILES, AHEAD_STREAMS * STREAMS_FIRST_SMALL)]
         worker.report_fetched("0000", "0007")
         await quiet()
         assert worker.batches[-1] == names(2 * AHEAD_FILES)[AHEAD_FILES : AHEAD_FILES + 2]
