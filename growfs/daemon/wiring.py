@@ -127,12 +127,12 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     catalog_sync = CatalogSync(workers, catalog, store, outage, options.refresh, request.remote.is_endless)
     sizes = SizeEstimate(store, varies=producer is not None)
     downloads = InFlightTable(database, catalog, options.group, folder.partial)
+    peers_of = peers.holders if peers else lambda path: ()
     space = Space(
-        database, store, generations, budget, outage, sizes, waiting, holders.holds, peers.awaits if peers else None
-    )
-    dispatcher = Dispatcher(
-        workers, request.processes, options.bandwidth, producer is not None, peers.holders if peers else None
-    )
+        database, store, generations, budget, outage, sizes, waiting, holders.holds,
+        peers.awaits if peers else None, peers_of,
+    )  # fmt: skip
+    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, producer is not None, peers_of)
     fetcher = Fetcher(
         downloads, store, space, sizes, dispatcher, generations, catalog_sync, outage, options.miss_timeout
     )

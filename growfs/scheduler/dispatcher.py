@@ -21,6 +21,7 @@ from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.scheduler.concurrency import ConcurrencyController, WorkerCount
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
+from growfs.scheduler.outage import PEERS_AGAIN_S
 from growfs.signal import Signal
 from growfs.workers.messages import REPORT_FILES, Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, Channel, WorkerLost, WorkerPool
@@ -107,7 +108,7 @@ class Dispatcher:
         size: int,
         bytes_per_s: int,
         has_producer: bool = False,
-        peers_of: Callable[[str], tuple[str, ...]] | None = None,
+        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
         self.returned = Signal[[Download, Outcome]]()
         self.received = Signal[[int]]()
@@ -120,7 +121,7 @@ class Dispatcher:
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
         self._has_producer = has_producer
-        self._peers_of = peers_of or (lambda path: ())
+        self._peers_of = peers_of
         self._concurrency = ConcurrencyController()
         self._worker_count = WorkerCount(size)
         self._slots: list[WorkerSlot] = []
@@ -173,7 +174,8 @@ class Dispatcher:
         self._changed.notify()
 
     def hold(self, why: GrowfsError) -> None:
-        """Send nothing until `resume`, as the remote is away. The workers wait, with what has arrived.
+        """Send only what other nodes may have until `resume`, as the remote is away. The workers wait, with what has
+        arrived.
 
         If it denies access, they end, and what they have is queued again: new ones read the credentials anew.
         """
@@ -204,7 +206,8 @@ class Dispatcher:
             try:
                 while True:
                     if not await self._dispatch(nursery):
-                        await self._changed.wait()
+                        with trio.move_on_after(PEERS_AGAIN_S if self._is_held else math.inf):
+                            await self._changed.wait()
             finally:
                 with trio.CancelScope(shield=True):
                     for slot in self._slots:
@@ -215,17 +218,18 @@ class Dispatcher:
     async def _dispatch(self, nursery: trio.Nursery) -> bool:
         """Send what can be sent now; whether there was anything."""
         batches: dict[WorkerSlot, list[Download]] = {}
-        while not self._is_held and (download := self._next()):
+        while download := self._next():
+            queue = self._urgent if download.urgent else self._queue
             try:
                 slot = self._slot_for(download, nursery)
             except GrowfsError as error:
-                (self._urgent or self._queue).popleft()
+                queue.remove(download)
                 download.move(DownloadState.FETCHING)
                 self.returned.notify(download, FetchFailed(error))
                 continue
             if slot is None:
                 break
-            (self._urgent or self._queue).popleft()
+            queue.remove(download)
             download.move(DownloadState.FETCHING)
             download.sent_at = trio.current_time()
             slot.downloads[download.node.id] = download
@@ -255,11 +259,17 @@ class Dispatcher:
         return bool(receivers)
 
     def _next(self) -> Download | None:
+        """The first download that is queued; in an outage, of those that other nodes may have."""
         for queue in (self._urgent, self._queue):
             while queue and queue[0].state is not DownloadState.QUEUED:  # it failed with another of its group
                 queue.popleft()
-        queue = self._urgent or self._queue
-        return queue[0] if queue else None
+        if not self._is_held:
+            return next(iter(self._urgent or self._queue), None)
+        before = trio.current_time() - PEERS_AGAIN_S
+        for download in (*self._urgent, *self._queue):
+            if download.state is DownloadState.QUEUED and download.sent_at <= before and self._peers_of(download.path):
+                return download
+        return None
 
     def _slot_for(self, download: Download, nursery: trio.Nursery) -> WorkerSlot | None:
         """The least busy worker that can have one more file; a new worker rather than a busy one."""

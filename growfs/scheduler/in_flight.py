@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -140,7 +141,7 @@ class Download:
     state: DownloadState = DownloadState.QUEUED
     number: int = field(default_factory=itertools.count().__next__)
     """The order in which downloads were started."""
-    sent_at: float = 0.0
+    sent_at: float = -math.inf
     """When a worker got it, in trio's time."""
     attempts_left: int = ATTEMPTS_MAX
     tries_left: int = TRIES_MAX

@@ -1,8 +1,9 @@
 """Whether the remote is away: noticed from failures, told apart from files that fail by themselves, and waited out.
 
 A failure is a suspicion at first. It is of the file alone if the remote answers a request that is sent later: another
-download, or a probe. If it does not answer, there is an outage: nothing is drawn, no space is made, and no request is
-sent until a probe is answered. Each probe comes from a new process, which reads the credentials anew.
+download, or a probe. If it does not answer, there is an outage, until a probe is answered: nothing is drawn, no space
+is made, and no request is sent, except for what other nodes may have. Each probe comes from a new process, which reads
+the credentials anew.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ PATIENT_PROBE_S = 40.0
 """The same in an outage. A request is given up after 35 s, and a server that answers just in time is not away."""
 NEXT_PROBE_S = 5.0
 """In an outage, another probe is sent beside one that was not answered for so long: it may have been lost."""
+PEERS_AGAIN_S = 10.0
+"""In an outage, how often other nodes are asked for a file that none of them had."""
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0
 PAUSE_SHARE = 20
 """The pause between two probes is one part in so many of the outage so far: waiting prolongs an outage by that."""

@@ -40,7 +40,7 @@ from growfs.rotation.generations import Generations
 from growfs.rotation.queries import for_a_draw, for_a_miss, kept_bytes, of_these
 from growfs.rotation.rules import Holds
 from growfs.scheduler.in_flight import Priority, SizeEstimate
-from growfs.scheduler.outage import Outage
+from growfs.scheduler.outage import PEERS_AGAIN_S, Outage
 from growfs.signal import Signal
 from growfs.units import CacheSize
 
@@ -143,9 +143,11 @@ class Space:
         waiting: WaitingClaims,
         holds: Callable[[], Holds],
         are_awaited: Callable[[Sequence[int]], bool] | None = None,
+        peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
         """holds: returns what readers hold at that moment. are_awaited: whether a draw is not to evict these files yet,
-        because another node is about to draw some of them from this one.
+        because another node is about to draw some of them from this one. peers_of: returns the nodes that may have a
+        file, by its path.
         """
         self.rotated = Signal[[]]()
         self.resized = Signal[[]]()
@@ -158,6 +160,7 @@ class Space:
         self._sizes = sizes
         self._holds = holds
         self._are_awaited = are_awaited
+        self._peers_of = peers_of
         self._making_room = trio.Lock()
         self._warns_from = -math.inf
         self._draws_from = -math.inf
@@ -206,8 +209,9 @@ class Space:
                     if claim.priority is not Priority.READER:
                         pause_s = min(2 * pause_s, LOOK_AGAIN_S_MAX)
                 waits_first = True
-                while self._outage.is_on and not claim.is_draw:
-                    await self._outage.ended.wait()  # nothing is evicted for what cannot be fetched
+                while self._outage.is_on and not (claim.is_draw or self._peers_of(claim.path)):
+                    with trio.move_on_after(PEERS_AGAIN_S):  # nothing is evicted for what cannot be fetched
+                        await self._outage.ended.wait()
                 if not claim.is_wanted():
                     return None
                 reservation = await self._look(claim)

@@ -56,7 +56,11 @@ class Downloader:
             self._report_due.notify()
         for request in batch.files:
             job = self._jobs[request.id] = Job(
-                partial(self._fetch, request), request.file.size, request.urgent, request.number
+                partial(self._fetch, request),
+                request.file.size,
+                request.urgent,
+                request.number,
+                has_other_source=bool(self._peers and request.peers),
             )
             self._threads.submit(job)
         for id in batch.prioritize:
@@ -107,7 +111,9 @@ class Downloader:
         task = FetchTask(file, target, progress, streamed, restart=restart)
         found = self._peers.fetch(task, request.peers) if self._peers else None
         if found is None:
-            from_peer = False
+            from_peer = self._jobs[request.id].has_other_source = False
+            if self._threads.is_held:
+                raise RemoteBusy(f"{file.path}: the remote is away, and no other node has it")
             found = self._remote.fetch(task)
         mtime_ns = found.mtime_ns or file.mtime_ns
         if mtime_ns is not None:

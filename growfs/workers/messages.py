@@ -153,7 +153,8 @@ class FetchFiles:
     in_background: bool
     """This worker is to have the lowest priority from now on."""
     is_held: bool = False
-    """The remote is away: what has begun is to wait, with what has arrived, and nothing else is to begin."""
+    """The remote is away: what has begun is to wait, with what has arrived, and only what other nodes may have is to
+    begin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -21,7 +22,8 @@ from growfs.status import PeersStatus
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only
 from tests.harness import Growfs, make_tree, until
-from tests.servers import free_port, serving
+from tests.s3.proxy import proxy_to
+from tests.servers import S3Server, free_port, serving
 
 SIZE = 10_000
 pytestmark = only("libfuse")
@@ -39,7 +41,13 @@ class Nodes:
         self.token.write_text("a secret\n")
 
     def start(
-        self, number: int, *flags: object, peers: str = "", token: Path | None = None, env: dict[str, str] | None = None
+        self,
+        number: int,
+        *flags: object,
+        url: str = "",
+        peers: str = "",
+        token: Path | None = None,
+        env: dict[str, str] | None = None,
     ) -> Growfs:
         folder = self._folder / f"node{number}"
         folder.mkdir()
@@ -49,7 +57,7 @@ class Nodes:
         address = self.addresses[number]
         peers = peers or ",".join(self.addresses)
         known = "--peers", peers, "--peer-addr", address, "--peer-token-file", token or self.token
-        node.mount(self.remote, *known, *flags)
+        node.mount(url or self.remote, *known, *flags)
         return node
 
     def start_with_all(self, number: int, *flags: object) -> Growfs:
@@ -139,6 +147,44 @@ def test_a_node_that_is_killed_while_it_serves_harms_no_reader(nodes: Nodes) -> 
 
 
 @pytest.mark.promise(46)
+def test_what_another_node_has_is_served_while_the_remote_is_away(
+    nodes: Nodes, rclone_s3: S3Server, tmp_path: Path
+) -> None:
+    """Also where the cache is full."""
+    size, prefix = 100_000, f"nodes-{uuid4().hex[:8]}"
+    quick = {**rclone_s3.env, SETUP_VARIABLE: "from growfs.remote import retries; retries.DELAY_S_MIN = 0.01"}
+
+    def put(name: str) -> bytes:
+        content = name.encode().ljust(size, b".")
+        rclone_s3.put(f"{prefix}/d/{name}", content)
+        return content
+
+    with proxy_to(rclone_s3.endpoint_url) as proxy:
+        flags = ("--endpoint-url", proxy.url, "--refresh", "0.3s", "--settle", "0")
+        put("first")
+        url = f"s3://{rclone_s3.bucket}/{prefix}"
+        source = nodes.start(0, *flags, "--exclude", "rare", url=url, env=quick)
+        node = nodes.start(1, *flags, "--cache-size", "1MB", "--miss-timeout", "20s", url=url, env=quick)
+        node.run("pause", node.mountpoint)
+        tree = {name: put(name) for name in (f"new{number:02}" for number in range(15))}
+        rare = put("rare")
+        until(lambda: node.status()["remote"]["files"] == 17 and source.status()["cache"]["files"] == 16)
+        proxy.is_away = True
+        until(lambda: node.status()["outage"])
+        before = node.status()["fetch"]
+        assert {name: (node.mountpoint / "d" / name).read_bytes() for name in tree} == tree
+        after = node.status()["fetch"]
+        assert after["peer_files_total"] - before["peer_files_total"] == len(tree)
+        assert after["failed"] == 0
+        node.run("set", node.mountpoint, "miss-timeout=1s")
+        with pytest.raises(TimeoutError):
+            (node.mountpoint / "d/rare").read_bytes()
+        assert node.status()["outage"]
+        node.run("set", node.mountpoint, "miss-timeout=50s")
+        proxy.is_away = False
+        assert (node.mountpoint / "d/rare").read_bytes() == rare
+
+
 def test_nodes_come_and_go_while_mounted(nodes: Nodes) -> None:
     tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
     first = nodes.start_with_all(0)

@@ -30,6 +30,7 @@ from growfs.scheduler.dispatcher import (
     WorkerDied,
 )
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
+from growfs.scheduler.outage import PEERS_AGAIN_S
 from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
 
@@ -106,9 +107,9 @@ class FakePool:
 class DispatcherScene:
     """A dispatcher and its results. It moves downloads from state to state as the fetcher does."""
 
-    def __init__(self, size: int, has_producer: bool) -> None:
+    def __init__(self, size: int, has_producer: bool, peers_of: Callable[[str], tuple[str, ...]]) -> None:
         self.pool = FakePool()
-        self.dispatcher = Dispatcher(self.pool, size, 0, has_producer)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.pool, size, 0, has_producer, peers_of)  # type: ignore[arg-type]
         self.dispatcher.returned.connect(self.handle_result)
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
@@ -163,8 +164,10 @@ async def quiet() -> None:
 
 
 @asynccontextmanager
-async def start_scene(size: int, has_producer: bool = False) -> AsyncIterator[DispatcherScene]:
-    new = DispatcherScene(size, has_producer)
+async def start_scene(
+    size: int, has_producer: bool = False, peers_of: Callable[[str], tuple[str, ...]] = lambda path: ()
+) -> AsyncIterator[DispatcherScene]:
+    new = DispatcherScene(size, has_producer, peers_of)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(new.dispatcher.run)
         yield new
@@ -445,6 +448,26 @@ async def test_while_the_remote_is_away_workers_keep_what_they_have_and_are_not_
         await scene.finish()
 
 
+async def test_while_the_remote_is_away_what_other_nodes_may_have_is_sent_now_and_then(
+    clock: trio.testing.MockClock,
+) -> None:
+    async with start_scene(1, peers_of=lambda path: ("node:7070",) if "shared" in path else ()) as scene:
+        scene.dispatcher.hold(RemoteBusy("cannot reach the server"))
+        scene.enqueue("a", "shared", "b")
+        await quiet()
+        (worker,) = scene.pool.alive
+        assert list(worker.requests) == ["shared"]
+        worker.die()
+        await quiet()
+        assert not scene.pool.alive
+        await trio.sleep(PEERS_AGAIN_S + 1)
+        (worker,) = scene.pool.alive
+        assert list(worker.requests) == ["shared"]
+        scene.dispatcher.resume()
+        await scene.finish()
+        assert scene.fetched == ["shared", "a", "b"]
+
+
 async def test_when_nothing_arrives_the_remote_is_suspected_before_any_timeout(clock: trio.testing.MockClock) -> None:
     async with start_scene(1) as scene:
         reasons: list[str] = []
@@ -454,7 +477,7 @@ async def test_when_nothing_arrives_the_remote_is_suspected_before_any_timeout(c
             await trio.sleep(SILENCE_S - 2 * PERIOD_S)
             scene.pool.all[0].report(progress(bytes=10))
         assert reasons == []
-        await trio.sleep(SILENCE_S + PERIOD_S)
+        await trio.sleep(SILENCE_S + 2 * PERIOD_S)
         assert reasons == ["s3://bucket: nothing has arrived for 5 s; check the network"]
         scene.dispatcher.hold(RemoteBusy("it is away"))
         await trio.sleep(10 * SILENCE_S)

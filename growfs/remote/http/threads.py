@@ -43,7 +43,14 @@ UNSPLIT_BYTES_MIN = 2 << 20
 class Job:
     """The transfer of one file. What follows `number` belongs to TransferThreads."""
 
-    def __init__(self, run: Callable[[], None], size: int | None = None, urgent: bool = False, number: int = 0) -> None:
+    def __init__(
+        self,
+        run: Callable[[], None],
+        size: int | None = None,
+        urgent: bool = False,
+        number: int = 0,
+        has_other_source: bool = False,
+    ) -> None:
         self.run = run
         """Transfers the file, and raises nothing."""
         self.size = size
@@ -52,6 +59,8 @@ class Job:
         """Whether a reader waits for the file."""
         self.number = number
         """Its place among the files that are as urgent."""
+        self.has_other_source = has_other_source
+        """Whether the remote may not be needed for it."""
         self.parts: deque[Callable[[], None]] | None = None
         """The parts that no thread has begun; None while they are not known."""
         self.helpers = 0
@@ -87,7 +96,7 @@ class TransferThreads:
         self._helper_ended = threading.Condition(self._lock)
         self._pause_ended = threading.Condition(self._lock)
         self.is_held = False
-        """Whether the remote is away. Nothing begins, and those that repeat a request wait."""
+        """Whether the remote is away. Only jobs with another source begin, and those that repeat a request wait."""
         self._queue: list[Job] = []
         """In order: those that have not begun, and those with parts that have not, or may have such."""
         self._running: set[Job] = set()
@@ -242,11 +251,11 @@ class TransferThreads:
 
     def _next(self) -> Callable[[], None] | None:
         """What a free thread is to do now; None if there is nothing that it may begin."""
-        if self.is_held:
-            return None
         limit = self._limit()
         must_wait = self._busy >= limit
         for job in self._queue:
+            if self.is_held and not job.has_other_source:
+                continue
             if must_wait and not job.urgent:
                 return None
             if job.parts:
