@@ -13,7 +13,7 @@ import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied
 from growfs.remote.http.connection import ConnectionFailed, HttpRequest
-from growfs.remote.http.download import HttpError
+from growfs.remote.http.download import FALLBACKS_MAX, HttpError
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.s3.bucket import RENEW_S, S3Remote
@@ -157,6 +157,20 @@ def test_a_denied_object_renews_nothing_while_others_are_served(
         with pytest.raises(RemoteDenied):
             fetched(remote, tmp_path, bad)
     assert len(clients) == 1
+
+
+def test_what_is_denied_to_the_library_too_does_not_leave_the_rest_to_it(
+    serve: Serve, tmp_path: Path, library_fetches: list[str]
+) -> None:
+    store = FakeStore(SMALL)
+    store.status = lambda request: 403 if "/bad" in request.target else None
+    remote = s3(serve(store))
+    for number in range(2 * FALLBACKS_MAX):
+        with pytest.raises(RemoteDenied):
+            fetched(remote, tmp_path, RemoteFile(f"bad{number}", len(SMALL), None, "v1"))
+    library_fetches.clear()
+    assert fetched(remote, tmp_path, RemoteFile("good", len(SMALL), None, "v1")) == SMALL
+    assert library_fetches == []
 
 
 def test_credentials_that_do_not_help_are_looked_for_ever_more_rarely(

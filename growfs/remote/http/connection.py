@@ -135,11 +135,7 @@ class ProxyFailed(ConnectionFailed):
 
 
 class FallBack(Exception):
-    """The response is left to the store's library. counts: the next response is likely to be the same."""
-
-    def __init__(self, why: str, counts: bool = True) -> None:
-        super().__init__(why)
-        self.counts = counts
+    """The response is left to the store's library."""
 
 
 class _ServerClosed(Exception):

@@ -97,6 +97,7 @@ class RangeDownloader:
         self._uses_proxies = uses_proxies
         self._fallbacks = self._useless_heads = 0
         self._unusable_until = -math.inf
+        self._why = ""
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
         self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held, lambda: threads.stream_bytes_per_s)
@@ -130,10 +131,9 @@ class RangeDownloader:
             except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
                 raise translate(error) from None
             except FallBack as reason:
-                self._fallbacks += reason.counts
-                if self._fallbacks >= FALLBACKS_MAX:
-                    self._unusable_until = time.monotonic() + FALLBACK_S
+                self._why = str(reason)
                 if transfer.has_progress:
+                    self.record_fallback()  # the next try is the library's, if that goes on
                     raise translate(ConnectionFailed(f"an answer that makes no sense: {reason}")) from reason
                 return None
         self._fallbacks = 0
@@ -148,8 +148,16 @@ class RangeDownloader:
         if response.status in BUSY_STATUSES:
             raise _http_error(response)
         if response.status not in GOOD_STATUSES:
-            raise FallBack(f"status {response.status}", counts=response.status not in MISSING_STATUSES)
+            raise FallBack(f"status {response.status}")
         return response
+
+    def record_fallback(self) -> None:
+        """Record that the library has fetched a file that was left to it. What fails there, too, is no reason."""
+        self._fallbacks += 1
+        if self._fallbacks >= FALLBACKS_MAX:
+            self._unusable_until = time.monotonic() + FALLBACK_S
+            if self._fallbacks == FALLBACKS_MAX:
+                log.warning("files are fetched by the store's library, which is slower: %s", self._why)
 
     def record_head(self, useful: bool) -> None:
         """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""

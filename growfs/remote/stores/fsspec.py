@@ -174,7 +174,10 @@ class FsspecRemote(StoreRemote):
             self._threads.throttle(count)
             task.progress(count)
 
-        return self._by_library(replace(task, progress=throttle))
+        found = self._by_library(replace(task, progress=throttle))
+        if found.size:  # an empty file has no range
+            self._downloader.record_fallback()
+        return found
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
@@ -220,7 +223,7 @@ class FsspecRemote(StoreRemote):
         Raises a GrowfsError if the library cannot request the file either, and any other error if only it can.
         """
         if method != "GET":
-            raise FallBack("no HEAD", counts=False)
+            raise FallBack("no HEAD")
         return self._get(self._key(file.path))
 
     def _get(self, key: str) -> HttpRequest:

@@ -99,7 +99,7 @@ class RepositoryRemote(HubRemote):
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
         """A GET of the hub itself, or of the server to which it redirects."""
         if method != "GET":
-            raise FallBack("no HEAD", counts=False)
+            raise FallBack("no HEAD")
         url = self._url_of(file.path)
         if len(file.version) == GIT_DIGITS:
             return HttpRequest(url, self._headers)

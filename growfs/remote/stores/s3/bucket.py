@@ -63,6 +63,7 @@ from growfs.remote.stores.s3.listing import KeyPage
 from growfs.remote.stores.s3.parallel_lister import ConcurrencyLimit, ParallelLister
 from growfs.remote.stores.s3.signer import Signer
 
+REGION_HEADER = "x-amz-bucket-region"
 CHUNK_BYTES = 256 * 1024
 UNORDERED_SUFFIX = "--x-s3"  # directory buckets (S3 Express): they have no order and no StartAfter
 RENEW_S, RENEW_S_MAX = 30.0, 3600.0
@@ -112,6 +113,9 @@ class S3Remote(FsspecRemote):
         self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
         self._listing_fallbacks = 0
         self._knows_restored: bool | None = None
+        self._region_lock = threading.Lock()
+        self._has_asked_region = False
+        self._found_region_at = -math.inf
         self._page_timeouts = TIMEOUTS  # longer after each that was too short: a server may need minutes for a page
         self._client_lock = threading.Lock()  # a session of botocore makes one client at a time
         self._has_served = False
@@ -192,11 +196,43 @@ class S3Remote(FsspecRemote):
             helped = self._served_since > self._renewed_at
             if self._renewed_at < since and time.monotonic() > self._renewed_at + self._renew_pause_s:
                 self._renew_pause_s = RENEW_S if helped else min(2 * self._renew_pause_s, RENEW_S_MAX)
-                for name in ("_plain_client", "_shared"):  # each has a session, which has read the credentials
-                    self.__dict__.pop(name, None)
-                self._signer = None
+                self._forget_client()
                 self._renewed_at = time.monotonic()
             return self._renewed_at >= since
+
+    def _fetch_by_get(self, task: FetchTask) -> RemoteFile | None:
+        began = time.monotonic()
+        found = super()._fetch_by_get(task)
+        if found is None and self._has_found_region(began):
+            found = super()._fetch_by_get(task)
+        return found
+
+    def _has_found_region(self, since: float) -> bool:
+        """Whether it was found since a moment (monotonic) that the bucket is in another region than was signed for.
+
+        The store is asked once, when it has refused a request (docs.aws.amazon.com: API_HeadBucket).
+        """
+        with self._region_lock:
+            if not self._has_asked_region:
+                self._has_asked_region = True
+                with suppress(RemoteError), self.translating():
+                    self._follow_region()
+            return self._found_region_at > since
+
+    def _follow_region(self) -> None:
+        bucket, _ = self._bucket_and_prefix
+        meta = self._client(bucket).boto.meta
+        region = self.head(f"{meta.endpoint_url}/{bucket}").get(REGION_HEADER)
+        if region not in (None, meta.region_name):
+            client_kwargs = self._options.get("client_kwargs", {}) | {"region_name": region}
+            self._options = self._options | {"client_kwargs": client_kwargs}
+            self._forget_client()
+            self._found_region_at = time.monotonic()
+
+    def _forget_client(self) -> None:
+        for name in ("_plain_client", "_shared"):  # each has a session, which has read the credentials
+            self.__dict__.pop(name, None)
+        self._signer = None
 
     def access(self) -> Access:
         with self.translating():
@@ -287,6 +323,7 @@ class S3Remote(FsspecRemote):
     def _list_page(self, connection: Connection, parameters: dict[str, Any], prefix: str) -> KeyPage:
         if self._listing_fallbacks < FALLBACKS_MAX:
             connection.timeouts = self._page_timeouts
+            began = time.monotonic()
             try:
                 return listing.get(connection, self._page_request(parameters), prefix)
             except (HttpError, ConnectionFailed) as error:
@@ -295,6 +332,8 @@ class S3Remote(FsspecRemote):
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
                 raise self.translated(error) from None
             except FallBack:
+                if self._has_found_region(began):
+                    return self._list_page(connection, parameters, prefix)
                 self._listing_fallbacks += 1
         reply = self._call("", "list_objects_v2", **parameters)
         # It is used from the next page on: botocore reads times by dateutil, which is half the cost of a page.
