@@ -85,6 +85,23 @@ def test_what_has_arrived_of_large_files_survives_an_outage(growfs: Growfs) -> N
         growfs.umount()
 
 
+@pytest.mark.long
+@pytest.mark.promise(3, 14)
+def test_half_an_hour_of_all_kinds_of_noise_loses_nothing(growfs: Growfs) -> None:
+    noise = Noise(
+        keys=2000, size=1_000_000, latency_s=0.05, connection_bytes_per_s=60_000, refused=0.02, stalled=0.01,
+        slow_key=1000, idle_s=20, away_s=8,
+    )  # fmt: skip
+    with serving(noise) as (store, url):
+        mount(growfs, url)
+        until(lambda: growfs.status()["cache"]["files"] == noise.keys - 1, 3600)
+        assert key(noise.slow_key or 0) not in growfs.names()
+        assert all(is_whole(growfs, number, noise) for number in range(noise.keys) if number != noise.slow_key)
+        assert growfs.status()["fetch"]["failed"] == 0
+        assert store.counters.bytes < 1.1 * noise.keys * noise.size
+        growfs.umount()
+
+
 def test_what_others_have_is_listed_while_one_object_trickles(growfs: Growfs) -> None:
     noise = Noise(keys=500, size=1000, slow_key=50)
     with serving(noise) as (_, url):

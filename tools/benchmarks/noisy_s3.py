@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import trio
@@ -36,6 +36,10 @@ TRICKLE_S = 5.0
 """Between two bytes of the slow object."""
 MODIFIED_ISO = "2024-05-06T07:08:09.000Z"
 MODIFIED_HTTP = "Mon, 06 May 2024 07:08:09 GMT"
+
+
+Away = Literal["closed", "silent"]
+AWAY: tuple[Away, ...] = get_args(Away)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ class Noise:
     """The number of an object that comes a byte in TRICKLE_S."""
     idle_s: float = 0.0
     """After so long without a request, a connection answers no more, as behind a NAT that forgot it; 0: never."""
+    away_s: float = 0.0
+    """How long it is away at a time, by turns closing all connections and silent; 0: never."""
+    present_s: float = 30.0
+    """How long it is there in between."""
 
 
 @dataclass
@@ -88,7 +96,7 @@ class NoisyS3:
     def __init__(self, noise: Noise, seed: int = 1) -> None:
         self.noise = noise
         self.counters = Counters()
-        self.away: Literal["", "closed", "silent"] = ""
+        self.away: Away | Literal[""] = ""
         """Whether it closes every connection, or sends nothing more on those that it has or gets."""
         self._random = random.Random(seed)
 
@@ -96,7 +104,18 @@ class NoisyS3:
         """Serve until cancelled. ready: called with the URL."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=1000)
         ready(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
-        await trio.serve_listeners(self._connection, listeners)
+        async with trio.open_nursery() as nursery:
+            if self.noise.away_s:
+                nursery.start_soon(self._come_and_go)
+            await trio.serve_listeners(self._connection, listeners)
+
+    async def _come_and_go(self) -> None:
+        while True:
+            for away in AWAY:
+                await trio.sleep(self.noise.present_s)
+                self.away = away
+                await trio.sleep(self.noise.away_s)
+                self.away = ""
 
     async def _connection(self, stream: trio.SocketStream) -> None:
         self.counters.connections += 1
