@@ -310,7 +310,7 @@ class MountStatus(MountInfo):
     readers: list[ReaderStatus] = field(metadata=told("the processes that read"))
     skipped: list[SkippedStatus] = field(metadata=told("files that cannot be mounted or fetched"))
     unpromised: str | None = field(metadata=told("why some directories have no file yet, or null"))
-    warnings: list[str] = field(metadata=told("what is odd about the options"))
+    warnings: list[str] = field(metadata=told("what is odd about the options, or has failed and is tried again"))
     last_error: str | None = field(
         metadata=told("the latest failure of a file or a listing that has not succeeded since, or null")
     )

@@ -40,18 +40,18 @@ class Control:
     """The daemon's end. Owns the socket."""
 
     def __init__(self, folder: Path, commands: dict[str, Command]) -> None:
+        self._folder = folder
         self._commands = commands
-        disk.unlink("SOCKET", folder / SOCKET)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with short_path(folder) as path:
-            listening.bind(path)
-            os.chmod(path, 0o600)
-        listening.listen()
-        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
 
     async def run(self) -> None:
         """Answer requests until cancelled."""
-        await trio.serve_listeners(self._answer, [self._listener])
+        disk.unlink("SOCKET", self._folder / SOCKET)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with short_path(self._folder) as path:
+            listening.bind(path)
+            os.chmod(path, 0o600)
+        listening.listen()
+        await trio.serve_listeners(self._answer, [trio.SocketListener(trio.socket.from_stdlib_socket(listening))])
 
     async def _answer(self, stream: trio.SocketStream) -> None:
         try:
@@ -77,6 +77,10 @@ class Control:
         except (OSError, sqlite3.Error) as error:
             log.warning("a command failed: %s", error)
             await _send(stream, {"error": f"the daemon failed: {error}", "exit_code": 1})
+        except Exception as error:
+            log.exception("a command failed: a bug in growfs")
+            text = f"a bug in growfs: {type(error).__name__}: {error}; the log of the mount has more"
+            await _send(stream, {"error": text, "exit_code": 1})
         finally:
             await stream.aclose()
 

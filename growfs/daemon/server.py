@@ -33,15 +33,15 @@ from growfs.cache.store import Store
 from growfs.daemon.log_file import LogFile, OutputFormatter
 from growfs.daemon.options import MountRequest
 from growfs.daemon.spawn import TITLE
+from growfs.daemon.supervisor import DISK_ERRORS, cause
 from growfs.daemon.virtual_files import RecentLog
-from growfs.daemon.wiring import Components, Service, build
-from growfs.errors import GrowfsError, Unreadable
+from growfs.daemon.wiring import Components, build
+from growfs.errors import GrowfsError
 from growfs.folder.trees import check_folder
 from growfs.fuse.engine_choice import Engine
 from growfs.fuse.mounting import MountSpec, check_fuse, check_mountpoint, check_outside, raise_read_ahead
 from growfs.remote.names import redact
 from growfs.remote.wrappers.producer_pool import check
-from growfs.scheduler.readiness import StartGate
 from growfs.syscalls import check_descriptors, check_kernel
 from growfs.workers import process
 from growfs.workers.fork_server import ForkServer
@@ -56,10 +56,6 @@ PROGRESS_EVERY_S = 0.1
 CHECK_S_MIN, CHECK_SHARE = 0.01, 0.01
 """Whether the mount is ready is checked after this time, and then after this share of the time that passed so far."""
 DURABLE_EVERY_S = 30.0
-DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
-"""What a disk that fails makes a service raise."""
-RETRY_S = 5.0
-"""Pause before such a service is run anew."""
 TEMPORARY_FOLDERS = ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR")
 """Environment variables that name the folder for temporary files, of Python, of libraries, and of SQLite."""
 SWITCH_S = 2e-4
@@ -242,7 +238,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
             nursery.start_soon(_until_signal, nursery.cancel_scope)
             nursery.start_soon(_keep_durable, components.store)
             for service in components.running:
-                nursery.start_soon(_keep_running, service, components.start)
+                nursery.start_soon(components.supervisor.keep_running, service)
             await trio.lowlevel.checkpoint()  # all of them run before the first request comes
             await _progress_until(components, launcher, components.start.is_anything_listed)
             components.engine.mount(mount)
@@ -253,7 +249,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
             components.start.open()
             await launcher.ready(await components.status.snapshot())
     except BaseExceptionGroup as group:
-        raise _cause(group) from group
+        raise cause(group) from group
     finally:
         components.engine.unmount()
         components.usage.save_now()
@@ -290,26 +286,6 @@ async def _until_signal(daemon: trio.CancelScope) -> None:
                 log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
 
 
-async def _keep_running(service: Service, start: StartGate) -> None:
-    """Run a service. Once `mount` has returned, a disk that fails does not end the mount: what readers list and open
-    would be gone. The service is run anew after a while."""
-    while True:
-        try:
-            await service.run()
-        except DISK_ERRORS as error:
-            failure: BaseException = error
-        except BaseExceptionGroup as group:
-            if not start.passed or group.split(DISK_ERRORS)[1]:
-                raise
-            failure = _cause(group)
-        else:
-            return
-        if not start.passed:
-            raise failure
-        log.warning("%s, trying again in %g s", failure, RETRY_S)
-        await trio.sleep(RETRY_S)
-
-
 async def _keep_durable(store: Store) -> None:
     while True:
         await trio.sleep(DURABLE_EVERY_S)
@@ -317,16 +293,3 @@ async def _keep_durable(store: Store) -> None:
             await store.make_durable()
         except DISK_ERRORS as error:
             log.warning("the cached files could not be synced to the disk, trying again: %s", error)
-
-
-def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to report: the first GrowfsError in the group, else the first error."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        error = pending.pop()
-        if isinstance(error, BaseExceptionGroup):
-            pending.extend(reversed(error.exceptions))
-        else:
-            leaves.append(error)
-    return next((error for error in leaves if isinstance(error, GrowfsError)), leaves[0])

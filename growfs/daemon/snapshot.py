@@ -15,6 +15,7 @@ from growfs.cache.database import Database
 from growfs.cache.schema import Query
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget, UsageCounters
+from growfs.daemon.supervisor import Supervisor
 from growfs.fuse.engine_choice import Engine
 from growfs.rotation.generations import Generations
 from growfs.rotation.holds import Reader
@@ -75,6 +76,7 @@ class StatusSource:
     fetcher: Fetcher
     prefetch: PrefetchState
     prefetcher: Prefetcher
+    supervisor: Supervisor
     start: StartGate
     peers: Peers | None
     misses: Misses
@@ -134,7 +136,7 @@ class StatusSource:
             readers=[_reader(reader, totals, listed_share, summary.unread) for reader in readers],
             skipped=[*totals.skipped, *self.prefetcher.skipped],
             unpromised=self.prefetch.unpromised,
-            warnings=self.prefetcher.warnings,
+            warnings=[*self.supervisor.warnings, *self.prefetcher.warnings],
             last_error=str(failure.error) if failure else None,
             last_error_at=failure.at if failure else None,
         )

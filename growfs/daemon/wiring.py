@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Protocol
 
 from growfs.cache.cache_folder import CacheFolder
 from growfs.cache.catalog import Catalog
@@ -22,6 +21,7 @@ from growfs.daemon.control import Control
 from growfs.daemon.option_parsers import listening
 from growfs.daemon.options import MountRequest
 from growfs.daemon.snapshot import StatusSource
+from growfs.daemon.supervisor import Service, Supervisor
 from growfs.daemon.virtual_files import RecentLog, virtual_files
 from growfs.errors import GrowfsError
 from growfs.folder.folder_engine import FolderEngine
@@ -46,12 +46,6 @@ from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
 
 
-class Service(Protocol):
-    """A component with a task of its own, which runs until it is cancelled."""
-
-    async def run(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Components:
     """What the daemon itself needs of a mount."""
@@ -66,6 +60,7 @@ class Components:
     engine: Engine
     running: tuple[Service, ...]
     """The components with a task of their own."""
+    supervisor: Supervisor
 
 
 def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerPool, recent: RecentLog) -> Components:
@@ -168,6 +163,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)
     start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
+    supervisor = Supervisor(lambda: start.passed)
     if peers:
         order.computed.connect(peers.note_order)
         drawer.drawn.connect(peers.note_drawn)
@@ -226,6 +222,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         misses=misses,
         opens=opens,
         engine=engine,
+        supervisor=supervisor,
     )
 
     def sample() -> Sample:
@@ -273,7 +270,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     control = Control(folder.path, commands)
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
     running += [usage, history, control, *([metrics] if metrics else []), *([peers] if peers else [])]
-    return Components(database, catalog, store, usage, history, start, status, engine, tuple(running))
+    return Components(database, catalog, store, usage, history, start, status, engine, tuple(running), supervisor)
 
 
 def _build_peers(

@@ -63,6 +63,11 @@ class Retries:
             self.answered += 1
             self._budget = min(BUDGET, self._budget + BUDGET_PER_ANSWER)
 
+    def restore(self) -> None:
+        """Have the whole budget again."""
+        with self._lock:
+            self._budget = BUDGET
+
     def spend(self) -> float:
         """Take one retry from the budget; returns how many seconds it has to wait for that."""
         with self._lock:
@@ -135,6 +140,7 @@ class Tries:
         delay_s: float = min(DELAY_S_MIN * 2 ** min(failures - 1, 10), DELAY_S_MAX) * random.uniform(1, 1.5)
         delay_s = max(delay_s, min(error.retry_after_s, RETRY_AFTER_S_MAX), self._retries.spend())
         if self._retries.sleep(delay_s):  # it was away, which says nothing about this file
+            self._retries.restore()
             with self._lock:
                 self._begin_anew()
         return delay_s

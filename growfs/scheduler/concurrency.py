@@ -41,7 +41,7 @@ FIRST_REST_PERIODS = 4
 newer connections still, and where the link has a queue, the parts that they get take seconds."""
 THROTTLED_SHARE_MAX = 0.1
 """The store wants fewer requests if it refuses more than this share of them."""
-DEVIATIONS = 2.0
+DEVIATIONS = 3.0
 """By so many standard deviations: of few requests, more may be refused by chance."""
 MEMORY = 0.7
 """What a request counts after another period: those of the last two seconds decide."""

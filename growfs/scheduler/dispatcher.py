@@ -209,8 +209,10 @@ class Dispatcher:
                         with trio.move_on_after(PEERS_AGAIN_S if self._is_held else math.inf):
                             await self._changed.wait()
             finally:
+                self._recall()
+                slots, self._slots = self._slots, []
                 with trio.CancelScope(shield=True):
-                    for slot in self._slots:
+                    for slot in slots:
                         await slot.channel.aclose()
 
     # From the queues to the workers.

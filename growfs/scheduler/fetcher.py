@@ -376,12 +376,14 @@ class Fetcher:
         while True:
             await trio.sleep(LATE_CHECK_S)
             self._late = [download for download in self._late if not download.finished.is_set()]
-            for group in self._admission_queue.release_late(trio.current_time()):
-                self._admission_due.set()
-                late = [download for download in group.downloads if download.state is not DownloadState.FETCHED]
+            groups = self._admission_queue.release_late(trio.current_time())
+            downloads = [download for group in groups for download in group.downloads]
+            if late := [download for download in downloads if download.state is not DownloadState.FETCHED]:
                 self._late += late
-                for download in late:
-                    log.warning("%s comes slowly; files drawn after it are listed without it", download.path)
+                more = f" and {len(late) - 1} more" if late[1:] else ""
+                log.warning("%s%s comes slowly; files drawn later are listed without it", late[0].path, more)
+            if groups:
+                self._admission_due.set()
 
     async def _admit(self) -> None:
         while True:
@@ -400,7 +402,9 @@ class Fetcher:
                 async with unchanged:
                     staged = [download.staged for download in batch if download.staged]
                     admitted = await self._store.admit(staged, errors)
-            except (OSError, sqlite3.Error) as error:
+            except Exception as error:
+                if not isinstance(error, (OSError, sqlite3.Error)):
+                    log.exception("files could not be admitted: a bug in growfs")
                 failure = error
                 admitted = set()
             for download in batch:

@@ -83,6 +83,8 @@ class Outage:
         self.changed = Signal[[]]()
         self._probe = probe
         self._since = self._since_clock = 0.0
+        self._whys: dict[type[GrowfsError], GrowfsError] = {}
+        """The first error of each kind. A failed download says more than a failed probe of the same kind."""
         self._next_probe: float | None = None
         self._suspicions: list[_Suspicion] = []
         self._suspected = Signal[[]]()
@@ -131,6 +133,8 @@ class Outage:
     async def run(self) -> None:
         """Decide on suspicions, and wait out outages, until cancelled."""
         while True:
+            if self.is_on:
+                await self._wait_out()
             while not self._suspicions:
                 await self._suspected.wait()
             first = self._suspicions[0]
@@ -147,9 +151,11 @@ class Outage:
         if error is None or (busy and self._received_at > sent_at):  # the latter: it serves others, but not all
             self.answered(sent_at)
         elif first in self._suspicions:  # else another download was answered meanwhile
-            await self._wait_out(first, error)
+            self._begin(first, error)
 
-    async def _wait_out(self, first: _Suspicion, error: GrowfsError | None) -> None:
+    def _begin(self, first: _Suspicion, error: GrowfsError) -> None:
+        """Begin an outage. error: of the probe."""
+        self._whys = {type(first.error): first.error}
         self.why, self._since = first.error, first.since
         self._since_clock = time.time() - self.lasted_s
         log.warning("waiting for the remote: %s", first.error)
@@ -158,14 +164,16 @@ class Outage:
         self.changed.notify()
         for suspicion in suspicions:
             suspicion.decided(True)
-        whys = {type(first.error): first.error}  # a failed download says more than a failed probe of the same kind
-        while error is not None:
-            self.why = whys.setdefault(type(error), error)
+        self.why = self._whys.setdefault(type(error), error)
+
+    async def _wait_out(self) -> None:
+        while self.why is not None:
             self._next_probe = trio.current_time() + pause_s(self.lasted_s)
             await trio.sleep_until(self._next_probe)
             self._next_probe = None
             error = await self._probe_patiently()
-        lasted_s, self.why = self.lasted_s, None
+            lasted_s = self.lasted_s
+            self.why = error and self._whys.setdefault(type(error), error)
         log.info("the remote answers again, after %s", format_timespan(round(lasted_s)))
         self.ended.notify()
         self.changed.notify()

@@ -89,7 +89,7 @@ def test_what_has_arrived_of_large_files_survives_an_outage(growfs: Growfs) -> N
 @pytest.mark.promise(3, 14)
 def test_half_an_hour_of_all_kinds_of_noise_loses_nothing(growfs: Growfs) -> None:
     noise = Noise(
-        keys=2000, size=1_000_000, latency_s=0.05, connection_bytes_per_s=60_000, refused=0.02, stalled=0.01,
+        keys=5000, size=1_000_000, latency_s=0.05, connection_bytes_per_s=250_000, refused=0.02, stalled=0.01,
         slow_key=1000, idle_s=20, away_s=8,
     )  # fmt: skip
     with serving(noise) as (store, url):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from growfs.daemon.control import Command, Control
 from growfs.daemon.control_client import SOCKET, call
@@ -27,6 +28,13 @@ async def fail() -> AsyncIterator[Any]:
     raise GrowfsError("x: did not work; do this")
 
 
+async def crash() -> AsyncIterator[None]:
+    for _ in ():
+        yield
+    async with trio.open_nursery():
+        raise KeyError("a bug")
+
+
 async def refuse() -> AsyncIterator[Any]:
     for _ in ():
         yield
@@ -39,7 +47,13 @@ async def break_disk() -> AsyncIterator[Any]:
     raise OSError(5, "Input/output error")
 
 
-COMMANDS: dict[str, Command] = {"count": count, "fail": fail, "refuse": refuse, "break_disk": break_disk}
+COMMANDS: dict[str, Command] = {
+    "count": count,
+    "fail": fail,
+    "refuse": refuse,
+    "break_disk": break_disk,
+    "crash": crash,
+}
 
 
 async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any]]:
@@ -47,6 +61,7 @@ async def run(folder: Path, command: str, **request: Any) -> tuple[Any, list[Any
     progress: list[Any] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Control(folder, COMMANDS).run)
+        await trio.testing.wait_all_tasks_blocked()
         try:
             result = await trio.to_thread.run_sync(lambda: call(folder, command, progress.append, **request))
         except GrowfsError as error:
@@ -69,7 +84,8 @@ async def test_a_command_may_have_no_progress(tmp_path: Path) -> None:
         ("fail", GrowfsError, "x: did not work; do this"),
         ("refuse", UsageError, "wrong usage"),
         ("break_disk", GrowfsError, "Input/output error"),
-        ("none", UsageError, "no such command; there are count, fail, refuse, break_disk"),
+        ("crash", GrowfsError, "a bug in growfs: ExceptionGroup"),
+        ("none", UsageError, "no such command; there are count, fail, refuse, break_disk, crash"),
         ("count", UsageError, "does not understand"),
     ],
 )
@@ -90,9 +106,10 @@ async def test_the_folder_may_be_deeper_than_a_socket_path_may_be(tmp_path: Path
 
 async def test_only_the_owner_may_use_the_socket(tmp_path: Path) -> None:
     control = Control(tmp_path, COMMANDS)
-    assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
     async with trio.open_nursery() as nursery:
         nursery.start_soon(control.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
         nursery.cancel_scope.cancel()
 
 
@@ -113,6 +130,7 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
     folder.mkdir(mode=0o755)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Control(folder, COMMANDS).run)
+        await trio.testing.wait_all_tasks_blocked()
         for mode in (0o600, 0o666):  # even if the mode of the socket admits them
             (folder / SOCKET).chmod(mode)
             done = await trio.run_process([sys.executable, "-c", script, str(folder)], check=False, capture_stderr=True)
@@ -151,6 +169,7 @@ async def test_a_malformed_request_is_refused_and_others_are_served(tmp_path: Pa
     control = Control(tmp_path, COMMANDS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(control.run)
+        await trio.testing.wait_all_tasks_blocked()
         async with await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET)) as connection:
             await connection.send_all(request_bytes)
             await connection.send_eof()
@@ -173,6 +192,7 @@ async def test_a_client_that_disconnects_does_not_harm_the_others(tmp_path: Path
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Control(tmp_path, {**COMMANDS, "long": long}).run)
+        await trio.testing.wait_all_tasks_blocked()
         connection = await trio.open_unix_socket(os.path.relpath(tmp_path / SOCKET))
         await connection.send_all(b'{"command": "long"}\n')
         await connection.receive_some(1)

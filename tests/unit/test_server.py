@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from growfs.daemon.server import _run
+from growfs.daemon.supervisor import Supervisor
 from growfs.fuse.mounting import MountSpec
 
 SERVICES = 5
@@ -25,7 +26,7 @@ class Daemon:
         self.engine = self.start = self.status = self.usage = self.history = self.store = self.database = self
         self.began = 0
         self.began_before_serving: int | None = None
-        self.passed = True
+        self.supervisor = Supervisor(lambda: True)
 
     async def run(self) -> None:
         self.began += 1

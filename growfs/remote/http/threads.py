@@ -95,6 +95,8 @@ class TransferThreads:
         self._work_arrived = threading.Condition(self._lock)
         self._helper_ended = threading.Condition(self._lock)
         self._pause_ended = threading.Condition(self._lock)
+        self._releases = 0
+        """How often it came back."""
         self.is_held = False
         """Whether the remote is away. Only jobs with another source begin, and those that repeat a request wait."""
         self._queue: list[Job] = []
@@ -125,6 +127,7 @@ class TransferThreads:
     def hold(self, is_held: bool) -> None:
         """Have transfers wait until the remote is not away any more, or go on."""
         with self._lock:
+            self._releases += self.is_held and not is_held
             self.is_held = is_held
             self._pause_ended.notify_all()
             self._wake()
@@ -211,9 +214,10 @@ class TransferThreads:
             self._sleeping += 1
             others_sleep = self._sleeping > SLEEPING_MAX
         with nullcontext() if others_sleep else self._giving_way(), self._lock:
-            self._pause_ended.wait_for(lambda: job.has_failed, seconds)
-            was_held = self.is_held
+            before = self._releases
+            self._pause_ended.wait_for(lambda: job.has_failed or self._releases > before, seconds)
             self._pause_ended.wait_for(lambda: job.has_failed or not self.is_held)
+            was_held = self._releases > before
         with self._lock:
             self._sleeping -= 1
         return was_held

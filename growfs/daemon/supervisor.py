@@ -1,0 +1,85 @@
+"""Keeps the services of a mount running.
+
+Once `mount` has returned, an error in one of them must not end the mount: what readers list and open would be gone. The
+service is run again, after a pause that grows. Only the engine, when it is unmounted, and a signal end the daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from growfs.errors import GrowfsError, Unreadable
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup, ExceptionGroup
+
+log = logging.getLogger(__name__)
+
+DISK_ERRORS = (Unreadable, OSError, sqlite3.DatabaseError)
+"""What a disk that fails makes a service raise. Anything else is a bug."""
+RETRY_S, RETRY_S_MAX = 5.0, 60.0
+"""The pause before a service is run again; twice as long after each failure that follows soon."""
+
+
+class Service(Protocol):
+    """A component with a task of its own. After an error, `run` is called again."""
+
+    async def run(self) -> None: ...
+
+
+class Supervisor:
+    """Owns which services have failed lately. is_ready: returns whether `mount` has returned."""
+
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
+        self._failures: dict[str, tuple[float, BaseException]] = {}
+
+    @property
+    def warnings(self) -> list[str]:
+        """Which services have failed lately, and why."""
+        now = trio.current_time()
+        return [
+            f"a part of growfs ({name}) failed, and is tried again: {error}; see the log"
+            for name, (at, error) in self._failures.items()
+            if now - at < 2 * RETRY_S_MAX
+        ]
+
+    async def keep_running(self, service: Service) -> None:
+        """Run a service until it returns, or fails before the mount is ready."""
+        name, pause_s = type(service).__name__, RETRY_S
+        while True:
+            began = trio.current_time()
+            try:
+                await service.run()
+                return
+            except Exception as error:
+                if not self._is_ready():
+                    raise
+                failure = cause(error) if isinstance(error, ExceptionGroup) else error
+            now = trio.current_time()
+            pause_s = RETRY_S if now - began > RETRY_S_MAX else min(2 * pause_s, RETRY_S_MAX)
+            self._failures[name] = now, failure
+            if isinstance(failure, DISK_ERRORS):
+                log.warning("%s, trying again in %g s", failure, pause_s)
+            else:
+                log.error("%s failed, a bug in growfs; trying again in %g s", name, pause_s, exc_info=failure)
+            await trio.sleep(pause_s)
+
+
+def cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error to report: the first GrowfsError in the group, else the first error."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(reversed(error.exceptions))
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, GrowfsError)), leaves[0])
