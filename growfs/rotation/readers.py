@@ -6,6 +6,7 @@ numbers. It is looked up while the kernel keeps that thread waiting in its call,
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ class Readers:
         self._by_number: dict[int, Reader] = {}
         self._threads: dict[int, tuple[float, Reader]] = {}  # in the order in which they became known
         self._listing = set[Reader]()  # all that are in the middle of listing, and some that have listed
-        self._last_number = 0
+        self._numbers = (count % NUMBERS + 1 for count in itertools.count())  # 0 stands for no reader
 
     async def run(self) -> None:
         """End the holds of readers that have ended, or have been silent for long."""
@@ -189,8 +190,8 @@ class Readers:
         key = (found.pid, found.start)
         if key not in self._readers:
             pidfd = _watched(found.pid) if found.pid != FOREIGN else None
-            self._last_number = self._last_number % NUMBERS + 1  # 0 stands for no reader
-            reader = self._readers[key] = Reader(found.pid, found.start, found.command, self._last_number)
+            number = next(number for number in self._numbers if number not in self._by_number)
+            reader = self._readers[key] = Reader(found.pid, found.start, found.command, number)
             self._by_number[reader.number] = reader
             self._threads.clear()
             if pidfd is not None:

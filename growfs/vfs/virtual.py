@@ -1,12 +1,14 @@
 """The files of .growfs/, whose content is rendered when they are opened.
 
-Owns their node ids, their open handles and their contents, each in an unnamed temporary file. Later opens see later
-content, and an open file does not change. Readers that open a large file at about the same time share one content.
+Owns their node ids, their open handles and their contents. Later opens see later content, and an open file does not
+change. Readers that open a large file at about the same time share one content, in an unnamed temporary file. Those of
+small files are in memory: a full disk does not keep people from reading why.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,6 +20,7 @@ import trio
 
 from growfs.errors import TooManyOpen
 from growfs.rotation.rules import Generation
+from growfs.syscalls import memfd_create
 from growfs.vfs.attributes import Attributes, Entry
 
 FOLDER_NAME = ".growfs"
@@ -43,7 +46,7 @@ class VirtualFile:
     needs_generation: bool = False
     """`render` is given the generation that the opener sees; opening such a file counts as a listing."""
     shared: bool = False
-    """It is large. Else each open has a content of its own."""
+    """It is large, and is kept on the disk. Else each open has a content of its own, in memory."""
 
 
 @dataclass(eq=False, slots=True)
@@ -120,7 +123,8 @@ class VirtualFolder:
     async def _render(self, file: VirtualFile, generation: Generation | None) -> _Content:
         if len(self._contents) >= CONTENTS_MAX:
             raise TooManyOpen(f"{len(self._contents)} files of {FOLDER_NAME}/ are open")
-        out = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115 - lives as long as its handles
+        in_memory = 0 if file.shared else memfd_create(file.name)
+        out = os.fdopen(in_memory, "w+b") if in_memory else tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115
         content = _Content(file, generation.number if generation else None, out)
         self._contents.append(content)
         try:

@@ -71,6 +71,8 @@ def test_on_a_full_disk_misses_and_smaller_sizes_make_room(
     until(lambda: growfs.status()["state"] == "held")
     read_all(growfs, tree)
     fill(system.folder / "others")
+    for name in ("status", "status.json", "metrics", "log"):
+        assert (growfs.mountpoint / ".growfs" / name).read_bytes(), name
     for _ in range(3):
         read_all(growfs, tree)
     missed = sorted(set(tree) - files_below(growfs.cache / "files"))

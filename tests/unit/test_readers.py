@@ -271,3 +271,20 @@ async def test_a_rank_that_opened_few_files_joins_the_generation_that_another_be
         while not readers._is_beginning:
             await trio.lowlevel.checkpoint()
         assert await generation(readers, other) == 2
+
+
+async def test_the_number_of_a_reader_is_given_to_no_other_while_it_lives(
+    monkeypatch: pytest.MonkeyPatch, readers: Readers, other: int
+) -> None:
+    """Opens are counted by it, and a training run outlives any number of short commands."""
+    monkeypatch.setattr("growfs.rotation.readers.NUMBERS", 3)
+    training, _ = await lists(readers, os.getpid())
+    for _ in range(5):
+        short = sleeper()
+        reader, _ = await lists(readers, short.pid)
+        assert reader.number != training.number
+        short.kill()
+        short.wait()
+        with trio.fail_after(10):
+            while reader in readers.active():  # noqa: ASYNC110 - the kernel says that it has ended
+                await trio.sleep(0.01)
