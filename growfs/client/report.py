@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
@@ -18,10 +17,9 @@ from string import Template
 
 from humanfriendly import format_size, format_timespan
 
-from growfs.cache.cache_folder import DATABASE
 from growfs.client.charts import Values, chart_data, coverage
 from growfs.client.figures import Figures, read
-from growfs.daemon.running import find
+from growfs.daemon.running import find_cache
 from growfs.errors import GrowfsError, pip_install
 from growfs.status import MountState
 
@@ -40,7 +38,7 @@ class Report:
     def of(cls, place: Path, last_s: float | None = None) -> Report:
         """Make the page. place: a mountpoint, or a cache. last_s: of how much time; None: all. Raises GrowfsError."""
         library = _library()
-        figures = read(_cache(place), last_s)
+        figures = read(find_cache(place), last_s)
         data = chart_data(figures)
         last = figures.history[-1]
         palette = {each.value: each.page_color for each in MountState}
@@ -79,14 +77,6 @@ def _library() -> str:
     except ImportError:
         raise GrowfsError(f"report: needs vl-convert-python: {pip_install('growfs[report]')}") from None
     return str(javascript_bundle("window.vegaEmbed = vegaEmbed;"))
-
-
-def _cache(place: Path) -> Path:
-    """The folder of a cache."""
-    with suppress(OSError):  # a dead mount
-        if (place / DATABASE).is_file():
-            return place
-    return find(place).cache
 
 
 def _subtitle(figures: Figures) -> str:

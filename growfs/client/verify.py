@@ -17,7 +17,7 @@ from growfs.cache.recovery import verify_on_medium
 from growfs.cache.schema import query_of, read_only, set_meta, with_paths
 from growfs.client.progress import Bar
 from growfs.daemon.control_client import call
-from growfs.daemon.running import find, living
+from growfs.daemon.running import find_cache
 from growfs.daemon.status_text import files
 from growfs.errors import GrowfsError
 from growfs.workers.process import lower_disk_priority
@@ -51,15 +51,12 @@ def verify(place: Path) -> Verified:
 
 
 def _caches(place: Path) -> list[Path]:
-    with suppress(OSError):  # a dead mount
-        if (place / DATABASE).is_file():
-            return [place]
+    try:
+        return [find_cache(place)]
+    except GrowfsError:
         if found := sorted(path.parent for path in place.glob(f"*/{DATABASE}")):
             return found
-    mounted = find(place)
-    if not living(mounted):
-        raise GrowfsError(f"{place}: its daemon is gone; mount it again, or verify its cache: {mounted.cache}")
-    return [mounted.cache]
+        raise
 
 
 def _verify(cache: Path, total: Verified, bar: Bar) -> None:

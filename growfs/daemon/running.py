@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from growfs import proc
-from growfs.cache.cache_folder import daemon_of, is_in_use
+from growfs.cache.cache_folder import DATABASE, daemon_of, is_in_use
 from growfs.daemon.spawn import TITLE
 from growfs.errors import GrowfsError
 from growfs.folder.layout import cache_of
@@ -77,6 +78,20 @@ def find(mountpoint: Path) -> Running:
     if found is None:
         raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
     return found
+
+
+def find_cache(place: Path) -> Path:
+    """The cache of the mount on a mountpoint, or that is at this path. Raises GrowfsError.
+
+    A mount is not looked into: to list it would begin a generation, and its files may have any name.
+    """
+    try:
+        return find(place).cache
+    except GrowfsError:
+        with suppress(OSError):  # it cannot be looked into
+            if (place / DATABASE).is_file():
+                return place
+        raise
 
 
 def find_living(mountpoint: Path) -> Running:

@@ -123,3 +123,17 @@ def test_a_damaged_file_that_cannot_be_fetched_is_not_listed(
 
 def test_what_is_neither_a_mount_nor_a_cache_is_refused(growfs: Growfs, tmp_path: Path) -> None:
     assert_refused(growfs.run("verify", tmp_path, check=False), str(tmp_path), "not mounted there")
+
+
+def test_a_mount_is_not_looked_into_for_a_cache(growfs: Growfs, tmp_path: Path) -> None:
+    """Its files may be named like a cache's, and to list it would begin a generation."""
+    remote = tmp_path / "remote"
+    for name in ("catalog.sqlite", "below/catalog.sqlite"):
+        (remote / name).parent.mkdir(parents=True, exist_ok=True)
+        (remote / name).write_bytes(b"not a cache")
+    fill(growfs, remote)
+    before = growfs.status()["generation"]
+    assert "2 files verified" in growfs.run("verify", growfs.mountpoint).stdout
+    growfs.run("report", growfs.mountpoint, "-o", tmp_path / "report.html")
+    assert growfs.status()["generation"] == before
+    growfs.umount()
