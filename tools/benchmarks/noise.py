@@ -48,9 +48,11 @@ class Case:
 SMALL = Noise(keys=20_000, size=10_000, latency_s=0.05)
 LARGE = Noise(keys=3, size=100_000_000, connection_bytes_per_s=1e6)
 CASES = [
-    *(Case(f"small files, {share:.1%} refused", replace(SMALL, refused=share)) for share in (0, 0.002, 0.01, 0.05)),
+    *(Case(f"small files over {ms} ms", replace(SMALL, latency_s=ms / 1000)) for ms in (1, 50, 200)),
+    *(Case(f"small files, {share:.1%} refused", replace(SMALL, refused=share)) for share in (0.002, 0.005, 0.01, 0.05)),
     *(Case(f"large files, {share:.1%} refused", replace(LARGE, refused=share), True) for share in (0, 0.02)),
     Case("large files, 1% of responses stall", replace(LARGE, stalled=0.01), True),
+    Case("large files, away for 4 s of every 10", replace(LARGE, away_s=4, present_s=6), True),
 ]
 
 QUICK_CASES = [
