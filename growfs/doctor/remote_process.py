@@ -33,7 +33,7 @@ from growfs.remote.retries import Retries
 from growfs.remote.stores.base import StoreRemote
 from growfs.remote.stores.registry import open_store
 from growfs.remote.wrappers import producer_pool
-from growfs.scheduler.concurrency import STREAMS_FIRST
+from growfs.scheduler.stream_count import STREAMS_FIRST
 from growfs.workers import messages
 from growfs.workers.downloader import Downloader
 from growfs.workers.messages import FetchFailed, FetchFiles, FetchProgress, FetchRequest

@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import encode, protocol, structs
+from growfs.fuse import protocol, replies, structs
 from growfs.fuse.mounting import MountRow, MountSpec, force_unmount, mounted_at
 from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
@@ -153,10 +153,10 @@ class PassthroughEngine:
             self._refuse(request, errno.EIO)
 
     def _reply(self, request: FuseRequest, body: bytes = b"") -> bool:
-        return self._session.send(protocol.reply(request.unique, body))
+        return self._session.send(replies.reply(request.unique, body))
 
     def _refuse(self, request: FuseRequest, code: int) -> None:
-        self._session.send(protocol.error_reply(request.unique, code))
+        self._session.send(replies.error_reply(request.unique, code))
 
     def _start_task(self, request: FuseRequest, work: Callable[[], Awaitable[None]]) -> None:
         """Answer a request in a task, which an interrupt can cancel. The next request may be that interrupt."""
@@ -212,24 +212,24 @@ class PassthroughEngine:
 
     def _lookup(self, request: FuseRequest) -> None:
         attributes = self._vfs.lookup(request.nodeid, protocol.parse_name(request))
-        self._reply(request, encode.entry_out(attributes))
+        self._reply(request, replies.entry_out(attributes))
 
     def _getattr(self, request: FuseRequest) -> None:
         attributes = self._vfs.attributes(request.nodeid)
-        self._reply(request, encode.attr_out(attributes))
+        self._reply(request, replies.attr_out(attributes))
 
     def _statx(self, request: FuseRequest) -> None:
         attributes = self._vfs.attributes(request.nodeid)
-        self._reply(request, encode.statx_out(attributes))
+        self._reply(request, replies.statx_out(attributes))
 
     def _statfs(self, request: FuseRequest) -> None:
-        self._reply(request, encode.statfs_out(self._vfs.capacity()))
+        self._reply(request, replies.statfs_out(self._vfs.capacity()))
 
     # Directories.
 
     def _opendir(self, request: FuseRequest) -> None:
         handle = self._vfs.open_directory(request.nodeid, request.tid)
-        if not self._session.send(protocol.open_reply(request.unique, handle, 0)):
+        if not self._session.send(replies.open_reply(request.unique, handle, 0)):
             self._vfs.close_directory(handle)
 
     def _readdir(self, request: FuseRequest, plus: bool) -> None:
@@ -244,7 +244,7 @@ class PassthroughEngine:
         self._reply_entries(request, read, plus)
 
     def _reply_entries(self, request: FuseRequest, read: structs.Members, plus: bool) -> None:
-        encode_entry = encode.direntplus if plus else encode.dirent
+        encode_entry = replies.direntplus if plus else replies.dirent
         body = bytearray()
         count = 0
         for entry in self._vfs.entries(read.fh, read.offset):
@@ -288,12 +288,12 @@ class PassthroughEngine:
 
     def _reply_open(self, request: FuseRequest, handle: int) -> None:
         if self._vfs.is_virtual(handle):
-            message = protocol.open_reply(request.unique, handle, OpenFlag.DIRECT_IO)
+            message = replies.open_reply(request.unique, handle, OpenFlag.DIRECT_IO)
         elif backing_id := self._backing_id(request.nodeid, handle):
-            message = protocol.open_reply(request.unique, handle, _PASSTHROUGH, backing_id)
+            message = replies.open_reply(request.unique, handle, _PASSTHROUGH, backing_id)
         else:
             kept = OpenFlag.KEEP_CACHE if self._vfs.keeps_content(request.nodeid) else OpenFlag(0)
-            message = protocol.open_reply(request.unique, handle, kept)
+            message = replies.open_reply(request.unique, handle, kept)
         if not self._session.send(message):
             self._vfs.close(handle)
 
@@ -329,7 +329,7 @@ class PassthroughEngine:
         if content is None:
             self._start_task(request, partial(self._read_later, request, read))
         else:
-            self._session.send(protocol.reply_header(request.unique, len(content)), content)
+            self._session.send(replies.reply_header(request.unique, len(content)), content)
             self._drop_second_copy(request, read)
 
     async def _read_later(self, request: FuseRequest, read: structs.Members) -> None:

@@ -9,7 +9,6 @@ ours, see "Version negotiation" in the header. An older kernel is refused (`Kern
 from __future__ import annotations
 
 import enum
-from struct import Struct
 from typing import NamedTuple
 
 from growfs.fuse.structs import (
@@ -20,7 +19,6 @@ from growfs.fuse.structs import (
     InvalInodeOut,
     Malformed,
     Members,
-    OpenOut,
     OutHeader,
 )
 
@@ -175,29 +173,6 @@ def parse_name(request: FuseRequest) -> bytes:
     if not end or rest:
         raise Malformed("a name does not end where its message does")
     return text
-
-
-def reply(unique: int, body: bytes = b"") -> bytes:
-    """The reply to a request."""
-    return reply_header(unique, len(body)) + body
-
-
-def reply_header(unique: int, size: int) -> bytes:
-    """The header of a reply with a body of that size."""
-    return OutHeader.layout.pack(OutHeader.size + size, 0, unique)
-
-
-_OPEN_REPLY = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])
-
-
-def open_reply(unique: int, fh: int, open_flags: int, backing_id: int = 0) -> bytes:
-    """`reply` with an OpenOut, packed in one step: no reply is waited for as often by a reader of small files."""
-    return _OPEN_REPLY.pack(_OPEN_REPLY.size, 0, unique, fh, open_flags, backing_id)
-
-
-def error_reply(unique: int, errno: int) -> bytes:
-    """The reply that fails a request with an errno."""
-    return OutHeader.layout.pack(OutHeader.size, -errno, unique)
 
 
 def inval_entry(parent: int, name: bytes) -> bytes:

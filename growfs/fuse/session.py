@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import trio
 
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol, structs
+from growfs.fuse import protocol, replies, structs
 from growfs.fuse.latency import CpuLatencyRequest, RealtimeBoost
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,9 @@ class Session:
             offer = structs.InitIn.unpack(request.message, protocol.HEADER)
             answer = protocol.negotiate(offer, FLAGS, BACKGROUND_MAX, mmap.PAGESIZE)
         except protocol.KernelTooOld:
-            self.send(protocol.error_reply(request.unique, errno.EPROTO))
+            self.send(replies.error_reply(request.unique, errno.EPROTO))
             raise
-        self.send(protocol.reply(request.unique, answer))
+        self.send(replies.reply(request.unique, answer))
 
     async def serve(self, handle: Callable[[bytes], object], on_idle: Callable[[], bool]) -> None:
         """Serve until the file system is unmounted.
@@ -218,6 +218,6 @@ class Session:
         try:
             while True:
                 request = protocol.parse_request(os.read(self.fd, protocol.MIN_READ_BUFFER))
-                self.send(protocol.error_reply(request.unique, errno.EIO))
+                self.send(replies.error_reply(request.unique, errno.EIO))
         except (OSError, structs.Malformed):  # EAGAIN: no request waits; ENODEV: none can come
             return

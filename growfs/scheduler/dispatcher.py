@@ -19,9 +19,9 @@ import trio
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
 from growfs.remote.interface import Fetched, RemoteFile
-from growfs.scheduler.concurrency import ConcurrencyController, WorkerCount
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
 from growfs.scheduler.outage import PEERS_AGAIN_S
+from growfs.scheduler.stream_count import ConcurrencyController, WorkerCount
 from growfs.signal import Signal
 from growfs.workers.messages import REPORT_FILES, Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, Channel, WorkerLost, WorkerPool

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from growfs.scheduler.concurrency import STREAMS_FIRST_SMALL
 from growfs.scheduler.in_flight import TRIES_MAX
+from growfs.scheduler.stream_count import STREAMS_FIRST_SMALL
 from tests.blocking_server import BlockingServer
 from tests.forkserver import SETUP_VARIABLE
 from tests.fuse.conftest import only

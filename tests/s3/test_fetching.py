@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from growfs.scheduler.concurrency import STREAMS_FIRST_SMALL
+from growfs.scheduler.stream_count import STREAMS_FIRST_SMALL
 from growfs.workers.process import IDLE_GROUP, KEEP_PRIORITY_VARIABLE, NICENESS_MAX, idle_group
 from tests.crash.scene import children
 from tests.harness import Growfs, until

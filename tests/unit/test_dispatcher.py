@@ -16,7 +16,6 @@ from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, UsageError
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
-from growfs.scheduler.concurrency import STREAMS_FIRST_SMALL
 from growfs.scheduler.dispatcher import (
     AHEAD_BYTES,
     AHEAD_FILES,
@@ -31,6 +30,7 @@ from growfs.scheduler.dispatcher import (
 )
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadGroup, DownloadState, Priority
 from growfs.scheduler.outage import PEERS_AGAIN_S
+from growfs.scheduler.stream_count import STREAMS_FIRST_SMALL
 from growfs.workers.messages import Failed, FetchFailed, FetchFiles, FetchProgress, FetchRequest
 from growfs.workers.pool import STALL_S, WorkerLost
 

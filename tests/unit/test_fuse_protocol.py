@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from growfs.fuse import encode, protocol, structs
+from growfs.fuse import protocol, replies, structs
 from growfs.fuse.protocol import HEADER, InitFlag, Opcode
 from growfs.fuse.session import FLAGS
 from growfs.fuse.structs import Malformed, Members, Structure
@@ -86,9 +86,9 @@ def negotiated(offer: Members, wanted: InitFlag, max_background: int, page_bytes
 
 def test_pack_an_entry_of_a_directory() -> None:
     entry = Entry(1026, "f1", 0, FILE.size, FILE.mtime_ns, 3)
-    assert encode.entry_out(FILE) == ENTRY
-    assert encode.dirent(entry) == DIRENT
-    assert encode.direntplus(entry) == ENTRY + DIRENT
+    assert replies.entry_out(FILE) == ENTRY
+    assert replies.dirent(entry) == DIRENT
+    assert replies.direntplus(entry) == ENTRY + DIRENT
 
 
 @pytest.mark.promise(9)
@@ -98,8 +98,8 @@ def test_the_fast_encoding_of_directory_entries_is_the_same(name: str, is_dir: i
     entry = Entry(1026, name, is_dir, 0 if is_dir else FILE.size, FILE.mtime_ns, 3)
     encoded = name.encode()
     head = structs.Dirent.pack(1026, 3, len(encoded), 4 if is_dir else 8)
-    assert encode.dirent(entry) == head + encoded + bytes(-len(encoded) % 8)
-    assert encode.direntplus(entry) == encode.entry_out(entry.attributes) + encode.dirent(entry)
+    assert replies.dirent(entry) == head + encoded + bytes(-len(encoded) % 8)
+    assert replies.direntplus(entry) == replies.entry_out(entry.attributes) + replies.dirent(entry)
     if not is_dir:
         assert entry.attributes == FILE
 

@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from growfs.cache.schema import ROOT
 from growfs.cache.usage import Budget, UsageCounters
 from growfs.errors import GrowfsError
-from growfs.fuse import protocol, session, structs
+from growfs.fuse import protocol, replies, session, structs
 from growfs.fuse.passthrough import WRITE_OPCODES, PassthroughEngine
 from growfs.fuse.protocol import Opcode
 from growfs.fuse.session import FLAGS, Session
@@ -124,7 +124,7 @@ async def test_a_read_is_answered_in_full_however_large_it_is(
     def send(device: Session, message: bytes, content: memoryview | None = None) -> bool:
         answered.append(structs.OutHeader.unpack(message).len - structs.OutHeader.size)
         assert content is None or len(content) == answered[-1]
-        return sent(device, protocol.reply(structs.OutHeader.unpack(message).unique))
+        return sent(device, replies.reply(structs.OutHeader.unpack(message).unique))
 
     monkeypatch.setattr(Session, "send", send)
     for size in (16 << 20, 2 << 20, 4096):

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from growfs.scheduler.concurrency import (
+from growfs.scheduler.dispatcher import PERIOD_S
+from growfs.scheduler.stream_count import (
     FIRST_REST_PERIODS,
     LARGE_BYTES,
     REST_PERIODS,
@@ -19,7 +20,6 @@ from growfs.scheduler.concurrency import (
     STREAMS_MIN,
     ConcurrencyController,
 )
-from growfs.scheduler.dispatcher import PERIOD_S
 
 PERIODS = 60
 NOISE = 0.03

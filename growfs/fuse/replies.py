@@ -1,4 +1,4 @@
-"""Encodes the vfs's attributes and entries as the kernel's structures."""
+"""The replies to the kernel, with the vfs's attributes and entries as its structures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from struct import Struct
 
 from growfs.disk import BLOCK
 from growfs.fuse.protocol import STATX_BASIC_STATS
-from growfs.fuse.structs import Attr, AttrOut, Dirent, EntryOut, StatfsOut, StatxOut, StatxTimes
+from growfs.fuse.structs import Attr, AttrOut, Dirent, EntryOut, OpenOut, OutHeader, StatfsOut, StatxOut, StatxTimes
 from growfs.vfs.attributes import FILE_TIMEOUT_S, Attributes, Capacity, Entry
 from growfs.vfs.filesystem import NAME_MAX
 
@@ -18,6 +18,29 @@ DIRENT_ALIGNMENT = 8
 _PADDING = [bytes(count) for count in range(DIRENT_ALIGNMENT)]
 _PLUS = Struct(EntryOut.layout.format + Attr.layout.format[1:] + Dirent.layout.format[1:])
 _FILE_MODE = Attributes(0, False, 0, 0, 0.0).mode
+
+
+def reply(unique: int, body: bytes = b"") -> bytes:
+    """The reply to a request."""
+    return reply_header(unique, len(body)) + body
+
+
+def reply_header(unique: int, size: int) -> bytes:
+    """The header of a reply with a body of that size."""
+    return OutHeader.layout.pack(OutHeader.size + size, 0, unique)
+
+
+_OPEN_REPLY = Struct(OutHeader.layout.format + OpenOut.layout.format[1:])
+
+
+def open_reply(unique: int, fh: int, open_flags: int, backing_id: int = 0) -> bytes:
+    """`reply` with an OpenOut, packed in one step: no reply is waited for as often by a reader of small files."""
+    return _OPEN_REPLY.pack(_OPEN_REPLY.size, 0, unique, fh, open_flags, backing_id)
+
+
+def error_reply(unique: int, errno: int) -> bytes:
+    """The reply that fails a request with an errno."""
+    return OutHeader.layout.pack(OutHeader.size, -errno, unique)
 
 
 def entry_out(attributes: Attributes) -> bytes:
