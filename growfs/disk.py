@@ -92,9 +92,10 @@ def link_by_path(label: str, path: Path, other: Path) -> bool:
 
     It is relative: many file systems keep a short one in its inode, and a longer one takes a block.
     """
+    fault_point(label)
     if not path.exists():
         return False
-    symlink(label, os.path.relpath(path, other.parent), other)
+    other.symlink_to(os.path.relpath(path, other.parent))
     return True
 
 

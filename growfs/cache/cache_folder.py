@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from growfs.remote.interface import RemoteSpec
 
-FORMAT = 1
+FORMAT = 2
 """Of all that is in a cache's folder. It is in the database (PRAGMA user_version), as the schema belongs to it."""
 DATABASE = "catalog.sqlite"
 CACHE_TABLES = frozenset({"meta", "node", "resident"})

@@ -33,7 +33,7 @@ class OpenFile:
     """Of its content."""
     mtime_ns: int | None
     admitted: tuple[int, int]
-    """Inode number and change time (ns) when it was admitted."""
+    """Inode number and modification time (ns) when it was admitted. A link to the file changes neither."""
     opens: int = 1
     orphan_bytes: int | None = None
     """What it takes on the disk although it is evicted or replaced; None while it is resident."""
@@ -41,7 +41,7 @@ class OpenFile:
     def is_as_admitted(self) -> bool:
         """Whether nobody has changed the file since its admission."""
         stat = os.fstat(self.fd)
-        return (stat.st_ino, stat.st_ctime_ns) == self.admitted and stat.st_size == self.size
+        return (stat.st_ino, stat.st_mtime_ns) == self.admitted and stat.st_size == self.size
 
     def is_mapped(self) -> bool:
         """Whether another process holds the cached file, as a mapping through passthrough does after the close.

@@ -132,7 +132,7 @@ class Publisher:
             stat = path.stat()
             bytes = done.admitted[file.node.id] = disk.allocated(stat)
             row = id, file.node.parent, extension(file.node.name), *place
-            residents.append((*row, bytes, stat.st_ino, stat.st_ctime_ns, file.fetched.digest))
+            residents.append((*row, bytes, stat.st_ino, stat.st_mtime_ns, file.fetched.digest))
             nodes.append((file.fetched.size, file.fetched.file.mtime_ns, pass_number, id))
         writer.executemany(INSERT_RESIDENT, residents)
         writer.executemany("UPDATE node SET size = ?, mtime_ns = coalesce(?, mtime_ns), drawn = ? WHERE id = ?", nodes)
@@ -210,7 +210,7 @@ class Publisher:
         for id, parent in reversed(missing):
             seq = self._next()
             writer.execute(
-                "INSERT INTO resident (id, parent, seq, queue_position, bytes, ino, ctime_ns, digest)"
+                "INSERT INTO resident (id, parent, seq, queue_position, bytes, ino, file_mtime_ns, digest)"
                 " VALUES (?, ?, ?, ?, 0, 0, 0, '')",
                 (id, parent, seq, seq),
             )
@@ -229,14 +229,14 @@ class Publisher:
         for path, old in renamed.items():
             if old:
                 with self._log_failure(old):
-                    self._replace_links(path)
+                    self._replace_links(path, old.with_suffix(".new"))
                     disk.unlink("DISCARD", old)
 
-    def _replace_links(self, path: Path) -> None:
+    def _replace_links(self, path: Path, new: Path) -> None:
+        """Have the mirrors link to another version of a file. new: a free name."""
         for mirror in self.mirrors:
             link = mirror / path.relative_to(self._files)
             if link.exists() and not link.is_symlink():
-                new = link.with_name(f".{link.name}.new")
                 disk.link("DISCARD", path, new)
                 disk.rename("DISCARD", new, link)
 
@@ -307,8 +307,8 @@ def mark_durable(writer: sqlite3.Connection, admitted: tuple[int, int]) -> None:
 
 
 INSERT_RESIDENT = (
-    "INSERT INTO resident (id, parent, suffix, seq, queue_position, delisted, opened, bytes, ino, ctime_ns, digest)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO resident (id, parent, suffix, seq, queue_position, delisted, opened, bytes, ino, file_mtime_ns,"
+    " digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 

@@ -1,8 +1,9 @@
 """Recovery when a daemon starts: after a clean stop all rows count, else only those whose files can be trusted.
 
-After a crash a row counts if it names the very file that was admitted: the inode number and the change time are the
-same, or the digest is. After a power loss, which may have taken what the page cache held, the row must be durable as
-well: covered by a syncfs. A file without a row is deleted. So no reader is ever given a file that is half-written.
+After a crash a row counts if it names the very file that was admitted: the inode number and the modification time are
+the same, or the digest is. (The change time would not do: each link to a file changes it.) After a power loss, which
+may have taken what the page cache held, the row must be durable as well: covered by a syncfs. A file without a row is
+deleted. So no reader is ever given a file that is half-written.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
-    """Which file on the disk is the one that was admitted: its inode number and change time."""
+    """Which file on the disk is the one that was admitted: its inode number and modification time."""
 
     ino: int
-    ctime_ns: int
+    mtime_ns: int
 
 
 def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None:
@@ -45,7 +46,7 @@ def verify_content(path: Path, expected: str, flags: int = 0) -> Identity | None
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise TooManyOpen(f"{path}: {error.strerror}; raise the limit (ulimit -n) and mount again") from None
         return None
-    return Identity(stat.st_ino, stat.st_ctime_ns) if is_same else None
+    return Identity(stat.st_ino, stat.st_mtime_ns) if is_same else None
 
 
 def verify_on_medium(path: Path, expected: str) -> bool:
@@ -64,7 +65,7 @@ def verify_on_medium(path: Path, expected: str) -> bool:
 
 def set_identity(writer: sqlite3.Connection, id: int, identity: Identity) -> None:
     """Record which file on the disk is the resident one."""
-    writer.execute("UPDATE resident SET ino = ?, ctime_ns = ? WHERE id = ?", (*identity, id))
+    writer.execute("UPDATE resident SET ino = ?, file_mtime_ns = ? WHERE id = ?", (*identity, id))
 
 
 def boot_id() -> str:
@@ -109,9 +110,9 @@ def _drop_untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool)
 
 
 def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> Iterator[int]:
-    columns = "n.id, n.size, r.ino, r.ctime_ns, r.digest, r.durable"
+    columns = "n.id, n.size, r.ino, r.file_mtime_ns, r.digest, r.durable"
     rest = "resident r JOIN node n USING (id) WHERE n.is_dir = 0"
-    for name, id, size, ino, ctime_ns, expected, durable in list(with_paths(query_of(writer), columns, rest)):
+    for name, id, size, ino, mtime_ns, expected, durable in list(with_paths(query_of(writer), columns, rest)):
         path = files / name
         try:
             stat = path.lstat()
@@ -122,7 +123,7 @@ def _untrusted(writer: sqlite3.Connection, files: Path, durable_only: bool) -> I
             disk.remove_tree("SWEEP_STRAY", path)
         if (durable_only and not durable) or (stat.st_ino, stat.st_size) != (ino, size):
             yield id
-        elif stat.st_ctime_ns != ctime_ns:
+        elif stat.st_mtime_ns != mtime_ns:
             if identity := verify_content(path, expected):
                 set_identity(writer, id, identity)
             else:

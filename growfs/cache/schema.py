@@ -63,8 +63,8 @@ CREATE TABLE resident (
     delisted INTEGER,                      -- the generation that delisted it
     opened INTEGER NOT NULL DEFAULT 0,     -- whether it was opened since its admission
     bytes INTEGER NOT NULL,                -- allocated on the disk
-    ino INTEGER NOT NULL,                  -- with ctime_ns: identifies the cached file
-    ctime_ns INTEGER NOT NULL,
+    ino INTEGER NOT NULL,                  -- with file_mtime_ns: identifies the cached file
+    file_mtime_ns INTEGER NOT NULL,
     digest TEXT NOT NULL,                  -- of the content, as growfs.remote.digest makes it
     durable INTEGER NOT NULL DEFAULT 0     -- 1: a syncfs has covered it
 );

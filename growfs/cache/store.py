@@ -312,7 +312,7 @@ class Store:
         if opened := self._open.reuse(id):
             return opened
         row = self._db.row(
-            "SELECT n.parent, n.name, n.size, n.mtime_ns, r.ino, r.ctime_ns FROM resident r JOIN node n USING (id)"
+            "SELECT n.parent, n.name, n.size, n.mtime_ns, r.ino, r.file_mtime_ns FROM resident r JOIN node n USING (id)"
             " WHERE id = ? AND n.is_dir = 0",
             id,
         )

@@ -53,10 +53,11 @@ COUNTED_FILES_MAX = 1000
 
 
 class FolderEngine:
-    """Owns the trees. Always: what a tree shows is held, and `store.mirrors` has every tree that has links.
+    """Owns the folder, by a lock, and the trees. Always: what a tree shows is held, and `store.mirrors` has every tree
+    that has links.
 
     `released` notifies when a generation has ended, so that its files may be evicted. keep_generations: how many stay,
-    whether or not anybody has said to read them.
+    whether or not anybody has said to read them. Raises GrowfsError if the folder is filled from another cache.
     """
 
     name = "folder"
@@ -72,6 +73,7 @@ class FolderEngine:
         generations: Generations,
     ) -> None:
         self.folder = folder.resolve()  # as /proc names what is open there
+        self._lock = trees.claim(self.folder, store.folder)  # before anything there is changed
         self.keep_generations = keep_generations
         self.requests: Counter[str] = Counter()
         self.opens = Opens()
@@ -115,7 +117,7 @@ class FolderEngine:
     # As an engine.
 
     def mount(self, _: object) -> None:
-        """Make what is below the folder. Raises GrowfsError."""
+        """Make what is below the folder."""
         trees.prepare(self.folder, self._store.folder)
         self._inode = self.folder.stat().st_ino
 
@@ -148,6 +150,7 @@ class FolderEngine:
     def unmount(self) -> None:
         """Leave the folder as it is."""
         self._counter.close()
+        os.close(self._lock)
 
     def holds(self) -> Holds:
         """What the trees hold."""
@@ -284,9 +287,14 @@ class FolderEngine:
         """
         if self._spare:
             disk.rename("GENERATION", self._spare, path)
-            self._store.mirrors.remove(self._spare)
-            self._spare = None
+            self._forget_spare()
         self._store.mirrors.append(path)
+
+    def _forget_spare(self) -> None:
+        """Note that the spare tree is gone; on the writing thread."""
+        assert self._spare
+        self._store.mirrors.remove(self._spare)
+        self._spare = None
 
     def _discard(self, path: Path) -> None:
         self._store.mirrors.remove(path)
@@ -315,10 +323,8 @@ class FolderEngine:
             tree.unused_at = trio.current_time() + OPEN_EVERY_S
             return
         if self._spare:
-            spare = self._spare
-            await trio.to_thread.run_sync(disk.remove_tree, "GENERATION", spare)
-            self._store.mirrors.remove(spare)
-            self._spare = None
+            await trio.to_thread.run_sync(disk.remove_tree, "GENERATION", self._spare)
+            await self._db.run_in_writer(self._forget_spare)
         if await self._db.run_in_writer(partial(self._set_aside, tree)):
             self._trees.remove(tree)
             self.released.notify()

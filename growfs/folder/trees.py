@@ -79,11 +79,23 @@ def has_hard_links(folder: Path, cache: Path) -> bool:
     return True
 
 
-def prepare(folder: Path, cache: Path) -> None:
-    """Make what is below a folder before its first generation. Raises GrowfsError if another cache fills it."""
+def claim(folder: Path, cache: Path) -> int:
+    """A descriptor with the lock on a folder that is to be filled from a cache: one daemon fills it, from one cache.
+
+    Raises GrowfsError if another one does; what there is stays as it is.
+    """
+    lock = locked_alone(folder)
+    if lock is None:
+        raise GrowfsError(f"{folder}: another growfs fills it; end that first: growfs stop {folder}")
     known = cache_of(folder)
-    if known and known != cache and known.exists():
+    if known and known.exists() and not known.samefile(cache):
+        os.close(lock)
         raise GrowfsError(f"{folder}: is filled from another cache, {known}; name another folder, or remove this one")
+    return lock
+
+
+def prepare(folder: Path, cache: Path) -> None:
+    """Make what is below a folder before its first generation."""
     disk.symlink("FOLDER", str(cache), folder / LINK)  # first: it makes the folder one of growfs
     disk.make_folder("FOLDER", folder / GENERATIONS)
 
@@ -194,12 +206,12 @@ def _inode_of(entry: os.DirEntry[str]) -> int:
 # Who uses a tree.
 
 
-def locked_alone(tree: Path) -> int | None:
-    """A descriptor with the lock of a tree that nobody has said to read, to be closed; None where somebody has.
+def locked_alone(folder: Path) -> int | None:
+    """A descriptor with the lock of a folder that no other process has locked, to be closed; None if one has.
 
-    A process that reads there has a shared lock (flock(2)), which the kernel ends with it, however it ends.
+    A process that reads a tree has a shared lock on it (flock(2)), which the kernel ends with it, however it ends.
     """
-    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

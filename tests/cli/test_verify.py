@@ -26,7 +26,7 @@ def fill(growfs: Growfs, remote: Path, *flags: object) -> None:
 
 
 def rot(growfs: Growfs, path: str = DAMAGED) -> None:
-    """Change a byte of a cached file as a failing disk does: inode and change time stay those of the admission."""
+    """Change a byte of a cached file as a failing disk does: inode and modification time stay as they were."""
     cached = growfs.cache / "files" / path
     data = bytearray(cached.read_bytes())
     data[5_000] ^= 1
@@ -34,7 +34,7 @@ def rot(growfs: Growfs, path: str = DAMAGED) -> None:
         file.write(data)
     with sqlite3.connect(growfs.cache / "catalog.sqlite") as database:
         database.execute(
-            "UPDATE resident SET ctime_ns = ? WHERE ino = ?", (cached.stat().st_ctime_ns, cached.stat().st_ino)
+            "UPDATE resident SET file_mtime_ns = ? WHERE ino = ?", (cached.stat().st_mtime_ns, cached.stat().st_ino)
         )
     database.close()
 

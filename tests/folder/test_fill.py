@@ -23,6 +23,7 @@ from tests.crash.scene import alive
 from tests.folder.conftest import Fill
 from tests.folder.readers import Readers
 from tests.harness import files_below, make_tree, until
+from tests.servers import free_port
 
 SIZE = 4096
 CAPACITY = 10
@@ -182,6 +183,20 @@ def test_what_the_remote_changes_and_deletes_changes_in_all_generations(
     reader.end()
 
 
+@pytest.mark.promise(43)
+@pytest.mark.usefixtures("links")
+def test_the_longest_names_are_shown_and_replaced(growfs: Fill, tmp_path: Path) -> None:
+    name = "a/" + 255 * "n"
+    (tmp_path / "remote/a").mkdir(parents=True)
+    (tmp_path / "remote" / name).write_bytes(b"old")
+    growfs.fill(tmp_path / "remote", "--refresh", "0.1s")
+    shown = growfs.current / name
+    assert shown.read_bytes() == b"old"
+    (tmp_path / "remote" / name).write_bytes(b"newer")
+    until(lambda: shown.read_bytes() == b"newer")
+    until(lambda: not any((growfs.cache / "partial").glob("*.old")))
+
+
 @pytest.mark.promise(29)
 @pytest.mark.usefixtures("links")
 def test_a_damaged_file_is_evicted_from_all_generations_and_fetched_again(
@@ -275,6 +290,43 @@ def test_after_a_kill_the_next_start_puts_right(growfs: Fill, tmp_path: Path, re
     assert growfs.used_bytes() <= CAPACITY * SIZE
     holder.end()
     until(lambda: int(first.name) not in growfs.generations)
+
+
+READS_NO_CONTENT = """
+from growfs.remote import digest
+def of(*_): raise OSError("a cached file is read")
+digest.of = of
+"""
+
+
+@pytest.mark.promise(29)
+def test_after_a_kill_no_file_is_read_again(growfs: Fill, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=2, files=3)
+    growfs.fill(tmp_path / "remote")
+    growfs.kill()
+    growfs.env["TEST_SETUP"] = READS_NO_CONTENT
+    growfs.fill(tmp_path / "remote")
+    assert growfs.status()["fetch"]["files_total"] == 0
+
+
+def test_nodes_that_fill_folders_fetch_from_one_another(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=2, files=3)
+    (tmp_path / "token").write_text("a secret\n")
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    nodes = []
+    try:
+        for number, address in enumerate(addresses):
+            (tmp_path / str(number)).mkdir()
+            nodes.append(node := Fill(tmp_path / str(number)))
+            known = "--peers", ",".join(addresses), "--peer-addr", address, "--peer-token-file", tmp_path / "token"
+            node.fill(tmp_path / "remote", *known)
+            until(lambda: len(files_below(nodes[-1].current)) == len(tree))
+        second = nodes[1]
+        assert {name: (second.current / name).read_bytes() for name in files_below(second.current)} == tree
+        assert second.status()["fetch"]["peer_files_total"] == len(tree)
+    finally:
+        for node in nodes:
+            stop(node.mountpoint)
 
 
 @pytest.mark.promise(43, 44)
@@ -412,6 +464,56 @@ def test_what_cannot_be_filled_is_refused(growfs: Fill, tmp_path: Path) -> None:
     assert "growfs fill does not fill it" in growfs.run("next", tmp_path, check=False).stderr
     with pytest.raises(GrowfsError, match="growfs fill does not fill it"):
         generation.next_generation(tmp_path)
+
+
+@pytest.mark.promise(44)
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_folder_that_another_cache_fills_stays_as_it_is(
+    growfs: Fill, tmp_path: Path, readers: Readers, is_running: bool
+) -> None:
+    full(growfs, tmp_path)
+    make_tree(tmp_path / "other")
+    reader = readers.new()
+    reader.next_generation(growfs.mountpoint)
+    shown = reader.names()
+    if not is_running:
+        stop(growfs.mountpoint)
+    refusal = "another growfs fills it" if is_running else "is filled from another cache"
+    for url, *flags in ((tmp_path / "other",), (tmp_path / "remote", "--cache-dir", tmp_path / "cache2")):
+        assert refusal in growfs.fill(url, *flags, check=False)
+        assert reader.names() == shown
+        assert all(reader.read(name) == SIZE for name in shown)
+    reader.end()
+
+
+WATCHED_MIRRORS = """
+import threading
+from growfs.cache import publish
+class Mirrors(list):
+    def remove(self, path):
+        assert threading.current_thread() is not threading.main_thread()
+        super().remove(path)
+made = publish.Publisher.__init__
+def make(self, *args):
+    made(self, *args)
+    self.mirrors = Mirrors()
+publish.Publisher.__init__ = make
+"""
+
+
+@pytest.mark.promise(44)
+def test_the_writing_thread_alone_changes_which_trees_there_are(growfs: Fill, tmp_path: Path, readers: Readers) -> None:
+    """It goes through them meanwhile, to unlink what is evicted."""
+    growfs.env["TEST_SETUP"] = WATCHED_MIRRORS
+    full(growfs, tmp_path, "--settle", "0", "--keep-generations", "1", "--turnover", "50%")
+    slow, fast = readers.new(), readers.new()
+    slow.next_generation(growfs.mountpoint)
+    for _ in range(3):
+        fast.next_generation(growfs.mountpoint)
+    slow.end()  # its tree ends when there is a spare one already
+    newest = fast.next_generation(growfs.mountpoint)
+    until(lambda: growfs.generations == [int(newest.name)])
+    fast.end()
 
 
 @pytest.mark.long

@@ -61,7 +61,7 @@ def test_a_new_database_has_the_schema_of_its_format(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_golden_cache_are_resident(golden: Path) -> None:
-    """Their change times are others than those of the rows, so the digests decide."""
+    """Their modification times are others than those of the rows, so the digests decide."""
     (golden / "files/a/1.jpg").write_bytes(b"other" * 20)
     cache = open_local_cache(golden)
     assert cache.resident() == {f"a/{name}" for name in NAMES if name != "1.jpg"}

@@ -55,7 +55,7 @@ class Cache:
                     resident = (id, folder, "bin", id, id, 1, 100, id, 1, "")
                     writer.execute(
                         "INSERT INTO resident"
-                        " (id, parent, suffix, seq, queue_position, opened, bytes, ino, ctime_ns, digest)"
+                        " (id, parent, suffix, seq, queue_position, opened, bytes, ino, file_mtime_ns, digest)"
                         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                         resident,
                     )

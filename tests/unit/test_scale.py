@@ -374,7 +374,7 @@ async def test_saving_opens_writes_few_pages(cache: LocalCache) -> None:
             ((id, f"image_{id}.jpg", "v" * 40) for id in range(2000, 2000 + files)),
         )
         writer.executemany(
-            "INSERT INTO resident (id, parent, suffix, seq, queue_position, opened, bytes, ino, ctime_ns, digest)"
+            "INSERT INTO resident (id, parent, suffix, seq, queue_position, opened, bytes, ino, file_mtime_ns, digest)"
             " VALUES (?, 1, 'jpg', ?, ?, 1, 1, 1, 1, ?)",
             ((id, id, id, "d" * 30) for id in range(2000, 2000 + files)),
         )

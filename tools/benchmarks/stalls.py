@@ -147,8 +147,8 @@ class Scene:
             suffix, bytes = (None, 0) if is_dir else ("jpg", FILE_BYTES)
             seq = first - FIRST_DIRECTORY + 1
             writer.executemany(
-                "INSERT INTO resident (id, parent, suffix, seq, queue_position, opened, bytes, ino, ctime_ns, digest)"
-                " VALUES (?, ?, ?, ?, ?, 1, ?, 1, 1, '')",
+                "INSERT INTO resident (id, parent, suffix, seq, queue_position, opened, bytes, ino, file_mtime_ns,"
+                " digest) VALUES (?, ?, ?, ?, ?, 1, ?, 1, 1, '')",
                 ((first + n, parents[n % len(parents)], suffix, seq + n, seq + n, bytes) for n in range(count)),
             )
         writer.execute("INSERT INTO usage (id, fetches) SELECT id, 1 FROM resident WHERE suffix IS NOT NULL")

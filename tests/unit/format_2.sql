@@ -56,8 +56,8 @@ CREATE TABLE resident (
     delisted INTEGER,                      -- the generation that delisted it
     opened INTEGER NOT NULL DEFAULT 0,     -- whether it was opened since its admission
     bytes INTEGER NOT NULL,                -- allocated on the disk
-    ino INTEGER NOT NULL,                  -- with ctime_ns: identifies the cached file
-    ctime_ns INTEGER NOT NULL,
+    ino INTEGER NOT NULL,                  -- with file_mtime_ns: identifies the cached file
+    file_mtime_ns INTEGER NOT NULL,
     digest TEXT NOT NULL,                  -- of the content, as growfs.remote.digest makes it
     durable INTEGER NOT NULL DEFAULT 0     -- 1: a syncfs has covered it
 );
@@ -83,4 +83,4 @@ CREATE INDEX generation_by_seq ON generation (last_seq);
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('node',1030);
 COMMIT;
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
