@@ -290,13 +290,20 @@ membership.ip_addresses = look_up
 """
 
 
+def set_records(records: Path, addresses: str) -> None:
+    """What the name server knows, from one moment to the next."""
+    new = records.with_suffix(".new")
+    new.write_text(addresses)
+    new.replace(records)
+
+
 @pytest.mark.promise(46)
 def test_the_nodes_are_those_that_dns_knows(nodes: Nodes, tmp_path: Path) -> None:
     tree = make_tree(nodes.remote, directories=1, files=6, size=SIZE)
     records, port = tmp_path / "records", nodes.addresses[0].rpartition(":")[2]
     nodes.addresses = [f"127.0.0.{number}:{port}" for number in (1, 2, 3)]
     first = nodes.start_with_all(0)
-    records.write_text("127.0.0.2")
+    set_records(records, "127.0.0.2")
     alone = nodes.start(
         1,
         *("--cache-size", 3 * 12288, "--wait-files", "1"),
@@ -305,9 +312,9 @@ def test_the_nodes_are_those_that_dns_knows(nodes: Nodes, tmp_path: Path) -> Non
     )
     until(lambda: alone.status()["cache"]["files"] == 3)
     assert (alone.status()["peers"]["nodes"], alone.status()["fetch"]["peer_bytes_total"]) == (1, 0)
-    records.write_text("127.0.0.1 127.0.0.2")
+    set_records(records, "127.0.0.1 127.0.0.2")
     until(lambda: alone.status()["peers"]["answering"] == 1)
-    records.write_text("")
+    set_records(records, "")
     until(lambda: "growfs.test cannot be looked up: Name or service not known" in alone.log())
     assert alone.status()["peers"]["nodes"] == 2, "the last list stays"
     missing = next(name for name in tree if name not in alone.names())
@@ -324,7 +331,7 @@ def test_a_list_of_nodes_that_flaps_harms_no_reader(nodes: Nodes, tmp_path: Path
     records, port = tmp_path / "records", nodes.addresses[0].rpartition(":")[2]
     nodes.addresses = [f"127.0.0.{number}:{port}" for number in (1, 2, 3)]
     nodes.start_with_all(0)
-    records.write_text("127.0.0.1 127.0.0.2")
+    set_records(records, "127.0.0.1 127.0.0.2")
     node = nodes.start(
         1,
         *("--cache-size", 8 * 4096, "--turnover", "50%", "--settle", 0),
@@ -332,11 +339,11 @@ def test_a_list_of_nodes_that_flaps_harms_no_reader(nodes: Nodes, tmp_path: Path
         env={SETUP_VARIABLE: RESOLVER.format(records=str(records))},
     )
     for number in range(20):
-        records.write_text(("127.0.0.2", "127.0.0.1", "", "127.0.0.1 127.0.0.2", "127.0.0.2 127.0.0.3")[number % 5])
+        set_records(records, ("127.0.0.2", "127.0.0.1", "", "127.0.0.1 127.0.0.2", "127.0.0.2 127.0.0.3")[number % 5])
         time.sleep(0.06)  # it is looked up every 0.05 s
         for name in node.names():
             assert (node.mountpoint / name).read_bytes() == tree[name]
-    records.write_text("127.0.0.1 127.0.0.2")
+    set_records(records, "127.0.0.1 127.0.0.2")
     until(lambda: node.status()["peers"]["answering"] == 1)
     before = node.status()["fetch"]["peer_bytes_total"]
 
