@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +19,7 @@ import click
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, moving, render
+from growfs.daemon.status_text import brief, engine, files, moving, printable, render
 from growfs.errors import GrowfsError, UsageError
 from growfs.status import MountStatus
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 MOUNTPOINT = completion.Mountpoint(path_type=Path)
 LIST_S = 5.0
-"""How long a daemon may take to answer `growfs list`, which asks one after the other."""
+"""How long the daemons may take to answer `growfs list`."""
 
 
 class CommandGroup(click.Group):
@@ -43,7 +45,7 @@ class CommandGroup(click.Group):
         except GrowfsError as error:
             if ctx.params["debug"]:
                 raise
-            click.echo(f"growfs: {error}", err=True)
+            click.echo(f"growfs: {printable(error)}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("growfs: interrupted", err=True)
@@ -151,9 +153,9 @@ def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills
     if status.metrics_url:
         click.echo(f"{status.mountpoint}: metrics at {status.metrics_url}")
     if status.unpromised:
-        click.echo(f"note: not every directory has a file yet: {status.unpromised}")
+        click.echo(f"note: not every directory has a file yet: {printable(status.unpromised)}")
     for warning in status.warnings:
-        click.echo(f"warning: {warning}")
+        click.echo(f"warning: {printable(warning)}")
     if foreground:
         sys.exit(launch.run_in_foreground(daemon, status))
 
@@ -269,17 +271,22 @@ def next_(folder: Path, command: tuple[str, ...]) -> None:
 @main.command("list")
 def list_() -> None:
     """List the growfs mounts of this machine."""
-    from growfs.daemon.control_client import status_of
-    from growfs.daemon.running import living, running
+    from growfs.daemon.running import Running, running, state_of
 
-    for mount in running():
-        try:
-            state = brief(status_of(mount.cache)) if living(mount) else "dead; remove it with growfs umount"
-        except GrowfsError as error:
-            state = str(error)
-        if not mount.mounted and not mount.fills:
-            state = f"{'not mounted yet' if mount.starting else 'unmounted, but still in use'}: {state}"
-        click.echo(f"{mount.mountpoint}  {mount.cache}  {state}")
+    states: dict[Running, str] = {}
+
+    def ask(mount: Running) -> None:
+        states[mount] = state_of(mount)
+
+    # A daemon, or the disk of its cache, may hang: then its thread ends with this process.
+    asked = {mount: threading.Thread(target=ask, args=[mount], daemon=True) for mount in running()}
+    deadline = time.monotonic() + LIST_S
+    for thread in asked.values():
+        thread.start()
+    for mount, thread in asked.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        state = states.get(mount, f"its daemon has not answered for {LIST_S:g} s; see {mount.cache}/log")
+        click.echo(printable(f"{mount.mountpoint}  {mount.cache}  {state}"))
 
 
 def _with_globs(run: Callable[[Path, tuple[str, ...]], None]) -> click.Command:
@@ -333,10 +340,10 @@ def verify(place: Path) -> None:
 
     found = verify_cache(place)
     for path in found.damaged:
-        click.echo(f"damaged: {path}")
+        click.echo(f"damaged: {printable(path)}")
     done = f" and evicted, {found.fetched:,} fetched again" if found.damaged else ""
     if found.error:
-        done += f"; the others not yet: {found.error}"
+        done += f"; the others not yet: {printable(found.error)}"
     click.echo(f"{files(found.files)} verified, {format_size(found.bytes)}: {len(found.damaged):,} damaged{done}")
     sys.exit(1 if found.damaged else 0)
 

@@ -323,7 +323,7 @@ class MountStatus(MountInfo):
             return super().parse(values)
         except KeyError:
             raise GrowfsError(
-                f"{values['mountpoint']}: mounted by another version of growfs; unmount it, and mount it again"
+                f"{values.get('mountpoint')}: mounted by another version of growfs; unmount it, and mount it again"
             ) from None
 
 

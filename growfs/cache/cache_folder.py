@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISVTX, S_IWGRP, S_IWOTH
+from stat import S_ISREG, S_ISVTX, S_IWGRP, S_IWOTH
 from typing import TYPE_CHECKING, Any
 
 from growfs import disk
@@ -29,11 +30,15 @@ DATABASE = "catalog.sqlite"
 CACHE_TABLES = frozenset({"meta", "node", "resident"})
 """Every format has them."""
 LOCK = "lock"
+ANNOUNCED = "daemon.json"
+ANNOUNCED_BYTES_MAX = 1 << 16
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of growfs: backups may leave it out.\n"
 """https://bford.info/cachedir/"""
 DYING_S = 10.0
 """How long a daemon that was killed may hold its lock: a thread that writes to the disk ends when that is done."""
 POLL_S = 0.02
+ALL_USERS = (1 << 32) - 1
+"""So many users the initial user namespace knows (user_namespaces(7))."""
 
 
 @dataclass(slots=True)
@@ -79,13 +84,13 @@ class CacheFolder:
             "started": time.time(),
             "format": FORMAT,
         }
-        disk.write_text("ANNOUNCE", self.path / "daemon.json", json.dumps(daemon) + "\n")
+        disk.write_text("ANNOUNCE", self.path / ANNOUNCED, json.dumps(daemon) + "\n")
 
     def release(self) -> None:
         """Release the lock."""
         with suppress(OSError):  # only the lock counts
             disk.unlink("WITHDRAW", self.path / "control.sock")
-            disk.unlink("WITHDRAW", self.path / "daemon.json")  # last: `growfs umount` returns when it is gone
+            disk.unlink("WITHDRAW", self.path / ANNOUNCED)  # last: `growfs umount` returns when it is gone
         os.close(self.lock)
 
     def undo(self) -> Path | None:
@@ -105,10 +110,11 @@ class CacheFolder:
 
 def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
     """Open and lock the cache of a remote below cache_dir. Raises GrowfsError where it cannot be used."""
-    cache_dir = cache_dir.expanduser().absolute()
+    cache_dir = Path(os.path.realpath(cache_dir.expanduser()))  # a link may lead elsewhere later
     path = cache_dir / folder_name(spec, url)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_above(cache_dir)
         with _opened(cache_dir) as directory:
             _check_owner(cache_dir, os.fstat(directory), shared=True)
             if not _is_tagged(cache_dir):
@@ -132,8 +138,10 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
 
 def check_cache(cache_dir: Path, name: str) -> None:
     """Raise GrowfsError if `open_cache` would refuse what there is: it changes nothing, and a cache need not exist."""
+    cache_dir = Path(os.path.realpath(cache_dir))
     path = cache_dir / name
     try:
+        _check_above(cache_dir)
         with suppress(FileNotFoundError), _opened(cache_dir) as directory:
             _check_owner(cache_dir, os.fstat(directory), shared=True)
             with _opened(path, name, directory) as folder:
@@ -187,22 +195,53 @@ def _check_content(path: Path, folder: int) -> None:
             _check_owner(path / entry.name, entry.stat(follow_symlinks=False))
 
 
+def _check_above(cache_dir: Path) -> None:
+    """Raise GrowfsError if another user can put another folder in the place of the cache directory. No part is a link.
+
+    In a user namespace, nobody can tell whether root outside of it owns a folder, or another user: both are trusted.
+    """
+    trusted = {os.geteuid(), 0, *_unmapped()}
+    for folder in cache_dir.parents:
+        with suppress(FileNotFoundError):
+            stat = folder.stat()
+            if stat.st_uid not in trusted:
+                raise GrowfsError(
+                    f"{cache_dir}: lies below {folder} of another user (uid {stat.st_uid}), who could replace it and"
+                    " have growfs delete other files; pass another --cache-dir"
+                )
+            if _others_may_write(stat, shared=True):
+                raise GrowfsError(
+                    f"{cache_dir}: lies below {folder}, where other users could replace it and have growfs delete other"
+                    f" files; pass another --cache-dir, or protect what is there from others: chmod +t {folder}"
+                )
+
+
+def _unmapped() -> tuple[int, ...]:
+    """The owner that the kernel shows for all users that this user namespace does not know (user_namespaces(7))."""
+    mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return () if mapped == ALL_USERS else (int(Path("/proc/sys/kernel/overflowuid").read_text()),)
+
+
 def _check_owner(path: Path, stat: os.stat_result, shared: bool = False) -> None:
     """Raise GrowfsError if a user other than root and the one who mounts can replace what growfs reads and deletes.
 
-    The group of this process is trusted. shared: a folder where everybody may create files, but nobody may remove those
-    of others (as /tmp), will do.
+    shared: a folder where everybody may create files, but nobody may remove those of others (as /tmp), will do.
     """
     if stat.st_uid not in (os.geteuid(), 0):
         raise GrowfsError(
             f"{path}: belongs to another user (uid {stat.st_uid}), who could have growfs delete other files; pass"
             " another --cache-dir, or delete it"
         )
-    writers = S_IWOTH if stat.st_gid == os.getegid() else S_IWGRP | S_IWOTH
-    if stat.st_mode & writers and not (shared and stat.st_mode & S_ISVTX):
+    if _others_may_write(stat, shared):
         raise GrowfsError(
             f"{path}: other users may write to it, and could have growfs delete other files; chmod go-w {path}"
         )
+
+
+def _others_may_write(stat: os.stat_result, shared: bool) -> bool:
+    """Whether others may write to a folder. The groups of this process are trusted."""
+    writers = S_IWOTH if stat.st_gid in (os.getegid(), *os.getgroups()) else S_IWGRP | S_IWOTH
+    return bool(stat.st_mode & writers) and not (shared and stat.st_mode & S_ISVTX)
 
 
 def folder_name(spec: RemoteSpec, url: str) -> str:
@@ -218,7 +257,7 @@ def folder_name(spec: RemoteSpec, url: str) -> str:
 def is_in_use(path: Path) -> bool:
     """Whether a daemon holds the lock of a cache."""
     try:
-        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)  # a disk that fails may be read-only by now
+        lock = _open_file(path / LOCK, os.O_RDONLY)  # a disk that fails may be read-only by now
     except PermissionError:
         return True  # another user's cache; assume so
     except OSError:
@@ -259,7 +298,7 @@ def locked(path: Path) -> Iterator[bool]:
     Raises GrowfsError where this user may not.
     """
     try:
-        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = _open_file(path / LOCK, os.O_RDWR)
     except OSError as error:
         raise GrowfsError(f"{path}: {error.strerror}; run the command as the user who mounts it, or as root") from None
     try:
@@ -269,11 +308,28 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def daemon_of(path: Path) -> dict[str, Any]:
-    """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started, format."""
+    """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started, format.
+
+    Whoever owns the cache may have written anything there, so no process is to be ended for it.
+    """
     try:
-        return dict(json.loads((path / "daemon.json").read_text()))
-    except (OSError, ValueError):
+        fd = _open_file(path / ANNOUNCED, os.O_RDONLY)
+        try:
+            daemon = json.loads(os.read(fd, ANNOUNCED_BYTES_MAX))
+        finally:
+            os.close(fd)
+    except (OSError, ValueError, RecursionError):
         return {}
+    return daemon if isinstance(daemon, dict) and isinstance(daemon.get("mountpoint"), str) else {}
+
+
+def _open_file(path: Path, flags: int) -> int:
+    """The descriptor of a regular file. Raises OSError for anything else: to open a FIFO of another user waits."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a file")
+    return fd
 
 
 def _in_use(path: Path) -> GrowfsError:

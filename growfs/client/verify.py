@@ -6,6 +6,7 @@ Else it is removed here, and the next mount drops its rows, as after a crash.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ def verify(place: Path) -> Verified:
     lower_disk_priority()
     total = Verified()
     for cache in _caches(place):
+        if cache.stat().st_uid != os.geteuid():  # its catalog names what is removed, which may be links
+            raise GrowfsError(f"{cache}: belongs to another user; run the command as that user")
         with Bar("verifying") as bar:
             _verify(cache, total, bar)
     return total

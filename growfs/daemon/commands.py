@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ class MountCommands:
 
     def table(self) -> dict[str, Command]:
         """The commands by name."""
-        return _by_name(self.status, self.set, self.pause, self.resume, self.release, self.waiting)
+        return _by_name(self.status, self.set, self.pause, self.resume, self.release, self.waiting, self.stop)
 
     async def status(self) -> AsyncIterator[Any]:
         """Return the status."""
@@ -82,6 +83,11 @@ class MountCommands:
         """Drop all holds, so that delisted files can be evicted."""
         self._release()
         yield await self._snapshot()
+
+    async def stop(self) -> AsyncIterator[Any]:
+        """End the daemon, as SIGTERM does. Who sends a signal instead has to know the process for certain."""
+        yield {}
+        signal.raise_signal(signal.SIGTERM)
 
     async def waiting(self) -> AsyncIterator[Any]:
         """Return the processes that wait for a file: they use the mount, and have nothing open yet."""

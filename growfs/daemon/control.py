@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 import sqlite3
-import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 import trio
 
 from growfs import disk
-from growfs.daemon.control_client import SOCKET, line_of, short_path
+from growfs.daemon.control_client import SOCKET, credentials, line_of, short_path
 from growfs.errors import GrowfsError, UsageError
 
 log = logging.getLogger(__name__)
@@ -55,8 +54,7 @@ class Control:
 
     async def _answer(self, stream: trio.SocketStream) -> None:
         try:
-            credentials = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            _, uid, _ = struct.unpack("3i", credentials)
+            _, uid = credentials(stream.socket.getsockopt)
             with trio.fail_after(REQUEST_S):
                 request = await self._read(stream)  # even if it is refused: a close with unread data drops the answer
             if uid not in (0, os.getuid()):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,35 @@ from growfs.status import MountStatus
 SOCKET = "control.sock"
 ANSWER_S = 600.0
 """How long a client waits for the next line of the answer."""
+NONSENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What it raises to read an answer that no daemon of growfs gives."""
+
+
+def _connect(connection: socket.socket, folder: Path) -> None:
+    """Connect to the daemon of a cache folder. Raises OSError, also if a link leads to the daemon of another user."""
+    with short_path(folder) as path:
+        connection.connect(path)
+        owner = os.stat(os.path.dirname(path)).st_uid
+        if hasattr(socket, "SO_PEERCRED") and credentials(connection.getsockopt)[1] != owner:
+            raise OSError(errno.EPERM, "its socket is of another user")
+
+
+def credentials(getsockopt: Callable[[int, int, int], bytes]) -> tuple[int, int]:
+    """Process and user at the other end of a socket, as the kernel knows them (unix(7), SO_PEERCRED).
+
+    The process is 0 if it is in a pid namespace that cannot be seen from here.
+    """
+    pid, uid, _ = struct.unpack("3i", getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
+
+
+def daemon_pid(folder: Path) -> int:
+    """The process of the daemon of a cache folder; 0 if none has its socket, or it cannot be seen from here."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError):
+        connection.settimeout(0)  # a daemon that hangs takes no more connections at some time
+        _connect(connection, folder)
+        return credentials(connection.getsockopt)[0]
+    return 0
 
 
 @contextmanager
@@ -59,8 +90,7 @@ def call(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(answer_s)
         try:
-            with short_path(folder) as path:
-                connection.connect(path)
+            _connect(connection, folder)
             connection.sendall(line_of({"command": command, **arguments}))
             for line in connection.makefile():
                 message = json.loads(line)
@@ -78,9 +108,19 @@ def call(
             raise GrowfsError(
                 f"the daemon of {folder} does not answer ({error.strerror or error}); see {folder}/log"
             ) from None
+        except NONSENSE:
+            raise _not_understood(folder) from None
     raise GrowfsError(f"the daemon of {folder} closed the connection; see {folder}/log")
 
 
 def status_of(folder: Path, answer_s: float = ANSWER_S) -> MountStatus:
     """The status of the mount of a cache folder. Raises GrowfsError if its daemon does not answer, or is too old."""
-    return MountStatus.parse(call(folder, "status", answer_s=answer_s))
+    answer = call(folder, "status", answer_s=answer_s)
+    try:
+        return MountStatus.parse(answer)
+    except NONSENSE:
+        raise _not_understood(folder) from None
+
+
+def _not_understood(folder: Path) -> GrowfsError:
+    return GrowfsError(f"the answer of the daemon of {folder} is not understood; unmount it, and mount it again")

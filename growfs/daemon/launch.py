@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import IO
 
 from growfs.cache.cache_folder import daemon_of, is_in_use
-from growfs.daemon.control_client import call, status_of
+from growfs.daemon.control_client import call, daemon_pid, status_of
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import MountRequest, Options
 from growfs.daemon.running import Running, daemon_with, find, find_living
-from growfs.daemon.spawn import TITLE, daemon_process
+from growfs.daemon.spawn import daemon_process
 from growfs.daemon.status_text import brief, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
 from growfs.fuse.users import other_mounts
-from growfs.proc import begins_with, name_of, users_of
+from growfs.proc import name_of, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
 from growfs.status import MountStatus
@@ -136,10 +136,9 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
             return dead
         others = other_mounts(found.cache, None)
         if others and not found.mounted:
-            raise GrowfsError(
-                f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; end it, or the daemon:"
-                f" kill {daemon_of(found.cache).get('pid')}"
-            )
+            pid = _daemon(found.cache)
+            remedy = f"end it, or the daemon: kill {pid}" if pid else "end it"
+            raise GrowfsError(f"{mountpoint}: unmounted already, but still in use by {', '.join(others)}; {remedy}")
         if not others and not ended(END_S):
             raise GrowfsError(
                 f"{mountpoint}: unmounted, but its daemon is still running after {END_S:g} s, because a file is open,"
@@ -151,9 +150,7 @@ def stop(mountpoint: Path, lazy: bool = False) -> bool:
 def _interrupt(found: Running) -> None:
     """End a daemon that has not mounted yet. One that is ending by itself does not answer any more."""
     with suppress(GrowfsError):
-        call(found.cache, "status", answer_s=WAITING_S)
-        with suppress(ProcessLookupError):
-            os.kill(daemon_of(found.cache)["pid"], signal.SIGTERM)
+        call(found.cache, "stop", answer_s=WAITING_S)
 
 
 def _unmount(found: Running, lazy: bool) -> bool:
@@ -199,10 +196,9 @@ def _names(pids: Iterable[int]) -> Iterator[str]:
 @contextmanager
 def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
     """A function that waits up to so many seconds for the end of the daemon, and returns whether it has ended."""
-    pid = daemon_of(found.cache).get("pid") or daemon_with(found.cache)
     process: int | None = None
-    with suppress(OSError):  # its pid may be of another pid namespace
-        if begins_with(pid, TITLE):
+    if pid := _daemon(found.cache):
+        with suppress(OSError):
             process = pidfd_open(pid)
 
     def wait(timeout_s: float) -> bool:
@@ -220,6 +216,11 @@ def _end_of(found: Running) -> Iterator[Callable[[float], bool]]:
     finally:
         if process is not None:
             os.close(process)
+
+
+def _daemon(cache: Path) -> int:
+    """The process of the daemon of a cache; 0 if there is none, or it cannot be seen from here."""
+    return daemon_pid(cache) or daemon_with(cache)
 
 
 def _has_ended(process: int, timeout_s: float | None = None) -> bool:

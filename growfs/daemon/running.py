@@ -1,7 +1,12 @@
-"""Finds the daemons of this machine. It imports little: each command waits for it."""
+"""Finds the daemons of this machine. It imports little: each command waits for it.
+
+Any user can name any folder as the cache of a mount: in its device, by an open file, in the link of a folder. So that
+no command of root goes to another daemon, a cache counts only if it belongs to that user.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,9 +14,11 @@ from pathlib import Path
 
 from growfs import proc
 from growfs.cache.cache_folder import DATABASE, daemon_of, is_in_use
+from growfs.daemon.control_client import status_of
 from growfs.daemon.spawn import TITLE
+from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError
-from growfs.folder.layout import cache_of
+from growfs.folder.layout import LINK, cache_of
 from growfs.fuse.mounting import DEVICE, MountRow, mounted_at, mounts, resolved
 
 
@@ -21,6 +28,8 @@ class Running:
 
     mountpoint: Path
     cache: Path
+    owner: int
+    """The user who mounted, who runs the daemon, or who made the link in a folder that is filled."""
     mounted: MountRow | None
     starting: bool = False
     """It has not mounted yet; else it was unmounted."""
@@ -30,7 +39,7 @@ class Running:
 
 def running() -> list[Running]:
     """The growfs mounts of this machine, with dead ones (see `living`), and daemons before their mount and after it."""
-    mounted = [Running(mount.mountpoint, mount.cache, mount) for mount in mounts()]
+    mounted = [_of_row(row) for row in mounts()]
     return mounted + list(_unmounted({mount.cache for mount in mounted}))
 
 
@@ -39,27 +48,43 @@ def _unmounted(mounted: set[Path]) -> Iterator[Running]:
 
     They are found by what they hold open, as far as this user may see that: root sees all.
     """
-    for _, held in _daemons():
+    for owner, _, held in _daemons():
         for cache in {Path(path).parent for path in held if path.endswith("/lock")} - mounted:
             if daemon := daemon_of(cache):
                 mountpoint = Path(daemon["mountpoint"])
                 fills = cache_of(mountpoint) == cache
-                yield Running(mountpoint, cache, None, starting=str(DEVICE) not in held, fills=fills)
+                yield Running(mountpoint, cache, owner, None, starting=str(DEVICE) not in held, fills=fills)
 
 
-def _daemons() -> Iterator[tuple[int, set[str]]]:
-    """(process, paths that it has open) for each daemon of this machine, as far as this user may see that."""
+def _daemons() -> Iterator[tuple[int, int, set[str]]]:
+    """(user, process, paths that it has open) for each daemon of this machine, as far as this user may see that."""
     for pid in proc.pids():
         try:
             if proc.begins_with(pid, TITLE):
-                yield pid, proc.opened(pid)
+                yield os.stat(f"/proc/{pid}").st_uid, pid, proc.opened(pid)
         except OSError:
             continue
 
 
+def check_owner(mount: Running) -> None:
+    """Raise GrowfsError if the cache of a mount belongs to another user than the mount."""
+    with suppress(OSError):  # who cannot look at the cache cannot do anything to it
+        if mount.cache.lstat().st_uid != mount.owner:
+            path = mount.mountpoint
+            remedy = f"rm {path / LINK}" if mount.fills else f"umount {path}"
+            raise GrowfsError(
+                f"{path}: is of uid {mount.owner}, and names the cache of another user, {mount.cache}; if you do not"
+                f" trust that, remove it: {remedy}"
+            )
+
+
+def _of_row(row: MountRow) -> Running:
+    return Running(row.mountpoint, row.cache, row.owner, row)
+
+
 def daemon_with(cache: Path) -> int:
     """The process of the daemon that has a cache open, as far as this user may see that; 0 if there is none."""
-    return next((pid for pid, held in _daemons() if f"{cache}/lock" in held), 0)
+    return next((pid for _, pid, held in _daemons() if f"{cache}/lock" in held), 0)
 
 
 def living(mount: Running) -> bool:
@@ -67,16 +92,30 @@ def living(mount: Running) -> bool:
     return is_in_use(mount.cache) or daemon_with(mount.cache) != 0
 
 
+def state_of(mount: Running) -> str:
+    """What `growfs list` says of a mount. Waits for its daemon."""
+    try:
+        check_owner(mount)
+        state = brief(status_of(mount.cache)) if living(mount) else "dead; remove it with growfs umount"
+    except GrowfsError as error:
+        state = str(error)
+    if mount.mounted or mount.fills:
+        return state
+    return f"{'not mounted yet' if mount.starting else 'unmounted, but still in use'}: {state}"
+
+
 def find(mountpoint: Path) -> Running:
     """The growfs mount on a mountpoint, or a daemon before its mount or after it. Raises GrowfsError."""
     mountpoint = resolved(mountpoint.expanduser().absolute())
-    if mounted := mounted_at(mountpoint):
-        return Running(mountpoint, mounted.cache, mounted)
-    if cache := cache_of(mountpoint):
-        return Running(mountpoint, cache, None, starting=True, fills=True)
-    found = next((mount for mount in running() if mount.mountpoint == mountpoint), None)
-    if found is None:
+    if row := mounted_at(mountpoint):
+        found = _of_row(row)
+    elif cache := cache_of(mountpoint):
+        found = Running(mountpoint, cache, (mountpoint / LINK).lstat().st_uid, None, starting=True, fills=True)
+    elif other := next((mount for mount in running() if mount.mountpoint == mountpoint), None):
+        found = other
+    else:
         raise GrowfsError(f"{mountpoint}: growfs is not mounted there; growfs list shows all mounts")
+    check_owner(found)
     return found
 
 

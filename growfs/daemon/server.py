@@ -163,8 +163,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
     check_kernel()
     if request.fills:
         check_folder(request.mountpoint, request.options.cache_dir)
-    else:
-        _check_mount(request, allow_other)
+    place = None if request.fills else _check_mount(request, allow_other)
     confined = check(spec)
     folder = open_cache(request.options.cache_dir, spec, url)
     log_file: LogFile | None = None
@@ -180,7 +179,7 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             log.info(CONFINED if confined else UNCONFINED)
         folder.announce(url, request.mountpoint)
         workers = WorkerPool(fork_server, replace(spec, cache=folder.path), log_file.output)
-        mount = MountSpec(request.mountpoint, folder.path, allow_other)
+        mount = MountSpec(request.mountpoint, folder.path, allow_other, place)
         trio.run(_run, lambda: build(request, url, folder, workers, recent), mount, launcher)
         if not launcher.finished:
             raise GrowfsError(f"{request.mountpoint}: the mount was ended before it was ready")
@@ -199,17 +198,18 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             launcher.log = folder.undo()
 
 
-def _check_mount(request: MountRequest, allow_other: bool) -> None:
-    """Raise GrowfsError unless this can be mounted."""
+def _check_mount(request: MountRequest, allow_other: bool) -> int:
+    """A descriptor of the folder to mount on. Raises GrowfsError unless this can be mounted."""
     try:
         check_fuse(allow_other)
     except GrowfsError as error:
         raise GrowfsError(f"{error}; where nothing can be mounted, growfs fill keeps a plain folder filled") from None
-    check_mountpoint(request.mountpoint)
+    folder = check_mountpoint(request.mountpoint)
     check_outside(request.mountpoint, "--cache-dir", request.options.cache_dir)
     for variable in TEMPORARY_FOLDERS:
         if variable in os.environ:
             check_outside(request.mountpoint, variable, Path(os.environ[variable]))
+    return folder
 
 
 def _start_log(folder: CacheFolder) -> tuple[LogFile, RecentLog]:

@@ -16,7 +16,8 @@ Line = tuple[str, str]
 
 def render(status: MountStatus) -> str:
     """The page that `growfs status` prints, and the content of .growfs/status."""
-    return "".join(f"{label:<11}{text}\n" for label, text in (*figures(status), *readers(status), *notes(status)))
+    lines = (*figures(status), *readers(status), *notes(status))
+    return "".join(f"{label:<11}{printable(text)}\n" for label, text in lines)
 
 
 def figures(status: MountStatus) -> Iterator[Line]:
@@ -132,6 +133,11 @@ def engine(status: MountStatus) -> str:
 def files(count: int) -> str:
     """A number of files, such as "1,000 files"."""
     return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def printable(text: object) -> str:
+    """Text from outside without what would move the cursor, change colors or end the line: names may be anything."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
 
 
 def _size(count: float) -> str:

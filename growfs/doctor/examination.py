@@ -6,6 +6,7 @@ The lines are aligned and colored on a terminal; in a pipe they are plain, and e
 from __future__ import annotations
 
 import json
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -180,7 +181,7 @@ class Examination:
             yield attempt("mountpoint", lambda: self._check_mountpoint(place), f"{place} is an empty folder")
 
     def _check_mountpoint(self, mountpoint: Path) -> None:
-        check_mountpoint(mountpoint)
+        os.close(check_mountpoint(mountpoint))
         check_outside(mountpoint, "--cache-dir", self._options.cache_dir)
 
     def _check_remote(self, request: MountRequest) -> Iterator[Check]:

@@ -12,8 +12,7 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
@@ -22,8 +21,7 @@ import trio
 from growfs.disk import BLOCK
 from growfs.errors import GrowfsError
 from growfs.fuse.latency import CpuLatencyRequest
-from growfs.fuse.mounting import MountRow, MountSpec, force_unmount, mounted_at
-from growfs.syscalls import memfd_create
+from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
 from growfs.vfs.attributes import Attributes
 from growfs.vfs.filesystem import NAME_MAX, Vfs
 
@@ -55,20 +53,6 @@ def with_errno(
     return guarded
 
 
-@contextmanager
-def _captured_stderr() -> Iterator[Callable[[], str]]:
-    """Capture what a C library writes to descriptor 2. The function returns it as one line."""
-    captured = memfd_create("stderr")
-    before = os.dup(2)
-    os.dup2(captured, 2)
-    try:
-        yield lambda: " ".join(os.pread(captured, 4096, 0).decode(errors="replace").split())
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(captured)
-
-
 class LibfuseEngine(pyfuse3.Operations):
     """Owns the session with the kernel. pyfuse3 keeps it in module globals, so there is one per process."""
 
@@ -84,13 +68,9 @@ class LibfuseEngine(pyfuse3.Operations):
         self._mounted: MountRow | None = None
 
     def mount(self, spec: MountSpec) -> None:
-        """Attach to the mountpoint. Raises GrowfsError with libfuse's message."""
-        with _captured_stderr() as stderr:
-            try:
-                pyfuse3.init(self, str(spec.mountpoint), spec.options())
-            except RuntimeError as error:
-                raise GrowfsError(f"{spec.mountpoint}: the kernel refuses the mount: {stderr() or error}") from None
-        self._mounted = mounted_at(spec.mountpoint)
+        """Attach to the mountpoint. Raises GrowfsError."""
+        pyfuse3.init(self, f"/dev/fd/{spec.attach()}", set())  # libfuse takes a mount that is made (mount.fuse3(8))
+        self._mounted = spec.row()
 
     async def serve(self) -> None:
         """Answer the kernel until the file system is unmounted."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MNT_FORCE, MNT_DETACH = 1, 2
 """Flags of mount(2) and umount(2) (sys/mount.h). MNT_FORCE fails pending requests, so that nobody waits for them."""
 CAP_SYS_ADMIN = 21
+LINKS_MAX = 40
+"""As many links the kernel follows (path_resolution(7))."""
 ANSWER_S = 1.0
 """How long a mount may take to answer before its daemon counts as one that hangs."""
 
@@ -39,15 +42,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class MountSpec:
-    """What to mount where: a cache folder and a mountpoint. allow_other: for all users."""
+    """What to mount where: a cache folder and a mountpoint.
+
+    allow_other: for all users. folder: a descriptor of the mountpoint, as `check_mountpoint` gives it; None where
+    nothing is mounted.
+    """
 
     mountpoint: Path
     cache: Path
     allow_other: bool
-
-    def options(self) -> set[str]:
-        """Mount options for libfuse and fusermount3 (mount.fuse3(8))."""
-        return {f"fsname={self._device}", f"subtype={TYPE.removeprefix('fuse.')}", "ro", *self._permissions}
+    folder: int | None
 
     @property
     def _device(self) -> str:
@@ -58,18 +62,28 @@ class MountSpec:
         return {"default_permissions", "allow_other"} if self.allow_other else {"default_permissions"}
 
     def attach(self) -> int:
-        """Mount. Returns the descriptor of /dev/fuse for the mount. Raises GrowfsError.
+        """Mount, and close the descriptor of the folder. Returns that of /dev/fuse for the mount. Raises GrowfsError.
 
         Root uses mount(2). Other users go through fusermount3, even with the capability to mount: it applies the
         machine's rules (fuse.conf), and lets them unmount again.
         """
-        return self._attach_as_root() if os.geteuid() == 0 else self._attach_by_fusermount()
+        assert self.folder is not None
+        try:
+            return self._attach_as_root(self.folder) if os.geteuid() == 0 else self._attach_by_fusermount()
+        finally:
+            os.close(self.folder)
 
-    def _attach_as_root(self) -> int:
+    def row(self) -> MountRow | None:
+        """Its row of the mount table; None if it is unmounted by now. A cache has one mount, but for bind mounts."""
+        own = (row for row in reversed(mounts()) if (row.cache, row.owner) == (self.cache, os.geteuid()))
+        return next(own, None)
+
+    def _attach_as_root(self, folder: int) -> int:
+        """The path may lead elsewhere by now, if another user owns a folder above. The descriptor does not."""
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         data = [f"fd={device}", "rootmode=40000", "user_id=0", "group_id=0", *self._permissions]
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV
-        strings = (self._device, os.fspath(self.mountpoint), TYPE)
+        strings = (self._device, f"/proc/self/fd/{folder}", TYPE)
         if _libc.mount(*map(os.fsencode, strings), flags, ",".join(data).encode()) != 0:
             code = ctypes.get_errno()
             os.close(device)
@@ -79,10 +93,11 @@ class MountSpec:
         return device
 
     def _attach_by_fusermount(self) -> int:
+        options = {f"fsname={self._device}", f"subtype={TYPE.removeprefix('fuse.')}", "ro", *self._permissions}
         ours, theirs = socket.socketpair()  # fusermount3 sends the descriptor back over this (_FUSE_COMMFD)
         with ours, theirs:
             done = subprocess.run(
-                ["fusermount3", "-o", ",".join(self.options()), "--", str(self.mountpoint)],
+                ["fusermount3", "-o", ",".join(options), "--", str(self.mountpoint)],
                 env=os.environ | {"_FUSE_COMMFD": str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 capture_output=True,
@@ -166,8 +181,16 @@ def mounted_at(mountpoint: Path) -> MountRow | None:
 
 
 def resolved(mountpoint: Path) -> Path:
-    """The absolute path. The mountpoint itself is not accessed, because it may hang or be dead."""
-    return mountpoint.parent.resolve() / mountpoint.name if mountpoint.name not in ("", "..") else mountpoint.resolve()
+    """The absolute path, without links. The mountpoint itself is not accessed, because it may hang or be dead."""
+    for _ in range(LINKS_MAX):
+        if mountpoint.name in ("", ".."):
+            return mountpoint.resolve()
+        mountpoint = mountpoint.parent.resolve() / mountpoint.name
+        try:
+            mountpoint = mountpoint.parent / os.readlink(mountpoint)  # the kernel answers for a mount
+        except OSError:
+            return mountpoint
+    raise GrowfsError(f"{mountpoint}: is a link that leads to itself; name a folder")
 
 
 def is_dead(mountpoint: Path) -> bool:
@@ -186,24 +209,47 @@ def is_dead(mountpoint: Path) -> bool:
     return codes in ([errno.ENOTCONN], [errno.ECONNABORTED])
 
 
-def check_mountpoint(mountpoint: Path) -> None:
-    """Raise GrowfsError if this cannot be a mountpoint."""
-    if mounted := mounted_at(mountpoint):  # first, because such a mount may hang
+def check_mountpoint(mountpoint: Path) -> int:
+    """A descriptor of the folder to mount on. Raises GrowfsError if this cannot be a mountpoint.
+
+    Until the descriptor is closed, no other daemon gets one: two mounts would succeed, one above the other.
+    """
+    _check_unmounted(mountpoint)  # first, because such a mount may hang
+    try:
+        folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise GrowfsError(f"{mountpoint}: no such folder; make it first: mkdir -p {mountpoint}") from None
+    except NotADirectoryError:
+        raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one") from None
+    except OSError as error:
+        raise GrowfsError(f"{mountpoint}: {error.strerror}") from None
+    try:
+        _check_empty(mountpoint, folder)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _check_empty(mountpoint: Path, folder: int) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise GrowfsError(f"{mountpoint}: another growfs is about to mount there; name another folder") from None
+    except OSError:  # NFS locks no folders
+        pass
+    _check_unmounted(mountpoint)
+    if os.fstat(folder).st_dev != mountpoint.parent.stat().st_dev and os.path.ismount(mountpoint):
+        raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
+    if os.listdir(folder):
+        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")
+
+
+def _check_unmounted(mountpoint: Path) -> None:
+    if mounted := mounted_at(mountpoint):
         raise GrowfsError(
             f"{mountpoint}: is already a growfs mount (cache {mounted.cache}); growfs umount {mountpoint} unmounts it"
         )
-    try:
-        stat = mountpoint.lstat()
-    except FileNotFoundError:
-        raise GrowfsError(f"{mountpoint}: no such folder; make it first: mkdir -p {mountpoint}") from None
-    except OSError as error:
-        raise GrowfsError(f"{mountpoint}: {error.strerror}") from None
-    if not mountpoint.is_dir():
-        raise GrowfsError(f"{mountpoint}: is not a folder; name an empty one")
-    if stat.st_dev != mountpoint.resolve().parent.stat().st_dev and os.path.ismount(mountpoint):
-        raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
-    if any(mountpoint.iterdir()):
-        raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")
 
 
 def check_outside(mountpoint: Path, name: str, folder: Path) -> None:

@@ -18,7 +18,7 @@ import trio
 
 from growfs.errors import GrowfsError
 from growfs.fuse import protocol, replies, structs
-from growfs.fuse.mounting import MountRow, MountSpec, force_unmount, mounted_at
+from growfs.fuse.mounting import MountRow, MountSpec, force_unmount
 from growfs.fuse.probe import close_backing, open_backing
 from growfs.fuse.protocol import HEADER, FuseRequest, Opcode, OpenFlag
 from growfs.fuse.session import Session
@@ -98,7 +98,7 @@ class PassthroughEngine:
         """Attach to the mountpoint and begin the session. Raises GrowfsError."""
         session = Session(spec.attach())
         self.use(session)
-        self._mounted = mounted_at(spec.mountpoint)
+        self._mounted = spec.row()
         session.handshake()
 
     def use(self, session: Session) -> None:

@@ -72,7 +72,8 @@ def try_mount(mountpoint: Path) -> bool:
         if shared and _libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0:
             return  # others would see the mount
         try:
-            os.close(MountSpec(mountpoint, Path("growfs"), allow_other=True).attach())
+            folder = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # in this mount namespace
+            os.close(MountSpec(mountpoint, Path("growfs"), allow_other=True, folder=folder).attach())
         except GrowfsError as error:
             results.append(error)
         else:

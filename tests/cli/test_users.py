@@ -128,6 +128,7 @@ def test_umount_of_another_users_mount_is_refused(beside_root: OtherUser) -> Non
 def test_the_socket_serves_only_its_user_and_root(growfs: Growfs, nobody: OtherUser) -> None:
     """The daemon checks the peer's credentials (unix(7), SO_PEERCRED), so file permissions do not matter."""
     mountpoint, cache_dir = nobody.folder / "mnt", nobody.folder / "cache-of-root"
+    os.chown(nobody.folder, 0, 0)  # else that user could replace the cache, which is refused
     growfs.run("mount", nobody.folder / "remote", mountpoint, "--cache-dir", cache_dir, "--cache-size", "1GB")
     (cache,) = cache_folders(cache_dir)
     assert stat.S_IMODE((cache / "control.sock").stat().st_mode) == 0o600

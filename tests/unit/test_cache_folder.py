@@ -129,6 +129,39 @@ def test_a_cache_directory_where_others_can_replace_the_folder_is_refused(cache_
     open_and_release(cache_dir)
 
 
+@pytest.mark.promise(31)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_cache_directory_below_a_folder_where_others_can_replace_it_is_refused(cache_dir: Path, depth: int) -> None:
+    """They could rename what is there, and put links in its place."""
+    below = cache_dir.joinpath(*["x"] * depth)
+    cache_dir.chmod(0o777)
+    with pytest.raises(GrowfsError, match=f"{below}: lies below {cache_dir}, where .* chmod \\+t {cache_dir}"):
+        open_cache(below, SPEC, URL)
+    cache_dir.chmod(0o1777)
+    open_and_release(below)
+
+
+@pytest.mark.promise(31)
+def test_a_cache_directory_below_a_folder_of_another_user_is_refused(cache_dir: Path) -> None:
+    needs_root()
+    os.chown(cache_dir, NOBODY, NOBODY)
+    with pytest.raises(
+        GrowfsError, match=f"{cache_dir}/x: lies below {cache_dir} of another user .uid {NOBODY}.*--cache-dir"
+    ):
+        open_cache(cache_dir / "x", SPEC, URL)
+
+
+@pytest.mark.promise(31)
+def test_a_link_to_the_cache_directory_that_is_changed_later_changes_nothing(cache_dir: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(cache_dir)
+    cache = open_cache(link, SPEC, URL)
+    link.unlink()
+    link.symlink_to(tmp_path)
+    assert cache.path.parent == cache_dir
+    cache.release()
+
+
 def test_a_folder_that_others_may_write_to_is_refused(cache_dir: Path, folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o1777)

@@ -139,6 +139,21 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+async def test_a_link_to_the_socket_of_another_user_is_refused(tmp_path: Path) -> None:
+    """Who owns a cache could lead a command of root to another daemon."""
+    (tmp_path / "of root").mkdir()
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / SOCKET).symlink_to(tmp_path / "of root" / SOCKET)
+    os.chown(tmp_path / "prepared", 65534, 65534)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Control(tmp_path / "of root", COMMANDS).run)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(GrowfsError, match="belongs to another user"):
+            await trio.to_thread.run_sync(lambda: call(tmp_path / "prepared", "count", to=1))
+        nursery.cancel_scope.cancel()
+
+
 def test_where_no_daemon_answers_the_error_names_the_log(tmp_path: Path) -> None:
     with pytest.raises(GrowfsError, match="does not answer") as raised:
         call(tmp_path, "status")

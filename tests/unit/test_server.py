@@ -54,6 +54,6 @@ def test_all_services_run_before_the_first_request_comes(monkeypatch: pytest.Mon
     monkeypatch.setattr("growfs.daemon.server.raise_read_ahead", lambda _: None)
     for _ in range(STARTS):
         daemon = Daemon()
-        mount = MountSpec(Path("/mnt"), Path("/cache"), allow_other=False)
+        mount = MountSpec(Path("/mnt"), Path("/cache"), allow_other=False, folder=None)
         trio.run(_run, lambda daemon=daemon: cast(Any, daemon), mount, cast(Any, SimpleNamespace()))
         assert daemon.began_before_serving == SERVICES

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from growfs.client.top.watch import Watch
-from growfs.daemon.status_text import files, notes, state_text
+from growfs.daemon.status_text import files, notes, printable, state_text
 from growfs.status import MountStatus
 
 EIGHTHS = "▁▁▂▃▄▅▆▇█"
@@ -339,11 +339,6 @@ def _grid(*widths: int | None) -> Table:
     for width in widths:
         table.add_column(width=width, ratio=None if width else 1, no_wrap=True, overflow="ellipsis")
     return table
-
-
-def printable(text: object) -> str:
-    """Text from outside without what would move the cursor or change colors: a name of the remote may be anything."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in str(text))
 
 
 def _mean(rates: Sequence[float]) -> float:

@@ -1,0 +1,255 @@
+"""What another user of the machine prepares, so that a command of root does something else than root means."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from growfs.cache.cache_folder import FORMAT
+from growfs.fuse.mounting import mounted_at
+from tests.blocking_server import blocking_server
+from tests.cli.support import OtherUser, assert_refused, cache_folders, namespace, other_user, start_growfs
+from tests.harness import GROWFS, Growfs, make_tree, until
+
+DAEMON = """
+import contextlib, os, socket, sys
+from setproctitle import setproctitle
+os.chdir(sys.argv[1])
+lock = os.open("lock", os.O_RDWR)
+listening = socket.socket(socket.AF_UNIX)
+listening.bind("control.sock")
+listening.listen()
+setproctitle("growfs: x")
+print("ready", flush=True)
+while True:
+    connection, _ = listening.accept()
+    if b'"stop"' in connection.recv(1000):
+        break
+    with contextlib.suppress(BrokenPipeError):  # who looks only which process it is
+        connection.sendall(b'{"result": []}\\n')
+    connection.close()
+"""
+"""A process that looks like a daemon: its title, its open lock, its socket."""
+MOUNTED = """
+import os, sys
+from pathlib import Path
+from growfs.fuse.mounting import MountSpec
+mountpoint = Path(sys.argv[1])
+MountSpec(mountpoint, Path(sys.argv[2]), False, os.open(mountpoint, os.O_RDONLY)).attach()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""A mount that names any cache."""
+
+
+@pytest.fixture
+def user() -> Iterator[OtherUser]:
+    with other_user() as user:
+        yield user
+
+
+@contextmanager
+def running(user: OtherUser, script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A program of the user, once it says that it is ready."""
+    command = [*user.before, *user.prefix, user.python, "-c", script, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=user.env, cwd="/") as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def own_cache(user: OtherUser, **announced: object) -> Path:
+    """A cache that the user has made, whose daemon.json has what the user wants."""
+    cache = user.folder / "cache"
+    cache.mkdir()
+    (cache / "lock").touch()
+    (cache / "daemon.json").write_text(json.dumps({"format": FORMAT, "url": "x", "started": 0, **announced}))
+    for path in (cache, *cache.iterdir()):
+        os.chown(path, user.folder.stat().st_uid, user.folder.stat().st_gid)
+    return cache
+
+
+def test_umount_ends_no_process_that_another_user_names(growfs: Growfs, user: OtherUser) -> None:
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        try:
+            cache = own_cache(user, pid=bystander.pid, mountpoint=str(user.folder / "mnt"))
+            with running(user, DAEMON, cache) as daemon:
+                growfs.run("umount", user.folder / "mnt")
+                assert daemon.wait(30) == 0, "it was asked to end"
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_stop_ends_the_daemon_and_no_process_of_the_same_number(growfs: Growfs, tmp_path: Path) -> None:
+    """As in another pid namespace, where the number in daemon.json is that of a bystander."""
+    with blocking_server({"a": b"x"}, "") as server, subprocess.Popen(["sleep", "60"]) as bystander:
+        try:
+            words = ("mount", server.url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+            with start_growfs(growfs, *words) as mounting:
+                until(lambda: "" in server.requested)
+                announced = json.loads((growfs.cache / "daemon.json").read_text())
+                (growfs.cache / "daemon.json").write_text(json.dumps({**announced, "pid": bystander.pid}))
+                growfs.run("stop", growfs.mountpoint)
+                assert mounting.wait(30) == 1
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+@pytest.mark.parametrize("command", ["evict", "umount"])
+def test_a_mount_that_names_the_cache_of_another_user_is_not_believed(
+    growfs: Growfs, user: OtherUser, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "dev").mkdir()
+    (user.folder / "mnt").mkdir()
+    os.chown(user.folder / "mnt", user.folder.stat().st_uid, -1)
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    script = "mount -t tmpfs tmpfs {0}; mknod -m 666 {0}/fuse c 10 229; mount --bind {0}/fuse /dev/fuse"
+    with (
+        namespace(script.format(tmp_path / "dev")) as user.before,
+        running(user, MOUNTED, user.folder / "mnt", growfs.cache),
+    ):
+        done = user.run_as_root(*GROWFS, command, user.folder / "mnt", *(["*"] * (command == "evict")))
+        listed = user.run_as_root(*GROWFS, "list")
+    assert_refused(done, "the cache of another user", f"umount {user.folder / 'mnt'}")
+    assert "the cache of another user" in listed.stdout
+    assert growfs.status()["cache"]["files"] == 2
+
+
+def test_a_folder_that_leads_to_the_cache_of_another_user_is_not_believed(
+    growfs: Growfs, user: OtherUser, tmp_path: Path
+) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    assert user.run_program("ln", "-s", growfs.cache, user.folder / ".growfs").returncode == 0
+    assert_refused(growfs.run("stop", user.folder, check=False), "the cache of another user", "rm ")
+    assert growfs.status()["cache"]["files"] == 2
+
+
+def test_verify_removes_nothing_for_another_user(growfs: Growfs, user: OtherUser, tmp_path: Path) -> None:
+    """A link in the cache may lead to a file of root."""
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    growfs.umount()
+    uid, gid = user.folder.stat().st_uid, user.folder.stat().st_gid
+    cache = user.folder / "cache"
+    growfs.cache.rename(cache)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/0000.bin").write_text("precious")
+    (cache / "files/class0").rename(cache / "files/before")
+    (cache / "files/class0").symlink_to(tmp_path / "precious")
+    for path in (cache, *cache.rglob("*")):
+        os.chown(path, uid, gid, follow_symlinks=False)
+    assert_refused(growfs.run("verify", cache, check=False), "belongs to another user")
+    assert (tmp_path / "precious/0000.bin").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["lock", "daemon.json"])
+def test_list_waits_for_no_fifo_of_another_user(growfs: Growfs, user: OtherUser, name: str) -> None:
+    cache = own_cache(user, pid=1, mountpoint=str(user.folder / "mnt"))
+    (cache / name).unlink()
+    assert user.run_program("mkfifo", cache / name).returncode == 0
+    with running(user, DAEMON, cache):
+        growfs.run("list", timeout_s=30)
+
+
+def test_list_reads_no_nonsense_of_another_user(growfs: Growfs, user: OtherUser) -> None:
+    cache = own_cache(user)
+    with running(user, DAEMON, cache):
+        for content in ("", "[" * 50_000, "[]", "null", '{"mountpoint": 7}', '{"pid": 1}'):
+            (cache / "daemon.json").write_text(content)
+            assert str(cache) not in growfs.run("list").stdout
+
+
+def test_a_name_does_not_move_the_cursor(growfs: Growfs, user: OtherUser, tmp_path: Path) -> None:
+    name = "\x1b[2Jx"
+    cache = own_cache(user, pid=1, mountpoint=str(user.folder / name))
+    with running(user, DAEMON, cache):
+        listed = growfs.run("list").stdout
+    assert f"{user.folder}/�[2Jx" in listed
+    assert "not understood" in listed
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    growfs.mount(tmp_path / "remote")
+    (tmp_path / name).symlink_to("/bin/sleep")
+    with subprocess.Popen([tmp_path / name, "60"], cwd=growfs.mountpoint) as process:
+        try:
+            refused = growfs.run("umount", growfs.mountpoint, check=False)
+            shown = growfs.run("status", growfs.mountpoint).stdout
+        finally:
+            process.kill()
+    assert_refused(refused, f"in use by �[2Jx ({process.pid})")
+    assert "\x1b" not in refused.stderr + shown
+
+
+def test_root_mounts_on_the_folder_that_was_checked(growfs: Growfs, user: OtherUser, tmp_path: Path) -> None:
+    """While the remote is listed, its user moves it, and puts a link in its place."""
+    growfs.mountpoint, elsewhere = user.folder / "mnt", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert user.run_program("mkdir", growfs.mountpoint).returncode == 0
+    with blocking_server({"a": b"x"}, "") as server:
+        words = ("mount", server.url, growfs.mountpoint, "--cache-dir", growfs.cache_dir, "--cache-size", "1GB")
+        with start_growfs(growfs, *words) as mounting:
+            until(lambda: "" in server.requested)
+            moved = growfs.mountpoint.rename(user.folder / "moved")
+            growfs.mountpoint.symlink_to(elsewhere)
+            server.unblock()
+            assert mounting.wait(30) == 0
+    assert not mounted_at(elsewhere)
+    assert os.listdir(elsewhere) == []
+    growfs.mountpoint = moved
+    assert os.listdir(moved) == ["a"]
+    os.kill(growfs.pid, signal.SIGTERM)
+    until(lambda: not mounted_at(moved))
+    assert os.listdir(moved) == []
+
+
+def test_of_two_mounts_that_start_together_on_one_folder_one_is_refused(growfs: Growfs, tmp_path: Path) -> None:
+    with blocking_server({"a": b"x"}, "") as server:
+        words = ("mount", server.url, growfs.mountpoint, "--cache-size", "1GB", "--cache-dir")
+        with start_growfs(growfs, *words, growfs.cache_dir) as mounting:
+            until(lambda: "" in server.requested)
+            refused = growfs.run(*words, tmp_path / "other", check=False)
+            server.unblock()
+            assert mounting.wait(30) == 0
+    assert_refused(refused, "another growfs is about to mount there")
+    assert cache_folders(tmp_path / "other") == []
+    growfs.umount()
+    assert os.listdir(growfs.mountpoint) == []
+
+
+@pytest.mark.parametrize("links", [1, 2])
+def test_a_mountpoint_may_be_a_link(growfs: Growfs, tmp_path: Path, engine: str, links: int) -> None:
+    """It is resolved once: all commands find the mount by the link and by the folder, and SIGTERM unmounts it."""
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    folder, link = growfs.mountpoint, growfs.mountpoint
+    for number in range(links):
+        link = tmp_path / f"link{number}"
+        link.symlink_to(os.path.relpath(growfs.mountpoint, tmp_path))
+        growfs.mountpoint = link
+    mounted = growfs.mount(tmp_path / "remote", "--engine", engine)
+    assert f"{folder}: 1 of 1 file" in mounted.stdout
+    for path in (link, folder):
+        assert str(folder) in growfs.run("status", path).stdout
+    os.kill(growfs.pid, signal.SIGTERM)
+    until(lambda: not mounted_at(folder))
+    growfs.mount(tmp_path / "remote", "--engine", engine)
+    growfs.run("umount", link)
+    assert os.listdir(folder) == []
+
+
+def test_a_link_that_leads_to_itself_is_no_mountpoint(growfs: Growfs, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert_refused(growfs.run("mount", tmp_path, tmp_path / "loop", check=False), "is a link that leads to itself")
