@@ -93,7 +93,7 @@ def test_half_an_hour_of_all_kinds_of_noise_loses_nothing(growfs: Growfs) -> Non
         slow_key=1000, idle_s=20, away_s=8,
     )  # fmt: skip
     with serving(noise) as (store, url):
-        mount(growfs, url)
+        mount(growfs, url, "--cache-size", "10GB")
         until(lambda: growfs.status()["cache"]["files"] == noise.keys - 1, 3600)
         assert key(noise.slow_key or 0) not in growfs.names()
         assert all(is_whole(growfs, number, noise) for number in range(noise.keys) if number != noise.slow_key)
