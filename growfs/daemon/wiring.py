@@ -163,6 +163,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)
     start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
+    start.opened.connect(generations.end)
     supervisor = Supervisor(lambda: start.passed)
     if peers:
         order.computed.connect(peers.note_order)

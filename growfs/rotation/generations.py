@@ -87,6 +87,7 @@ class Generations:
         self._number: int = database.row("SELECT coalesce(max(number), 0) FROM generation")[0]
         self._requeued: Sequence[int] | None = None
         self._refused = False
+        self._ended = False
         self._rotating = trio.Lock()
 
     def set_rotation(self, rotation: str) -> None:
@@ -149,6 +150,16 @@ class Generations:
 
         await self._db.write(write)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether any listing begins the next generation: this one was ended, or shows nothing while files are here."""
+        is_empty = self.current is not None and not self.current.files
+        return self._store.resident_files > 0 and (self._ended or is_empty)
+
+    def end(self) -> None:
+        """End the current generation. Called when training can start: someone who looked before then saw less."""
+        self._ended = True
+
     def has_news(self) -> bool:
         """Whether the next generation would show other files, or make room for some."""
         if self.current is None or self._store.last_seq > self.current.last_seq:
@@ -201,6 +212,7 @@ class Generations:
             )
             return
         self._number = number
+        self._ended = False
         now = trio.current_time()
         self.current = Generation(number, plan.last_seq, now, plan.files, plan.delisted, plan.relisted)
         self.shown_seq = plan.last_seq

@@ -80,7 +80,7 @@ class Readers:
         """
         reader = self._own(tid)
         generation = self._generations.current
-        if generation is None:
+        if generation is None or self._generations.is_over:
             return None
         now = trio.current_time()
         context = reader.about_to_list(directory, generation, now)

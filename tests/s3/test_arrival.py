@@ -6,12 +6,16 @@ came until a file arrived, so a slow machine cannot fail the tests.
 
 from __future__ import annotations
 
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.harness import Growfs
+from growfs.fuse.mounting import mounted_at
+from tests.harness import Growfs, until
 from tests.servers import S3Server
+from tools.benchmarks.noisy_s3 import Noise, serving
 
 SIZE = 2 << 20
 FILES = 20
@@ -69,3 +73,22 @@ def test_a_miss_overtakes_files_that_have_begun(growfs: Growfs, rclone_s3: S3Ser
     missing = max(set(names()) - {path.name for path in (growfs.cache / "files").iterdir()})
     assert (growfs.mountpoint / missing).read_bytes().startswith(missing.encode())
     assert growfs.status()["fetch"]["bytes_total"] - before < 12 * SIZE
+
+
+@pytest.mark.promise(7)
+@pytest.mark.parametrize("files", [0, 20])
+def test_who_looks_while_a_mount_is_not_ready_does_not_decide_what_others_are_shown(
+    growfs: Growfs, engine: str, files: int
+) -> None:
+    """A generation that began before, with no file or with few, ends when `mount` returns."""
+    noise = Noise(keys=300, size=20_000, connection_bytes_per_s=40_000)
+    growfs.env.update(AWS_ACCESS_KEY_ID="access", AWS_SECRET_ACCESS_KEY="secret")
+    with serving(noise) as (_, url), ThreadPoolExecutor(1) as threads:
+        flags = ("--endpoint-url", url, "--wait-files", 150, "--engine", engine)
+        mounting = threads.submit(growfs.mount, "s3://noise", *flags)
+        until(lambda: mounted_at(growfs.mountpoint) and growfs.status()["cache"]["files"] >= files)
+        early = subprocess.run(["ls", "-R", growfs.mountpoint], capture_output=True, text=True, check=True, timeout=60)
+        assert not mounting.done(), "else it was not early"
+        mounting.result(60)
+        assert early.stdout.count(".bin") < 150 <= len(growfs.names())
+        growfs.umount()
