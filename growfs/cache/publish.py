@@ -127,8 +127,10 @@ class Publisher:
                     self._admit_folders(writer, file.node.parent)
                     folders.add(file.node.parent)
                 seq = self._next()
-                place = QueuePlace(seq, group_positions.setdefault(file.group, seq) if file.group else seq)
-                self._join_group(writer, file.group, place.queue_position)
+                if file.group and file.group not in group_positions:
+                    group_positions[file.group] = seq
+                    writer.execute(JOIN_GROUP, (seq, json.dumps(file.group)))
+                place = QueuePlace(seq, group_positions.get(file.group, seq))
             stat = path.stat()
             bytes = done.admitted[file.node.id] = disk.allocated(stat)
             row = id, file.node.parent, extension(file.node.name), *place
@@ -156,18 +158,6 @@ class Publisher:
                 disk.unlink("PUBLISH_UNDO", old)
             raise
         return old
-
-    def _join_group(self, writer: sqlite3.Connection, group: Iterable[int], queue_position: int) -> None:
-        """Give the resident files of a group one queue position; those that are delisted are admitted anew."""
-        for id in group:
-            row = writer.execute("SELECT delisted FROM resident WHERE id = ?", (id,)).fetchone()
-            if row and row[0] is not None:
-                self._admit_again(writer, id)
-            writer.execute("UPDATE resident SET queue_position = ? WHERE id = ?", (queue_position, id))
-
-    def _admit_again(self, writer: sqlite3.Connection, id: int) -> None:
-        _record_generations(writer, id)
-        writer.execute("UPDATE resident SET delisted = NULL, opened = 0, seq = ? WHERE id = ?", (self._next(), id))
 
     def _next(self) -> int:
         self.last_seq += 1
@@ -312,12 +302,16 @@ INSERT_RESIDENT = (
 )
 
 
+JOIN_GROUP = "UPDATE resident SET queue_position = ? WHERE id IN (SELECT value FROM json_each(?))"
+"""Have the resident files of a group go together with a new one. What is delisted stays so, and keeps its number, by
+which readers hold it; the next generation lists the group as a whole."""
+
 FIRST_SHOWN = "(SELECT number FROM generation g WHERE g.last_seq >= r.seq ORDER BY g.last_seq, g.number LIMIT 1)"
 """The first generation that shows the file of a row r of `resident`."""
 
 
 def _record_generations(writer: sqlite3.Connection, id: int) -> None:
-    """Record the first and the last generation that showed a file, before its row is deleted or admitted anew."""
+    """Record the first and the last generation that showed a file, before its row is deleted."""
     writer.execute(
         "UPDATE node SET last_shown = shown.last, first_shown = coalesce(first_shown, shown.first)"
         f" FROM (SELECT {FIRST_SHOWN} AS first,"

@@ -50,6 +50,7 @@ CREATE TABLE node (
     UNIQUE (parent, name)
 );
 CREATE INDEX directories ON node (id) WHERE is_dir = 1;
+CREATE INDEX pinned ON node (id) WHERE pinned > 0;
 INSERT INTO node (id, parent, name, is_dir) VALUES ({ROOT}, 0, '', 1);
 UPDATE sqlite_sequence SET seq = {NODES_FROM} WHERE name = 'node';
 
@@ -70,7 +71,7 @@ CREATE TABLE resident (
 );
 CREATE INDEX resident_by_parent ON resident (parent, seq);
 CREATE INDEX not_durable ON resident (id) WHERE durable = 0;
-CREATE INDEX resident_by_queue_position ON resident (queue_position) WHERE suffix IS NOT NULL AND delisted IS NULL;
+CREATE INDEX resident_by_queue_position ON resident (queue_position, delisted, seq) WHERE suffix IS NOT NULL;
 CREATE INDEX delisted ON resident (delisted, queue_position, bytes) WHERE delisted IS NOT NULL;
 CREATE INDEX resident_files ON resident (seq) WHERE suffix IS NOT NULL;
 

@@ -27,47 +27,71 @@ FIELDS = ", ".join(f"{COLUMNS[field]} AS {field}" for field in CachedFile._field
 """What a CachedFile is made of."""
 
 
+IS_PINNED = (
+    "r.queue_position IN (SELECT o.queue_position FROM node p CROSS JOIN resident o USING (id) WHERE p.pinned > 0)"
+)
+"""Whether a file of the group of r is pinned or frozen. A file without a group is a group."""
+
+
+def group_has(condition: str) -> str:
+    """Whether a condition holds for a file o in the group of r. It is on o.delisted and o.seq, for the index."""
+    group = "o.suffix IS NOT NULL AND o.queue_position = r.queue_position"
+    return f"EXISTS (SELECT 1 FROM resident o WHERE {group} AND {condition})"
+
+
 def _query(condition: str, order: str) -> str:
-    return (
-        f"SELECT {FIELDS} FROM resident r JOIN node n USING (id)"
-        f" WHERE r.suffix IS NOT NULL AND n.pinned = 0 AND {condition} ORDER BY {order}"
-    )
+    is_candidate = f"r.suffix IS NOT NULL AND {condition} AND NOT {IS_PINNED}"
+    return f"SELECT {FIELDS} FROM resident r WHERE {is_candidate} ORDER BY {order}"
 
 
 def _columns(order: tuple[str, ...]) -> str:
     return ", ".join(COLUMNS[field] for field in order)
 
 
-DELISTED = _query("r.delisted IS NOT NULL", _columns(DELISTED_ORDER))
-LISTED = _query("r.delisted IS NULL AND r.seq <= ?", _columns(LISTED_ORDER))
+DELISTED = _query(f"r.delisted IS NOT NULL AND NOT {group_has('o.delisted IS NULL')}", _columns(DELISTED_ORDER))
+"""Without groups of which a file has been fetched again: the next generation lists them."""
+_IS_LISTED = "r.delisted IS NULL AND r.seq <= ?1"
+LISTED = _query(_IS_LISTED, _columns(LISTED_ORDER))
 """Given the last admission that a generation showed."""
-UNLISTED = _query("r.delisted IS NULL AND r.seq > ?", "r.seq DESC")
+DELISTABLE = _query(f"{_IS_LISTED} AND NOT {group_has('o.delisted IS NULL AND o.seq > ?1')}", _columns(LISTED_ORDER))
+"""The same without groups of which a file has been fetched again."""
+UNLISTED = _query("r.delisted IS NULL AND r.seq > ?1", "r.seq DESC")
 """Given the last admission that a generation showed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The cached files that a query selects, in its order. Each iteration reads them anew, one by one.
+    """The first `most` cached files that a query selects, and the rest of the last one's group, in its order.
 
-    None is kept: to sort a hundred thousand, or to free them, takes the interpreter's lock for tens of milliseconds.
+    Each iteration reads them anew, one by one. None is kept: to sort a hundred thousand, or to free them, takes the
+    interpreter's lock for tens of milliseconds.
     """
 
     ask: Query
     query: str
-    values: tuple[int, ...]
+    most: int
+    values: tuple[int, ...] = ()
 
     def __iter__(self) -> Iterator[CachedFile]:
-        return itertools.starmap(CachedFile, self.ask(self.query, *self.values))
+        group: int | None = None
+        for place, file in enumerate(itertools.starmap(CachedFile, self.ask(self.query, *self.values))):
+            if place >= self.most and file.queue_position != group:
+                return
+            group = file.queue_position
+            yield file
 
     def kinds(self) -> Counter[Kind]:
-        """How many of them there are of each kind."""
-        query = f"SELECT directory, suffix, count(*) FROM ({self.query}) GROUP BY directory, suffix"
+        """At least how many of them there are of each kind."""
+        last = f"SELECT queue_position FROM ({self.query} LIMIT 1 OFFSET {self.most - 1})"
+        rest = f"SELECT count(*) FROM resident WHERE suffix IS NOT NULL AND queue_position = ({last})"
+        limited = f"{self.query} LIMIT {self.most} + ({rest})"
+        query = f"SELECT directory, suffix, count(*) FROM ({limited}) GROUP BY directory, suffix"
         return Counter({(directory, suffix): count for directory, suffix, count in self.ask(query, *self.values)})
 
 
 def for_a_draw(ask: Query, holds: Holds, shown_seq: int, in_use: Container[int], most: int) -> Iterator[CachedFile]:
-    """Which of up to `most` delisted files a draw may evict, in order."""
-    delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
+    """Which of `most` delisted files, in whole groups, a draw may evict, in order."""
+    delisted = _Files(ask, DELISTED, most)
     groups = (list(group) for _, group in itertools.groupby(delisted, key=attrgetter("queue_position")))
     candidates = draw_candidates(groups, in_use, holds)
     return evictable(candidates, in_use, _counts(ask, delisted.kinds, shown_seq), shown_seq)
@@ -76,13 +100,13 @@ def for_a_draw(ask: Query, holds: Holds, shown_seq: int, in_use: Container[int],
 def for_a_miss(
     ask: Query, holds: Holds, shown_seq: int, in_use: Container[int], most: int, keep_held: bool
 ) -> Iterator[CachedFile]:
-    """What a miss may evict, up to `most` of each sort, in order. shown_seq: the last admission that was listed.
+    """What a miss may evict, `most` of each sort in whole groups, in order.
 
-    keep_held: without what is held.
+    shown_seq: the last admission that was listed. keep_held: without what is held.
     """
-    unlisted = _Files(ask, f"{UNLISTED} LIMIT ?", (shown_seq, most))
-    delisted = _Files(ask, f"{DELISTED} LIMIT ?", (most,))
-    listed = _Files(ask, f"{LISTED} LIMIT ?", (shown_seq, most))
+    unlisted = _Files(ask, UNLISTED, most, (shown_seq,))
+    delisted = _Files(ask, DELISTED, most)
+    listed = _Files(ask, LISTED, most, (shown_seq,))
 
     def kinds() -> Counter[Kind]:
         return unlisted.kinds() + delisted.kinds() + listed.kinds()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from growfs.cache.schema import read_only
-from growfs.rotation.queries import DELISTED, FIELDS, LISTED
+from growfs.rotation.queries import DELISTABLE, DELISTED, FIELDS, IS_PINNED, group_has
 from growfs.rotation.rules import CachedFile, GenerationPlan, Kind, TurnoverInput, next_generation
 
 
@@ -49,33 +49,33 @@ def _kinds(connection: sqlite3.Connection, last_seq: int) -> tuple[dict[Kind, in
 
 def _queue(connection: sqlite3.Connection, shown_seq: int) -> Iterator[CachedFile]:
     """The files that may be delisted, in the order of the rules."""
-    delisted, listed = connection.execute(DELISTED), connection.execute(LISTED, (shown_seq,))
+    delisted, listed = connection.execute(DELISTED), connection.execute(DELISTABLE, (shown_seq,))
     return itertools.starmap(CachedFile, itertools.chain(delisted, listed))
 
 
 def _unlisted(connection: sqlite3.Connection, turnover: TurnoverInput) -> Iterator[CachedFile]:
-    """The files that no generation listed, the last admitted first, down to a group with a pinned or frozen file.
+    """The files that no generation listed, the last admitted first, down to a group that has to be listed.
 
-    Pinned and frozen files are always listed, and with them all that was admitted before.
+    That has a pinned or frozen file, or one that was listed before. All that was admitted before it is listed with it.
     """
+    was_listed = f"{group_has('o.delisted IS NULL AND o.seq <= ?1')} OR {group_has('o.delisted IS NOT NULL')}"
     rows = connection.execute(
-        f"SELECT n.pinned, {FIELDS} FROM resident r JOIN node n USING (id)"
-        " WHERE r.suffix IS NOT NULL AND r.seq > ? AND r.seq <= ? ORDER BY r.seq DESC",
+        f"SELECT {IS_PINNED} OR {was_listed}, {FIELDS} FROM resident r"
+        " WHERE r.suffix IS NOT NULL AND r.seq > ?1 AND r.seq <= ?2 ORDER BY r.seq DESC",
         (turnover.shown_seq, turnover.last_seq),
     )
-    files = ((pinned, CachedFile(*fields)) for pinned, *fields in rows)
-    for _, members in itertools.groupby(files, key=lambda row: row[1].queue_position):
-        group = list(members)
-        if any(pinned for pinned, _ in group):
+    for is_kept, *fields in rows:
+        if is_kept:
             return
-        yield from (file for _, file in group)
+        yield CachedFile(*fields)
 
 
 def _last_of_exactly(connection: sqlite3.Connection, turnover: TurnoverInput, show_files: int) -> int:
     """The last admission to list, so that the new files alone are not more than are to be listed."""
     (kept,) = connection.execute(
-        "SELECT count(*) FROM (SELECT 1 FROM resident r JOIN node n USING (id)"
-        " WHERE r.suffix IS NOT NULL AND r.seq <= ?1 AND (n.pinned > 0 OR r.id IN"
+        "SELECT count(*) FROM (SELECT 1 FROM resident r"
+        " WHERE r.suffix IS NOT NULL AND r.seq <= ?1 AND ("
+        f"{IS_PINNED} OR r.id IN"
         " (SELECT max(id) FROM resident WHERE suffix IS NOT NULL AND seq <= ?1 GROUP BY parent, suffix)))",
         (turnover.shown_seq,),
     ).fetchone()

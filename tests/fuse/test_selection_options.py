@@ -143,6 +143,26 @@ def test_a_group_is_always_listed_together(growfs: Growfs, tmp_path: Path, reade
     assert waited_opens(growfs) == 0
 
 
+@pytest.mark.promise(23, 24)
+def test_what_is_in_a_group_with_a_frozen_or_pinned_file_stays_listed(
+    growfs: Growfs, tmp_path: Path, reader: Reader
+) -> None:
+    stems = make_pairs(tmp_path / "remote")
+    flags = "--freeze", "class0/0000.jpg", "--group", "{stem}", "--settle", "0", *HALF
+    growfs.mount(tmp_path / "remote", "--cache-size", 12 * SIZE, *flags)
+    until(lambda: mount_status(growfs)["cache"]["files"] == 12)
+    growfs.run("pin", growfs.mountpoint, "class1/0001.json")
+    kept = {f"{stem}.{suffix}" for stem in ("class0/0000", "class1/0001") for suffix in ("jpg", "json")}
+    seen: set[str] = set()
+    epoch(reader)
+    while seen != stems:
+        shown = epoch(reader)
+        assert not unpaired(shown)
+        assert not seen or shown >= kept
+        seen |= {name.partition(".")[0] for name in shown}
+    assert local(growfs) >= kept
+
+
 @pytest.mark.promise(24)
 def test_a_miss_fetches_the_whole_group(growfs: Growfs, server: BlockingServer, reader: Reader) -> None:
     names = ["a.jpg", "a.json", "b.jpg", "b.json", "c.jpg"]
