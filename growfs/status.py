@@ -187,6 +187,9 @@ class FetchStatus(Section):
     failed: int = field(metadata=counter("downloads that failed"))
     streams: int = field(metadata=gauge("most requests at a time"))
     limit_bytes_per_s: int | None = field(metadata=told("`--bandwidth`, or null", "bytes/s"))
+    client: str = field(metadata=told("what requests files: `growfs`, or the store's library (`--client`)"))
+    client_reason: str = field(metadata=told("why"))
+    library_files_total: int = field(metadata=counter("files that the store's library fetched"))
     late_file: str | None = field(
         metadata=told("a file that comes so slowly that those drawn after it are listed without it, or null")
     )

@@ -117,6 +117,13 @@ def engine(text: str) -> str:
     return text
 
 
+def client(text: str) -> str:
+    """The client."""
+    if text not in ("auto", "growfs", "library"):
+        raise UsageError(f"{text!r}: write 'growfs', 'library', or 'auto' (growfs for all that it can request itself)")
+    return text
+
+
 def folder(text: str) -> Path:
     """An absolute path, because the daemon's working directory is /."""
     return Path(text).expanduser().absolute()

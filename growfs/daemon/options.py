@@ -22,6 +22,7 @@ from growfs.daemon.option_parsers import (
     PYTHON_SCHEME,
     absolute,
     cache_size,
+    client,
     engine,
     folder,
     function,
@@ -220,6 +221,13 @@ class Options:
         "Option of the store's fsspec filesystem; dots nest (client_kwargs.region_name=eu-west-1).",
     )
     endpoint_url: str | None = option(None, web_url, "URL", "URL of the store's server, for S3-compatible stores.")
+    client: str = option(
+        "auto",
+        client,
+        "auto|growfs|library",
+        "What requests the files: growfs itself (faster), or the store's library, such as s3fs. auto: growfs, unless"
+        " only the library can.",
+    )
     anon: bool = flag("Access a public bucket without credentials.")
     allow_other: bool = flag("Let other users read the mount (always on when root mounts).")
 
@@ -276,6 +284,7 @@ class Options:
             storage_options=nested(self.storage_option),
             endpoint_url=self.endpoint_url,
             anon=self.anon,
+            client=self.client,
             manifest=self.manifest,
             include=self.include,
             exclude=self.exclude,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from growfs.errors import GrowfsError
 from growfs.folder.folder_engine import FolderEngine
 from growfs.fuse.engine_choice import Engine, EngineChoice
 from growfs.remote.filter import PathFilter
+from growfs.remote.stores.registry import choose_client
 from growfs.rotation.generations import Demand, Generations
 from growfs.rotation.pass_order import Pass
 from growfs.rotation.readers import Readers
@@ -44,6 +46,8 @@ from growfs.status import MountInfo, MountStatus
 from growfs.vfs.filesystem import Misses, Vfs
 from growfs.vfs.virtual import VirtualFolder
 from growfs.workers.pool import WorkerPool
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,10 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
         database, store, generations, budget, outage, sizes, waiting, holders.holds,
         peers.awaits if peers else None, peers_of,
     )  # fmt: skip
-    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, producer is not None, peers_of)
+    client = choose_client(request.remote)
+    if client.uses_library:
+        log.info("files are requested by %s: %s", client.name, client.reason)
+    dispatcher = Dispatcher(workers, request.processes, options.bandwidth, client, producer is not None, peers_of)
     fetcher = Fetcher(
         downloads, store, space, sizes, dispatcher, generations, catalog_sync, outage, options.miss_timeout
     )

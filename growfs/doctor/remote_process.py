@@ -25,6 +25,7 @@ from humanfriendly import format_size, format_timespan
 from growfs.doctor.check import Check, Level, Listing, MeasuredDownload, Phase, RemoteToTry, ok, warning
 from growfs.errors import GrowfsError
 from growfs.remote import open_remote
+from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.http.connection import Headers
 from growfs.remote.http.proxy import proxy_for
 from growfs.remote.interface import RemoteFile, RemoteSpec
@@ -108,6 +109,8 @@ def _check_producer(spec: RemoteSpec) -> Check:
 
 def _reach(store: StoreRemote, send: Send) -> bool:
     """Whether the server can be reached. Sends a Check for each step of the way."""
+    if store.client.library:
+        send(ok("client", f"{store.client.name} ({store.client.reason})"))
     send(Phase("looking for credentials"))
     access = store.access()
     if access is None:
@@ -241,6 +244,9 @@ def _download(probe: RemoteToTry, sample: list[RemoteFile], send: Send) -> None:
     if progress.failed:
         text = f"{len(progress.failed)} of {len(progress.failed) + progress.finished} files: {progress.failed[0]}"
         send(warning("files", text, "such files are tried again in each pass"))
+    if progress.gave_up:
+        text = f"growfs could not request the last {LEFT_MAX} files, only the store's library could: {progress.gave_up}"
+        send(warning("client", text, "mount with --client library, which spares the requests that fail"))
     send(MeasuredDownload(progress.finished - alone, progress.received, time.monotonic() - began, first_s))
 
 
@@ -250,6 +256,7 @@ class _Progress:
     def __init__(self, send: Send) -> None:
         self.received = self.finished = 0
         self.failed: list[GrowfsError] = []
+        self.gave_up = ""
         self._send = send
         self._changed = threading.Condition()
 
@@ -258,6 +265,7 @@ class _Progress:
             self._send(report.failure)
         with self._changed:
             self.received += report.bytes
+            self.gave_up = report.gave_up
             for _, result in report.files:
                 if isinstance(result, FetchFailed):
                     self.failed.append(result.error)

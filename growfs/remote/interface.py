@@ -47,6 +47,8 @@ class RemoteSpec:
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     endpoint_url: str | None = None
     anon: bool = False
+    client: str = "auto"
+    """Which client is to read the store: `auto`, `growfs` or `library`."""
     manifest: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -86,8 +86,6 @@ class PeerClient:
 
         version = quote(file.version)
         found = self._downloader(peer).fetch(replace(task, tries=None), sign, check, _as_it_is)
-        if found is None:
-            raise FallBack("it does not have the file")
         if digest.text() != sent_digest:
             raise ChecksumMismatch(f"its digest is {digest.text()}, and should be {sent_digest or 'sent with it'}")
         return found[1]

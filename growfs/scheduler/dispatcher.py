@@ -13,11 +13,12 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied
+from growfs.remote.client_choice import LEFT_MAX, ClientChoice
 from growfs.remote.interface import Fetched, RemoteFile
 from growfs.scheduler.in_flight import ATTEMPTS_MAX, Download, DownloadState
 from growfs.scheduler.outage import PEERS_AGAIN_S
@@ -107,6 +108,7 @@ class Dispatcher:
         workers: WorkerPool,
         size: int,
         bytes_per_s: int,
+        client: ClientChoice,
         has_producer: bool = False,
         peers_of: Callable[[str], tuple[str, ...]] = lambda path: (),
     ) -> None:
@@ -120,6 +122,11 @@ class Dispatcher:
         self._size = size
         self.bytes_per_s = bytes_per_s
         """The bandwidth of all workers together; 0: unlimited."""
+        self.client = client
+        """What requests the files. If one worker gives up to do it without the store's library, all do."""
+        self.library_files = 0
+        """Fetched by the store's library."""
+        self._gave_up = ""
         self._has_producer = has_producer
         self._peers_of = peers_of
         self._concurrency = ConcurrencyController()
@@ -255,7 +262,9 @@ class Dispatcher:
             slot.in_background = self._belongs_in_background(slot)
             requests = [_request(download, self._peers_of(download.path)) for download in batches.get(slot, [])]
             try:
-                await slot.channel.send(FetchFiles(requests, prioritized, slot.in_background, slot.is_held))
+                await slot.channel.send(
+                    FetchFiles(requests, prioritized, slot.in_background, slot.is_held, self._gave_up)
+                )
             except WorkerLost:
                 slot.silence.cancel()
         return bool(receivers)
@@ -382,6 +391,11 @@ class Dispatcher:
         self._period_throttled += message.throttled
         self.received.notify(message.bytes)
         self.received_from_peers.notify(message.peer_bytes)
+        self.library_files += message.library_files
+        if message.gave_up and not self._gave_up:
+            self._gave_up = message.gave_up
+            reason = f"growfs could not request the last {LEFT_MAX} files: {message.gave_up}"
+            self.client = replace(self.client, uses_library=True, reason=reason)
         if message.failure and not bytes:
             self.failed.notify(message.failure)
         for id, result in message.files:

@@ -145,6 +145,9 @@ class Fetcher:
             failed=self.counters.failed,
             streams=self._dispatcher.streams,
             limit_bytes_per_s=self._dispatcher.bytes_per_s or None,
+            client=self._dispatcher.client.name,
+            client_reason=self._dispatcher.client.reason,
+            library_files_total=self._dispatcher.library_files,
             late_file=next((download.path for download in self._late if not download.finished.is_set()), None),
             eta_s=eta_s,
         )

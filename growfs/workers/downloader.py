@@ -43,7 +43,8 @@ class Downloader:
         self._report_due = threading.Condition(self._lock)
         self._jobs: dict[int, Job] = {}
         self._finished: list[tuple[int, Fetched | FetchFailed]] = []
-        self._bytes = self._peer_bytes = self._answered = self._throttled = self._unfinished = 0
+        self._bytes = self._peer_bytes = self._answered = self._library_files = 0
+        self._throttled = self._unfinished = 0
         self._failure: GrowfsError | None = None
         self._is_report_due = self._progressed = False
         threading.Thread(target=self._report, daemon=True).start()
@@ -51,6 +52,7 @@ class Downloader:
     def submit(self, batch: FetchFiles) -> None:
         """Fetch these files too."""
         self._threads.hold(batch.is_held)
+        self._threads.library.gave_up = self._threads.library.gave_up or batch.gave_up
         with self._lock:
             self._unfinished += len(batch.files)
             self._report_due.notify()
@@ -148,13 +150,14 @@ class Downloader:
             with self._report_due:
                 self._report_due.wait_for(lambda: self._unfinished or self._finished)
                 self._report_due.wait_for(self._should_report, REPORT_EVERY_S)
-                answered = self._retries.answered
+                answered, library = self._retries.answered, self._threads.library
+                library_files = library.files
                 report = FetchProgress(
                     self._bytes, self._throttled, self._finished, time.process_time(), self._failure, time.monotonic(),
-                    self._peer_bytes, answered - self._answered,
+                    self._peer_bytes, answered - self._answered, library_files - self._library_files, library.gave_up,
                 )  # fmt: skip
                 self._bytes = self._peer_bytes = self._throttled = 0
-                self._answered, self._failure = answered, None
+                self._answered, self._library_files, self._failure = answered, library_files, None
                 self._finished, self._is_report_due = [], False
                 heartbeat = self._progressed and time.monotonic() > reported_at + HEARTBEAT_S
                 self._progressed = self._progressed and not heartbeat

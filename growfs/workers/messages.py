@@ -155,6 +155,8 @@ class FetchFiles:
     is_held: bool = False
     """The remote is away: what has begun is to wait, with what has arrived, and only what other nodes may have is to
     begin."""
+    gave_up: str = ""
+    """Why the store's library is to make all requests from now on; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,10 @@ class FetchProgress:
     """That arrived, of files that come from peers."""
     answered: int = 0
     """How many requests of the remote came in full."""
+    library_files: int = 0
+    """How many files the store's library fetched."""
+    gave_up: str = ""
+    """Why the library makes all requests of this worker by now; empty: it does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,7 @@ def test_a_bucket(growfs: Growfs, s3: S3Server) -> None:
         s3.put(f"{prefix}/{number}", b"x" * 100_000)
     done = doctor(growfs, f"s3://{s3.bucket}/{prefix}")
     assert done.returncode == 0, done.stdout
+    assert line(done, "client") == "ok client growfs (faster than s3fs)"
     assert line(done, "credentials") == "ok credentials AWS_ACCESS_KEY_ID in the environment"
     assert line(done, "region") == "ok region us-east-1"
     assert "within a minute" in line(done, "clock")

@@ -16,8 +16,9 @@ from awscrt import checksums
 
 from growfs.errors import RemoteBusy, RemoteChanged, RemoteDenied, RemoteError, RemoteMissing, RemoteThrottled
 from growfs.remote import digest
+from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.digest import Digest
-from growfs.remote.http.download import FALLBACK_S, FALLBACKS_MAX, USELESS_HEADS_MAX
+from growfs.remote.http.download import USELESS_HEADS_MAX
 from growfs.remote.http.threads import THREADS_DEFAULT, Job, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.retries import RETRY_AFTER_S_MAX, TRIES_MAX, Retries
@@ -158,11 +159,12 @@ def test_unusual_responses_are_left_to_the_library(
 ) -> None:
     store = FakeStore(**{"data": DATA, **behaviour})
     remote = HttpRemote(RemoteSpec(serve(store)))
-    for _ in range(5):
+    tries = LEFT_MAX + 2
+    for _ in range(tries):
         assert fetched(remote, tmp_path) == store.data
-    assert library_fetches == ["x"] * 5
+    assert library_fetches == ["x"] * tries
     ranged = len([request for request in store.requests if request.start == 0])
-    assert ranged == (5 if behaviour == {"data": b""} else 3), "plain GETs are given up for such a server"
+    assert ranged == (tries if behaviour == {"data": b""} else LEFT_MAX), "plain GETs are given up for such a server"
 
 
 def test_a_server_that_stops_sending_ranges_is_left_to_the_library(
@@ -296,26 +298,25 @@ def test_an_md5_that_the_server_sends_is_verified(
 
 
 @pytest.mark.promise(33)
-def test_after_refusals_the_library_fetches_for_a_minute_and_content_is_still_verified(
+def test_after_refusals_the_library_makes_all_requests_and_content_is_still_verified(
     serve: Serve, tmp_path: Path, library_fetches: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FakeStore(SMALL)
     store.status = lambda request: None if "Botocore" in request.headers.get("User-Agent", "") else 403
     remote = s3(serve(store))
-    for _ in range(FALLBACKS_MAX):
+    for _ in range(LEFT_MAX):
+        assert "the store's library" not in caplog.text
         assert fetched(remote, tmp_path) == SMALL
-    assert "fetched by the store's library, which is slower: status 403" in caplog.text
+    assert "the store's library makes all requests from now on, which is slower: status 403" in caplog.text
+    assert (remote._threads.library.files, remote._threads.library.gave_up) == (LEFT_MAX, "status 403")
     store.status = lambda _: None
     store.extra_headers = {"Content-MD5": b64encode(bytes(16)).decode()}
     with pytest.raises(RemoteBusy, match="another MD5"):
         fetched(remote, tmp_path)
-    assert len(library_fetches) == FALLBACKS_MAX + 1
+    assert len(library_fetches) == LEFT_MAX + 1
     store.extra_headers = {"Content-MD5": b64encode(MD5.digest()).decode()}
     assert fetched(remote, tmp_path) == SMALL
-    assert len(library_fetches) == FALLBACKS_MAX + 2
-    remote._downloader._unusable_until -= FALLBACK_S
-    assert fetched(remote, tmp_path) == SMALL
-    assert len(library_fetches) == FALLBACKS_MAX + 2
+    assert len(library_fetches) == LEFT_MAX + 2
 
 
 @pytest.mark.promise(33)
@@ -393,9 +394,9 @@ def test_signed_urls_of_any_fsspec_store_are_used(
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/signs/x", DATA)
     url = serve(FakeStore(DATA))
+    monkeypatch.setattr(type(memory), "sign", lambda *_, **more: f"{url}x?{more['expiration']}")
     remote = FsspecRemote(RemoteSpec("memory://signs"))
     file = remote.stat("x")
-    monkeypatch.setattr(type(memory), "sign", lambda *_, **more: f"{url}x?{more['expiration']}")
     if changed:
         memory.pipe_file("/signs/x", DATA)
         with pytest.raises(RemoteChanged):

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied
-from growfs.remote.http.download import FALLBACKS_MAX
+from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.interface import Page
 from growfs.remote.retries import Retries
 from growfs.remote.stores.s3.bucket import S3Remote
@@ -200,7 +200,7 @@ def test_errors_midway_lose_no_key(serve: Serve) -> None:
 
 def test_pages_in_flight_are_returned_before_an_error_is_raised(serve: Serve) -> None:
     remote = serve(bucket := FakeBucket(NAMES, delay_s=0.01, fault=lambda number: 403 if number >= 40 else None))
-    remote._listing_fallbacks = FALLBACKS_MAX  # no plain GETs: the library would repeat each that is denied
+    remote._threads.library.gave_up = "a test"  # no plain GETs: the library would repeat each that is denied
     seen: list[Page] = []
     with pytest.raises(RemoteDenied):
         seen.extend(remote.pages())
@@ -265,10 +265,8 @@ def test_names_that_xml_cannot_represent_are_listed(moto_s3: S3Server, by_librar
     prefix = f"odd names & more+{by_library}"
     for name in ODD_NAMES:
         moto_s3.put(f"{prefix}/{name}", b"x")
-    remote = S3Remote(moto_s3.spec(prefix))
-    remote._listing_fallbacks = FALLBACKS_MAX if by_library else 0
+    remote = S3Remote(moto_s3.spec(prefix, client="library" if by_library else "growfs"))
     assert sorted(paths(remote.pages())) == sorted(ODD_NAMES)
-    assert remote._listing_fallbacks == (FALLBACKS_MAX if by_library else 0)
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "<html></html>", "<ListBucketResult><Contents/></ListBucketResult>"])
@@ -279,7 +277,7 @@ def test_a_response_that_is_no_listing_is_left_to_the_library(
     real = bucket.answer
     monkeypatch.setattr(bucket, "answer", lambda query: real(query) if "Botocore" in query["agent"] else (200, body))
     assert sorted(paths(remote.pages())) == NAMES
-    assert remote._listing_fallbacks == FALLBACKS_MAX
+    assert remote._threads.library.gave_up.startswith("no listing: ")
 
 
 def test_a_listing_is_complete_when_no_more_threads_can_start(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +313,7 @@ def test_archived_objects_are_skipped_until_they_are_restored(serve: Serve, rest
     assert skipped == dict.fromkeys(unreadable, "archived: restore it, or copy it to another storage class")
     assert sorted(paths(iter(pages))) == sorted(set(names) - set(unreadable))
     asked = [query for query in fake.queries if query["attributes"]]
-    assert asked if restore_status else len(asked) <= 2 * FALLBACKS_MAX
+    assert asked if restore_status else len(asked) <= 2 * LEFT_MAX
 
 
 def test_a_bucket_without_archived_objects_is_asked_for_nothing_more(serve: Serve) -> None:

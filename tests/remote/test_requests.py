@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from growfs.errors import RemoteBusy, RemoteDenied
+from growfs.remote.client_choice import LEFT_MAX
 from growfs.remote.http.connection import ConnectionFailed, HttpRequest
-from growfs.remote.http.download import FALLBACKS_MAX, HttpError
+from growfs.remote.http.download import HttpError
 from growfs.remote.interface import FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.gs import GoogleRemote
 from growfs.remote.stores.s3.bucket import RENEW_S, S3Remote
@@ -80,6 +81,7 @@ def test_s3_requests_carry_what_the_options_say(serve: Serve, tmp_path: Path, li
     assert ";x-amz-checksum-mode;x-amz-content-sha256;x-amz-date;x-amz-request-payer," in payer.headers["Authorization"]
     assert payer.headers["x-amz-request-payer"] == "requester"
     assert (anon.target.split("?"), anon.headers["Authorization"]) == (["/bucket/x"], None)
+    assert fetched(s3(url, s3_additional_kwargs={"ServerSideEncryption": "AES256"}), tmp_path) == SMALL
     assert library_fetches == []
     for more in ({"s3_additional_kwargs": {"VersionId": "7"}}, {"config_kwargs": {"proxies": {"ftp": "x"}}}):
         assert fetched(s3(url, **more), tmp_path) == SMALL
@@ -165,7 +167,7 @@ def test_what_is_denied_to_the_library_too_does_not_leave_the_rest_to_it(
     store = FakeStore(SMALL)
     store.status = lambda request: 403 if "/bad" in request.target else None
     remote = s3(serve(store))
-    for number in range(2 * FALLBACKS_MAX):
+    for number in range(2 * LEFT_MAX):
         with pytest.raises(RemoteDenied):
             fetched(remote, tmp_path, RemoteFile(f"bad{number}", len(SMALL), None, "v1"))
     library_fetches.clear()

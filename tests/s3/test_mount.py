@@ -9,9 +9,10 @@ from uuid import uuid4
 
 import pytest
 
+from growfs.remote.client_choice import LEFT_MAX
 from tests.harness import Growfs, until
 from tests.inventories import InventoryBucket
-from tests.s3.proxy import proxy_to
+from tests.s3.proxy import Exchange, Response, proxy_to
 from tests.servers import S3Server
 
 ODD = "odd names/ä ü+&=%20#?.bin"
@@ -65,6 +66,49 @@ def test_a_whole_bucket_is_mounted(growfs: Growfs, moto: S3Server) -> None:
     client.close()
     growfs.mount(f"s3://{bucket}")
     assert growfs.content() == {"x/y": b"xy"}
+
+
+@pytest.mark.parametrize(("choice", "client"), [("auto", "growfs"), ("growfs", "growfs"), ("library", "s3fs")])
+def test_one_client_makes_all_requests_and_the_status_names_it(
+    growfs: Growfs, moto: S3Server, choice: str, client: str
+) -> None:
+    url, tree = put_tree(moto)
+    with proxy_to(moto.endpoint_url) as proxy:
+        growfs.env["AWS_ENDPOINT_URL"] = proxy.url
+        growfs.mount(url, "--client", choice)
+        growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
+        assert growfs.content() == tree
+        agents = {request.headers["User-Agent"] == "growfs" for request in proxy.requests}
+        assert agents == {client == "growfs"}
+    fetch = growfs.status()["fetch"]
+    reason = "faster than s3fs" if choice == "auto" else f"--client {choice}"
+    assert (fetch["client"], fetch["client_reason"]) == (client, reason)
+    assert fetch["library_files_total"] == (0 if client == "growfs" else len(tree))
+    assert f"client     {client} ({reason})\n" in growfs.run("status", growfs.mountpoint).stdout
+
+
+def test_what_the_library_alone_can_request_is_left_to_it_for_good_and_the_status_says_why(
+    growfs: Growfs, moto: S3Server
+) -> None:
+    url, tree = put_tree(moto, files=LEFT_MAX)
+
+    def refused(exchange: Exchange) -> None:
+        exchange.send(Response(403, {}, b""))
+
+    with proxy_to(moto.endpoint_url) as proxy:
+        growfs.env["AWS_ENDPOINT_URL"] = proxy.url
+        proxy.fault = lambda request: (
+            refused if request.is_fetch and request.headers["User-Agent"] == "growfs" else None
+        )
+        growfs.mount(url, "--workers", "1")
+        growfs.run("wait", growfs.mountpoint, "--all", "--timeout", "60s")
+        assert growfs.content() == tree
+    fetch = growfs.status()["fetch"]
+    assert (fetch["client"], fetch["library_files_total"]) == ("s3fs", len(tree))
+    assert fetch["client_reason"] == f"growfs could not request the last {LEFT_MAX} files: status 403"
+    assert growfs.log().count("the store's library makes all requests from now on, which is slower: status 403") == 1
+    text = growfs.run("status", growfs.mountpoint).stdout
+    assert f"client     s3fs ({fetch['client_reason']})\n" in text
 
 
 @pytest.mark.promise(1)

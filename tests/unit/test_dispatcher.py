@@ -14,6 +14,7 @@ import trio.testing
 
 from growfs.cache.catalog import Node
 from growfs.errors import GrowfsError, RemoteBusy, RemoteDenied, UsageError
+from growfs.remote.client_choice import LEFT_MAX, ClientChoice
 from growfs.remote.interface import Fetched
 from growfs.remote.rate_limits import SharedLimits
 from growfs.scheduler.dispatcher import (
@@ -44,6 +45,7 @@ class Worker:
         self.requests: dict[str, FetchRequest] = {}
         self.batches: list[list[str]] = []  # the paths of each message
         self.is_held = False
+        self.gave_up = ""
         self.closed = False
         self._sender, self._receiver = trio.open_memory_channel[Any](1000)
 
@@ -52,6 +54,7 @@ class Worker:
             raise WorkerLost
         self.batches.append([request.file.path for request in message.files])
         self.is_held = message.is_held
+        self.gave_up = message.gave_up
         self.requests |= {request.file.path: request for request in message.files}
 
     async def receive(self) -> Any:
@@ -104,12 +107,15 @@ class FakePool:
         return [worker for worker in self.all if not worker.closed]
 
 
+CLIENT = ClientChoice("s3fs", False, "faster than s3fs")
+
+
 class DispatcherScene:
     """A dispatcher and its results. It moves downloads from state to state as the fetcher does."""
 
     def __init__(self, size: int, has_producer: bool, peers_of: Callable[[str], tuple[str, ...]]) -> None:
         self.pool = FakePool()
-        self.dispatcher = Dispatcher(self.pool, size, 0, has_producer, peers_of)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(self.pool, size, 0, CLIENT, has_producer, peers_of)  # type: ignore[arg-type]
         self.dispatcher.returned.connect(self.handle_result)
         self.fetched: list[str] = []
         self.errors: dict[str, str] = {}
@@ -499,3 +505,27 @@ async def test_a_refusal_without_any_progress_is_announced() -> None:
         worker.report(FetchProgress(0, 1, [], 0, RemoteBusy("cannot reach the server")))
         await quiet()
         assert refused == ["cannot reach the server"]
+
+
+async def test_when_one_worker_gives_up_to_request_files_without_the_library_all_do() -> None:
+    async with start_scene(2) as scene:
+        scene.enqueue("a")
+        await quiet()
+        (worker,) = scene.pool.alive
+        assert (worker.gave_up, scene.dispatcher.client.name) == ("", "growfs")
+        worker.report(FetchProgress(0, 0, [], 0, library_files=LEFT_MAX, gave_up="no length"))
+        await quiet()
+        client = scene.dispatcher.client
+        assert (client.name, client.reason) == (
+            "s3fs",
+            f"growfs could not request the last {LEFT_MAX} files: no length",
+        )
+        worker.report_fetched()
+        worker.die()
+        scene.enqueue("b")
+        await quiet()
+        (other,) = scene.pool.alive
+        assert other.gave_up == "no length"
+        other.report(FetchProgress(0, 0, [], 0, library_files=1, gave_up="no length"))
+        await quiet()
+        assert (scene.dispatcher.library_files, scene.dispatcher.client) == (LEFT_MAX + 1, client)

@@ -10,7 +10,6 @@ import pytest
 
 from growfs.errors import RemoteBusy
 from growfs.remote.digest import Digest, of
-from growfs.remote.http.download import RangeDownloader
 from growfs.remote.http.threads import Job, TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, RemoteFile, RemoteSpec
 from growfs.remote.stores.fsspec import write_parts
@@ -81,13 +80,10 @@ class AllParts(TransferThreads):
         raise RemoteBusy("as each of them")
 
 
-def test_a_server_that_ignores_ranges_is_asked_for_the_whole(
-    http_folder: WebFolder, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RangeDownloader, "fetch", lambda *_: None)
+def test_a_server_that_ignores_ranges_is_asked_for_the_whole(http_folder: WebFolder, target: Path) -> None:
     content = DATA * 200
     (http_folder.folder / "whole").write_bytes(content)
-    remote = HttpRemote(RemoteSpec(http_folder.url), AllParts())
+    remote = HttpRemote(RemoteSpec(http_folder.url, client="library"), AllParts())
     task = FetchTask(remote.stat("whole"), target)
     with pytest.raises(RemoteBusy, match="as each of them"):
         remote.fetch(task)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import re
 import ssl
@@ -40,8 +39,6 @@ from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask
 
 USELESS_HEADS_MAX = 8
-FALLBACKS_MAX = 3  # files in a row that were left to the library; after that all are, for a while
-FALLBACK_S = 60.0  # how long; a store that refused for some seconds is not slow for ever
 CUTS_MAX = 2
 """How often a part that comes too slowly is requested anew. After that its server is as slow as it is."""
 GOOD_STATUSES = (200, 206)
@@ -95,17 +92,10 @@ class RangeDownloader:
         self.splits_at_once = True  # until a server sends a whole file where a part was requested
         self.heads_useful = heads_useful
         self._uses_proxies = uses_proxies
-        self._fallbacks = self._useless_heads = 0
-        self._unusable_until = -math.inf
-        self._why = ""
+        self._useless_heads = 0
         self._connections: list[Connection] = []
         self._idle: list[Connection] = []
         self._slow_streams = SlowStreams(self._connections, lambda: threads.is_held, lambda: threads.stream_bytes_per_s)
-
-    @property
-    def usable(self) -> bool:
-        """Whether to try: not in the minute after too many files in a row had to be left to the library."""
-        return time.monotonic() >= self._unusable_until
 
     def fetch(
         self,
@@ -113,15 +103,14 @@ class RangeDownloader:
         sign: SignRequest,
         check: CheckResponse[T],
         translate: ErrorTranslator,
-    ) -> tuple[int, T] | None:
+    ) -> tuple[int, T]:
         """Write the file, or the range of it, to task.target. Returns (bytes written, what check returned).
 
-        Returns None where the store's library has to do it; task.progress was not called then. task.digest takes every
-        byte. sign is called again when a signature has expired. sign and task.progress are called from any thread,
-        progress from one at a time. check gets the size of the whole file, even if only a range is written.
-        A request that fails is repeated as task.tries says, and goes on from the last byte that arrived.
-        Raises what translate makes of HttpError, ChecksumMismatch and ConnectionFailed, what check and progress raise,
-        and OSError of the local disk.
+        task.digest takes every byte. sign is called again when a signature has expired. sign and task.progress are
+        called from any thread, progress from one at a time. check gets the size of the whole file, even if only a range
+        is written. A request that fails is repeated as task.tries says, and goes on from the last byte that arrived.
+        Raises FallBack if the store's library has to do it, from the start; what translate makes of HttpError,
+        ChecksumMismatch and ConnectionFailed; what check and progress raise; and OSError of the local disk.
         """
         self._slow_streams.start()
         with task.target.open("wb", buffering=0) as out:
@@ -130,13 +119,9 @@ class RangeDownloader:
                 transfer.run()
             except (HttpError, ChecksumMismatch, ConnectionFailed) as error:
                 raise translate(error) from None
-            except FallBack as reason:
-                self._why = str(reason)
-                if transfer.has_progress:
-                    self.record_fallback()  # the next try is the library's, if that goes on
-                    raise translate(ConnectionFailed(f"an answer that makes no sense: {reason}")) from reason
-                return None
-        self._fallbacks = 0
+            except FallBack:
+                task.restart()
+                raise
         return transfer.total, transfer.checked
 
     def begin(self, connection: Connection, request: HttpRequest, headers: Headers) -> HttpResponse:
@@ -150,14 +135,6 @@ class RangeDownloader:
         if response.status not in GOOD_STATUSES:
             raise FallBack(f"status {response.status}")
         return response
-
-    def record_fallback(self) -> None:
-        """Record that the library has fetched a file that was left to it. What fails there, too, is no reason."""
-        self._fallbacks += 1
-        if self._fallbacks >= FALLBACKS_MAX:
-            self._unusable_until = time.monotonic() + FALLBACK_S
-            if self._fallbacks == FALLBACKS_MAX:
-                log.warning("files are fetched by the store's library, which is slower: %s", self._why)
 
     def record_head(self, useful: bool) -> None:
         """Record whether a HEAD brought a checksum. After too many that did not, no more are sent."""
@@ -218,7 +195,6 @@ class _FileTransfer(Generic[T]):
         check: CheckResponse[T],
         translate: ErrorTranslator,
     ) -> None:
-        self.has_progress = False
         self._translate = translate
         self._owner, self._task, self._fd, self._sign, self._check = owner, task, fd, sign, check
         self._first = task.byte_range.offset if task.byte_range else 0
@@ -398,7 +374,6 @@ class _FileTransfer(Generic[T]):
             self._owner.threads.throttle(len(piece))
             with self._lock:
                 part.at += len(piece)
-                self.has_progress = True
                 self._task.progress(len(piece))
 
         start, began = part.at, time.monotonic()

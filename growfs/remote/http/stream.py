@@ -94,9 +94,9 @@ class FileStream:
         self.file = file
         self._source, self._stat, self._throttle, self._translating = source, stat, throttle, translating
         with translating():
-            if source.seekable():
+            try:
                 source.seek(start)
-            else:
+            except ValueError:  # it cannot
                 while start and (skipped := len(source.read(min(start, SKIP_BYTES)))):
                     start -= skipped
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
+from growfs.remote.client_choice import LibraryUse
+
 THREADS_MAX = 192
 """Above the limit on streams, so that an urgent file always finds a thread."""
 SLEEPING_MAX = 32
@@ -90,6 +92,7 @@ class TransferThreads:
         self, limit: Callable[[], int] = lambda: THREADS_DEFAULT, throttle: Callable[[int], None] = lambda count: None
     ) -> None:
         self.throttle = throttle
+        self.library = LibraryUse()
         self._limit = limit
         self._lock = threading.Lock()
         self._work_arrived = threading.Condition(self._lock)

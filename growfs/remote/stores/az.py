@@ -29,6 +29,7 @@ class AzureRemote(FsspecRemote):
     schemes = ("az", "abfs", "abfss")
     takes_endpoint = True
     package = "adlfs"
+    usual_server = "https://account.blob.core.windows.net"
     credential_variables = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN")
     login = (
         "set AZURE_STORAGE_ACCOUNT_NAME, and run 'az login' or set AZURE_STORAGE_ACCOUNT_KEY,"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteChanged, RemoteError, RemoteMissing
 from growfs.remote import errors
+from growfs.remote.client_choice import ClientChoice
 from growfs.remote.http.connection import Headers
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import ByteRange, FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream, Skipped
@@ -85,6 +86,7 @@ class StoreRemote(ABC):
     def __init__(self, spec: RemoteSpec, threads: TransferThreads | None = None) -> None:
         """Raises UsageError if the URL or the options are wrong. Does not touch the network."""
         self.spec = spec
+        self.client = self.choose_client(spec)
         self._threads = threads or TransferThreads()
         self._lists_other_etags = False
         """Whether its server was seen to list other ETags than it sends."""
@@ -97,6 +99,11 @@ class StoreRemote(ABC):
     def class_for(cls, url: str) -> type[StoreRemote]:
         """The class for one of its URLs."""
         return cls
+
+    @classmethod
+    def choose_client(cls, spec: RemoteSpec) -> ClientChoice:
+        """Which client reads a store of this class. Touches no network. Raises UsageError if spec.client cannot."""
+        return ClientChoice("", False, "the files are local")
 
     @classmethod
     def of_folder(cls, spec: RemoteSpec) -> RemoteSpec:

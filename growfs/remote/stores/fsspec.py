@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from growfs.errors import GrowfsError, RemoteBusy, RemoteError, RemoteMissing, UsageError, pip_install
+from growfs.remote.client_choice import OWN, ClientChoice
 from growfs.remote.digest import Digest
 from growfs.remote.errors import translate
 from growfs.remote.http.connection import TIMEOUTS, Connection, ConnectionFailed, FallBack, Headers, HttpRequest
@@ -49,6 +50,10 @@ class FsspecRemote(StoreRemote):
     """Whether every use of it needs that package."""
     server: ClassVar[str] = ""
     """The URL of its server, if it is always the same one."""
+    usual_server: ClassVar[str] = ""
+    """The URL of one of its servers, to find the proxy by."""
+    own_options: ClassVar[frozenset[str] | None] = None
+    """The storage options with which growfs can request files itself; None: all."""
     credential_variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables from which its library takes credentials."""
     default_credentials: ClassVar[str] = LEFT_TO_LIBRARY
@@ -62,9 +67,36 @@ class FsspecRemote(StoreRemote):
         super().__init__(spec, threads)
         self._own = threading.local()
         self._has_ranges = True  # until the library returns more than the range that was requested
-        if self.needs_library:
+        if self.needs_library or self.client.uses_library:
             self.load_library()
         self._options = self._library_options()
+
+    @classmethod
+    def choose_client(cls, spec: RemoteSpec) -> ClientChoice:
+        library = cls.package or scheme_of(spec.url)
+        if spec.client == "library":
+            return ClientChoice(library, True, "--client library")
+        if reason := cls._why_library(spec):
+            if spec.client == OWN:
+                raise UsageError(f"--client growfs cannot be used: only {library} {reason}; leave it to auto")
+            return ClientChoice(library, True, f"only it {reason}")
+        return ClientChoice(library, False, "--client growfs" if spec.client == OWN else f"faster than {library}")
+
+    @classmethod
+    def _why_library(cls, spec: RemoteSpec) -> str:
+        """What only the library does of that which is asked for, after "only it"; empty if growfs does it all."""
+        if not cls.name and not _signs_urls(scheme_of(spec.url)):
+            return f"reads {scheme_of(spec.url)}://"
+        if cls.own_options is not None and (options := sorted(spec.storage_options.keys() - cls.own_options)):
+            return f"knows the option {options[0]}"
+        url = cls._given_server(spec) or cls.usual_server or cls.server or spec.url
+        proxy = proxy_for(url) if url.startswith("http") else None
+        return f"may know the proxy {proxy}" if proxy and not proxy.speaks_http else ""
+
+    @classmethod
+    def _given_server(cls, spec: RemoteSpec) -> str | None:
+        """The URL of the server, if the options give it."""
+        return spec.endpoint_url or spec.storage_options.get("endpoint_url")
 
     def load_library(self) -> None:
         from fsspec import get_filesystem_class
@@ -165,8 +197,14 @@ class FsspecRemote(StoreRemote):
     # The content of a file.
 
     def fetch(self, task: FetchTask) -> RemoteFile:
-        if found := self._fetch_by_get(task):
-            return found
+        why = ""
+        if self._requests_itself:
+            try:
+                found = self._fetch_by_get(task)
+                self._threads.library.in_a_row = 0
+                return found
+            except FallBack as reason:
+                why = str(reason)
         if task.byte_range:  # the library may not give the version with a range
             self._stat_listed(task.file)
 
@@ -175,15 +213,22 @@ class FsspecRemote(StoreRemote):
             task.progress(count)
 
         found = self._by_library(replace(task, progress=throttle))
-        if found.size:  # an empty file has no range
-            self._downloader.record_fallback()
+        self._note_library(why if found.size else "", files=1)  # an empty file has no range
         return found
+
+    @property
+    def _requests_itself(self) -> bool:
+        return not (self.client.uses_library or self._threads.library.gave_up)
+
+    def _note_library(self, why: str, files: int = 0) -> None:
+        """Note that the library has made a request. why: what keeps growfs from it; empty if that does not count."""
+        self._threads.library.note("" if self.spec.client == OWN else why, files)
 
     def open(self, file: RemoteFile, start: int = 0) -> RemoteStream:
         def check(size: int, headers: Headers) -> RemoteFile:
             return self._verified(file, self._file_from_headers(file, size, headers) or self.stat(file.path))
 
-        if self._downloader.usable:
+        if self._requests_itself:
             to_error = partial(self.translated, path=file.path)
             with suppress(FallBack):
                 return HttpStream(self._downloader, partial(self._sign, file), start, check, to_error)
@@ -195,19 +240,17 @@ class FsspecRemote(StoreRemote):
 
     # By plain GETs.
 
-    def _fetch_by_get(self, task: FetchTask) -> RemoteFile | None:
-        """Fetch by plain GETs; None if the library has to do it."""
+    def _fetch_by_get(self, task: FetchTask) -> RemoteFile:
+        """Fetch by plain GETs. Raises FallBack if the library has to do it."""
         file = task.file
-        if not self._downloader.usable:
-            return None
 
         def check(size: int, headers: Headers) -> RemoteFile | None:
             now = self._file_from_headers(file, size, headers)
             return now and self._verified(file, now)
 
         to_error = partial(self.translated, path=file.path)
-        found = self._downloader.fetch(task, partial(self._sign, file), check, to_error)
-        return found and self._verified(file, found[1] or self.stat(file.path), None if task.byte_range else found[0])
+        size, now = self._downloader.fetch(task, partial(self._sign, file), check, to_error)
+        return self._verified(file, now or self.stat(file.path), None if task.byte_range else size)
 
     def _sign(self, file: RemoteFile, method: str = "GET") -> HttpRequest:
         try:
@@ -374,6 +417,15 @@ def write_parts(
 
     with task.target.open("r+b", buffering=0) as out:
         threads.share([partial(copy, out.fileno(), start) for start in range(extent.offset, end, part_bytes)])
+
+
+def _signs_urls(scheme: str) -> bool:
+    """Whether the library for a scheme makes URLs for plain GETs. What is wrong with the library shows later."""
+    from fsspec import AbstractFileSystem, get_filesystem_class
+
+    with suppress(ImportError, ValueError):
+        return get_filesystem_class(scheme).sign is not AbstractFileSystem.sign
+    return False
 
 
 def aiohttp_timeout() -> Any:

@@ -41,6 +41,10 @@ class HubRemote(FsspecRemote):
     def class_for(cls, url: str) -> type[StoreRemote]:
         return cls if url.startswith("hf://buckets/") else RepositoryRemote
 
+    @classmethod
+    def _why_library(cls, spec: RemoteSpec) -> str:
+        return super()._why_library(spec) or ("reads the buckets of the hub" if cls is HubRemote else "")
+
     def _library_options(self) -> dict[str, Any]:
         options = super()._library_options()
         if self.spec.endpoint_url:

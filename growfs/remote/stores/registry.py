@@ -6,6 +6,7 @@ Importing this module imports no client library.
 from __future__ import annotations
 
 from growfs.errors import UsageError
+from growfs.remote.client_choice import ClientChoice
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import RemoteSpec
 from growfs.remote.stores.az import AzureRemote
@@ -38,6 +39,13 @@ def store_class(url: str) -> type[StoreRemote]:
 def store_name(url: str) -> str:
     """The name of the store at a URL: 's3', 'gs', ..., or the scheme of another one that fsspec opens."""
     return store_class(url).name or scheme_of(url)
+
+
+def choose_client(spec: RemoteSpec) -> ClientChoice:
+    """Which client reads the remote. Raises UsageError if that of spec.client cannot."""
+    if spec.producer and spec.producer.seed is not None:
+        return ClientChoice("", False, "there is no remote")
+    return store_class(spec.url).choose_client(spec)
 
 
 def open_store(spec: RemoteSpec, threads: TransferThreads | None = None) -> StoreRemote:

@@ -28,6 +28,7 @@ class HttpRemote(FsspecRemote):
     is_percent_encoded = True
     default_credentials = "none"
     login = "with a password the URL is https://user:password@host/folder/"
+    own_options = frozenset({"headers"})
     sequential_options = {"block_size": 0}  # noqa: RUF012
 
     @classmethod
@@ -54,8 +55,8 @@ class HttpRemote(FsspecRemote):
         return f"{self.root}/{quote(path)}" if path else self.root
 
     def _request(self, file: RemoteFile, method: str) -> HttpRequest:
-        if method != "GET" or self._options.keys() - {"headers"}:
-            raise FallBack("an option that only the library knows")
+        if method != "GET":
+            raise FallBack("no HEAD")
         url = self.fs.encode_url(self._key(file.path))
         headers = dict(self._options["headers"])
         if url.user is not None:

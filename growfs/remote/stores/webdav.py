@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from growfs.errors import GrowfsError, RemoteError, UsageError
 from growfs.remote.errors import Problem
-from growfs.remote.http.connection import REDIRECTS_MAX, TIMEOUTS, FallBack, Headers, HttpRequest
-from growfs.remote.interface import RemoteFile
+from growfs.remote.http.connection import REDIRECTS_MAX, TIMEOUTS, Headers, HttpRequest
+from growfs.remote.interface import RemoteFile, RemoteSpec
 from growfs.remote.metadata import file_from_headers
 from growfs.remote.stores.fsspec import PAGE_READ_S, FsspecRemote
 
@@ -22,12 +22,22 @@ class WebdavRemote(FsspecRemote):
     schemes = ("webdav",)
     package = "webdav4"
     public_options = frozenset({"base_url"})
+    own_options = frozenset({"base_url", "auth", "timeout"})
     default_credentials = "none"
     login = 'with a password pass --storage-option \'auth=["user", "password"]\''
     fresh_options = {}  # noqa: RUF012 - it has no cache, and takes the option for one of its HTTP client
 
     def preload(self) -> None:
         import httpcore  # noqa: F401 - its first client does so otherwise
+
+    @classmethod
+    def _why_library(cls, spec: RemoteSpec) -> str:
+        is_plain = isinstance(spec.storage_options.get("auth", ()), (list, tuple))
+        return super()._why_library(spec) if is_plain else "knows this kind of auth"
+
+    @classmethod
+    def _given_server(cls, spec: RemoteSpec) -> str | None:
+        return spec.storage_options.get("base_url")
 
     def _library_options(self) -> dict[str, Any]:
         options = super()._library_options()
@@ -47,9 +57,6 @@ class WebdavRemote(FsspecRemote):
         """With a name and a password, if there are any."""
         fs = self._shared[0]
         http, auth = fs.client.http, fs.storage_options.get("auth")
-        is_plain = auth is None or isinstance(auth, (list, tuple))
-        if fs.storage_options.keys() - {"base_url", "auth", "timeout"} or not is_plain:
-            raise FallBack("an option that only the library knows")
         headers = {}
         if auth:
             headers["Authorization"] = f"Basic {b64encode(':'.join(auth).encode()).decode()}"

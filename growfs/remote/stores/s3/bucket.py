@@ -42,7 +42,7 @@ from growfs.remote.http.connection import (
     Headers,
     HttpRequest,
 )
-from growfs.remote.http.download import FALLBACKS_MAX, ChecksumMismatch, HttpError
+from growfs.remote.http.download import ChecksumMismatch, HttpError
 from growfs.remote.http.stream import FileStream
 from growfs.remote.http.threads import TransferThreads
 from growfs.remote.interface import FetchTask, Page, RemoteFile, RemoteSpec, RemoteStream
@@ -74,6 +74,8 @@ REFUSED_S = 1.0
 RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 """A parameter of a listing, which then says which archived objects can be read."""
 _CONNECTION_OPTIONS = {"proxies", "proxies_config", "client_cert"}  # options of botocore that say how to connect
+_OWN_PARAMETERS = {"RequestPayer", "ACL", "ServerSideEncryption", "SSEKMSKeyId", "StorageClass"}
+"""Parameters of requests that growfs sends, or that are for uploads only."""
 
 
 _CREDENTIAL_FILES = {"shared-credentials-file": "credentials_file", "config-file": "config_file"}
@@ -88,6 +90,7 @@ class S3Remote(FsspecRemote):
     takes_endpoint = True
     has_inventories = True
     package = "s3fs"
+    usual_server = "https://s3.amazonaws.com"
     needs_library = False  # but for options that only s3fs knows
     public_options = frozenset({"endpoint_url", "profile", "region_name"})
     login = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run 'aws configure', or pass --anon for a public bucket"
@@ -111,7 +114,6 @@ class S3Remote(FsspecRemote):
         self._refusal = ""  # of credentials
         self._refused_at = -math.inf
         self._concurrency = ConcurrencyLimit()  # of the last listing, which may be continued
-        self._listing_fallbacks = 0
         self._knows_restored: bool | None = None
         self._region_lock = threading.Lock()
         self._has_asked_region = False
@@ -125,6 +127,19 @@ class S3Remote(FsspecRemote):
 
     def preload(self) -> None:
         client.preload()
+
+    @classmethod
+    def _why_library(cls, spec: RemoteSpec) -> str:
+        parameters = spec.storage_options.get("s3_additional_kwargs", {}).keys() - _OWN_PARAMETERS
+        options = spec.storage_options.get("config_kwargs", {}).keys() & _CONNECTION_OPTIONS
+        if found := sorted(parameters) + sorted(options):
+            return f"knows the option {found[0]}"
+        return super()._why_library(spec)
+
+    @classmethod
+    def _given_server(cls, spec: RemoteSpec) -> str | None:
+        given = super()._given_server(spec) or spec.storage_options.get("client_kwargs", {}).get("endpoint_url")
+        return given or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
     def _library_options(self) -> dict[str, Any]:
         options, url = super()._library_options(), self.spec.endpoint_url
@@ -200,12 +215,14 @@ class S3Remote(FsspecRemote):
                 self._renewed_at = time.monotonic()
             return self._renewed_at >= since
 
-    def _fetch_by_get(self, task: FetchTask) -> RemoteFile | None:
+    def _fetch_by_get(self, task: FetchTask) -> RemoteFile:
         began = time.monotonic()
-        found = super()._fetch_by_get(task)
-        if found is None and self._has_found_region(began):
-            found = super()._fetch_by_get(task)
-        return found
+        try:
+            return super()._fetch_by_get(task)
+        except FallBack:
+            if not self._has_found_region(began):
+                raise
+        return super()._fetch_by_get(task)
 
     def _has_found_region(self, since: float) -> bool:
         """Whether it was found since a moment (monotonic) that the bucket is in another region than was signed for.
@@ -321,21 +338,25 @@ class S3Remote(FsspecRemote):
         return page
 
     def _list_page(self, connection: Connection, parameters: dict[str, Any], prefix: str) -> KeyPage:
-        if self._listing_fallbacks < FALLBACKS_MAX:
+        why = ""
+        if self._requests_itself:
             connection.timeouts = self._page_timeouts
             began = time.monotonic()
             try:
-                return listing.get(connection, self._page_request(parameters), prefix)
+                page = listing.get(connection, self._page_request(parameters), prefix)
+                self._threads.library.in_a_row = 0
+                return page
             except (HttpError, ConnectionFailed) as error:
                 if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
                     longer = connection.timeouts.doubled()
                     self._page_timeouts = max(self._page_timeouts, longer, key=lambda timeouts: timeouts.read_s)
                 raise self.translated(error) from None
-            except FallBack:
+            except FallBack as reason:
                 if self._has_found_region(began):
                     return self._list_page(connection, parameters, prefix)
-                self._listing_fallbacks += 1
+                why = str(reason)
         reply = self._call("", "list_objects_v2", **parameters)
+        self._note_library(why)
         # It is used from the next page on: botocore reads times by dateutil, which is half the cost of a page.
         self.fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
         return listing.from_library(reply, prefix)
@@ -397,13 +418,13 @@ class S3Remote(FsspecRemote):
         client = self._client(bucket)
         wants_checksums = getattr(client.boto.meta.config, "response_checksum_validation", "") == "when_supported"
         more = {"ChecksumMode": "ENABLED"} if wants_checksums else {}
-        return Signer(client, self._completed(client, client.boto.get_object, {"Bucket": bucket, "Key": "", **more}))
+        return Signer(client, client.complete(client.boto.get_object, {"Bucket": bucket, "Key": "", **more}))
 
     def _page_request(self, parameters: dict[str, Any]) -> HttpRequest:
         """A signed GET of a page. Raises FallBack if there cannot be one."""
         with self._signing():
             signer, client = self._fresh_signer(parameters["Bucket"]), self._client(parameters["Bucket"])
-            return signer.page(self._completed(client, client.boto.list_objects_v2, parameters))
+            return signer.page(client.complete(client.boto.list_objects_v2, parameters))
 
     def _client(self, bucket: str) -> Client:
         with self._client_lock:
@@ -412,13 +433,6 @@ class S3Remote(FsspecRemote):
     @cached_property
     def _plain_client(self) -> Client | None:
         return plain_client(self._options)
-
-    def _completed(self, client: Client, method: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The parameters, and RequestPayer if that option is set. Raises FallBack if other options are set."""
-        signed = client.complete(method, parameters)
-        if signed.keys() - {*parameters, "RequestPayer"} or self._options["config_kwargs"].keys() & _CONNECTION_OPTIONS:
-            raise FallBack("an option that only the library knows")
-        return signed
 
     def _file_from_headers(self, file: RemoteFile, size: int, headers: Headers) -> RemoteFile | None:
         return file_from_headers(file.path, size, headers)
