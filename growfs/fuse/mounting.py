@@ -235,7 +235,9 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise GrowfsError(f"{mountpoint}: another growfs is about to mount there; name another folder") from None
+        raise GrowfsError(
+            f"{mountpoint}: another growfs is about to mount there; wait for it, or end it: growfs umount {mountpoint}"
+        ) from None
     except OSError:  # NFS locks no folders
         pass
     _check_unmounted(mountpoint)

@@ -147,7 +147,10 @@ def test_a_mount_that_lists_the_remote_is_listed_and_can_be_ended(growfs: Growfs
         until(lambda: f"{growfs.mountpoint}  {growfs.cache}  not mounted yet: " in growfs.run("list").stdout)
         assert f"{server.url}: 0 files" in growfs.run("status", growfs.mountpoint).stdout
         second = growfs.mount(server.url, check=False)
-        assert f"mounted on {growfs.mountpoint}; unmount that first" in second.stderr
+        assert (
+            f"another growfs is about to mount there; wait for it, or end it: growfs umount {growfs.mountpoint}"
+            in second.stderr
+        )
         growfs.run("umount", growfs.mountpoint)
         _, errors = mounting.communicate(timeout=30)
         assert mounting.returncode == 1
