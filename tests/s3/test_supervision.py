@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from growfs.errors import GrowfsError
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, until
 from tests.s3.test_noise import is_whole, mount, wait_for_all
@@ -46,6 +48,12 @@ supervisor.Supervisor.keep_running = keep_breakable
 """Each service fails, in the middle of whatever it does, when a file of its name appears."""
 
 
+def answers(growfs: Growfs) -> bool:
+    with suppress(GrowfsError):
+        return bool(growfs.status())
+    return False
+
+
 def break_service(growfs: Growfs, folder: Path, name: str) -> None:
     (folder / f"break-{name}").touch()
     until(lambda: f"{name} failed, a bug in growfs" in growfs.log())
@@ -61,6 +69,7 @@ def test_a_service_that_fails_is_run_again_and_nothing_is_lost(growfs: Growfs, t
         assert {"Outage", "CatalogSync", "Fetcher", "Prefetcher", "Space", "Generations", "Control"} <= set(names)
         for name in names:
             break_service(growfs, tmp_path, name)
+        until(lambda: answers(growfs))
         assert growfs.status()["cache"]["files"] < noise.keys, "else nothing was under way"
         assert any("a part of growfs (Fetcher) failed" in warning for warning in growfs.status()["warnings"])
         assert is_whole(growfs, noise.keys - 1, noise)
