@@ -34,6 +34,7 @@ from growfs.rotation.generations import Generations
 from growfs.scheduler.dispatcher import Dispatcher, Outcome, WorkerDied
 from growfs.scheduler.in_flight import (
     ATTEMPTS_MAX,
+    LATE_S,
     AdmissionQueue,
     Counters,
     Download,
@@ -257,7 +258,7 @@ class Fetcher:
             self._claims.pop(download, None)
 
     def _claim(self, download: Download) -> Claim:
-        """Room for one file. A drawn one that is larger than expected does not wait: those drawn after it would."""
+        """Room for one file. A drawn one that is larger than expected does not wait for long: those after it would."""
         is_awaited = download.urgent or download.renews
         return Claim(
             [download.node],
@@ -265,7 +266,7 @@ class Fetcher:
             Priority.READER if download.urgent else Priority.DUE,
             lambda: download.lacks_room,
             renews=download.renews,
-            patience_s=self._miss_timeout_s if is_awaited else 0,
+            patience_s=self._miss_timeout_s if is_awaited else LATE_S,
         )
 
     def _enqueue(self, download: Download, reserved: Reservation) -> None:
