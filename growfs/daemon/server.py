@@ -236,8 +236,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_signal, nursery.cancel_scope)
-            nursery.start_soon(_keep_durable, components.store)
-            for service in components.running:
+            for service in (*components.running, Durability(components.store)):
                 nursery.start_soon(components.supervisor.keep_running, service)
             await trio.lowlevel.checkpoint()  # all of them run before the first request comes
             await _progress_until(components, launcher, components.start.is_anything_listed)
@@ -286,10 +285,17 @@ async def _until_signal(daemon: trio.CancelScope) -> None:
                 log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
 
 
-async def _keep_durable(store: Store) -> None:
-    while True:
-        await trio.sleep(DURABLE_EVERY_S)
-        try:
-            await store.make_durable()
-        except DISK_ERRORS as error:
-            log.warning("the cached files could not be synced to the disk, trying again: %s", error)
+class Durability:
+    """The service that syncs the cached files, so that they count even after a power loss."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def run(self) -> None:
+        """Sync again and again, until cancelled."""
+        while True:
+            await trio.sleep(DURABLE_EVERY_S)
+            try:
+                await self._store.make_durable()
+            except DISK_ERRORS as error:
+                log.warning("the cached files could not be synced to the disk, trying again: %s", error)

@@ -63,13 +63,15 @@ class Supervisor:
                     raise
                 failure = cause(error) if isinstance(error, ExceptionGroup) else error
             now = trio.current_time()
-            pause_s = RETRY_S if now - began > RETRY_S_MAX else min(2 * pause_s, RETRY_S_MAX)
+            if now - began > RETRY_S_MAX:
+                pause_s = RETRY_S
             self._failures[name] = now, failure
             if isinstance(failure, DISK_ERRORS):
                 log.warning("%s, trying again in %g s", failure, pause_s)
             else:
                 log.error("%s failed, a bug in growfs; trying again in %g s", name, pause_s, exc_info=failure)
             await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
 
 
 def cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -45,6 +45,10 @@ class LibraryUse:
     in_a_row: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def note_own(self) -> None:
+        """Note that growfs has made a request itself."""
+        self.in_a_row = 0
+
     def note(self, why: str, files: int = 0) -> None:
         """Note that the library has made a request. why: what keeps growfs from it; empty if that does not count.
 

@@ -97,10 +97,10 @@ class Dispatcher:
     There are at most `size` workers, and one for readers that wait.
 
     returned: notified of what comes back of each file, in order; it is FETCHING, and no worker has it any more.
-    has_producer: workers make files one at a time, so the number of
-    requests is fixed. peers_of: returns the nodes that may have a file, by its path. received: notified of bytes that
-    were received from the remote, of complete files or not; received_from_peers: the same of other nodes. failed:
-    notified when nothing is received, and requests are repeated, or nothing is received for long.
+    has_producer: workers make files one at a time, so the number of requests is fixed. peers_of: returns the nodes that
+    may have a file, by its path. received: notified of bytes that were received from the remote, of complete files or
+    not; received_from_peers: the same of other nodes. failed: notified when nothing is received while requests are
+    repeated, or for SILENCE_S.
     """
 
     def __init__(

@@ -71,9 +71,9 @@ class _Suspicion:
 class Outage:
     """Owns whether the remote is away, since when, why, and when it is tried next.
 
-    probe: sends a request that any remote in order would answer, and repeats it a few times if told so; returns the
-    error, or None. began: notified of an outage and the error that showed it; ended: of its end; changed: of
-    both. why: the latest error; None while the remote is not known to be away.
+    probe: sends a request that any remote in order would answer, and repeats it a few times if asked to; returns the
+    error, or None. began: notified of an outage and the error that showed it; ended: of its end; changed: of both.
+    why: the latest error; None while the remote is not known to be away.
     """
 
     def __init__(self, probe: Callable[[bool], Awaitable[GrowfsError | None]]) -> None:

@@ -12,11 +12,11 @@ import math
 STREAMS_MIN = 1
 STREAMS_FIRST = 16
 STREAMS_FIRST_SMALL = 64
-"""The same where the first file is small: most of its time is a round trip, which takes a stream and next to nothing of
-the link. With 50 ms, 16 streams bring 320 files a second, and it takes seconds to find out that more bring more."""
+"""If the first file is small. Most of its time is a round trip, which takes a stream and next to nothing of the link.
+With 50 ms, 16 streams bring 320 files a second, and it takes seconds to find out that more bring more."""
 SMALL_BYTES = 128 << 10
 STREAMS_FIRST_LARGE = 24
-"""The same where the first file is large. New connections become fast by doubling what they send in each round trip
+"""If the first file is large. New connections become fast by doubling what they send in each round trip
 (RFC 5681): with 100 ms, those of 24 fill a link of 125 MB/s 0.3 s sooner than those of 16. The parts of a smaller file
 are too few for that: some streams would take those of the next one, and the first would arrive later.
 """

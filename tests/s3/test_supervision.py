@@ -66,7 +66,16 @@ def test_a_service_that_fails_is_run_again_and_nothing_is_lost(growfs: Growfs, t
     with serving(noise) as (_, url):
         mount(growfs, url, "--metrics-addr", "127.0.0.1:0", "--refresh", "1s")
         names = json.loads((tmp_path / "names").read_text())
-        assert {"Outage", "CatalogSync", "Fetcher", "Prefetcher", "Space", "Generations", "Control"} <= set(names)
+        assert {
+            "Outage",
+            "CatalogSync",
+            "Fetcher",
+            "Prefetcher",
+            "Space",
+            "Generations",
+            "Control",
+            "Durability",
+        } <= set(names)
         for name in names:
             break_service(growfs, tmp_path, name)
         until(lambda: answers(growfs))

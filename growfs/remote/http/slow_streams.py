@@ -32,6 +32,7 @@ class StreamSample:
     bytes: int
     waited_s: float
     may_be_cut: bool = True
+    """Whether its request can be repeated if it is slow."""
 
     @property
     def has_waited(self) -> bool:

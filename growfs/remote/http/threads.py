@@ -99,7 +99,7 @@ class TransferThreads:
         self._helper_ended = threading.Condition(self._lock)
         self._pause_ended = threading.Condition(self._lock)
         self._releases = 0
-        """How often it came back."""
+        """How often the remote came back."""
         self.is_held = False
         """Whether the remote is away. Only jobs with another source begin, and those that repeat a request wait."""
         self._queue: list[Job] = []

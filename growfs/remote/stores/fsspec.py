@@ -201,7 +201,7 @@ class FsspecRemote(StoreRemote):
         if self._requests_itself:
             try:
                 found = self._fetch_by_get(task)
-                self._threads.library.in_a_row = 0
+                self._threads.library.note_own()
                 return found
             except FallBack as reason:
                 why = str(reason)

@@ -344,7 +344,7 @@ class S3Remote(FsspecRemote):
             began = time.monotonic()
             try:
                 page = listing.get(connection, self._page_request(parameters), prefix)
-                self._threads.library.in_a_row = 0
+                self._threads.library.note_own()
                 return page
             except (HttpError, ConnectionFailed) as error:
                 if isinstance(error, ConnectionTimedOut) and connection.timeouts.read_s < PAGE_READ_S:
