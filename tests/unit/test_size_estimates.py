@@ -1,0 +1,59 @@
+"""Files whose size is known only when they are fetched: what a wrong estimate costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from growfs.remote.interface import Fetched
+from growfs.scheduler.in_flight import Priority
+from growfs.scheduler.space import Claim
+from growfs.workers.messages import FetchFailed, FetchProgress, SizeExceeded
+from tests.unit.local_cache import file, open_local_cache
+from tests.unit.test_rotation_troubles import RefusingPool, fetcher_of
+
+BLOCK = 4096
+SIZE = 3 * BLOCK
+
+
+class MeasuringPool(RefusingPool):
+    """A worker pool that is also its only worker. Each of its files has SIZE bytes."""
+
+    async def receive(self) -> FetchProgress:
+        request = await self._received.receive()
+        if request.size_max < SIZE:
+            error = SizeExceeded(f"{request.file.path}: larger than {request.size_max} bytes")
+            return FetchProgress(0, 0, [(request.id, FetchFailed(error))], 0)
+        request.target.write_bytes(b"x" * SIZE)
+        return FetchProgress(SIZE, 0, [(request.id, Fetched(request.file, SIZE, "0"))], 0)
+
+
+async def test_a_drawn_file_that_is_larger_than_expected_waits_for_the_room_that_others_give_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = open_local_cache(tmp_path, 10 * BLOCK)
+    await cache.list([file("d/large", None)])
+    fetcher = fetcher_of(cache, workers=MeasuringPool())
+    own, of_others = cache.store.reserve(BLOCK), cache.store.reserve(9 * BLOCK)
+    assert own
+    assert of_others
+    waits, add = trio.Event(), cache.waiting.add
+
+    def note_waiting(claim: Claim) -> None:
+        add(claim)
+        waits.set()
+
+    monkeypatch.setattr(cache.waiting, "add", note_waiting)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetcher.run)
+        fetcher.draw([cache.node("d/large")], (), Priority.DRAW, own)
+        with trio.fail_after(20):
+            await waits.wait()
+            of_others.release()
+            while fetcher.in_flight:
+                await fetcher.progressed.wait()
+        nursery.cancel_scope.cancel()
+    assert (cache.resident(), fetcher.counters.failed) == ({"d/large"}, 0)
+    cache.close()
