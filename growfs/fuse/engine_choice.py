@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from growfs.errors import GrowfsError, pip_install
 from growfs.fuse.mounting import MountSpec
 from growfs.fuse.passthrough import PassthroughEngine
 from growfs.fuse.probe import why_not_passthrough
+from growfs.fuse.protocol import STACK_DEPTH_MAX
 from growfs.vfs.filesystem import Vfs
 
 PACKAGES = "apt install fuse3 libfuse3-dev pkg-config gcc python3-dev"
@@ -57,7 +59,11 @@ class EngineChoice:
     """
 
     def __init__(self, requested: str, folder: Path) -> None:
-        why_not = None if requested == "libfuse" else why_not_passthrough(folder)
+        self._stack_depth = 1  # the lowest that works: so an overlay may lie on top of the mount
+        why_not = None if requested == "libfuse" else why_not_passthrough(folder, self._stack_depth)
+        if why_not:
+            self._stack_depth = STACK_DEPTH_MAX
+            why_not = why_not_passthrough(folder, self._stack_depth)
         self.passthrough = requested != "libfuse" and why_not is None
         if requested == "passthrough" and why_not:
             raise GrowfsError(f"--engine passthrough: {why_not}; or leave the choice to --engine auto")
@@ -75,7 +81,7 @@ class EngineChoice:
     def load(self) -> Callable[[Vfs], KernelEngine]:
         """Import the chosen engine. Raises GrowfsError if that is libfuse, and pyfuse3 does not work here."""
         if self.passthrough:
-            return PassthroughEngine
+            return partial(PassthroughEngine, stack_depth=self._stack_depth)
         try:
             from growfs.fuse.libfuse import LibfuseEngine  # imports pyfuse3; without it a mount starts sooner
         except (ImportError, OSError) as error:  # its C library may be missing, or of another version

@@ -52,14 +52,15 @@ class PendingRequest:
 class PassthroughEngine:
     """Owns the session with the kernel and the backing ids: one for each file whose descriptor is open.
 
-    requests: how many requests of each kind the kernel has sent.
+    requests: how many requests of each kind the kernel has sent. stack_depth: see `protocol.STACK_DEPTH_MAX`.
     """
 
     name = "passthrough"
 
-    def __init__(self, vfs: Vfs) -> None:
+    def __init__(self, vfs: Vfs, stack_depth: int) -> None:
         self.requests: Counter[str] = Counter()
         self._vfs = vfs
+        self._stack_depth = stack_depth
         self._session: Session
         self._mounted: MountRow | None = None
         self._nursery: trio.Nursery
@@ -99,7 +100,7 @@ class PassthroughEngine:
         session = Session(spec.attach())
         self.use(session)
         self._mounted = spec.row()
-        session.handshake()
+        session.handshake(self._stack_depth)
 
     def use(self, session: Session) -> None:
         """Serve this session."""

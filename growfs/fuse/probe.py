@@ -26,7 +26,7 @@ from growfs.fuse.session import Session
 SYS_FSOPEN, SYS_FSCONFIG = 430, 431
 """The same on every architecture (include/uapi/asm-generic/unistd.h)."""
 FSOPEN_CLOEXEC = 1
-FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
+FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
 """enum fsconfig_command (include/uapi/linux/mount.h)."""
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
@@ -35,8 +35,8 @@ MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def why_not_passthrough(folder: Path) -> str | None:
-    """Why there is no passthrough for files in folder, or None if it works."""
+def why_not_passthrough(folder: Path, stack_depth: int = protocol.STACK_DEPTH_MAX) -> str | None:
+    """Why there is no passthrough for files in folder, or None if it works. stack_depth: see `STACK_DEPTH_MAX`."""
     with ExitStack() as stack:
         try:
             device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
@@ -44,7 +44,7 @@ def why_not_passthrough(folder: Path) -> str | None:
             superblock = _create(device)
             stack.callback(os.close, superblock)
             session = Session(device)
-            session.handshake()
+            session.handshake(stack_depth)
         except (protocol.KernelTooOld, GrowfsError) as error:
             return f"Linux {platform.release()} has no passthrough ({error}); it came with Linux 6.9"
         except OSError as error:
@@ -113,6 +113,7 @@ def _create(device: int) -> int:
     try:
         for key, value in settings.items():
             _call(SYS_FSCONFIG, context, FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
+        _call(SYS_FSCONFIG, context, FSCONFIG_SET_FLAG, b"default_permissions", None, 0)
         _call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
     except OSError:
         os.close(context)

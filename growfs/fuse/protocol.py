@@ -14,6 +14,7 @@ from typing import NamedTuple
 from growfs.fuse.structs import (
     BackingMap,
     InHeader,
+    InitIn,
     InitOut,
     InvalEntryOut,
     InvalInodeOut,
@@ -30,6 +31,13 @@ MIN_READ_BUFFER = 8192
 """FUSE_MIN_READ_BUFFER: the smallest buffer for read(2) of /dev/fuse, in bytes."""
 READ_MAX = 1 << 20
 """The largest READ that the kernel is asked to send, in bytes."""
+STACK_DEPTH_MAX = 2
+"""FILESYSTEM_MAX_STACK_DEPTH (include/linux/fs.h): as many file systems may lie on top of a disk's, one on another.
+
+With passthrough the mount counts as the one whose number is its max_stack_depth. Its files may be on a file system
+with a lower number: 1 allows those of disks (0), and an overlay on top of the mount; 2 also allows files on an overlay
+(a container's root), and nothing on top.
+"""
 MAX_WRITE = 4096
 """The kernel's own minimum, as nothing is ever written. It must fit in MIN_READ_BUFFER, with its headers."""
 
@@ -106,6 +114,8 @@ class InitFlag(enum.IntFlag):
     MAX_PAGES = 1 << 22
     INIT_EXT = 1 << 30
     PASSTHROUGH = 1 << 37
+    NO_EXPORT_SUPPORT = 1 << 38
+    ALLOW_IDMAP = 1 << 40
 
 
 class OpenFlag(enum.IntFlag):
@@ -194,13 +204,18 @@ def all_flags(init: Members) -> int:
     return int(init.flags | (init.flags2 << 32 if init.flags & InitFlag.INIT_EXT else 0))
 
 
-def negotiate(offer: Members, wanted: InitFlag, max_background: int, page_bytes: int) -> bytes:
+def parse_offer(request: FuseRequest) -> Members:
+    """The InitIn in the body of an INIT. Before Linux 5.17 it has 16 bytes: it ends with flags."""
+    return InitIn.unpack(request.message.ljust(HEADER + InitIn.size, b"\0"), HEADER)
+
+
+def negotiate(offer: Members, wanted: InitFlag, max_background: int, page_bytes: int, stack_depth: int) -> bytes:
     """The InitOut that answers an InitIn; it sets the wanted flags that the kernel offers.
 
     Raises KernelTooOld without passthrough.
 
     page_bytes: of a page of the kernel's: a READ is limited in pages, of which some kernels have larger ones.
-    max_stack_depth is 2 because a cache on overlayfs (a container's root) is a file system on top of another.
+    stack_depth: see STACK_DEPTH_MAX.
     """
     if (offer.major, offer.minor) < (MAJOR, MINOR_MIN) or not all_flags(offer) & InitFlag.PASSTHROUGH:
         raise KernelTooOld(f"FUSE {offer.major}.{offer.minor}")
@@ -217,6 +232,6 @@ def negotiate(offer: Members, wanted: InitFlag, max_background: int, page_bytes:
         max_pages=max(1, READ_MAX // page_bytes),
         map_alignment=0,
         flags2=flags >> 32,
-        max_stack_depth=2,
+        max_stack_depth=stack_depth,
         request_timeout=0,
     )

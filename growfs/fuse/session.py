@@ -43,8 +43,13 @@ FLAGS = (
     | protocol.InitFlag.MAX_PAGES
     | protocol.InitFlag.INIT_EXT
     | protocol.InitFlag.PASSTHROUGH
+    | protocol.InitFlag.NO_EXPORT_SUPPORT
+    | protocol.InitFlag.ALLOW_IDMAP
 )
-"""READDIRPLUS is used always, and not only when the kernel expects attributes to be needed (READDIRPLUS_AUTO). Then the
+"""NO_EXPORT_SUPPORT: else an NFS server accepts the mount, and loses its files when the kernel forgets their nodes.
+ALLOW_IDMAP, for containers with a user namespace of their own, requires the mount option default_permissions.
+
+READDIRPLUS is used always, and not only when the kernel expects attributes to be needed (READDIRPLUS_AUTO). Then the
 kernel stops using it after the first page of a directory, and each file of the other pages costs a LOOKUP before it can
 be opened.
 """
@@ -93,8 +98,11 @@ class Session:
         self._notifications: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._notifier = threading.Thread(target=self._write_notifications, name="notifier", daemon=True)
 
-    def handshake(self) -> None:
-        """Answer INIT. Call it once the file system is mounted or created. Raises KernelTooOld or GrowfsError."""
+    def handshake(self, stack_depth: int) -> None:
+        """Answer INIT. Call it once the file system is mounted or created. Raises KernelTooOld or GrowfsError.
+
+        stack_depth: as for `negotiate`.
+        """
         ready = select.poll()
         ready.register(self.fd, select.POLLIN)
         if not ready.poll(HANDSHAKE_S * 1000):
@@ -103,8 +111,8 @@ class Session:
         if request.opcode != protocol.Opcode.INIT:
             raise GrowfsError(f"the kernel's FUSE begins the session with request {request.opcode}")
         try:
-            offer = structs.InitIn.unpack(request.message, protocol.HEADER)
-            answer = protocol.negotiate(offer, FLAGS, BACKGROUND_MAX, mmap.PAGESIZE)
+            offer = protocol.parse_offer(request)
+            answer = protocol.negotiate(offer, FLAGS, BACKGROUND_MAX, mmap.PAGESIZE, stack_depth)
         except protocol.KernelTooOld:
             self.send(replies.error_reply(request.unique, errno.EPROTO))
             raise

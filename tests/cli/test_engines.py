@@ -75,6 +75,19 @@ def test_passthrough_works_on_an_overlay_file_system(growfs: Growfs, tmp_path: P
         growfs.umount()
 
 
+@pytest.mark.usefixtures("passthrough")
+def test_an_overlay_may_lie_on_top_of_a_mount(growfs: Growfs, tmp_path: Path) -> None:
+    """As podman's `-v MOUNT:/data:O` makes it, for a container that writes beside its data."""
+    tree = make_tree(tmp_path / "remote")
+    growfs.mount(tmp_path / "remote", "--engine", "passthrough", "--wait-files", len(tree))
+    with overlay(growfs.mountpoint, tmp_path / "overlays", depth=1) as merged:
+        assert {path: (merged / path).read_bytes() for path in tree} == tree
+        assert growfs.status()["requests"].get("READ", 0) == 0
+        (merged / "class0/more").write_bytes(b"more")
+        assert (merged / "class0/more").read_bytes() == b"more"
+    assert not (growfs.mountpoint / "class0/more").exists()
+
+
 @pytest.mark.promise(10)
 @pytest.mark.usefixtures("passthrough")
 def test_a_cache_directory_without_passthrough_support(growfs: Growfs, tmp_path: Path) -> None:

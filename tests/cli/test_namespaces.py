@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.cli.support import assert_refused, needs_root
-from tests.harness import Growfs, make_tree, until
+from tests.harness import Growfs, make_tree, until, usable_engine
 
+SYS_OPEN_TREE, SYS_MOUNT_SETATTR = 428, 442
+"""The same on every architecture (include/uapi/asm-generic/unistd.h)."""
+OPEN_TREE_CLONE, AT_EMPTY_PATH, MOUNT_ATTR_IDMAP = 1, 0x1000, 0x100000
+"""Of include/uapi/linux/mount.h and fcntl.h."""
 READ = """
 import os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -55,6 +65,50 @@ def test_a_user_namespace_reads_and_cannot_unmount(mounted: Growfs) -> None:
     refused = subprocess.run(words, capture_output=True, text=True, env=mounted.env, check=False)
     assert_refused(refused, "it was mounted outside of this user namespace", "unmount it there")
     assert len(mounted.names()) == 3
+
+
+@pytest.mark.promise(11)
+def test_a_mount_for_a_container_with_users_of_its_own(growfs: Growfs, tmp_path: Path) -> None:
+    """As Kubernetes makes one for a pod with hostUsers: false: a copy that shows each owner by another number."""
+    needs_root()
+    tree = make_tree(tmp_path / "remote", directories=1, files=3)
+    engine = usable_engine("passthrough", tmp_path)
+    growfs.mount(tmp_path / "remote", "--engine", engine, "--wait-files", len(tree))
+    with ExitStack() as stack:
+        namespace = stack.enter_context(user_namespace(first_uid=100_000))
+        mapped = system_call(SYS_OPEN_TREE, -1, bytes(growfs.mountpoint), OPEN_TREE_CLONE | os.O_CLOEXEC)
+        stack.callback(os.close, mapped)
+        attributes = struct.pack("QQQQ", MOUNT_ATTR_IDMAP, 0, 0, namespace)
+        system_call(SYS_MOUNT_SETATTR, mapped, b"", AT_EMPTY_PATH, attributes, len(attributes))
+        for path, content in tree.items():
+            assert os.stat(path, dir_fd=mapped).st_uid == 100_000
+            with open(path, "rb", opener=partial(os.open, dir_fd=mapped)) as file:
+                assert file.read() == content
+    assert growfs.status()["requests"].get("READ", 0) == 0
+
+
+@contextmanager
+def user_namespace(first_uid: int) -> Iterator[int]:
+    """The descriptor of a user namespace, whose user 0 is `first_uid` outside."""
+    with subprocess.Popen(["unshare", "--user", "cat"], stdin=subprocess.PIPE) as process:
+        folder = Path(f"/proc/{process.pid}")
+        until(lambda: os.readlink(folder / "ns/user") != os.readlink("/proc/self/ns/user"))
+        for name in ("uid_map", "gid_map"):
+            (folder / name).write_text(f"0 {first_uid} 1000")
+        namespace = os.open(folder / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield namespace
+        finally:
+            os.close(namespace)
+            process.communicate()
+
+
+def system_call(number: int, *arguments: object) -> int:
+    """Make a system call that the C library may not have. Raises OSError."""
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
 
 
 @pytest.mark.promise(11)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import struct
 import threading
 from contextlib import suppress
 from functools import partial
@@ -18,6 +21,8 @@ from tests.harness import Growfs, make_tree, until
 FILES = 60
 LOOKUP_THREADS = 4
 ABORT_S = 60.0
+HANDLE_BYTES_MAX = 128
+"""MAX_HANDLE_SZ (fcntl.h)."""
 
 
 @pytest.mark.promise(9)
@@ -82,6 +87,18 @@ def test_attributes_of_directories_expire_after_a_second_and_of_files_do_not(gro
     until(lambda: not is_looked_up(directory))
     until(lambda: is_looked_up(directory))
     assert not is_looked_up(file)
+
+
+@pytest.mark.promise(13)
+@only("passthrough")
+def test_there_are_no_file_handles_for_an_nfs_server(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=1)
+    growfs.mount(tmp_path / "remote")
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = ctypes.create_string_buffer(struct.pack("Ii", HANDLE_BYTES_MAX, 0), 8 + HANDLE_BYTES_MAX)
+    mount_id = ctypes.c_int()
+    result = libc.name_to_handle_at(-1, bytes(growfs.mountpoint / "class0"), handle, ctypes.byref(mount_id), 0)
+    assert (result, ctypes.get_errno()) == (-1, errno.EOPNOTSUPP)
 
 
 def test_cores_stay_awake_only_while_opens_are_frequent(growfs: Growfs, tmp_path: Path) -> None:

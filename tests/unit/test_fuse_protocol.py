@@ -56,13 +56,13 @@ def test_the_lower_minor_version_is_used(minor: int, used: int) -> None:
 @pytest.mark.parametrize(("major", "minor"), [(7, 39), (7, 12), (6, 45)])
 def test_a_kernel_without_passthrough_is_refused(major: int, minor: int) -> None:
     with pytest.raises(protocol.KernelTooOld, match=f"FUSE {major}.{minor}"):
-        protocol.negotiate(offered(major=major, minor=minor), FLAGS, 1, 4096)
+        protocol.negotiate(offered(major=major, minor=minor), FLAGS, 1, 4096, 1)
 
 
 @pytest.mark.parametrize("missing", [InitFlag.PASSTHROUGH, InitFlag.INIT_EXT])
 def test_a_kernel_that_was_built_without_passthrough_is_refused(missing: InitFlag) -> None:
     with pytest.raises(protocol.KernelTooOld):
-        protocol.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1, 4096)
+        protocol.negotiate(offered(flags=int(FLAGS) & ~int(missing)), FLAGS, 1, 4096, 1)
 
 
 def test_flags_that_the_kernel_does_not_offer_are_not_set() -> None:
@@ -81,7 +81,7 @@ def offered(major: int = 7, minor: int = 45, flags: int = int(FLAGS)) -> Members
 
 
 def negotiated(offer: Members, wanted: InitFlag, max_background: int, page_bytes: int) -> Members:
-    return structs.InitOut.unpack(protocol.negotiate(offer, wanted, max_background, page_bytes))
+    return structs.InitOut.unpack(protocol.negotiate(offer, wanted, max_background, page_bytes, 2))
 
 
 def test_pack_an_entry_of_a_directory() -> None:

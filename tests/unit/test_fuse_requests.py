@@ -70,7 +70,7 @@ async def kernel(cache: LocalCache) -> AsyncIterator[Kernel]:
     vfs = Vfs(cache.catalog, cache.store, readers, VirtualFolder([], Path("/")), None)
     vfs.file_opened.connect(usage.count_open)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    engine, device = PassthroughEngine(vfs), Session(ours.detach())
+    engine, device = PassthroughEngine(vfs, 1), Session(ours.detach())
     cache.store.descriptor_closed.connect(engine.drop_descriptor)
     engine.use(device)
     async with trio.open_nursery() as nursery:
@@ -230,8 +230,19 @@ async def test_the_handshake_answers_the_init_request() -> None:
     with ours, theirs:
         offer = structs.InitIn.pack(7, 45, 4096, int(FLAGS) & 0xFFFFFFFF, int(FLAGS) >> 32)
         theirs.send(structs.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
-        Session(ours.fileno()).handshake()
+        Session(ours.fileno()).handshake(1)
         assert structs.InitOut.unpack(theirs.recv(1000), structs.OutHeader.size).major == 7
+
+
+async def test_a_kernel_whose_init_request_is_shorter_is_told_that_it_is_too_old() -> None:
+    """Before Linux 5.17 it had no second half of the flags."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        offer = structs.InitIn.pack(7, 34, 131_072, 0x7FFFFFB, 0)[:16]
+        theirs.send(structs.InHeader.pack(protocol.HEADER + len(offer), Opcode.INIT, 2, 0, 0, 0, 0) + offer)
+        with pytest.raises(protocol.KernelTooOld, match=r"FUSE 7\.34"):
+            Session(ours.fileno()).handshake(1)
+        assert structs.OutHeader.unpack(theirs.recv(1000)).error == -errno.EPROTO
 
 
 async def test_a_session_that_begins_with_another_request_is_refused() -> None:
@@ -239,4 +250,4 @@ async def test_a_session_that_begins_with_another_request_is_refused() -> None:
     with ours, theirs:
         theirs.send(structs.InHeader.pack(protocol.HEADER, Opcode.STATFS, 2, 0, 0, 0, 0))
         with pytest.raises(GrowfsError, match="begins the session with request 17"):
-            Session(ours.fileno()).handshake()
+            Session(ours.fileno()).handshake(1)
