@@ -172,7 +172,14 @@ def advice(reader: Reader, now: float, listed_share: float, unread: Sequence[str
         waited = f"{reader.waited / reader.opens:.0%} of its opens"
         return f"{waited} waited for a download: take file names from a listing or .growfs/index.csv"
     if reader.listed_at is None:
-        return "opens by name and never listed: it waits for each file that is not cached"
+        if reader.waited:
+            return "opens by name and never listed: it waits for each file that is not cached"
+        if hold := reader.holds.oldest:
+            return (
+                f"opens by name and never listed, so what generation {hold.generation} listed stays until it ends:"
+                " have it list in each epoch"
+            )
+        return None
     if reader.listed_once and reader.opened_all and listed_share < 1:
         ago = format_timespan(round(now - reader.listed_at), max_units=1)
         times = reader.opens / reader.files_shown

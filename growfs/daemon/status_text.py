@@ -94,7 +94,7 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         return f"{text}: {outage.why} (since {_clock(outage.since)}, next try {next_try})"
     if state is MountState.LISTING and not status.remote.listing:
         text = "the remote could not be listed; it is tried again"
-    if state is MountState.HELD and status.rotation != "never" and status.generation:
+    if state is MountState.HELD and _makes_room(status):
         text = "full: the next listing makes room for new files"
         if status.engine == "folder":  # where nobody sees listings
             text = "full: the next generation makes room for new files"
@@ -104,6 +104,14 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         text = f"complete: every file of shard {status.partition} is cached"
     eta_s = status.fetch.eta_s
     return f"{text}, {_duration(eta_s, units=2)} left" if eta_s and with_eta else text
+
+
+def _makes_room(status: MountStatus) -> bool:
+    """Whether a listing makes room in a full cache. Else another line of the status says why it does not."""
+    rotates = status.rotation != "never" and status.generation > 0
+    is_spent = status.budget.resumes_s is not None
+    has_foreign_reader = any(reader.pid == 0 for reader in status.readers)
+    return rotates and not (is_spent or has_foreign_reader or status.unpromised)
 
 
 def moving(status: MountStatus) -> str:

@@ -99,6 +99,7 @@ class Order:
     seed_ids: BitMap64 = field(default_factory=BitMap64)
     """The ids of `seeds`, as a set."""
     seed_bytes: int = 0
+    """0 if no size is known."""
     unmatched: tuple[str, ...] = ()
     """The globs of frozen files that match none."""
     has_groups: bool = False

@@ -107,14 +107,16 @@ class Drawer:
         """Note what became of a download."""
         if not download.group.is_drawn:
             return
-        id, error = download.node.id, download.error
+        id, error, seeds = download.node.id, download.error, self._state.seeds
         if isinstance(error, NotMade):  # the producer has tried as often as it may
             self._not_made.add(id)
         elif error:
             self._note_failed(download.group.ids or (id,))
-            self._state.seeds.fail(id, error)
-        elif self._defers:
-            self.drawn.notify(download)
+            seeds.failed(download.node, error)
+        else:
+            seeds.fetched(download.node)
+            if self._defers:
+                self.drawn.notify(download)
         if isinstance(error, (NoRoom, DiskFailed)):
             self._space.pause_draws()
         self._state.finish(id)

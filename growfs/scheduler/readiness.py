@@ -12,7 +12,7 @@ from humanfriendly import format_size
 from pyroaring import BitMap64
 
 from growfs import disk
-from growfs.cache.catalog import Catalog
+from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
 from growfs.cache.usage import Budget
 from growfs.errors import GrowfsError, RemoteError
@@ -59,6 +59,8 @@ class SeedTracker:
         self.bytes = 0
         self._condition = condition
         self._reason: str | None = None
+        self._failed: dict[int, GrowfsError] = {}
+        """Why a directory, by its id, has no file."""
         self._seeds: BitMap64 | None = None
         self._frozen: BitMap64 | None = None
 
@@ -66,6 +68,7 @@ class SeedTracker:
         """Begin a pass: its order says what is missing. limit_bytes: of the cache."""
         self._frozen, self._seeds, self.bytes = order.frozen_ids, order.seed_ids, order.seed_bytes
         self._reason = None
+        self._failed.clear()
         if len(order.seeds) > SEED_DIRECTORIES_MAX:
             self._reason = f"{len(order.seeds)} directories are too many to fetch a file of each first"
         elif order.seed_bytes > limit_bytes:
@@ -92,10 +95,14 @@ class SeedTracker:
                 for id in ids:
                     missing.discard(id)
 
-    def fail(self, id: int, error: GrowfsError) -> None:
-        """Note that a file could not be fetched."""
-        if self._seeds and id in self._seeds:
-            self._reason = f"the first file of a directory failed: {error}"
+    def fetched(self, node: Node) -> None:
+        """Note that a drawn file is cached."""
+        self._failed.pop(node.parent, None)
+
+    def failed(self, node: Node, error: GrowfsError) -> None:
+        """Note that a drawn file could not be fetched. Call it before `finish`."""
+        if self._seeds and node.id in self._seeds:
+            self._failed[node.parent] = error
 
     def give_up(self, reason: str) -> None:
         """Stop waiting for a file of each directory."""
@@ -104,7 +111,9 @@ class SeedTracker:
     @property
     def missing_reason(self) -> str | None:
         """Why some directories have no file yet, where that is not about to change; None where all have one."""
-        if self._reason is None and not self.seeds_complete and (self._condition.explicit or self._condition.no_wait):
+        if self.seeds_complete:
+            return next((f"the first file of a directory failed: {error}" for error in self._failed.values()), None)
+        if self._reason is None and (self._condition.explicit or self._condition.no_wait):
             return "the mount did not wait for that"
         return self._reason
 

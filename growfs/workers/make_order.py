@@ -21,11 +21,13 @@ def make_order(request: MakeOrder, send: Callable[[Any], None]) -> Order:
     """Write the order to the request's target. send: is called with heartbeats."""
     connection = read_only(request.catalog)
     order = draw_order(_with_heartbeats(candidates(connection, request.pass_), send), request.pass_)
+    known = "SELECT EXISTS (SELECT 1 FROM node WHERE is_dir = 0 AND size IS NOT NULL)"
+    (is_any_size_known,) = connection.execute(known).fetchone()
     connection.close()
     with request.target.open("wb") as file:
         for part in (order.frozen, order.seeds, order.rest):
             file.write(memoryview(array("q", part)))
-    return replace(order, frozen=(), seeds=(), rest=())
+    return replace(order, frozen=(), seeds=(), rest=(), seed_bytes=order.seed_bytes if is_any_size_known else 0)
 
 
 def candidates(connection: sqlite3.Connection, pass_: Pass) -> Iterator[Candidate]:

@@ -15,7 +15,7 @@ from growfs.workers import sandbox
 from growfs.workers.producer import sample_rng
 from tests.fuse import producer_functions
 from tests.fuse.conftest import only
-from tests.harness import Growfs, until
+from tests.harness import Growfs, make_tree, until
 from tests.servers import S3Server
 
 FUNCTIONS = producer_functions.__file__
@@ -75,6 +75,18 @@ def test_a_file_much_larger_than_the_others_is_produced_at_most_twice(growfs: Gr
     growfs.mount(tmp_path / "remote", "--producer", f"{FUNCTIONS}:copied")
     assert {name: len(made) for name, made in complete(growfs).items()} == sizes
     assert growfs.log().count("copying c") <= 2
+
+
+@pytest.mark.promise(7)
+def test_a_producer_fills_every_directory_of_a_cache_for_which_its_files_might_be_too_large(
+    growfs: Growfs, tmp_path: Path
+) -> None:
+    """Nobody knows the sizes of what it makes; a guess at them is no reason to return without a file of each."""
+    tree = make_tree(tmp_path / "remote", directories=4, files=2)
+    output = growfs.mount(tmp_path / "remote", "--producer", f"{FUNCTIONS}:copied", "--cache-size", "50MB").stdout
+    assert "not every directory" not in output
+    assert {Path(path).parent for path in growfs.names()} == {Path(path).parent for path in tree}
+    assert growfs.status()["unpromised"] is None
 
 
 @pytest.mark.promise(40, 42)

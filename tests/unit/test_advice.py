@@ -39,6 +39,11 @@ def opens(count: int, times: int = 1, waited: bool = False) -> Act:
     return act
 
 
+def releases(reader: Reader) -> None:
+    """Its holds end, as after --hold-idle."""
+    reader.release()
+
+
 @pytest.mark.parametrize(
     ("acts", "share", "unread", "expected"),
     [
@@ -49,7 +54,20 @@ def opens(count: int, times: int = 1, waited: bool = False) -> Act:
             "50% of its opens waited for a download: take file names from a listing or .growfs/index.csv",
         ),
         ([lists(100), opens(OPENS_MIN - 1, waited=True)], SHARE, (), None),
-        ([opens(1)], SHARE, (), "opens by name and never listed: it waits for each file that is not cached"),
+        (
+            [opens(1, waited=True)],
+            SHARE,
+            (),
+            "opens by name and never listed: it waits for each file that is not cached",
+        ),
+        (  # another process listed, and gave it the names
+            [opens(100)],
+            SHARE,
+            (),
+            "opens by name and never listed, so what generation 1 listed stays until it ends: have it list in each"
+            " epoch",
+        ),
+        ([opens(1), releases], SHARE, (), None),
         (
             [lists(1200), opens(1200, times=6)],
             SHARE,

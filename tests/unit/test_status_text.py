@@ -172,8 +172,7 @@ def test_the_page_shows_the_other_nodes() -> None:
 def test_the_page_shows_the_budget() -> None:
     budget = {"limit_bytes": 10**9, "spent_bytes": 10**8, "resumes_s": None}
     assert lines(budget=budget)["budget"] == "100 MB of 1 GB today"
-    spent = {"limit_bytes": 10**9, "spent_bytes": 10**9, "resumes_s": 3660.0}
-    assert lines(budget=spent)["budget"] == "1 GB of 1 GB today; resumes in 1 hour and 1 minute"
+    assert lines(budget=SPENT)["budget"] == "1 GB of 1 GB today; resumes in 1 hour and 1 minute"
 
 
 def test_no_name_of_the_remote_breaks_a_line() -> None:
@@ -190,6 +189,23 @@ def test_a_long_name_is_shortened() -> None:
 def test_every_state_has_a_text(state: MountState) -> None:
     outage = {"since": 0.0, "why": "x: cannot reach the server", "next_try_s": 3.2}
     assert state_text(status(state=state.value, outage=outage))
+
+
+FULL: dict[str, Any] = {"state": "held", "fetch__eta_s": None}
+SPENT = {"limit_bytes": 10**9, "spent_bytes": 10**9, "resumes_s": 3660.0}
+
+
+def test_a_full_cache_promises_room_only_if_a_listing_makes_some() -> None:
+    assert state_text(status(**FULL)) == "full: the next listing makes room for new files"
+    assert state_text(status(**FULL, engine="folder")) == "full: the next generation makes room for new files"
+    for reason in (
+        {"rotation": "never"},
+        {"generation": 0},
+        {"unpromised": "a file of each takes 9 GB, so it will have the same files for good"},
+        {"budget": SPENT},
+        {"readers": [READER | {"pid": 0}]},
+    ):
+        assert state_text(status(**FULL, **reason)) == "held: only misses are fetched", reason
 
 
 def test_the_state_shows_the_time_left() -> None:
