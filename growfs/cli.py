@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -19,9 +18,9 @@ import click
 import growfs
 from growfs.client import completion
 from growfs.client.progress import Bar
-from growfs.daemon.status_text import brief, engine, files, moving, printable, render
+from growfs.daemon.status_text import brief, engine, files, moving, printable, render, state_text
 from growfs.errors import GrowfsError, UsageError
-from growfs.status import MountStatus
+from growfs.status import MountState
 
 if TYPE_CHECKING:
     from growfs.daemon.options import Options
@@ -144,12 +143,17 @@ def _hide_secrets() -> None:
 def _start(url: str, mountpoint: Path, options: Options, foreground: bool, fills: bool) -> None:
     from growfs.daemon import launch
 
-    if os.getpid() == 1:  # of a container, to which the kernel gives no signal without a handler (pid_namespaces(7))
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As Ctrl-C. Without a handler, the kernel gives no signal to pid 1 of a container (pid_namespaces(7)).
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    on_daemon = launch.end_with_this_process if foreground else None
     with Bar("filling" if fills else "mounting") as bar:
-        daemon, status = launch.start(url, mountpoint, options, lambda status: bar.show(moving(status)), fills)
+        daemon, status = launch.start(
+            url, mountpoint, options, lambda status: bar.show(moving(status)), fills, on_daemon
+        )
     click.echo(f"{status.mountpoint}: {brief(status)}")
     click.echo(f"{status.mountpoint}: {engine(status)}")
+    if status.state is not MountState.COMPLETE:
+        click.echo(f"{status.mountpoint}: waited for {status.waited_for}; now {state_text(status)}")
     if status.metrics_url:
         click.echo(f"{status.mountpoint}: metrics at {status.metrics_url}")
     if status.unpromised:
@@ -172,8 +176,13 @@ def _call(mountpoint: Path, command: str, on_progress: Callable[[Any], None] | N
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(mountpoint: Path, as_json: bool) -> None:
     """Show what a mount is doing."""
-    answer = _call(mountpoint, "status")
-    click.echo(json.dumps(answer, indent=1) + "\n" if as_json else render(MountStatus.parse(answer)), nl=False)
+    from growfs.daemon.control_client import status_of
+    from growfs.daemon.running import find_living
+
+    if as_json:
+        click.echo(json.dumps(_call(mountpoint, "status"), indent=1))
+    else:
+        click.echo(render(status_of(find_living(mountpoint).cache)), nl=False)
 
 
 @main.command()

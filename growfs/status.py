@@ -14,8 +14,6 @@ from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
-from growfs.errors import GrowfsError
-
 Kind = Literal["gauge", "counter"]
 """Of a metric. A counter only grows."""
 Unit = Literal["", "bytes", "bytes/s", "seconds", "time"]
@@ -295,6 +293,7 @@ class MountStatus(MountInfo):
     """The content of status.json."""
 
     ready: bool = field(metadata=gauge("whether training can start: whether `mount` has returned"))
+    waited_for: str | None = field(metadata=told("what `mount` has waited for, or null: it still waits"))
     state: MountState = field(metadata=told("what the mount is doing"))
     outage: OutageStatus | None = field(metadata=told("null while the remote answers"))
     peers: PeersStatus | None = field(metadata=told("the nodes that feed one another (`--peers`), or null"))
@@ -318,16 +317,6 @@ class MountStatus(MountInfo):
         metadata=told("the latest failure of a file or a listing that has not succeeded since, or null")
     )
     last_error_at: float | None = field(metadata=told("when that was", "time"))
-
-    @classmethod
-    def parse(cls: type[S], values: Mapping[str, Any]) -> S:
-        """The status that a daemon sent. Raises GrowfsError if that is of an earlier growfs, and lacks something."""
-        try:
-            return super().parse(values)
-        except KeyError:
-            raise GrowfsError(
-                f"{values.get('mountpoint')}: mounted by another version of growfs; unmount it, and mount it again"
-            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of 
 """https://bford.info/cachedir/"""
 DYING_S = 10.0
 """How long a daemon that was killed may hold its lock: a thread that writes to the disk ends when that is done."""
+ENDING_S = 60.0
+"""How long a daemon may take that was unmounted and saves its state."""
+NOTICE_S = 1.0
+"""umount(8) returns before the daemon has noticed it."""
+ENDING = b"ending\n"
+"""Content of the lock of a daemon that saves its state."""
 POLL_S = 0.02
 ALL_USERS = (1 << 32) - 1
 """So many users the initial user namespace knows (user_namespaces(7))."""
@@ -77,14 +83,22 @@ class CacheFolder:
 
     def announce(self, url: str, mountpoint: Path) -> None:
         """Write down which daemon uses the cache."""
+        from importlib.metadata import version  # commands do without
+
         daemon = {
             "pid": os.getpid(),
             "mountpoint": str(mountpoint),
             "url": url,
             "started": time.time(),
+            "version": version("growfs"),
             "format": FORMAT,
         }
         disk.write_text("ANNOUNCE", self.path / ANNOUNCED, json.dumps(daemon) + "\n")
+
+    def note_end(self) -> None:
+        """Note that the daemon is about to end: another mount waits for that."""
+        with suppress(OSError):
+            os.pwrite(self.lock, ENDING, 0)
 
     def release(self) -> None:
         """Release the lock."""
@@ -127,12 +141,13 @@ def open_cache(cache_dir: Path, spec: RemoteSpec, url: str) -> CacheFolder:
                 lock = os.open(LOCK, flags, 0o600, dir_fd=folder)
     except OSError as error:
         raise unusable(cache_dir, error) from None
-    deadline = time.monotonic() + DYING_S
+    began = time.monotonic()
     while not _try_lock(lock):
-        if not _is_dying(path) or time.monotonic() > deadline:
+        if time.monotonic() - began > _patience_s(path, lock):
             os.close(lock)
             raise _in_use(path)
         time.sleep(POLL_S)
+    os.ftruncate(lock, 0)
     return CacheFolder(path, lock, fresh)
 
 
@@ -279,6 +294,13 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
+def _patience_s(path: Path, lock: int) -> float:
+    """How long the end of the daemon that holds a lock is waited for."""
+    if os.pread(lock, len(ENDING), 0) == ENDING:
+        return ENDING_S
+    return DYING_S if _is_dying(path) else NOTICE_S
+
+
 def _is_dying(path: Path) -> bool:
     """Whether the daemon that uses a cache was killed: its main thread has ended, and others have files open still."""
     daemon = daemon_of(path)
@@ -308,7 +330,8 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def daemon_of(path: Path) -> dict[str, Any]:
-    """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started, format.
+    """The daemon that uses a cache, if it is written down: pid, mountpoint, url, started, version,
+    format.
 
     Whoever owns the cache may have written anything there, so no process is to be ended for it.
     """

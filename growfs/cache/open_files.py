@@ -19,6 +19,8 @@ IDLE_MAX = 16_384
 """Files that are kept open for the next reader; each pins 1 to 2 KB of kernel memory."""
 IDLE_CANDIDATES = 16
 """Idle files among which one is chosen to be closed."""
+ENOUGH_DESCRIPTORS = 1024
+"""With fewer for readers, a loader with some workers may have too many files open."""
 RESERVED_DESCRIPTORS = 256
 """Descriptors for the rest of the daemon: workers, the database, the open files of .growfs/."""
 
@@ -73,7 +75,7 @@ class OpenFiles:
         self._files: dict[int, OpenFile] = {}
         self._idle: dict[int, OpenFile] = {}
         self._mapped: dict[int, OpenFile] = {}
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._limit = limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._idle_max = min(IDLE_MAX, limit // 2)
         self._descriptors_max = max(limit // 2, limit - RESERVED_DESCRIPTORS)
 
@@ -81,6 +83,16 @@ class OpenFiles:
         """Whether a reader has a file open or mapped."""
         idle = self._idle.get(id) if isinstance(id, int) else None
         return id in self._files or (idle is not None and idle.is_mapped())
+
+    @property
+    def warning(self) -> str | None:
+        """What to do if few files can be open at a time."""
+        if self._descriptors_max >= ENOUGH_DESCRIPTORS:
+            return None
+        return (
+            f"readers can have {self._descriptors_max} files open at a time, as the daemon may open {self._limit}"
+            " (ulimit -n); raise the hard limit, and mount again"
+        )
 
     @property
     def ids(self) -> set[int]:

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,40 @@ from growfs.client.report import Report
 from growfs.client.wait import Enough, wait
 from growfs.daemon.control_client import status_of
 from growfs.daemon.launch import start, stop
+from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options
 from growfs.daemon.running import find_living
 from growfs.daemon.status_text import moving
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mounted_at, resolved
+from growfs.paths import absolute_path
 from growfs.status import MountStatus
 from growfs.units import seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What `growfs.mount` was asked for. mountpoint: None for a temporary one."""
+
+    url: str
+    mountpoint: Path | None
+    options: Options
 
 
 class Mount:
     """A mount that this process started. It ends with `unmount`, with a `with` block, or when the interpreter exits.
 
-    path: the mountpoint. daemon: the process that serves it. is_temporary: the mountpoint is removed at the end.
+    If it was asked for several times, it ends with the last of the `with` blocks. path: the mountpoint. daemon: the
+    process that serves it.
     """
 
-    def __init__(self, path: Path, daemon: subprocess.Popen[bytes], is_temporary: bool) -> None:
+    def __init__(self, given: Given, path: Path, daemon: subprocess.Popen[bytes]) -> None:
         self.path = path
+        self._given = given
         self._daemon = daemon
-        self._is_temporary = is_temporary
+        self._users = 1
         self._process = os.getpid()
+        _mounts.append(self)
         atexit.register(self._unmount_at_exit)
 
     def unmount(self) -> None:
@@ -45,6 +60,8 @@ class Mount:
         A file that is still open stays readable, and the daemon ends once it is closed. Does nothing the second time.
         """
         atexit.unregister(self._unmount_at_exit)
+        if self in _mounts:
+            _mounts.remove(self)
         self._unmount()
         if self._daemon.poll() is None:
             threading.Thread(target=self._daemon.wait, daemon=True).start()
@@ -82,7 +99,19 @@ class Mount:
         return self.path
 
     def __exit__(self, *error: object) -> None:
-        self.unmount()
+        self._users -= 1
+        if not self._users:
+            self.unmount()
+
+    def serves(self, given: Given) -> bool:
+        """Whether this is what is asked for, and it is still mounted."""
+        is_own = self._process == os.getpid() and self._daemon.poll() is None
+        return self._given == given and is_own and mounted_at(self.path) is not None
+
+    def share(self) -> Mount:
+        """Note that it was asked for once more."""
+        self._users += 1
+        return self
 
     def __repr__(self) -> str:
         return f"<growfs mount on {self.path}>"
@@ -97,9 +126,13 @@ class Mount:
                 stop(self.path)
             except GrowfsError:  # a file is still open, in a traceback perhaps: the daemon ends when it is closed
                 stop(self.path, lazy=True)
-        if self._is_temporary:
+        if self._given.mountpoint is None:
             with suppress(OSError):
                 self.path.rmdir()
+
+
+_mounts: list[Mount] = []
+"""Those of this process that were not unmounted: a notebook may run a cell again."""
 
 
 def _text(value: float | str | None) -> str | None:
@@ -114,13 +147,15 @@ def mount(
         values = dict(values)
         values["storage_option"] = [f"{name}={json.dumps(value)}" for name, value in storage_options.items()]
     options = Options.parse(values)
-    path = resolved(Path(mountpoint or tempfile.mkdtemp(prefix="growfs-")).expanduser().absolute())
-    is_temporary = mountpoint is None
+    given = Given(absolute(url), None if mountpoint is None else resolved(absolute_path(mountpoint)), options)
+    if known := next((mount for mount in _mounts if mount.serves(given)), None):
+        return known.share()
+    path = given.mountpoint or resolved(Path(tempfile.mkdtemp(prefix="growfs-")).absolute())
     try:
         with Bar("mounting") as bar:
             daemon, _ = start(url, path, options, lambda status: bar.show(moving(status)))
     except BaseException:
-        if is_temporary:
+        if given.mountpoint is None:
             path.rmdir()
         raise
-    return Mount(path, daemon, is_temporary)
+    return Mount(given, path, daemon)

@@ -11,7 +11,6 @@ import getopt
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,8 +19,8 @@ import click
 from growfs.cache.cache_folder import daemon_of
 from growfs.daemon.option_parsers import absolute
 from growfs.daemon.options import Options, flag_name
-from growfs.daemon.running import find_living
-from growfs.errors import GrowfsError, UsageError
+from growfs.daemon.running import in_mount_table
+from growfs.errors import UsageError
 from growfs.remote.names import redact
 
 WRONG_USAGE, FAILED = 1, 32
@@ -50,10 +49,13 @@ def main(arguments: Sequence[str], growfs: Callable[..., object]) -> None:
 
 
 def is_mounted(url: str, mountpoint: str) -> bool:
-    """Whether the URL is mounted there. `mount -a` asks once more for what is: it does not know the device name."""
-    with suppress(GrowfsError):
-        return daemon_of(find_living(Path(mountpoint)).cache).get("url") == redact(absolute(url))
-    return False
+    """Whether the URL is mounted there. `mount -a` asks once more for what is: it does not know the device name.
+
+    Only the mount table says so: a daemon may live on after umount(8), and to look into the mountpoint of an automount
+    waits for this very mount.
+    """
+    found = in_mount_table(Path(mountpoint))
+    return found is not None and daemon_of(found.cache).get("url") == redact(absolute(url))
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:

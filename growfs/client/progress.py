@@ -1,25 +1,34 @@
-"""A progress bar, on a terminal and in a notebook."""
+"""What a command waits for: a progress bar on a terminal and in a notebook, elsewhere a line from time to time."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from growfs.daemon.status_text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-class Bar:
-    """A progress bar, removed at the end; nothing where it cannot be drawn. A notebook needs ipywidgets for it.
+LINE_EVERY_S = 15.0
+"""A batch job that waits in silence looks like one that hangs."""
 
-    It is drawn from the first `show` on: what is done before that needs no bar, and the library takes long to import.
+
+class Bar:
+    """A progress bar, removed at the end; where it cannot be drawn, a line to stderr after each LINE_EVERY_S.
+
+    A notebook needs ipywidgets for it. It is drawn from the first `show` on: what is done before that needs no bar, and
+    the library takes long to import.
     """
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._can_draw = os.isatty(2) or "IPython" in sys.modules
+        self._began = self._said_at = time.monotonic()
         self._drawn: tuple[Progress, TaskID] | None = None
 
     def __enter__(self) -> Bar:
@@ -31,19 +40,25 @@ class Bar:
 
     def show(self, text: str, done: float = 0, total: float | None = None) -> None:
         """Update the bar. Without a total it only shows activity."""
-        if self._can_draw:
-            self._drawn = self._drawn or self._begin()
+        if self._can_draw and not self._drawn:
+            self._begin()
+        if self._drawn:
             progress, task = self._drawn
             progress.update(task, text=text, completed=done, total=total)
+        elif time.monotonic() - self._said_at >= LINE_EVERY_S:
+            self._said_at = time.monotonic()
+            sys.stderr.write(f"growfs: {self._title} for {self._said_at - self._began:.0f} s: {printable(text)}\n")
 
-    def _begin(self) -> tuple[Progress, TaskID]:
+    def _begin(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         console = Console(stderr=True)
-        can_draw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+        self._can_draw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+        if not self._can_draw:
+            return
         text = TextColumn("{task.fields[text]}")
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), text, TimeElapsedColumn())
-        progress = Progress(*columns, console=console, transient=True, disable=not can_draw)
+        progress = Progress(*columns, console=console, transient=True)
         progress.start()
-        return progress, progress.add_task(self._title, total=None, text="")
+        self._drawn = progress, progress.add_task(self._title, total=None, text="")

@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,19 @@ from growfs.status import MountStatus
 SOCKET = "control.sock"
 ANSWER_S = 600.0
 """How long a client waits for the next line of the answer."""
-NONSENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+NONSENSE = (ValueError, TypeError, AttributeError, RecursionError)
 """What it raises to read an answer that no daemon of growfs gives."""
+
+
+class _Answer(dict[str, Any]):
+    """An object of an answer. What it lacks, a daemon of this version would have told. folder: of the cache."""
+
+    def __init__(self, folder: Path, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self._folder = folder
+
+    def __missing__(self, key: str) -> Any:
+        raise _other_version(self._folder)
 
 
 def _connect(connection: socket.socket, folder: Path) -> None:
@@ -84,16 +96,14 @@ def call(
     """
     daemon = daemon_of(folder)
     if daemon and daemon.get("format") != FORMAT:
-        raise GrowfsError(
-            f"{daemon['mountpoint']}: mounted by another version of growfs; unmount it, and mount it again"
-        )
+        raise _other_version(folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(answer_s)
         try:
             _connect(connection, folder)
             connection.sendall(line_of({"command": command, **arguments}))
             for line in connection.makefile():
-                message = json.loads(line)
+                message = json.loads(line, object_hook=partial(_Answer, folder))
                 if "error" in message:
                     raise (UsageError if message["exit_code"] == 2 else GrowfsError)(message["error"])
                 if "result" in message:
@@ -118,8 +128,18 @@ def status_of(folder: Path, answer_s: float = ANSWER_S) -> MountStatus:
     answer = call(folder, "status", answer_s=answer_s)
     try:
         return MountStatus.parse(answer)
-    except NONSENSE:
-        raise _not_understood(folder) from None
+    except NONSENSE:  # a state that this version does not have
+        raise _other_version(folder) from None
+
+
+def _other_version(folder: Path) -> GrowfsError:
+    from importlib.metadata import version  # other answers do without
+
+    daemon = daemon_of(folder)
+    return GrowfsError(
+        f"{daemon.get('mountpoint', folder)}: mounted by another version of growfs ({daemon.get('version', 'unknown')};"
+        f" this is {version('growfs')}); use that one, or unmount it and mount it again"
+    )
 
 
 def _not_understood(folder: Path) -> GrowfsError:

@@ -27,6 +27,7 @@ from growfs.daemon.status_text import brief, state_text
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import InUse, is_dead, resolved, unmount
 from growfs.fuse.users import other_mounts
+from growfs.paths import absolute_path, working_folder
 from growfs.proc import name_of, users_of
 from growfs.remote.names import redact
 from growfs.remote.user_functions import Function
@@ -51,14 +52,19 @@ OnProgress = Callable[[MountStatus], None]
 
 
 def start(
-    url: str, mountpoint: Path, options: Options, on_progress: OnProgress | None = None, fills: bool = False
+    url: str,
+    mountpoint: Path,
+    options: Options,
+    on_progress: OnProgress | None = None,
+    fills: bool = False,
+    on_daemon: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> tuple[subprocess.Popen[bytes], MountStatus]:
     """Mount; returns (the daemon, its status) when training can start.
 
     A dead mount on the same mountpoint is removed first. Raises GrowfsError if the mount fails; nothing of it is left.
-    fills: keep a folder filled instead.
+    fills: keep a folder filled instead. on_daemon: called with the daemon before it mounts.
     """
-    url, mountpoint = absolute(url), resolved(mountpoint.expanduser().absolute())
+    url, mountpoint = absolute(url), resolved(absolute_path(mountpoint))
     check_apart(url, mountpoint, options.cache_dir)
     check_function(options.members)
     if not fills and is_dead(mountpoint):
@@ -66,11 +72,16 @@ def start(
     scheme = url.partition("://")[0] if "://" in url else "file"
     daemon = daemon_process(scheme)
     with contextlib.closing(daemon):
-        daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, Path.cwd(), fills)))
         try:
+            if on_daemon:
+                on_daemon(daemon.process)
+            daemon.send(pickle.dumps(MountRequest(url, mountpoint, options, working_folder(), fills)))
             return daemon.process, _wait_until_ready(daemon.messages, on_progress, daemon.errors)
+        except GrowfsError:
+            daemon.process.wait()
+            raise
         except BaseException:
-            daemon.close()  # a signal might come before the daemon's handler is installed
+            daemon.process.terminate()
             daemon.process.wait()
             raise
 
@@ -230,11 +241,8 @@ def _has_ended(process: int, timeout_s: float | None = None) -> bool:
     return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
-def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> int:
-    """Wait for a daemon to end, and end it when a signal or its terminal ends this process; returns its exit code.
-
-    Meanwhile systemd hears of the mount's state. status: the first one.
-    """
+def end_with_this_process(daemon: subprocess.Popen[bytes]) -> None:
+    """From now on, a signal or a terminal that would end this process ends the daemon, be it ready or not."""
 
     def stop(*_: object) -> None:
         notify("STOPPING=1")
@@ -242,6 +250,10 @@ def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> i
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, stop)
+
+
+def run_in_foreground(daemon: subprocess.Popen[bytes], status: MountStatus) -> int:
+    """Wait for a daemon to end; returns its exit code. Meanwhile systemd hears of its state. status: the first one."""
     notify("READY=1", f"STATUS={brief(status)}; {state_text(status)}")
     process = pidfd_open(daemon.pid)
     while not _has_ended(process, STATUS_EVERY_S if is_service() else None):

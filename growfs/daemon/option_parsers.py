@@ -12,6 +12,7 @@ from string import Formatter
 from typing import Any
 
 from growfs.errors import GrowfsError, UsageError
+from growfs.paths import absolute_path, working_folder
 from growfs.remote.names import DNS_SCHEME, join_address, redact, template_fields
 from growfs.remote.user_functions import Function
 from growfs.rotation.pass_order import GROUP_FIELDS
@@ -126,21 +127,19 @@ def client(text: str) -> str:
 
 def folder(text: str) -> Path:
     """An absolute path, because the daemon's working directory is /."""
-    return Path(text).expanduser().absolute()
+    return absolute_path(text)
 
 
 def function(text: str) -> Function:
     """A function, looked for in the caller's working directory, because the daemon's is /."""
-    return Function.parse(text, os.getcwd())
+    return Function.parse(text, str(working_folder()))
 
 
 def absolute(url: str) -> str:
     """A URL, or a local path made absolute."""
     if not url:
         raise UsageError("the URL is empty; write it as s3://bucket/prefix, or the path of a folder")
-    return (
-        url if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME) else str(Path(url).expanduser().absolute())
-    )
+    return url if "://" in url or "::" in url or url.startswith(PYTHON_SCHEME) else str(absolute_path(url))
 
 
 def web_url(text: str) -> str:

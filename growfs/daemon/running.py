@@ -20,6 +20,7 @@ from growfs.daemon.status_text import brief
 from growfs.errors import GrowfsError
 from growfs.folder.layout import LINK, cache_of
 from growfs.fuse.mounting import DEVICE, MountRow, mounted_at, mounts, resolved
+from growfs.paths import absolute_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,13 @@ def daemon_with(cache: Path) -> int:
     return next((pid for _, pid, held in _daemons() if f"{cache}/lock" in held), 0)
 
 
+def in_mount_table(mountpoint: Path) -> Running | None:
+    """The growfs mount on a mountpoint, if its daemon lives and there is one. The mountpoint is not accessed."""
+    row = mounted_at(absolute_path(mountpoint))
+    found = _of_row(row) if row else None
+    return found if found and living(found) else None
+
+
 def living(mount: Running) -> bool:
     """Whether the daemon of a mount is running. Its disk may fail: then nothing can be read there."""
     return is_in_use(mount.cache) or daemon_with(mount.cache) != 0
@@ -106,7 +114,7 @@ def state_of(mount: Running) -> str:
 
 def find(mountpoint: Path) -> Running:
     """The growfs mount on a mountpoint, or a daemon before its mount or after it. Raises GrowfsError."""
-    mountpoint = resolved(mountpoint.expanduser().absolute())
+    mountpoint = resolved(absolute_path(mountpoint))
     if row := mounted_at(mountpoint):
         found = _of_row(row)
     elif cache := cache_of(mountpoint):

@@ -18,7 +18,7 @@ import signal
 import sqlite3
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +113,11 @@ class Launcher:
             while not self._flush():
                 pass
 
+    def end_early(self, *_: object) -> None:
+        """The handler of signals until the mount is served. Raises GrowfsError, so that nothing is left."""
+        if not self.finished:
+            raise GrowfsError("the mount was ended before it was ready")
+
     def _flush(self) -> bool:
         """Send what is unsent, as far as the pipe takes it; whether that is all."""
         try:
@@ -137,6 +142,8 @@ def run(fd: int, fork_server: ForkServer) -> None:
     except EOFError:  # the command line was wrong
         fork_server.stop()
         return
+    for number in STOPPING:
+        signal.signal(number, launcher.end_early)
     url = redact(request.url)
     setproctitle(f"{TITLE}{url} on {request.mountpoint}")
     sys.setswitchinterval(SWITCH_S)
@@ -190,6 +197,8 @@ def serve(request: MountRequest, url: str, launcher: Launcher, fork_server: Fork
             f"{error.filename or folder.path}: {error.strerror or error}; look at the cache's disk"
         ) from error
     finally:
+        for number in STOPPING:  # a service manager may send it twice, and what follows is not to be cut short
+            signal.signal(number, signal.SIG_IGN)
         fork_server.stop()
         if log_file is not None:
             log_file.finish()  # with the workers, which have the cache's files open
@@ -233,9 +242,16 @@ def _raise_limits() -> None:
 async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Launcher) -> None:
     """Serve the mount until it is unmounted or a signal ends the daemon."""
     components = build()
+    with trio.open_signal_receiver(*STOPPING, *IGNORED) as signals:  # also while it ends
+        await _serve_until_ended(components, mount, launcher, signals)
+
+
+async def _serve_until_ended(
+    components: Components, mount: MountSpec, launcher: Launcher, signals: AsyncIterator[int]
+) -> None:
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_until_signal, nursery.cancel_scope)
+            nursery.start_soon(_until_signal, signals, nursery.cancel_scope)
             for service in (*components.running, Durability(components.store)):
                 nursery.start_soon(components.supervisor.keep_running, service)
             await trio.lowlevel.checkpoint()  # all of them run before the first request comes
@@ -251,6 +267,7 @@ async def _run(build: Callable[[], Components], mount: MountSpec, launcher: Laun
         raise cause(group) from group
     finally:
         components.engine.unmount()
+        components.folder.note_end()
         components.usage.save_now()
         components.history.save_now()
         components.store.stop()
@@ -273,16 +290,15 @@ async def _serve(engine: Engine, daemon: trio.CancelScope) -> None:
     daemon.cancel()
 
 
-async def _until_signal(daemon: trio.CancelScope) -> None:
+async def _until_signal(signals: AsyncIterator[int], daemon: trio.CancelScope) -> None:
     """Stop cleanly after a signal that asks for it. The others are for daemons with other things to do on them."""
-    with trio.open_signal_receiver(*STOPPING, *IGNORED) as signals:
-        async for number in signals:
-            name = signal.Signals(number).name
-            if number in STOPPING:
-                log.info("stopping after %s", name)
-                daemon.cancel()
-            else:
-                log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
+    async for number in signals:
+        name = signal.Signals(number).name
+        if number in STOPPING:
+            log.info("stopping after %s", name)
+            daemon.cancel()
+        else:
+            log.info("ignoring %s: options are changed with growfs set, and the log rotates by itself", name)
 
 
 class Durability:

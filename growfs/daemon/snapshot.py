@@ -106,6 +106,7 @@ class StatusSource:
         return MountStatus(
             **self.mount,
             ready=self.start.passed,
+            waited_for=self.start.waited_for,
             state=self.prefetch.mount_state,
             outage=self.outage.status(),
             peers=self.peers.status() if self.peers else None,
@@ -136,7 +137,11 @@ class StatusSource:
             readers=[_reader(reader, totals, listed_share, summary.unread) for reader in readers],
             skipped=[*totals.skipped, *self.prefetcher.skipped],
             unpromised=self.prefetch.unpromised,
-            warnings=[*self.supervisor.warnings, *self.prefetcher.warnings],
+            warnings=[
+                *self.supervisor.warnings,
+                *self.prefetcher.warnings,
+                *filter(None, [self.store.open_files.warning]),
+            ],
             last_error=str(failure.error) if failure else None,
             last_error_at=failure.at if failure else None,
         )

@@ -11,10 +11,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from growfs.paths import working_folder
 from growfs.syscalls import memfd_create
 
 TITLE = "growfs: "
 """How the title of a daemon's process begins: so daemons are found whose mount is not in the mount table."""
+PATHS = (
+    *("AWS_CA_BUNDLE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_CONFIG_DIR", "AZURE_FEDERATED_TOKEN_FILE"),
+    *("CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS", "HF_HOME", "HF_TOKEN_PATH"),
+    *("CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "NETRC"),
+    *("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR"),
+)
+"""Environment variables with a path, which may be relative to the working directory of the command."""
 _early: DaemonProcess | None = None
 
 
@@ -41,6 +50,7 @@ class DaemonProcess:
                 pass_fds=[writing],
                 start_new_session=True,
                 cwd="/",
+                env=_environment(),
             )
         finally:
             os.close(writing)
@@ -76,6 +86,12 @@ def daemon_process(scheme: str) -> DaemonProcess:
     if early:
         early.close()
     return DaemonProcess(scheme)
+
+
+def _environment() -> dict[str, str] | None:
+    """The environment for a daemon whose working directory is /; None: as it is."""
+    relative = [name for name in PATHS if (value := os.environ.get(name)) and value[0] not in "/~"]
+    return os.environ | {name: str(working_folder() / os.environ[name]) for name in relative} if relative else None
 
 
 def _open_standard_descriptors() -> None:

@@ -116,9 +116,12 @@ def _makes_room(status: MountStatus) -> bool:
 
 def moving(status: MountStatus) -> str:
     """As `brief`, with the download rate. What is waited for comes first: a terminal may be narrow."""
-    slow = silence(status.remote).removeprefix("; ")
-    waits_for = state_text(status) if status.state is MountState.WAITING else slow
-    return f"{waits_for}; {brief(status)}" if waits_for else f"{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
+    if status.state is MountState.WAITING:
+        return f"{state_text(status)}; {brief(status)}"
+    waits_for = silence(status.remote).removeprefix("; ")
+    if status.state in (MountState.LISTING, MountState.SEEDING):
+        waits_for = waits_for or state_text(status, with_eta=False)
+    return f"{waits_for}{'; ' * bool(waits_for)}{brief(status)}, {_size(status.fetch.bytes_per_s)}/s"
 
 
 def silence(remote: RemoteStatus) -> str:

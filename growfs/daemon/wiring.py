@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 class Components:
     """What the daemon itself needs of a mount."""
 
+    folder: CacheFolder
     database: Database
     catalog: Catalog
     store: Store
@@ -278,7 +279,9 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     control = Control(folder.path, commands)
     running: list[Service] = [outage, catalog_sync, readers, generations, space, fetcher, prefetcher, updater]
     running += [usage, history, control, *([metrics] if metrics else []), *([peers] if peers else [])]
-    return Components(database, catalog, store, usage, history, start, status, engine, tuple(running), supervisor)
+    return Components(
+        folder, database, catalog, store, usage, history, start, status, engine, tuple(running), supervisor
+    )
 
 
 def _build_peers(

@@ -33,6 +33,7 @@ from growfs.doctor.outlook import Outlook, check_outlook
 from growfs.doctor.remote import check_remote
 from growfs.errors import GrowfsError, UsageError
 from growfs.fuse.mounting import check_mountpoint, check_outside
+from growfs.paths import working_folder
 from growfs.remote.names import redact
 from growfs.units import seconds
 
@@ -124,7 +125,7 @@ class Examination:
         self._request: MountRequest | None = None
         name: str | None = None
         if url is not None:
-            self._request = MountRequest(absolute(url), mountpoint or Path(), options, Path.cwd())
+            self._request = MountRequest(absolute(url), mountpoint or Path(), options, working_folder())
             name = folder_name(self._request.remote, redact(self._request.url))
         self._cache = CacheDisk(options, name)
         self._engine = ""

@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 from growfs.errors import GrowfsError
 
 TYPE = "fuse.growfs"
+AUTOMOUNT = "autofs"
 DEVICE = Path("/dev/fuse")
 DEVICE_NUMBER = os.makedev(10, 229)
 """Documentation/admin-guide/devices.txt."""
@@ -34,7 +35,7 @@ MNT_FORCE, MNT_DETACH = 1, 2
 CAP_SYS_ADMIN = 21
 LINKS_MAX = 40
 """As many links the kernel follows (path_resolution(7))."""
-ANSWER_S = 1.0
+ANSWER_S = 5.0
 """How long a mount may take to answer before its daemon counts as one that hangs."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -194,7 +195,12 @@ def resolved(mountpoint: Path) -> Path:
 
 
 def is_dead(mountpoint: Path) -> bool:
-    """Whether a mount's daemon is gone ("Transport endpoint is not connected"). A daemon that hangs is not gone."""
+    """Whether a mount's daemon is gone ("Transport endpoint is not connected"). Raises GrowfsError if it hangs.
+
+    Then this process uses the mount until it ends, as it waits for an answer.
+    """
+    if mounted_at(mountpoint) is None:
+        return False
     codes: list[int | None] = []
 
     def probe() -> None:
@@ -206,6 +212,11 @@ def is_dead(mountpoint: Path) -> bool:
     thread = threading.Thread(target=probe, daemon=True)  # it may wait for as long as this process lives
     thread.start()
     thread.join(ANSWER_S)
+    if thread.is_alive():
+        raise GrowfsError(
+            f"{mountpoint}: its daemon has not answered for {ANSWER_S:g} s; wait for it, or unmount anyway:"
+            f" growfs umount --lazy {mountpoint}"
+        )
     return codes in ([errno.ENOTCONN], [errno.ECONNABORTED])
 
 
@@ -215,8 +226,10 @@ def check_mountpoint(mountpoint: Path) -> int:
     Until the descriptor is closed, no other daemon gets one: two mounts would succeed, one above the other.
     """
     _check_unmounted(mountpoint)  # first, because such a mount may hang
+    triggers = _is_automount(mountpoint)  # to open it would wait for the mount that is being made
+    how = os.O_PATH if triggers else os.O_RDONLY | os.O_DIRECTORY
     try:
-        folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(mountpoint, how | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise GrowfsError(f"{mountpoint}: no such folder; make it first: mkdir -p {mountpoint}") from None
     except NotADirectoryError:
@@ -224,11 +237,18 @@ def check_mountpoint(mountpoint: Path) -> int:
     except OSError as error:
         raise GrowfsError(f"{mountpoint}: {error.strerror}") from None
     try:
-        _check_empty(mountpoint, folder)
+        if not triggers:
+            _check_empty(mountpoint, folder)
     except BaseException:
         os.close(folder)
         raise
     return folder
+
+
+def _is_automount(mountpoint: Path) -> bool:
+    """Whether whoever opens a folder waits until something is mounted there (autofs; x-systemd.automount)."""
+    rows = [row for row in mount_rows() if row.mountpoint == mountpoint]
+    return bool(rows) and rows[-1].type == AUTOMOUNT
 
 
 def _check_empty(mountpoint: Path, folder: int) -> None:

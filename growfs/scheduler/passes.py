@@ -153,7 +153,7 @@ class Prefetcher:
         files, bytes = condition.amount(self._store.limit_bytes)
         while not sync.complete:
             for node in self._first_listed() if files > 0 or bytes > 0 else ():
-                if files <= 0 and bytes <= 0:
+                if (files <= 0 and bytes <= 0) or sync.complete:
                     break
                 if not await self._drawer.draw([node.id]):
                     return

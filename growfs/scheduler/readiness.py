@@ -26,7 +26,10 @@ from growfs.status import MountState
 
 @dataclass(frozen=True, slots=True)
 class StartCondition:
-    """What a mount waits for before it returns. By default: a file of each directory, and a tenth of the cache."""
+    """What a mount waits for before it returns.
+
+    By default: a file of each directory, and then a tenth of the cache, or what comes in START_S.
+    """
 
     files: int | None = None
     """Wait for this many instead."""
@@ -241,17 +244,18 @@ class PrefetchState:
             self._phase = MountState.FILLING
 
 
-START_S = 60.0
-"""A mount waits no longer than this for anything but a file of each directory, and the frozen files."""
+START_S = 20.0
+"""Once there are a file of each directory and the frozen files, a mount waits no longer than this for more."""
 START_FAILURES_MAX = 3
 OUTAGE_S_MAX = 60.0
 """A mount that waits for files returns, or fails, once the remote has been away for so long."""
 
 
 class StartGate:
-    """Decides from what is cached so far. Owns the time at which the wait began, and whether it is over.
+    """Decides from what is cached so far. Owns what is waited for, since when, and whether the wait is over.
 
-    passed: `mount` has returned, or is about to. opened: notified when it is.
+    waited_for: what `mount` has waited for, for people; None: it still waits. passed: it has returned, or is about to.
+    opened: notified when it is.
 
     Until `mount` has returned, a first listing that fails ends the mount; after that it is tried again, as later ones
     are.
@@ -276,6 +280,9 @@ class StartGate:
         self._condition = prefetch.condition
         self._outage = outage
         self._began_at = trio.current_time()
+        self._more_since: float | None = None
+        """Since when only more files than the first ones are waited for."""
+        self.waited_for: str | None = None
         self.passed = False
         self.opened = Signal[[]]()
 
@@ -306,26 +313,43 @@ class StartGate:
                     " show fewer, or raise --cache-size"
                 )
             return False
+        self.waited_for = self._what_is_there(state, ended)
+        return self.waited_for is not None
+
+    def _what_is_there(self, state: MountState, ended: bool) -> str | None:
+        """What is there of what `mount` waits for; None: not enough. ended: no more files are fetched, or not soon."""
+        store, condition, is_listed = self._store, self._condition, self._catalog_sync.complete
         if condition.no_wait:
-            return self._catalog_sync.complete or self._catalog.files > 0
-        everything = self._catalog_sync.complete and state is MountState.COMPLETE
+            return "the first page of the listing" if is_listed or self._catalog.files > 0 else None
         files, bytes = condition.amount(store.limit_bytes)
         enough = store.resident_files >= files and store.resident_content_bytes >= bytes
+        everything = is_listed and state is MountState.COMPLETE
         if condition.explicit:
-            return enough or everything or ended
+            if enough:
+                return "as much as was asked for"
+            return "every file" if everything else "what could be fetched" if ended else None
         if not self._are_first_files_complete(state, ended):
-            return False
-        is_listed = self._catalog_sync.complete or self._is_listing_late
-        enough = is_listed and (self._prefetch.is_whole or enough)
-        return enough or everything or ended or self._waited_s > START_S
-
-    @property
-    def _waited_s(self) -> float:
-        return trio.current_time() - self._began_at
+            return None
+        if self._more_since is None:
+            self._more_since = trio.current_time()
+        seeds = self._prefetch.seeds
+        first = "the frozen files, " if self._catalog.freezes and seeds.frozen_complete else ""
+        first += "a file of each directory and " if seeds.seeds_complete else ""
+        may_be_enough = is_listed or self._is_listing_late
+        if everything or (may_be_enough and self._prefetch.is_whole):
+            return "every file"
+        if may_be_enough and enough:
+            return f"{first}a tenth of the cache"
+        if ended:
+            return f"{first}what could be fetched"
+        if trio.current_time() - self._more_since > START_S:
+            return f"{first}what came in {START_S:g} s more"
+        return None
 
     @property
     def _is_listing_late(self) -> bool:
-        return not self._catalog_sync.complete and self._waited_s > self._condition.list_timeout_s
+        waited_s = trio.current_time() - self._began_at
+        return not self._catalog_sync.complete and waited_s > self._condition.list_timeout_s
 
     def _are_first_files_complete(self, state: MountState, ended: bool) -> bool:
         """Whether the frozen files are here, and a file of each directory, or none is to be waited for."""

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 EXTENT = 256
 """Files of an endless remote that are listed at first; each time they run out, the number doubles."""
+FIRST_PAGE_S_MAX = 600.0
+"""A listing whose server has sent nothing for so long fails, if no file is known yet: a batch job may wait for it."""
 RETRY_S = 60.0
 """Pause after a listing that failed, where the catalog of an earlier one serves."""
 
@@ -160,7 +162,12 @@ class CatalogSync:
             self._updating.discard(id)
 
     def _note_silence(self, silent: ServerSilent) -> None:
-        """Note that a listing waits. Raises why, if access to it is denied and the remote serves files even so."""
+        """Note that a listing waits. Raises why, if access to it is denied and the remote serves files even so.
+
+        Raises RemoteBusy, if nothing is known yet and it has waited for too long.
+        """
+        if silent.silent_s >= FIRST_PAGE_S_MAX and not self._catalog.files:
+            raise self._unanswered(silent.silent_s, silent.why)
         if not self._was_silent:
             log.warning(
                 "the listing of %s is slow: its server has sent no page of it for %s;"
@@ -199,11 +206,7 @@ class CatalogSync:
         try:
             files = await call_worker(self._workers, ListRemote(self._catalog.file, listing, self._extent()), apply)
         except WorkerSilent:
-            silent_s = max(STALL_S, self._silent_s or 0)
-            raise RemoteBusy(
-                f"{self._workers.url}: its server has not answered the listing for {silent_s:.0f} s;"
-                " check the network and --endpoint-url"
-            ) from None
+            raise self._unanswered(max(STALL_S, self._silent_s or 0)) from None
         except WorkerLost:
             raise GrowfsError("the process that lists the remote died; see the log") from None
         finally:
@@ -219,6 +222,13 @@ class CatalogSync:
         self.progressed.notify()
         if altered or first:
             self.changed.notify()
+
+    def _unanswered(self, silent_s: float, why: GrowfsError | None = None) -> RemoteBusy:
+        last = f" (at last: {why})" if why else ""
+        return RemoteBusy(
+            f"{self._workers.url}: its server has not answered the listing for {silent_s:.0f} s{last};"
+            " check the network and --endpoint-url"
+        )
 
     def _extent(self) -> int | None:
         if not self.is_endless:

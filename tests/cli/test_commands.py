@@ -15,6 +15,7 @@ from growfs.scheduler.fetcher import WINDOW_FILES
 from tests.blocking_server import blocking_server
 from tests.cli.support import assert_refused, closed, namespace, start_growfs
 from tests.crash.scene import alive
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import Growfs, files_below, make_tree, until
 
 COMMANDS = [
@@ -147,6 +148,19 @@ def test_umount_names_who_waits_for_a_file(growfs: Growfs) -> None:
             refused = growfs.run("umount", growfs.mountpoint, check=False)
             assert_refused(refused, f"in use by cat ({reader.pid})", "--lazy")
             server.unblock()
+
+
+def test_umount_says_that_the_daemon_hangs(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    growfs.env[SETUP_VARIABLE] = "from growfs.fuse import mounting; mounting.ANSWER_S = 0.3"
+    os.kill(growfs.pid, signal.SIGSTOP)
+    try:
+        refused = growfs.run("umount", growfs.mountpoint, check=False)
+    finally:
+        os.kill(growfs.pid, signal.SIGCONT)
+    assert_refused(refused, "its daemon has not answered for 0.3 s", f"umount --lazy {growfs.mountpoint}")
+    growfs.run("umount", growfs.mountpoint)
 
 
 @pytest.mark.promise(11)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import growfs as package
 from growfs.cache.cache_folder import FORMAT
 from growfs.daemon.control_client import call
 from growfs.daemon.launch import stop
@@ -101,8 +102,8 @@ def test_commands_on_a_mount_of_another_version(growfs: Growfs, tree: dict[str, 
     growfs.mount(tmp_path / "remote")
     announced = growfs.cache / "daemon.json"
     daemon = json.loads(announced.read_text())
-    announced.write_text(json.dumps({**daemon, "format": FORMAT + 1}))
-    what = f"{growfs.mountpoint}: mounted by another version of growfs; "
+    announced.write_text(json.dumps({**daemon, "format": FORMAT + 1, "version": "0.1.0"}))
+    what = f"{growfs.mountpoint}: mounted by another version of growfs (0.1.0; this is {package.__version__}); "
     for command in (["status"], ["wait"], ["pause"]):
         assert_refused(growfs.run(*command, growfs.mountpoint, check=False), what)
     assert what in growfs.run("list").stdout

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from growfs.fuse.mounting import mounted_at
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
+    assert_refused,
     cache_folders,
     leftovers,
     mark_environment,
@@ -25,6 +27,7 @@ from tests.cli.support import (
     processes_of,
     start_growfs,
 )
+from tests.forkserver import SETUP_VARIABLE
 from tests.harness import GROWFS, Growfs, make_tree, until
 
 SCRIPT = [sys.executable, "-c", "import growfs; growfs.main()"]
@@ -56,6 +59,24 @@ def test_by_default_every_directory_has_a_file(growfs: Growfs) -> None:
 def test_by_default_a_tenth_of_the_cache_is_full(growfs: Growfs, remote: Path) -> None:
     growfs.mount(remote, "--cache-size", "1MB")  # the remote has 120 kB, more than a tenth of that
     assert growfs.status()["cache"]["content_bytes"] >= 100_000
+
+
+@pytest.mark.promise(15)
+def test_a_mount_with_a_large_cache_returns_soon_after_its_first_files(growfs: Growfs) -> None:
+    """A tenth of a cache may take hours to come."""
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import readiness; readiness.START_S = 0.3"
+    files = {f"{folder}/{number}": b"x" * 1000 for folder in "ab" for number in range(20)}
+    arguments = ("--workers", "1")
+    with (
+        blocking_server(files, *files) as server,
+        start_growfs(growfs, *mount_arguments(growfs, server.manifest), *arguments) as mounting,
+    ):
+        for number in range(20):  # the first ones are a file of each directory
+            server.unblock(until(partial(server.requested.__getitem__, slice(number, number + 1)))[0])
+        output, _ = mounting.communicate(timeout=30)
+        assert mounting.returncode == 0
+    waited = "waited for a file of each directory and what came in 0.3 s more; now filling the cache"
+    assert waited in output
 
 
 def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> None:
@@ -189,6 +210,25 @@ def test_a_pipe_ends_when_mount_returns(growfs: Growfs, remote: Path) -> None:
     assert mounted_at(growfs.mountpoint)
 
 
+def test_a_mount_from_a_working_directory_that_was_deleted(growfs: Growfs, remote: Path, tmp_path: Path) -> None:
+    for url, code in ((remote, 0), ("remote", 2)):
+        command = [*SCRIPT, "mount", str(url), str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
+        (tmp_path / "gone").mkdir()
+        line = f"cd {tmp_path}/gone && rmdir ../gone && exec {shlex.join(command)}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=growfs.env, check=False)
+        assert done.returncode == code, done.stderr
+    assert_refused(done, "remote: is relative to the working directory, which was deleted", exit_code=2)
+
+
+def test_few_descriptors_are_told_before_an_open_fails(growfs: Growfs, remote: Path) -> None:
+    command = [*SCRIPT, "mount", str(remote), str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
+    line = f"ulimit -n 256 && exec {shlex.join(command)}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=growfs.env, check=True)
+    warning = "readers can have 128 files open at a time, as the daemon may open 256 (ulimit -n)"
+    assert f"warning: {warning}" in done.stdout
+    assert warning in growfs.run("status", growfs.mountpoint).stdout
+
+
 def test_mount_works_with_closed_standard_descriptors(growfs: Growfs, remote: Path) -> None:
     command = [*SCRIPT, "mount", f"file://{remote}", str(growfs.mountpoint), "--cache-dir", str(growfs.cache_dir)]
     line = shlex.join(command)
@@ -227,6 +267,8 @@ def test_a_terminal_gets_a_progress_bar(growfs: Growfs) -> None:
     first, engine, *notes = output.splitlines()
     assert "engine" in engine
     assert "files cached" in first
+    if "12 of 12 files" not in first:
+        assert notes.pop(0).startswith(f"{growfs.mountpoint}: waited for as much as was asked for; now ")
     assert all(note.startswith("note: not every directory") for note in notes)  # the other files may be cached by then
 
 
@@ -275,6 +317,67 @@ def test_the_first_process_of_a_container_ends_at_sigterm_while_it_mounts(growfs
             finally:
                 unshare.kill()
         assert leftovers(growfs) == []
+
+
+def test_a_server_that_never_answers_is_named_meanwhile_and_given_up(growfs: Growfs) -> None:
+    """Nobody looks at the terminal of a batch job."""
+    growfs.env[SETUP_VARIABLE] = (
+        "from growfs.client import progress; from growfs.scheduler import refresh\n"
+        "from growfs.workers import heartbeat\n"
+        "progress.LINE_EVERY_S = heartbeat.EVERY_S = 0.2; refresh.FIRST_PAGE_S_MAX = 1.0"
+    )
+    with blocking_server({}, "") as server:
+        done = growfs.mount(server.url, check=False)
+    *waited, error = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert waited[0].startswith("growfs: mounting for 0 s: listing the remote; 0 of 0 files cached")
+    assert "the listing is slow: no page of it has come for" in waited[-1]
+    assert error.startswith(f"growfs: {server.url}: its server has not answered the listing for 1 s; check the network")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_foreground_mount_that_is_ended_before_it_is_ready_leaves_nothing(
+    growfs: Growfs, number: signal.Signals
+) -> None:
+    mark_environment(growfs)
+    arguments = ("--foreground",)
+    with (
+        blocking_server({"a/0": b"x"}, "a/0") as server,
+        start_growfs(growfs, *mount_arguments(growfs, server.url), *arguments) as mounting,
+    ):
+        until(lambda: mounted_at(growfs.mountpoint))
+        mounting.send_signal(number)
+        output, errors = mounting.communicate(timeout=30)
+        assert (mounting.returncode, output) == (1, "")
+        assert "the mount was ended before it was ready" in errors
+        assert leftovers(growfs) == []
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(
+            "from growfs.daemon import launch as at; end = at.run_in_foreground; at.run_in_foreground = again",
+            id="between ready and the wait",
+        ),
+        pytest.param("from growfs.cache.store import Store as at; end = at.stop; at.stop = again", id="as it ends"),
+    ],
+)
+def test_a_foreground_mount_ends_cleanly_whenever_the_signal_comes(growfs: Growfs, remote: Path, again: str) -> None:
+    signals = (
+        "import os, signal\ndef again(*given):\n    os.kill(os.getpid(), signal.SIGTERM)\n    return end(*given)\n"
+    )
+    growfs.env[SETUP_VARIABLE] = signals + again
+    mark_environment(growfs)
+    with start_growfs(growfs, *mount_arguments(growfs, remote), "--foreground") as mounting:
+        assert mounting.stdout
+        assert "12 of 12 files" in mounting.stdout.readline()
+        until(lambda: signal_is_caught(mounting.pid, signal.SIGTERM))
+        mounting.send_signal(signal.SIGTERM)
+        _, errors = mounting.communicate(timeout=30)
+        assert (mounting.returncode, errors) == (0, "")
+    assert not mounted_at(growfs.mountpoint)
+    assert processes_of(growfs.mountpoint.parent) == []
 
 
 def test_an_interrupted_mount_keeps_what_an_earlier_one_cached(growfs: Growfs) -> None:

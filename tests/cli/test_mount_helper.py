@@ -170,6 +170,29 @@ def test_an_fstab_line_mounts_and_umount_ends_the_daemon(system: System, tmp_pat
     until(lambda: not processes_of(growfs.cache_dir))
 
 
+def test_a_mount_right_after_umount_waits_for_the_daemon_that_ends(system: System, tmp_path: Path) -> None:
+    growfs, tree = system.growfs, make_tree(tmp_path / "remote", directories=1, files=2)
+    mount = f"mount -t fuse.growfs {tmp_path}/remote {growfs.mountpoint} -o cache-dir={growfs.cache_dir},cache-size=1GB"
+    assert system.run(mount).returncode == 0
+    done = system.run(f"umount {growfs.mountpoint} && {mount} && ls {growfs.mountpoint}/class0")
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, sorted(Path(path).name for path in tree)), (
+        done.stderr
+    )
+    assert system.run(f"umount {growfs.mountpoint}").returncode == 0
+    until(lambda: not processes_of(growfs.cache_dir))
+
+
+def test_a_daemon_without_its_mount_counts_as_none(growfs: Growfs, tmp_path: Path) -> None:
+    (path, *_) = make_tree(tmp_path / "remote", directories=1, files=2)
+    growfs.mount(tmp_path / "remote")
+    assert mount_helper.is_mounted(str(tmp_path / "remote"), str(growfs.mountpoint))
+    with (growfs.mountpoint / path).open("rb"):
+        growfs.umount(lazy=True)
+        assert processes_of(growfs.cache_dir)
+        assert not mount_helper.is_mounted(str(tmp_path / "remote"), str(growfs.mountpoint))
+    until(lambda: not processes_of(growfs.cache_dir))
+
+
 def test_a_mount_that_fails_has_exit_code_32(system: System, tmp_path: Path) -> None:
     growfs = system.growfs
     options = f"cache-dir={growfs.cache_dir}"

@@ -118,6 +118,22 @@ def test_without_a_with_statement_the_mount_ends_when_it_is_unmounted(growfs: Gr
     until(lambda: processes_of(growfs.cache_dir) == [])
 
 
+def test_the_same_call_again_gives_the_mount_that_there_is(growfs: Growfs, remote: Path) -> None:
+    """As a notebook does whose cell is run again."""
+    given: dict[str, Any] = {"cache_dir": growfs.cache_dir, "cache_size": "1GB"}
+    mount = package.mount(str(remote), **given)
+    assert package.mount(str(remote), **given) is mount
+    with package.mount(str(remote), **given) as path:
+        assert path == mount.path
+    assert mounted_at(mount.path), "the others still use it"
+    with pytest.raises(GrowfsError, match="in use by the growfs with pid"):
+        package.mount(str(remote), seed=1, **given)
+    mount.unmount()
+    with package.mount(str(remote), **given) as path:
+        assert path != mount.path
+    assert not mounted_at(path)
+
+
 FORGETS_TO_UNMOUNT = """
 import os, sys, growfs
 mount = growfs.mount(sys.argv[1], cache_dir=sys.argv[2])

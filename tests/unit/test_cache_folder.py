@@ -8,6 +8,7 @@ import platform
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -63,6 +64,18 @@ print("locked", flush=True)
 ctypes.CDLL(None).syscall(exit_thread, 0)
 """
 """A process whose main thread has ended, as that of a killed daemon, while another thread keeps the lock."""
+
+
+def test_a_daemon_that_ends_is_waited_for(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growfs.cache.cache_folder.NOTICE_S", 0)
+    cache = open_cache(cache_dir, SPEC, URL)
+    with pytest.raises(GrowfsError, match="another growfs is starting"):
+        open_cache(cache_dir, SPEC, URL)
+    cache.note_end()
+    end = threading.Timer(0.3, cache.release)
+    end.start()
+    open_and_release(cache_dir)
+    end.join()
 
 
 def test_a_lock_of_a_dying_daemon_is_waited_for(cache_dir: Path, folder: Path) -> None:

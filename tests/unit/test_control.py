@@ -16,6 +16,7 @@ import trio.testing
 from growfs.daemon.control import Command, Control
 from growfs.daemon.control_client import SOCKET, call
 from growfs.errors import GrowfsError, UsageError
+from growfs.status import MountStatus
 
 
 async def count(to: int) -> AsyncIterator[Any]:
@@ -96,6 +97,15 @@ async def test_errors_reach_the_client_with_their_class_and_text(
     assert type(error) is kind
     assert text in str(error)
     assert "\n" not in str(error)
+
+
+async def test_an_answer_that_lacks_something_is_of_another_version(tmp_path: Path) -> None:
+    """As after an upgrade, while the daemon of the earlier version goes on."""
+    answer, _ = await run(tmp_path, "count", to=1)
+    with pytest.raises(GrowfsError, match="mounted by another version of growfs"):
+        answer["files"]
+    with pytest.raises(GrowfsError, match="mounted by another version of growfs"):
+        MountStatus.parse(answer)
 
 
 async def test_the_folder_may_be_deeper_than_a_socket_path_may_be(tmp_path: Path) -> None:

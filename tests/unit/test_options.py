@@ -370,7 +370,7 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
     """Collects the options that `growfs mount` passes to launch.start; nothing is mounted."""
     started: list[Options] = []
 
-    def start(url: str, mountpoint: Path, options: Options, on_progress: object, fills: bool) -> None:
+    def start(url: str, mountpoint: Path, options: Options, *_: object) -> None:
         started.append(options)
         raise GrowfsError("not mounted")
 

@@ -24,6 +24,7 @@ class Daemon:
     def __init__(self) -> None:
         self.running = [self] * SERVICES
         self.engine = self.start = self.status = self.usage = self.history = self.store = self.database = self
+        self.folder = self
         self.began = 0
         self.began_before_serving: int | None = None
         self.supervisor = Supervisor(lambda: True)
@@ -46,7 +47,7 @@ class Daemon:
     def mount(self, _: object) -> None:
         pass
 
-    unmount = save_now = stop = close = lambda self: None
+    unmount = note_end = save_now = stop = close = lambda self: None
 
 
 @pytest.mark.promise(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,20 @@ def test_a_daemon_that_was_started_early_is_used() -> None:
     daemon.errors.seek(0)
     assert daemon.errors.read() == "", "without a request, it ends as if nothing were wrong"
     daemon.close()
+
+
+def test_paths_in_the_environment_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_CA_BUNDLE", "ca.pem")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "~/.aws/config")
+    monkeypatch.setenv("SSL_CERT_DIR", "/etc/ssl")
+    daemon = daemon_process("memory")
+    environment = Path(f"/proc/{daemon.process.pid}/environ").read_text().split("\0")
+    daemon.close()
+    assert daemon.process.wait(END_S) == 0
+    assert {f"AWS_CA_BUNDLE={tmp_path}/ca.pem", "AWS_CONFIG_FILE=~/.aws/config", "SSL_CERT_DIR=/etc/ssl"} <= {
+        *environment
+    }
 
 
 def test_a_daemon_starts_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ STATUS: dict[str, Any] = {
     "engine_reason": "works",
     "metrics_url": None,
     "ready": True,
+    "waited_for": "every file",
     "state": "filling",
     "outage": None,
     "seed": 0,

@@ -1,0 +1,29 @@
+"""Paths as people give them: relative to the working directory, which may have been deleted, or to a home directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from growfs.errors import UsageError
+
+
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """A path made absolute; ~ stands for the home directory. Raises UsageError if it is relative to nothing."""
+    try:
+        return Path(path).expanduser().absolute()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path}: is relative to the working directory, which was deleted; cd to a folder that exists, or write the"
+            " whole path"
+        ) from None
+    except RuntimeError:
+        raise UsageError(f"{path}: there is no such home directory; write the whole path") from None
+
+
+def working_folder() -> Path:
+    """The working directory; / if it was deleted, where nothing of the user's is found either."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path("/")
