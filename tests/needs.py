@@ -8,7 +8,12 @@ from importlib.util import find_spec
 import pytest
 
 SET_UP = "tools/setup test installs it"
-EXTRAS = {"nvidia": "pip install '.[dali]'", "ray": "pip install '.[ray]'"}
+EXTRAS = {
+    "nvidia": "pip install '.[dali]'",
+    "ray": "pip install '.[ray]'",
+    "transformers": "pip install '.[trainers]'",
+    "ultralytics": "pip install '.[trainers]'",
+}
 """What installs the packages that are too large for the extra `test`."""
 
 

@@ -28,7 +28,14 @@ ENDLESS = 1_000_000
 EPOCH_S_MAX = 60.0
 ONLY_GROWTH = "--settle", "1h", "--rotation", "never"
 """Options of a mount whose listing changes only when its cache grows."""
-NOT_FORKED = {"hf_datasets.py", "dali_readers.py", "tf_tfrecord.py", "tf_input_fn.py", "keras_dataframe.py"}
+NOT_FORKED = {
+    "hf_datasets.py",
+    "yolo_relist.py",
+    "dali_readers.py",
+    "tf_tfrecord.py",
+    "tf_input_fn.py",
+    "keras_dataframe.py",
+}
 """Recipes whose imports read environment variables that they set themselves, and those of TensorFlow: one that was
 forked, and is stopped now and then, hung once in a while."""
 
@@ -116,8 +123,12 @@ def running(
     *arguments: object,
     epochs: int = ENDLESS,
     env: Mapping[str, object] = MappingProxyType({}),
+    unmounts: bool = True,
 ) -> Iterator[Recipe]:
-    """Run a recipe over the mount, and end it with the block. env: more variables of its environment."""
+    """Run a recipe over the mount, and end it with the block. env: more variables of its environment.
+
+    unmounts: the mount ends, too.
+    """
     words = [RECIPES / name, growfs.mountpoint, "--epochs", epochs, *arguments]
     variables = {key: value for key, value in ENV.items() if not key.startswith(("AWS_", "GROWFS_"))}
     variables |= {key: str(value) for key, value in env.items()}
@@ -141,7 +152,7 @@ def running(
         yield recipe
     finally:
         recipe.stop()
-        until(lambda: growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
+        until(lambda: not unmounts or growfs.run("umount", growfs.mountpoint, check=False).returncode == 0)
 
 
 def grow(growfs: Growfs, files: int, each: int = BLOCK) -> None:

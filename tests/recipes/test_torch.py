@@ -210,3 +210,55 @@ def test_lightning_reloads_and_sees_more(growfs: Growfs, tmp_path: Path) -> None
     mount_some(growfs, tmp_path / "remote")
     with running("lightning_reload.py", growfs, "--workers", 0) as recipe:
         check_growth(recipe, growfs)
+
+
+def test_hugging_face_trainer_lists_again(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision", "transformers", "accelerate")
+    mount_some(growfs, tmp_path / "remote")
+    with running("hf_trainer.py", growfs, "--workers", 1) as recipe:
+        check_growth(recipe, growfs)
+
+
+def test_yolo_lists_again_and_finds_every_label(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision", "ultralytics")
+    recipe_data.detection(tmp_path / "remote", train=10, val=2, width=64, height=64)
+    each = 2 * BLOCK  # an image and its label
+    frozen = 2 * each
+    flags = "--group", "{name}", "--freeze", "*/val/**"
+    growfs.mount(tmp_path / "remote", "--cache-size", frozen + 4 * each, *flags, *ONLY_GROWTH)
+    arguments = "--classes", 2, "--size", 64, "--batch", 4, "--workers", 0
+    with running("yolo_relist.py", growfs, *arguments) as recipe:
+        for files in (4, 7, 10):
+            growfs.run("set", growfs.mountpoint, f"cache-size={frozen + files * each}")
+            recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+        assert {epoch.count("backgrounds") for epoch in recipe.epochs} == {0}
+        assert misses(growfs) == 0
+
+
+def test_coco_annotations_of_what_is_listed(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision", "pycocotools")
+    recipe_data.coco(tmp_path / "remote", "train", 12, 8, 8)
+    kept = -(-(tmp_path / "remote/annotations/instances_train.json").stat().st_size // BLOCK)
+    flags = "--freeze", "annotations/**", *ONLY_GROWTH
+    growfs.mount(tmp_path / "remote", "--cache-size", (kept + 4) * BLOCK, *flags)
+    with running("coco_listed.py", growfs, "--split", "train", "--workers", 0) as recipe:
+        for files in (4, 8, 12):
+            growfs.run("set", growfs.mountpoint, f"cache-size={(kept + files) * BLOCK}")
+            recipe.until(lambda epoch, files=files: epoch.files == files)  # type: ignore[misc]
+        assert all(epoch.samples == epoch.files and epoch.count("boxes") == 2 * epoch.files for epoch in recipe.epochs)
+        assert recipe.epochs[-1].count("of 12 images so far") == 12
+        assert misses(growfs) == 0
+
+
+def test_a_run_that_resumes_reads_the_rest_of_its_epoch(growfs: Growfs, tmp_path: Path) -> None:
+    need("torchvision")
+    mount_some(growfs, tmp_path / "remote")
+    arguments = "--checkpoint", tmp_path / "run.pt", "--batch", 5, "--workers", 0
+    with running("torch_resume.py", growfs, *arguments, "--stop-after", 1, unmounts=False) as recipe:
+        recipe.finish()
+    growfs.run("evict", growfs.mountpoint, "**")  # all but the last file of each class
+    with running("torch_resume.py", growfs, *arguments, epochs=2) as recipe:
+        recipe.finish()
+        resumed, _ = recipe.epochs
+        assert (resumed.number, resumed.files, resumed.samples, resumed.count("before")) == (1, 12, 7, 5)
+        assert misses(growfs) > 0

@@ -6,6 +6,7 @@ Each function writes to an empty or new folder, and the same data each time.
 from __future__ import annotations
 
 import io
+import json
 import random
 import tarfile
 from collections.abc import Callable
@@ -43,6 +44,36 @@ def train_and_val(folder: Path, classes: int, train: int, val: int, width: int =
     """JPEGs in class folders below train/ and val/. train, val: images per class."""
     for name, each in (("train", train), ("val", val)):
         images(folder / name, classes, each, width, height)
+
+
+def detection(folder: Path, train: int, val: int, width: int = 640, height: int = 480) -> None:
+    """JPEGs below images/, each with the label of a box below labels/, as Ultralytics YOLO reads them; two classes."""
+    generator = random.Random(8)
+    for split, count in (("train", train), ("val", val)):
+        for number in range(count):
+            image, label = (folder / kind / split / f"{split}{number:05}" for kind in ("images", "labels"))
+            for path in (image, label):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            image.with_suffix(".jpg").write_bytes(picture(generator, width, height))
+            label.with_suffix(".txt").write_text(f"{number % 2} 0.5 0.5 0.4 0.4\n")
+
+
+def coco(folder: Path, split: str, count: int, width: int = 640, height: int = 480) -> None:
+    """JPEGs below a folder `split`, and a COCO file with two boxes for each."""
+    generator = random.Random(9)
+    names = [f"{number:012}.jpg" for number in range(count)]
+    for name in names:
+        path = folder / split / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(generator, width, height))
+    boxes = [
+        {"id": number, "image_id": number // 2, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
+        for number in range(2 * count)
+    ]
+    images = [{"id": id, "file_name": name, "width": width, "height": height} for id, name in enumerate(names)]
+    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
+    (folder / "annotations").mkdir()
+    (folder / f"annotations/instances_{split}.json").write_text(json.dumps(content))
 
 
 def cifar(image: bytes, label: int) -> bytes:
