@@ -78,7 +78,7 @@ class DirectoryHolds:
 
     @staticmethod
     def merged(holds: Iterable[DirectoryHolds]) -> list[DirectoryHolds]:
-        """Few objects that hold the same together, for a worker. It takes long, and may run on a thread.
+        """Few objects that hold the same together, as they are now. It takes long, and may run on a thread.
 
         A process that holds everything, and some directories of another generation, stays alone: its hold on those
         directories replaces the other one there.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -166,18 +166,26 @@ class HoldsOfOne(Protocol):
 class Holds:
     """The holds of several processes. What they hold is looked up when it is asked for, in whatever thread that is.
 
-    foreign: some readers cannot be told apart. They hold everything.
+    readers: their holds, or a function that returns them, called when one is asked for. foreign: some readers cannot be
+    told apart. They hold everything.
     """
 
-    def __init__(self, readers: Iterable[HoldsOfOne | Mapping[int, Hold]] = (), foreign: bool = False) -> None:
+    def __init__(
+        self,
+        readers: Iterable[HoldsOfOne | Mapping[int, Hold]] | Callable[[], Sequence[HoldsOfOne]] = (),
+        foreign: bool = False,
+    ) -> None:
         self.foreign = foreign
-        self._readers = [holds for holds in readers if holds]
+        self._find = readers if callable(readers) else None
+        self._readers = [] if callable(readers) else [holds for holds in readers if holds]
         self._by_directory: dict[int, list[Hold]] = {}
 
     def cover(self, directory: int, seq: int, delisted: int | None) -> bool:
         """Whether a file in that directory is held."""
         holds = self._by_directory.get(directory)
         if holds is None:
+            if self._find:
+                self._readers, self._find = [*self._find()], None
             found = {hold for reader in self._readers if (hold := hold_on(reader, directory))}
             holds = self._by_directory[directory] = list(found)
         for hold in holds:  # a loop, not any(): a draw asks this of every delisted file, and it takes half of the time

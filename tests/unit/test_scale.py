@@ -223,6 +223,27 @@ def test_a_reader_of_many_directories_takes_few_bytes_for_each() -> None:
     assert taken < 5 * len(directories)
 
 
+def test_a_draw_does_not_ask_each_of_many_readers_about_each_directory(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers, asked, get = Readers(cache.generations, 3600, frozenset), 0, DirectoryHolds.get
+    directories = range(2000, 2200)
+    for pid in range(1, 51):
+        reader = readers._readers[pid, ""] = Reader(pid, "", "python")
+        for directory in directories:
+            reader.lists(directory, Generation(1, 10, 0.0), 1.0)
+
+    def counting(holds: DirectoryHolds, directory: int) -> Hold | None:
+        nonlocal asked
+        asked += 1
+        return get(holds, directory)
+
+    monkeypatch.setattr(DirectoryHolds, "get", counting)
+    held = readers.holds()
+    assert all(held.cover(directory, 10, 2) and not held.cover(directory, 11, None) for directory in directories)
+    assert asked <= 2 * len(directories)
+
+
 def test_what_many_readers_hold_is_told_a_worker_in_few_bytes() -> None:
     readers = [Reader(pid, "99", "python") for pid in range(50)]
     for reader in readers:
