@@ -63,7 +63,8 @@ def readers(status: MountStatus) -> Iterator[Line]:
     for reader in status.readers:
         advice = f"; {reader.advice}" if reader.advice else ""
         usage = f"listed {files(reader.files_shown)}, opened {reader.files_opened:,}"
-        yield "reader", f"{reader.command} {reader.pid}: {usage}{advice}"
+        holds = f", holds {_size(reader.held_bytes)} of what is delisted" if reader.held_bytes else ""
+        yield "reader", f"{reader.command} {reader.pid}: {usage}{holds}{advice}"
 
 
 def notes(status: MountStatus) -> Iterator[Line]:
@@ -98,6 +99,8 @@ def state_text(status: MountStatus, with_eta: bool = True) -> str:
         text = "full: the next listing makes room for new files"
         if status.engine == "folder":  # where nobody sees listings
             text = "full: the next generation makes room for new files"
+        elif cache.left_out_bytes:  # of which the draw that waits would have taken what nobody holds
+            text = "full: what is delisted makes room once no reader holds it"
     if cache.bytes + cache.in_flight_bytes + cache.orphan_bytes > cache.limit_bytes:
         text = "over its size: what is open goes once it is closed"
     if state is MountState.COMPLETE and status.partition:

@@ -149,7 +149,7 @@ def test_the_page_shows_skipped_names_errors_and_hints() -> None:
         last_error="x: denied",
         last_error_at=0.0,
         fetch__failed=3,
-        readers=[READER | {"pid": 9, "files_shown": 5, "files_opened": 2, "advice": "lists once"}],
+        readers=[READER | {"pid": 9, "files_shown": 5, "files_opened": 2, "held_bytes": 0, "advice": "lists once"}],
     )
     assert page["skipped"] == "1 file: NUL in path, such as 'a\\x00b'"
     assert page["note"].endswith("too many")
@@ -207,6 +207,13 @@ def test_a_full_cache_promises_room_only_if_a_listing_makes_some() -> None:
         {"readers": [READER | {"pid": 0}]},
     ):
         assert state_text(status(**FULL, **reason)) == "held: only misses are fetched", reason
+
+
+def test_a_full_cache_whose_delisted_files_are_held_says_who_holds_them() -> None:
+    changes: dict[str, Any] = {**FULL, "cache__left_out_bytes": 5 * 10**8, "readers": [READER | {"advice": None}]}
+    assert state_text(status(**changes)) == "full: what is delisted makes room once no reader holds it"
+    assert lines(**changes)["reader"] == "python 4711: listed 200 files, opened 50, holds 500 MB of what is delisted"
+    assert state_text(status(**changes, engine="folder")).endswith("the next generation makes room for new files")
 
 
 def test_the_state_shows_the_time_left() -> None:
