@@ -1,8 +1,8 @@
 """The daemon process: opens the cache, runs the components of one mount, and leaves the cache in order.
 
-It runs in a session of its own. It reads a pickled MountRequest from standard input, and ends if none comes. It writes
-lines of JSON to the file descriptor FD: {"note": ...} and {"progress": ...} any number of times, then {"ready": ...} or
-{"error": ...}.
+Once it has mounted, it runs in a session of its own. It reads a pickled MountRequest from standard input, and ends if
+none comes. It writes lines of JSON to the file descriptor FD: {"note": ...} and {"progress": ...} any number of times,
+then {"ready": ...} or {"error": ...}.
 If the reader closes the pipe before that, the daemon unmounts and ends.
 """
 
@@ -259,6 +259,7 @@ async def _serve_until_ended(
             components.engine.mount(mount)
             nursery.start_soon(_serve, components.engine, nursery.cancel_scope)
             await trio.to_thread.run_sync(raise_read_ahead, mount.mountpoint, abandon_on_cancel=True)
+            os.setsid()  # nothing looks into the mountpoint from here on (see spawn.py)
             await _progress_until(components, launcher, components.start.is_possible)
             await components.engine.ready()
             components.start.open()

@@ -30,6 +30,9 @@ _early: DaemonProcess | None = None
 class DaemonProcess:
     """A daemon that waits for its request (see `daemon.server`). If it never comes, the daemon ends.
 
+    It stays in the process group of the command until it has mounted. Others would wait at an automount until that is
+    done (Documentation/filesystems/autofs.rst).
+
     process: see `subprocess.Popen`. messages: the pipe that the daemon writes to. errors: the file that it prints to
     until it has its log.
     """
@@ -48,7 +51,6 @@ class DaemonProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=self.errors,
                 pass_fds=[writing],
-                start_new_session=True,
                 cwd="/",
                 env=_environment(),
             )

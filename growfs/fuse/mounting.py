@@ -24,6 +24,7 @@ from growfs.errors import GrowfsError
 
 TYPE = "fuse.growfs"
 AUTOMOUNT = "autofs"
+"""The type of what waits for a mount to be made there (x-systemd.automount)."""
 DEVICE = Path("/dev/fuse")
 DEVICE_NUMBER = os.makedev(10, 229)
 """Documentation/admin-guide/devices.txt."""
@@ -226,10 +227,8 @@ def check_mountpoint(mountpoint: Path) -> int:
     Until the descriptor is closed, no other daemon gets one: two mounts would succeed, one above the other.
     """
     _check_unmounted(mountpoint)  # first, because such a mount may hang
-    triggers = _is_automount(mountpoint)  # to open it would wait for the mount that is being made
-    how = os.O_PATH if triggers else os.O_RDONLY | os.O_DIRECTORY
     try:
-        folder = os.open(mountpoint, how | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise GrowfsError(f"{mountpoint}: no such folder; make it first: mkdir -p {mountpoint}") from None
     except NotADirectoryError:
@@ -237,18 +236,11 @@ def check_mountpoint(mountpoint: Path) -> int:
     except OSError as error:
         raise GrowfsError(f"{mountpoint}: {error.strerror}") from None
     try:
-        if not triggers:
-            _check_empty(mountpoint, folder)
+        _check_empty(mountpoint, folder)
     except BaseException:
         os.close(folder)
         raise
     return folder
-
-
-def _is_automount(mountpoint: Path) -> bool:
-    """Whether whoever opens a folder waits until something is mounted there (autofs; x-systemd.automount)."""
-    rows = [row for row in mount_rows() if row.mountpoint == mountpoint]
-    return bool(rows) and rows[-1].type == AUTOMOUNT
 
 
 def _check_empty(mountpoint: Path, folder: int) -> None:
@@ -261,7 +253,8 @@ def _check_empty(mountpoint: Path, folder: int) -> None:
     except OSError:  # NFS locks no folders
         pass
     _check_unmounted(mountpoint)
-    if os.fstat(folder).st_dev != mountpoint.parent.stat().st_dev and os.path.ismount(mountpoint):
+    rows = [row for row in mount_rows() if row.mountpoint == mountpoint]
+    if rows and rows[-1].type != AUTOMOUNT:
         raise GrowfsError(f"{mountpoint}: something else is mounted there; name another folder")
     if os.listdir(folder):
         raise GrowfsError(f"{mountpoint}: is not empty; a mount would hide what is in it; name an empty folder")

@@ -24,7 +24,7 @@ class ForkServer:
         with theirs:
             fd = theirs.fileno()
             command = [sys.executable, "-m", "growfs.workers.worker", str(fd), self._scheme]
-            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True)
 
     def fork(self, connection: socket.socket) -> None:
         """Have it fork a worker that serves the other end of a connection. Raises OSError if the process is gone."""

@@ -124,10 +124,10 @@ class System:
 
     def __init__(self, growfs: Growfs, prefix: tuple[str, ...]) -> None:
         self.growfs = growfs
-        self._prefix = prefix
+        self.prefix = prefix
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
-        command = ["env", "-i", *self._prefix, "/bin/sh", "-c", script]
+        command = ["env", "-i", *self.prefix, "/bin/sh", "-c", script]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -178,6 +178,41 @@ def test_a_mount_right_after_umount_waits_for_the_daemon_that_ends(system: Syste
     assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, sorted(Path(path).name for path in tree)), (
         done.stderr
     )
+    assert system.run(f"umount {growfs.mountpoint}").returncode == 0
+    until(lambda: not processes_of(growfs.cache_dir))
+
+
+AUTOMOUNTER = """
+import ctypes, fcntl, os, struct, subprocess, sys
+mountpoint, *command = sys.argv[1:]
+os.setpgid(0, 0)
+reading, writing = os.pipe()
+options = f"fd={writing},pgrp={os.getpgid(0)},minproto=5,maxproto=5,direct"
+if ctypes.CDLL(None).mount(b"automount", mountpoint.encode(), b"autofs", 0, options.encode()):
+    sys.exit()
+os.close(writing)
+folder = os.open(mountpoint, os.O_RDONLY)
+print("ready", flush=True)
+token = struct.unpack_from("iiI", os.read(reading, 4096))[2]
+done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+fcntl.ioctl(folder, 0x9361 if done.returncode else 0x9360, token)
+print(done.returncode, done.stdout, done.stderr, flush=True)
+"""
+"""As systemd for x-systemd.automount: mounts at the first access (linux/auto_fs.h; direct, and version 5)."""
+
+
+def test_an_automount_does_not_wait_for_itself(system: System, tmp_path: Path) -> None:
+    growfs, tree = system.growfs, make_tree(tmp_path / "remote", directories=1, files=2)
+    options = f"cache-dir={growfs.cache_dir},cache-size=1GB"
+    mount = ["mount", "-t", "fuse.growfs", f"{tmp_path}/remote", str(growfs.mountpoint), "-o", options]
+    command = [*system.prefix, sys.executable, "-c", AUTOMOUNTER, str(growfs.mountpoint), *mount]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as automounter:
+        assert automounter.stdout
+        if automounter.stdout.readline() != "ready\n":
+            pytest.skip("the kernel has no autofs")
+        found = system.run(f"ls {growfs.mountpoint}/class0")
+        assert automounter.stdout.read().startswith("0 ")
+    assert found.stdout.split() == sorted(Path(path).name for path in tree)
     assert system.run(f"umount {growfs.mountpoint}").returncode == 0
     until(lambda: not processes_of(growfs.cache_dir))
 

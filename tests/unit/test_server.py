@@ -53,6 +53,7 @@ class Daemon:
 @pytest.mark.promise(3)
 def test_all_services_run_before_the_first_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growfs.daemon.server.raise_read_ahead", lambda _: None)
+    monkeypatch.setattr("os.setsid", lambda: None)
     for _ in range(STARTS):
         daemon = Daemon()
         mount = MountSpec(Path("/mnt"), Path("/cache"), allow_other=False, folder=None)
