@@ -29,6 +29,7 @@ class CacheSize:
         return int(available * self.share)
 
 
+UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 MULTIPLES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 
 
@@ -38,6 +39,12 @@ def size(text: str) -> int:
         return int(humanfriendly.parse_size(text))
     except humanfriendly.InvalidSize:
         raise UsageError(f"{text!r} is not a size; write it as 500GB or 20GiB") from None
+
+
+def flag_size(bytes: float) -> str:
+    """A size as the command line takes it, such as 68.01GB: no larger, and smaller by less than a thousandth."""
+    unit, factor = next((row for row in UNITS if bytes >= row[1]), ("B", 1))
+    return f"{math.floor(1000 * bytes / factor) / 1000:g}{unit}"
 
 
 def rate(text: str) -> int:

@@ -168,6 +168,11 @@ class Store:
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)
 
+    @property
+    def reachable_bytes(self) -> int:
+        """How large the cache can become: as large as its limit, or less if its disk has less room."""
+        return min(self.limit_bytes, self.used_bytes + max(0, -self.bytes_short(0)))
+
     def status(self, delisted_bytes: int) -> CacheStatus:
         """The section of the status. delisted_bytes: of the cached files, which takes long to sum up."""
         self.collect_orphans()

@@ -49,6 +49,8 @@ UNREAD_SHARE = 0.2
 class Totals:
     """Sums over all cached files. They are computed in a thread, because they take long if there are many files."""
 
+    files_seen: int
+    """Files that were cached at some time."""
     hidden_files: int
     """Cached files that are not listed."""
     hidden_bytes: int
@@ -93,7 +95,8 @@ class StatusSource:
     def _totals(self, holds: set[Hold], query: Query) -> Totals:
         files, bytes = self.generations.hidden(query)
         held_bytes = {hold: self.generations.held_bytes(query, hold) for hold in holds}
-        return Totals(files, bytes, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
+        ((seen,),) = query("SELECT count(*) FROM usage")
+        return Totals(seen, files, bytes, self.generations.delisted_bytes(query), held_bytes, Catalog.skipped(query))
 
     def _assemble(self, readers: list[Reader], totals: Totals) -> MountStatus:
         summary, cache = self.usage.summary, self.store.status(totals.delisted_bytes)
@@ -119,7 +122,7 @@ class StatusSource:
             evict=EvictStatus(files_total=self.store.evicted_files, bytes_total=self.store.evicted_bytes),
             miss=self.misses.status(),
             coverage=CoverageStatus(
-                files_seen=max(summary.files_seen, cache.files),  # the summary is some seconds old
+                files_seen=max(totals.files_seen, cache.files),  # which may have grown meanwhile
                 files=pass_files,
                 pass_=self.catalog.pass_number,
             ),

@@ -21,6 +21,7 @@ from growfs.daemon.options import Options
 from growfs.doctor.check import SCRATCH, Check, Disk, Level, ok, warning
 from growfs.errors import GrowfsError
 from growfs.fuse.mounting import mount_rows
+from growfs.units import flag_size
 
 BLOCK_BYTES = 4 << 20
 SPEED_BYTES_MAX = 8 << 30
@@ -98,7 +99,7 @@ class CacheDisk:
             return Check(Level.FAILURE, "space", f"no room for a cache: {state}, {kept}", remedy)
         if wanted > room:
             text = f"{state}: the cache stops at {format_size(room)}, before its size of {format_size(wanted)}"
-            return warning("space", text, f"pass --cache-size {format_size(room)}, or free some space")
+            return warning("space", text, f"pass --cache-size {flag_size(room)}, or free some space")
         files = os.statvfs(self.folder)
         if files.f_files and files.f_favail < FREE_FILES_MIN:
             text = f"room for {files.f_favail:,} more files only (inodes)"

@@ -11,6 +11,7 @@ from growfs.daemon.options import Options
 from growfs.doctor.check import Check, Disk, Level, Listing, MeasuredDownload, ok, warning
 from growfs.scheduler.readiness import START_S, StartCondition
 from growfs.simulation.plan import PolicyResult, Workload, repeats_too_often, simulate_policy
+from growfs.units import flag_size
 
 EPOCHS = (1, 10, 50)
 SLOWER = 0.8
@@ -86,17 +87,12 @@ def _describe_coverage(workload: Workload, result: PolicyResult, seen: dict[int,
     read_rate = f"{format_size(workload.read_rate)}/s"
     shares = ", ".join(f"{share:.0%} after {epoch}" for epoch, share in seen.items())
     text = f"if training reads as fast as the link ({read_rate}), of the data it has seen {shares} epochs"
-    sizes = f"--data-size {_flag(workload.data_bytes)} --files {workload.files:.0f}"
-    cache = f"--cache-size {_flag(workload.cache_bytes)} --bandwidth {_flag(workload.bandwidth)}/s"
-    command = f"growfs plan {sizes} {cache} --read-rate {_flag(workload.read_rate)}/s"
+    sizes = f"--data-size {flag_size(workload.data_bytes)} --files {workload.files:.0f}"
+    cache = f"--cache-size {flag_size(workload.cache_bytes)} --bandwidth {flag_size(workload.bandwidth)}/s"
+    command = f"growfs plan {sizes} {cache} --read-rate {flag_size(workload.read_rate)}/s"
     if repeats_too_often(workload, result):  # no warning, as the rate of the training is not known
         text += "; each fetched file is opened more than four times"
     return Check(Level.OK, "coverage", text, command)
-
-
-def _flag(bytes: float) -> str:
-    """A size as the command line takes it."""
-    return str(format_size(bytes)).replace(" ", "").replace("bytes", "B")
 
 
 def _total_bytes(listing: Listing, download: MeasuredDownload) -> int | None:

@@ -31,6 +31,7 @@ from growfs.scheduler.refresh import CatalogSync
 from growfs.scheduler.space import Space
 from growfs.signal import Signal
 from growfs.status import MountState, SkippedStatus
+from growfs.units import flag_size
 from growfs.workers.messages import MakeOrder, PlanTurnover
 from growfs.workers.pool import WorkerLost, WorkerPool, call_worker
 
@@ -44,6 +45,8 @@ FAILED_RETRY_S, FAILED_RETRY_S_MAX = 30.0, 86_400.0
 """Pause before failed files are tried again at the end of a pass: twice as long after each time that none succeeded."""
 ORDER_PAUSES = 10
 """Where single files change, the order is computed again after so many times what it took the last time."""
+ALMOST = 0.98
+"""A cache that can grow to this share of its size is not too large for its disk: what is in flight counts twice."""
 GROWING = (MountState.LISTING, MountState.SEEDING, MountState.FILLING)
 """The states in which the cache is being filled."""
 
@@ -106,19 +109,18 @@ class Prefetcher:
         return [*self._warnings, *self._shortage()]
 
     def _shortage(self) -> list[str]:
-        """What to do where the disk, and not the size of the cache, ends its growth."""
-        store, wanted = self._store, self._space.waiting.largest
-        if self._state.mount_state is not MountState.HELD or store.used_bytes + wanted > store.limit_bytes:
+        """What to do if the disk, and not the size of the cache, ends its growth before everything is cached."""
+        store = self._store
+        size, is_held = store.reachable_bytes, self._state.mount_state is MountState.HELD
+        if size >= ALMOST * store.limit_bytes or not (is_held or self._order.share.bytes > size):
             return []
         free, files = disk.room(store.folder)
         if not files:
             return [f"{store.folder}: its disk has no more files (inodes), so the cache cannot grow; see mkfs -i"]
-        if free > store.min_free + wanted:
-            return []
         return [
             f"{store.folder}: its disk has {format_size(free)} free, of which --min-free keeps"
             f" {format_size(store.min_free)}, so the cache cannot grow to its size of {format_size(store.limit_bytes)};"
-            " delete something there, or lower --cache-size"
+            f" delete something there, or pass --cache-size {flag_size(size)}"
         ]
 
     def eta_s(self) -> float | None:

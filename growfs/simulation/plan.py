@@ -19,7 +19,7 @@ from growfs.errors import GrowfsError, UsageError, pip_install
 from growfs.simulation.cache import POLICIES, File, MountSettings
 from growfs.simulation.nodes import NodesResult, simulate_nodes
 from growfs.simulation.simulator import Simulation
-from growfs.units import count, fraction_of, positive, rate, size
+from growfs.units import count, flag_size, fraction_of, positive, rate, size
 
 MODEL_FILES = 2000
 """How many files a simulated data set has; more, where its cache would hold fewer than MODEL_CACHE_FILES."""
@@ -266,14 +266,14 @@ def advice(workload: Workload, found: PolicyResult) -> list[str]:
     more = min(1.0, 2 * workload.turnover)
     knobs = {
         f"--turnover {more:.0%}": replace(workload, turnover=more),
-        f"--bandwidth {format_size(2 * workload.bandwidth)}/s": replace(workload, bandwidth=2 * workload.bandwidth),
-        f"--read-rate {format_size(workload.read_rate / 2)}/s (a slower or heavier step)": replace(
+        f"--bandwidth {flag_size(2 * workload.bandwidth)}/s": replace(workload, bandwidth=2 * workload.bandwidth),
+        f"--read-rate {flag_size(workload.read_rate / 2)}/s (a slower or heavier step)": replace(
             workload, read_rate=workload.read_rate / 2
         ),
-        f"--cache-size {format_size(2 * workload.cache_bytes)}": replace(
+        f"--cache-size {flag_size(2 * workload.cache_bytes)}": replace(
             workload, cache_bytes=min(workload.data_bytes, 2 * workload.cache_bytes)
         ),
-        f"--turnover {more:.0%} with --bandwidth {format_size(2 * workload.bandwidth)}/s": replace(
+        f"--turnover {more:.0%} with --bandwidth {flag_size(2 * workload.bandwidth)}/s": replace(
             workload, turnover=more, bandwidth=2 * workload.bandwidth
         ),
     }

@@ -379,10 +379,9 @@ class Vfs:
     # Capacity.
 
     def capacity(self) -> Capacity:
-        """How large the cache may be, and how much of that is free."""
-        store = self._store
-        free = max(0, store.limit_bytes - store.used_bytes) // BLOCK
-        return Capacity(store.limit_bytes // BLOCK, free)
+        """How large the cache can become, and how much of that is free."""
+        size = self._store.reachable_bytes
+        return Capacity(size // BLOCK, max(0, size - self._store.used_bytes) // BLOCK)
 
 
 def visible_entries(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from tests.cli.support import (
     needs_root,
     processes_of,
     start_growfs,
+    tmpfs,
 )
 from tests.forkserver import SETUP_VARIABLE
 from tests.harness import GROWFS, Growfs, make_tree, until
@@ -218,6 +220,28 @@ def test_a_mount_from_a_working_directory_that_was_deleted(growfs: Growfs, remot
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=growfs.env, check=False)
         assert done.returncode == code, done.stderr
     assert_refused(done, "remote: is relative to the working directory, which was deleted", exit_code=2)
+
+
+@pytest.mark.promise(28)
+def test_a_cache_that_is_larger_than_its_disk_is_told_at_once(growfs: Growfs, tmp_path: Path) -> None:
+    make_tree(tmp_path / "remote", directories=1, files=60, size=1_000_000)
+    growfs.cache_dir = tmp_path / "disk"
+    with tmpfs(growfs.cache_dir, "size=50m", "mode=700"):
+        try:
+            flags = ("--cache-size", "1GB", "--min-free", "10MB", "--wait-files", "1", "--bandwidth", "1MB/s")
+            output = growfs.mount(tmp_path / "remote", *flags).stdout
+            disk, mount = os.statvfs(growfs.cache_dir), os.statvfs(growfs.mountpoint)
+            assert (
+                "so the cache cannot grow to its size of 1 GB; delete something there, or pass --cache-size" in output
+            )
+            assert mount.f_blocks * mount.f_frsize < 50 << 20
+            assert mount.f_bavail * mount.f_frsize <= disk.f_bavail * disk.f_frsize - 10_000_000
+            flag = re.search(r"--cache-size (\S+)$", output, re.MULTILINE)
+            assert flag
+            growfs.run("set", growfs.mountpoint, f"cache-size={flag[1]}")
+            assert "cannot grow" not in growfs.run("status", growfs.mountpoint).stdout
+        finally:
+            growfs.umount()
 
 
 def test_few_descriptors_are_told_before_an_open_fails(growfs: Growfs, remote: Path) -> None:

@@ -134,8 +134,8 @@ def test_data_that_fits_the_cache_is_all_seen(growfs: Growfs) -> None:
 @pytest.mark.parametrize(
     ("changed", "first", "useless"),
     [
-        (("--turnover", "5%"), "--turnover 10%", "--bandwidth 2 GB/s"),
-        (("--bandwidth", "50MB/s"), "--bandwidth 100 MB/s", "--turnover 40%"),
+        (("--turnover", "5%"), "--turnover 10%", "--bandwidth 2GB/s"),
+        (("--bandwidth", "50MB/s"), "--bandwidth 100MB/s", "--turnover 40%"),
     ],
 )
 def test_the_option_that_helps_is_named(growfs: Growfs, changed: tuple[str, str], first: str, useless: str) -> None:

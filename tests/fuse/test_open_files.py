@@ -310,6 +310,15 @@ def test_a_large_file_of_unknown_size_takes_no_room_from_small_ones(growfs: Grow
     assert status["coverage"]["files_seen"] == 10, "at once, beside the state complete"
 
 
+def test_the_coverage_counts_at_once_what_was_evicted_again(growfs: Growfs, tmp_path: Path) -> None:
+    names = make_flat(tmp_path / "remote", 20)
+    growfs.mount(tmp_path / "remote", "--cache-size", 4 * 4096, "--rotation", "never", "--wait-files", "1")
+    for name in names:  # each takes the place of another
+        (growfs.mountpoint / name).read_bytes()
+    status = growfs.status()
+    assert (status["fetch"]["failed"], status["coverage"]["files_seen"]) == (0, 20)
+
+
 @pytest.mark.promise(2, 19)
 def test_a_mapped_file_without_a_descriptor_is_not_evicted(growfs: Growfs, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "remote", directories=1, files=4, size=MAPPED_SIZE)

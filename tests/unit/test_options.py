@@ -31,7 +31,7 @@ from growfs.daemon.option_parsers import (
 from growfs.daemon.options import Options, flag_name, nested, parse_value, read_file
 from growfs.errors import GrowfsError, UsageError
 from growfs.remote.user_functions import Function
-from growfs.units import CacheSize, count, fraction_of, seconds, size
+from growfs.units import CacheSize, count, flag_size, fraction_of, seconds, size
 
 ROWS = {row.name: row for row in fields(Options)}
 VALID: dict[str, tuple[Any, Any]] = {
@@ -429,3 +429,11 @@ def test_the_options_that_differ_are_shown_without_secrets() -> None:
         "--endpoint-url": "https://host",
         "--storage-option": "secret",
     }
+
+
+@pytest.mark.parametrize(
+    ("bytes", "text"), [(0, "0B"), (999, "999B"), (68_012_999_999, "68.012GB"), (10**9, "1GB"), (2.5e12, "2.5TB")]
+)
+def test_a_size_that_is_printed_can_be_given(bytes: float, text: str) -> None:
+    assert flag_size(bytes) == text
+    assert size(text) <= bytes
