@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from growfs.cache.schema import (
@@ -23,7 +24,6 @@ from growfs.cache.schema import (
     query_of,
     set_last_known,
     set_meta,
-    with_paths,
 )
 from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
@@ -38,10 +38,17 @@ UNKNOWN_SIZE = 64 << 20
 SAMPLES = 3
 """Files that are tried besides a resident one: some may be refused, and the rest not."""
 LAST_CHARACTER = "\U0010ffff"
+PAGE_FILES = 10_000
+"""Files that are looked at and changed in one transaction, if an option changes what all of them are to be."""
 
 NODE = "n.id, n.parent, n.name, n.is_dir, n.size, n.mtime_ns, n.version, n.drawn, n.pinned, r.seq"
 """The columns of a Node in `node AS n` and `resident AS r`."""
 NODES = f"SELECT {NODE} FROM node n LEFT JOIN resident r USING (id) WHERE"
+FILES_OF_IDS = (
+    "SELECT n.id, n.parent, n.name, n.size, r.bytes FROM json_each(?) wanted CROSS JOIN node n ON n.id = wanted.value"
+    " LEFT JOIN resident r ON r.id = n.id"
+)
+PARENT_OF_EMPTY = "SELECT parent FROM node d WHERE id = ? AND NOT EXISTS (SELECT 1 FROM node WHERE parent = d.id)"
 VERSION = "SELECT CASE is_dir WHEN 0 THEN version END FROM node WHERE parent = ? AND name = ?"
 FOLDERS = "FROM node d WHERE d.is_dir = 1 AND EXISTS (SELECT 1 FROM node f WHERE f.parent = d.id AND f.is_dir = 0)"
 
@@ -226,10 +233,13 @@ class Catalog:
             self.paths.forget()
             raise
         self.revision += 1
+        self._count(changes)
+        return changes
+
+    def _count(self, changes: Changes) -> None:
         self.files += changes.added - len(changes.removed)
         self.bytes += changes.added_bytes - sum(gone.size for gone in changes.removed)
         self.directories += changes.directories
-        return changes
 
     def count_found(self, replaced: list[Removed], bytes: int) -> None:
         """Correct the totals by the files that were replaced, and by the bytes of files whose size was not known."""
@@ -257,43 +267,44 @@ class Catalog:
         """Leave the totals to the next daemon, when this one stops."""
         set_last_known(writer, "catalog", (self.files, self.bytes, self.directories))
 
-    def forget_excluded(self, paths: PathFilter, options: str, then: Callable[[Changes], None]) -> Changes:
+    def forget_excluded(self, paths: PathFilter, options: str) -> Iterator[Changes]:
         """Remove the files that do not match, if --include and --exclude have changed since the last mount.
 
-        A new listing of the remote may take long, and until then the catalog serves. options: the two, as text. then:
-        called with the changes after the commit.
+        Yields the changes of each of several commits. A new listing of the remote may take long, and until then the
+        catalog serves. options: the two, as text.
         """
-        changes = Changes()
         if self._db.meta("filter", NO_FILTER) == options:
-            return changes
+            return
 
-        def write(writer: sqlite3.Connection) -> None:
-            rows = with_paths(query_of(writer), "n.id", "node n WHERE n.is_dir = 0")
-            for id in [id for path, id in rows if not paths.matches(path)]:
-                self._prune(writer, self._remove(writer, id, changes), changes)
-            if len(changes.removed) == self.files:
+        def finish(writer: sqlite3.Connection) -> None:
+            if not self.files:
                 set_meta(writer, "listing", 0)  # nothing is left that could serve
             set_meta(writer, "filter", options)
 
-        self._db.write_now(write)
-        self.files -= len(changes.removed)
-        self.bytes -= sum(gone.size for gone in changes.removed)
-        self.directories += changes.directories
-        then(changes)
-        return changes
+        for files in self._pages():
+            if excluded := [id for path, id, _ in files if not paths.matches(path)]:
+                changes = Changes()
+                self._db.write_now(partial(self._remove_and_prune, excluded, changes))
+                self._count(changes)
+                yield changes
+        self._db.write_now(finish)
 
     def _freeze_known(self, globs: str) -> None:
         """Mark the files that --freeze matches, if its globs changed since the last mount."""
         if self._db.meta("freeze", "[]") == globs:
             return
+        for files in self._pages():
+            marks = [(mark, id) for path, id, pinned in files if (mark := self._mark(path)) != pinned & FROZEN]
+            self._db.write_now(partial(_mark_frozen, marks))
+        self._db.write_now(lambda writer: set_meta(writer, "freeze", globs))
 
-        def write(writer: sqlite3.Connection) -> None:
-            rows = with_paths(query_of(writer), "n.id", "node n WHERE n.is_dir = 0")
-            marks = [(self._mark(path), id) for path, id in rows]
-            writer.executemany(f"UPDATE node SET pinned = pinned & {PINNED} | ? WHERE id = ?", marks)
-            set_meta(writer, "freeze", globs)
-
-        self._db.write_now(write)
+    def _pages(self) -> Iterator[list[tuple[str, int, int]]]:
+        """(path, id, pinned) of all files, some at a time. They may be removed meanwhile."""
+        query = "SELECT parent, name, id, pinned FROM node WHERE is_dir = 0 AND id > ? ORDER BY id LIMIT ?"
+        last = ROOT
+        while rows := self._db.rows(query, last, PAGE_FILES):
+            yield [(self.path_of(parent, name), id, pinned) for parent, name, id, pinned in rows]
+            last = rows[-1][2]
 
     def _mark(self, path: str) -> int:
         return FROZEN if self.freezes and self._frozen.matches(path) else 0
@@ -301,11 +312,10 @@ class Catalog:
     def _apply(self, writer: sqlite3.Connection, part: ListingDiff) -> Changes:
         changes = Changes()
         skipped = list(part.skipped)
-        for id in part.gone:
-            self._prune(writer, self._remove(writer, id, changes), changes)
+        self._remove_and_prune(part.gone, changes, writer)
         for id, file in part.changed:
             (pinned,) = writer.execute("SELECT pinned FROM node WHERE id = ?", (id,)).fetchone() or (0,)
-            self._remove(writer, id, changes)
+            self._remove(writer, [id], changes)
             self._insert(writer, file, pinned, changes, skipped)
         for file in part.new:
             self._insert(writer, file, 0, changes, skipped)
@@ -341,7 +351,7 @@ class Catalog:
         row = writer.execute("SELECT id, is_dir FROM node WHERE parent = ? AND name = ?", (parent, name)).fetchone()
         if row and not row[1]:
             skipped.append(Skipped(FILE_AND_DIRECTORY, path))
-            self._remove(writer, row[0], changes)
+            self._remove(writer, [row[0]], changes)
         if row and row[1]:
             id = int(row[0])
         else:
@@ -353,29 +363,33 @@ class Catalog:
         self._directory_ids[path] = id
         return id
 
-    def _remove(self, writer: sqlite3.Connection, id: int, changes: Changes) -> int:
-        """Remove a file; returns the id of its parent, which is not removed."""
-        row = writer.execute(
-            "SELECT n.parent, n.name, n.size, r.bytes FROM node n LEFT JOIN resident r USING (id) WHERE n.id = ?", (id,)
-        ).fetchone()
-        if row is None:
-            return ROOT
-        parent, name, size, bytes = row
-        path = join(self.paths.of(query_of(writer), parent), name)
-        changes.removed.append(Removed(id, parent, name, path, size or 0, bytes))
-        _delete(writer, id)
-        return int(parent)
+    def _remove_and_prune(self, ids: Sequence[int], changes: Changes, writer: sqlite3.Connection) -> None:
+        """Remove files, and the directories that are then empty."""
+        for parent in self._remove(writer, ids, changes):
+            self._prune(writer, parent, changes)
+
+    def _remove(self, writer: sqlite3.Connection, ids: Sequence[int], changes: Changes) -> set[int]:
+        """Remove files; returns the ids of their parents, which are not removed."""
+        ask = query_of(writer)
+        rows = writer.execute(FILES_OF_IDS, (json.dumps(ids),)).fetchall()
+        for id, parent, name, size, bytes in rows:
+            changes.removed.append(Removed(id, parent, name, join(self.paths.of(ask, parent), name), size or 0, bytes))
+        _delete(writer, ids)
+        return {parent for _, parent, *_ in rows}
 
     def _prune(self, writer: sqlite3.Connection, id: int, changes: Changes) -> None:
-        """Remove a directory and those of its parents that are then empty."""
-        while id != ROOT and not writer.execute("SELECT 1 FROM node WHERE parent = ? LIMIT 1", (id,)).fetchone():
-            (parent,) = writer.execute("SELECT parent FROM node WHERE id = ?", (id,)).fetchone()
-            _delete(writer, id)
+        """Remove a directory and those of its parents that are empty."""
+        while id != ROOT and (row := writer.execute(PARENT_OF_EMPTY, (id,)).fetchone()):
+            _delete(writer, [id])
             changes.directories -= 1
             self._directory_ids = {"": ROOT}
-            id = parent
+            (id,) = row
 
 
-def _delete(writer: sqlite3.Connection, id: int) -> None:
+def _delete(writer: sqlite3.Connection, ids: Sequence[int]) -> None:
     for table in ("resident", "usage", "node"):
-        writer.execute(f"DELETE FROM {table} WHERE id = ?", (id,))
+        writer.execute(f"DELETE FROM {table} WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(ids),))
+
+
+def _mark_frozen(marks: list[tuple[int, int]], writer: sqlite3.Connection) -> None:
+    writer.executemany(f"UPDATE node SET pinned = pinned & {PINNED} | ? WHERE id = ?", marks)

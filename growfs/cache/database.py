@@ -45,28 +45,50 @@ class Spare:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._bytes = 0
+        self._is_left_free = False
         self.give_up()  # what a crash has left
         self._bytes = self.lacking_bytes = min(SPARE_BYTES_MAX, disk.free_bytes(path.parent) // SPARE_SHARE)
         self.make()
 
     def make(self) -> None:
         """Take the room, unless it is taken already, or there is not so much."""
-        if self.lacking_bytes:
-            with suppress(OSError):
-                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                try:
-                    os.posix_fallocate(fd, 0, self._bytes)
-                    self.lacking_bytes = 0
-                except OSError:
-                    self._path.unlink(missing_ok=True)
-                finally:
-                    os.close(fd)
+        if self.lacking_bytes and not self._is_left_free and _allocate(self._path, self._bytes):
+            self.lacking_bytes = 0
+
+    def leave_free(self) -> None:
+        """Take no room from now on, so that it stays free: a quota that is used up to the last block refuses even to
+        change a page of a mapped file, and btrfs ends the process by SIGBUS then.
+        """
+        self._is_left_free = True
+        self.give_up()
+
+    def has_room_for(self, bytes: int) -> bool:
+        """Whether the disk has room for so many bytes more, besides what this lacks; also by a quota."""
+        path = self._path.parent / "partial" / "room"
+        has_room = _allocate(path, bytes + self.lacking_bytes)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        return has_room
 
     def give_up(self) -> None:
         """Free the room."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
         self.lacking_bytes = self._bytes
+
+
+def _allocate(path: Path, bytes: int) -> bool:
+    """Make a file that takes so many bytes; False where the disk refuses that."""
+    with suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, bytes)
+            return True
+        except OSError:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+    return False
 
 
 class Database:
@@ -157,8 +179,7 @@ class Database:
                 result = function(self._writer)
         except sqlite3.DatabaseError as error:
             self.refusal = error
-            if str(error) == disk.DATABASE_FULL:
-                self.spare.give_up()
+            self.spare.give_up()  # whatever the error: SQLite tells a full disk, but not a quota that is spent
             raise
         self.refusal = None
         self.spare.make()

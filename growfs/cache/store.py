@@ -6,6 +6,7 @@ Owns the folder files/, the table `resident`, and the quota.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ import trio
 
 from growfs import disk
 from growfs.cache.catalog import NODE, Catalog, Changes, Node, Removed
-from growfs.cache.database import Database
+from growfs.cache.database import SPARE_BYTES_MAX, Database
 from growfs.cache.open_files import OpenFile, OpenFiles
 from growfs.cache.publish import Publisher, Renamed, StagedFile, last_admitted, mark_durable
 from growfs.cache.recovery import set_identity, verify_content, verify_on_medium
@@ -27,6 +28,12 @@ from growfs.units import CacheSize
 
 log = logging.getLogger(__name__)
 
+QUOTA_MARGIN_SHARE = 32
+"""Of what is in use when a quota refuses more, one part in 32 is given up, or SPARE_BYTES_MAX: the catalog grows."""
+QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX = 100, 64 << 20
+"""A quota that has refused more is tried with a hundredth of what it allowed, or this where that is less."""
+QUOTA_RETRY_S = 60.0
+"""Pause before it is tried again after it has refused that."""
 EVICTED_FILES_MAX = 1000
 """Files that are evicted in one transaction: others that write, and readers, wait for some ten milliseconds."""
 
@@ -112,6 +119,9 @@ class Store:
         (self.last_seq,) = database.row("SELECT coalesce(max(seq), 0) FROM resident")
         self._publisher = Publisher(self._files, catalog.paths, max(shown_seq, last_place))
         self._durable = database.row("SELECT 1 FROM resident WHERE durable = 0") is None
+        self.quota_bytes: int | None = None
+        """What a quota that statvfs(2) does not tell allows, as far as it was tried; None until it refuses more."""
+        self._quota_retry_at = -math.inf
 
     @property
     def mirrors(self) -> list[Path]:
@@ -163,10 +173,42 @@ class Store:
         What is in flight counts as not written yet, so this is too high by what of that already is. Where the disk has
         no more files (inodes), as many bytes as are needed.
         """
+        short = self._short_by_disk(need)
+        if self.quota_bytes is not None:
+            short = max(short, self.used_bytes + need - self.quota_bytes)
+        return short
+
+    def _short_by_disk(self, need: int) -> int:
+        """The same by the size of the cache, and by what statvfs(2) tells of the disk."""
         free, files = disk.room(self.folder)
         kept = self.min_free + self._db.spare.lacking_bytes
         short = max(self.used_bytes + need - self.limit_bytes, kept + need + self.reserved_bytes - free)
         return short if files else max(short, need)
+
+    def note_full(self, reserved: Reservation) -> None:
+        """Note that the disk refused a file for which there was room by all that is known: there is a quota.
+
+        reserved: what the file still holds.
+        """
+        if self._short_by_disk(0) <= 0:
+            used = self.used_bytes - reserved.bytes
+            self.quota_bytes = used - min(SPARE_BYTES_MAX, used // QUOTA_MARGIN_SHARE)
+            self._db.spare.leave_free()
+
+    async def try_quota(self, need: int) -> bool:
+        """Try whether a quota that has refused more leaves room for so many bytes by now; whether it does.
+
+        While files are in flight, nobody knows how much of what they need is written.
+        """
+        if self.quota_bytes is None or self.reserved_bytes or trio.current_time() < self._quota_retry_at:
+            return False
+        more = max(need, min(self.quota_bytes // QUOTA_STEP_SHARE, QUOTA_STEP_BYTES_MAX))
+        quota = self.used_bytes + more
+        if not await trio.to_thread.run_sync(self._db.spare.has_room_for, more):
+            self._quota_retry_at = trio.current_time() + QUOTA_RETRY_S
+            return False
+        self.quota_bytes = quota
+        return True
 
     @property
     def reachable_bytes(self) -> int:

@@ -89,7 +89,9 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     store = Store(folder.path, database, catalog, options.cache_size, options.min_free)
     if producer is None or producer.rename is None:  # else the files are not named as those of the remote
         given, names = json.dumps([options.include, options.exclude]), PathFilter(options.include, options.exclude)
-        store.count_dropped(catalog.forget_excluded(names, given, store.drop_files))
+        for changes in catalog.forget_excluded(names, given):
+            store.drop_files(changes)
+            store.count_dropped(changes)
     budget = Budget(database, options.remote_budget)
     usage = UsageCounters(database, budget)
     store.admitted.connect(usage.mark_changed)
@@ -156,7 +158,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     prefetch = PrefetchState(
         condition,
         lambda: store.resident_files >= order.share.files,
-        lambda: waiting.is_draw_held and len(downloads) == 0,
+        lambda: waiting.is_draw_held and downloads.is_idle,
         outage,
     )
     store.returned_to_pass.connect(prefetch.draw_evicted)
@@ -164,7 +166,8 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     for more in (space.resized, generations.rotation_changed):
         more.connect(prefetch.invalidate_order)
     outage.changed.connect(prefetch.changed.notify)
-    prefetch.changed.connect(store.space_freed.notify)  # what waits for room may not be wanted any longer
+    for waited_for in (store.space_freed, fetcher.progressed):  # what waits may not be wanted any longer
+        prefetch.changed.connect(waited_for.notify)
     drawer = Drawer(catalog, store, fetcher, space, sizes, prefetch)
     fetcher.finished.connect(drawer.handle_finished)
     prefetcher = Prefetcher(catalog, store, catalog_sync, order, fetcher, drawer, space, prefetch)

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from growfs.cache.catalog import Catalog, Node
 from growfs.cache.store import Store
-from growfs.errors import DiskFailed, NoRoom, NotMade
+from growfs.errors import DiskFailed, DiskFull, NoRoom, NotMade
 from growfs.rotation.pass_order import groups_of
 from growfs.scheduler.fetcher import Fetcher
 from growfs.scheduler.in_flight import Download, Priority, SizeEstimate
@@ -111,7 +111,10 @@ class Drawer:
         if isinstance(error, NotMade):  # the producer has tried as often as it may
             self._not_made.add(id)
         elif error:
-            self._note_failed(download.group.ids or (id,))
+            if isinstance(error, DiskFull):
+                self._state.draw_evicted()  # there will be room: it is known by now how much the disk takes
+            else:
+                self._note_failed(download.group.ids or (id,))
             seeds.failed(download.node, error)
         else:
             seeds.fetched(download.node)
@@ -166,9 +169,12 @@ class Drawer:
         return False
 
     async def wait_until_finished(self) -> bool:
-        """Wait for all downloads in flight; False when the order is out of date."""
+        """Wait for all drawn files in flight; False when the order is out of date.
+
+        What only readers wait for may find no room for minutes, and the pass does not end later for that.
+        """
         await self._write_deferred()
-        while self._fetcher.in_flight and not self._state.is_stale:
+        while self._fetcher.has_drawn_in_flight and not self._state.is_stale:
             await self._fetcher.progressed.wait()
         return not self._state.is_stale
 

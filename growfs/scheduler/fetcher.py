@@ -66,8 +66,8 @@ GONE_S = 3600.0
 class Fetcher:
     """Owns the downloads in flight, and moves each through its states.
 
-    progressed: notified when a download finishes, or when more may be drawn. finished: notified of each download that
-    was admitted or failed.
+    progressed: notified when a download finishes, or when more may be drawn, or no more. finished: notified of each
+    download that was admitted or failed.
     """
 
     def __init__(
@@ -135,6 +135,11 @@ class Fetcher:
         """Number of files in flight."""
         return len(self._downloads)
 
+    @property
+    def has_drawn_in_flight(self) -> bool:
+        """Whether any of them was drawn."""
+        return self._downloads.has_drawn
+
     def status(self, eta_s: float | None) -> FetchStatus:
         """The section of the status. eta_s: until the cache is full or everything is cached."""
         return FetchStatus(
@@ -170,8 +175,9 @@ class Fetcher:
         """
         group = DownloadGroup(is_drawn=True, ids=ids)
         self._admission_queue.append(group)
-        for node in nodes[:-1]:
-            part = reserved.split(min(disk.allocation(self._sizes.need(node)), reserved.bytes))
+        *parts, _ = self._sizes.divide(nodes, reserved.bytes)
+        for node, bytes in zip(nodes, parts, strict=False):
+            part = reserved.split(min(bytes, reserved.bytes))
             self._enqueue(self._downloads.start(node, group, priority), part)
         self._enqueue(self._downloads.start(nodes[-1], group, priority), reserved)
 
@@ -273,11 +279,13 @@ class Fetcher:
         download.hold(reserved, self._sizes.need(download.node))
         self._dispatcher.enqueue(download)
 
-    def _retries_on_full_disk(self, download: Download, error: DiskFull) -> bool:
+    def _handle_full_disk(self, download: Download, error: DiskFull) -> bool:
         """Fetch a miss again that found the disk full: others filled it, or the catalog grew. More is evicted now.
 
         Returns False where no reader waits, or none would wait any longer.
         """
+        assert download.reserved is not None
+        self._store.note_full(download.reserved)
         if download.disk_full is None:
             download.disk_full_since = trio.current_time()
         if not download.urgent or trio.current_time() - download.disk_full_since >= self._miss_timeout_s:
@@ -326,7 +334,7 @@ class Fetcher:
             download.move(DownloadState.QUEUED)
             self._request_room(download)
             return
-        if isinstance(error, DiskFull) and self._retries_on_full_disk(download, error):
+        if isinstance(error, DiskFull) and self._handle_full_disk(download, error):
             return
         if may_be_outage(error):
             download.move(DownloadState.QUEUED)
@@ -429,7 +437,7 @@ class Fetcher:
             self._fail(download, RemoteError(f"{download.path}: the remote has another version by now"))
             return
         error = disk.cannot_write(refused)
-        if not (isinstance(error, DiskFull) and self._retries_on_full_disk(download, error)):
+        if not (isinstance(error, DiskFull) and self._handle_full_disk(download, error)):
             self._fail(download, error)
 
     def _fail(self, download: Download, error: GrowfsError) -> None:

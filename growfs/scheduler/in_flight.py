@@ -17,6 +17,7 @@ import enum
 import itertools
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -218,6 +219,16 @@ class InFlightTable:
         """Those for which nothing is reserved yet."""
         return [download for download in self._downloads.values() if download.lacks_room]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is fetched: all that is in flight waits for room."""
+        return all(download.lacks_room for download in self._downloads.values())
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything in flight was drawn."""
+        return any(download.group.is_drawn for download in self._downloads.values())
+
     def start(self, node: Node, group: DownloadGroup, priority: Priority, renews: bool = False) -> Download:
         """Put a file in flight."""
         target, path = self._staging / str(node.id), self._catalog.path(node)
@@ -331,7 +342,7 @@ class SizeEstimate:
     """Estimates unknown sizes: the largest file so far, and a quarter more.
 
     An estimate that is too small costs a second fetch; one that is too large makes others wait for space. So where it
-    does not fit, less is worth a try, but more than the file is known to exceed.
+    does not fit, less is worth a try, but more than the file is known to exceed. The files of a group share the room.
     varies: the size that a file had the last time does not bind (it is produced).
     """
 
@@ -356,12 +367,28 @@ class SizeEstimate:
         size = max(estimate, node.size or 0, retry)
         return min(size, self._store.max_file_bytes) if estimate or retry else size
 
-    def least(self, node: Node) -> int:
-        """The fewest bytes that are worth a try, where `need` does not fit."""
+    def most(self, nodes: Sequence[Node]) -> int:
+        """Bytes to reserve for files that come together: guesses alone are never more than the cache has."""
+        return sum(self.divide(nodes, self._store.max_file_bytes))
+
+    def least(self, nodes: Sequence[Node]) -> int:
+        """The fewest bytes that are worth a try, where `most` does not fit."""
+        return sum(self.divide(nodes, sum(map(self._known, nodes)) + self._retry_size))
+
+    def divide(self, nodes: Sequence[Node], bytes: int) -> list[int]:
+        """What each of some files gets of so many bytes: what it is known to need, and an equal part of the rest, but
+        not more than is guessed. Known needs alone may be more than there are.
+        """
+        known = list(map(self._known, nodes))
+        guesses = sum(map(self.is_guess, nodes)) or len(nodes)
+        part = max(disk.BLOCK, (bytes - sum(known)) // guesses // disk.BLOCK * disk.BLOCK)
+        return [min(disk.allocation(self.need(node)), size + part) for node, size in zip(nodes, known, strict=True)]
+
+    def _known(self, node: Node) -> int:
+        """Bytes on the disk that a file is known to need; one that turned out to be larger than expected, some more."""
         need, exceeded = self.need(node), self._exceeded.get(node.id, 0)
-        if not (exceeded or self.is_guess(node)):
-            return need
-        return min(max(self._retry_size, node.size or 0, 5 * exceeded // 4), need)
+        is_known = not (exceeded or self.is_guess(node))
+        return disk.allocation(need if is_known else min(max(node.size or 0, 5 * exceeded // 4), need))
 
     def learn(self, size: int) -> None:
         """Note that a file had this size."""

@@ -117,10 +117,12 @@ class Prefetcher:
         free, files = disk.room(store.folder)
         if not files:
             return [f"{store.folder}: its disk has no more files (inodes), so the cache cannot grow; see mkfs -i"]
+        why = f"of which --min-free keeps {format_size(store.min_free)}"
+        if store.quota_bytes is not None and free > store.min_free:
+            why = f"but refuses to hold more of the cache than {format_size(store.quota_bytes)}, as with a quota"
         return [
-            f"{store.folder}: its disk has {format_size(free)} free, of which --min-free keeps"
-            f" {format_size(store.min_free)}, so the cache cannot grow to its size of {format_size(store.limit_bytes)};"
-            f" delete something there, or pass --cache-size {flag_size(size)}"
+            f"{store.folder}: its disk has {format_size(free)} free, {why}, so the cache cannot grow to its size of"
+            f" {format_size(store.limit_bytes)}; delete something there, or pass --cache-size {flag_size(size)}"
         ]
 
     def eta_s(self) -> float | None:
@@ -222,11 +224,13 @@ class Prefetcher:
             pause_s = FAILED_RETRY_S if drawer.excluded < excluded else min(2 * pause_s, FAILED_RETRY_S_MAX)
         if not state.is_stale:
             state.rest()
+        while self._fetcher.in_flight and not (state.is_stale or state.has_evicted or self._may_continue()):
+            await self._fetcher.progressed.wait()  # what fails for those that opened it is to be drawn
         return not (state.is_stale or state.has_evicted) and self._may_continue()
 
     def _may_continue(self) -> bool:
         """Whether a next pass could draw more than the files that failed and those that do not fit."""
-        missing = self._order.share.files - self._store.resident_files
+        missing = self._order.share.files - self._store.resident_files - self._fetcher.in_flight
         return self._space.rotates and missing > self._drawer.excluded and not self._catalog_sync.is_endless
 
     async def _begin_next_pass(self) -> None:

@@ -139,7 +139,7 @@ class PrefetchState:
     """Owns what the prefetcher is doing, whether it is paused, and whether it has to look at the catalog again.
 
     `mount_state` is what users see. check_whole: whether all that this node is to have is cached. is_held: whether a
-    draw waits for room, and nothing is in flight. outage: nothing is drawn while there is one.
+    draw waits for room, and nothing is fetched. outage: nothing is drawn while there is one.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class PrefetchState:
         self.is_stale = False
         """The order of the pass is out of date."""
         self.has_evicted = False
-        """Files were evicted that the pass may draw again."""
+        """Files were evicted, or found the disk full, that the pass may draw again."""
         self._phase = MountState.LISTING
         self._check_whole = check_whole
         self._is_held = is_held
@@ -204,7 +204,7 @@ class PrefetchState:
         self.changed.notify()
 
     def draw_evicted(self) -> None:
-        """Draw evicted files once the pass is through: its order has gone past them."""
+        """Draw such files once the pass is through: its order has gone past them."""
         self.has_evicted = True
         self.changed.notify()
 

@@ -20,7 +20,7 @@ import logging
 import math
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -182,14 +182,11 @@ class Space:
 
     def is_too_large(self, nodes: Sequence[Node]) -> bool:
         """Whether files would not fit together even into an empty cache."""
-        return _allocation(map(self._sizes.need, nodes)) > self._store.max_file_bytes
+        return self._sizes.most(nodes) > self._store.max_file_bytes
 
     def _needs(self, claim: Claim) -> tuple[int, int]:
-        """(bytes to reserve, the fewest that are worth a try); less is for a single file whose size is a guess."""
-        need = _allocation(map(self._sizes.need, claim.nodes))
-        if len(claim.nodes) != 1:
-            return need, need
-        return need, min(need, disk.allocation(self._sizes.least(claim.nodes[0])))
+        """(bytes to reserve, the fewest that are worth a try); less is for files whose size is a guess."""
+        return self._sizes.most(claim.nodes), self._sizes.least(claim.nodes)
 
     # Room for a claim.
 
@@ -239,6 +236,8 @@ class Space:
     async def _look(self, claim: Claim) -> Reservation | None:
         """Reserve what a claim needs if there is room now, or may be made."""
         reserved = self.reserve_free(claim)
+        if reserved is None and await self._store.try_quota(claim.least):
+            reserved = self.reserve_free(claim)
         if reserved is None and (self._may_draw or not claim.is_draw):
             for size in dict.fromkeys(self._needs(claim)):
                 if reserved := await self.reserve_by_eviction(size, claim.priority):
@@ -253,7 +252,7 @@ class Space:
         """The error for files for which nothing may be evicted, or for which the disk refuses to."""
         if refusal := self._store.refusal:
             return disk.cannot_write(refusal)
-        need = sum(map(self._sizes.need, claim.nodes))
+        need = self._sizes.most(claim.nodes)
         return NoRoom(
             f"{claim.path}: no room for {need} bytes; all that is cached is open, pinned or its"
             " directory's last file; raise --cache-size"
@@ -351,13 +350,16 @@ class Space:
             yield is_written
 
     async def _evict_excess(self) -> None:
-        store = self._store
-        async with self._by_what_is_listed() as is_known:
-            if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
-                chosen = await self._pick(Priority.READER, excess)
-                # Where all that may go does not free enough, it goes all the same.
-                chosen = chosen or await self._pick(Priority.READER, 1, sys.maxsize, ROWS_MAX[-1:])
-                await self._evict(chosen, return_to_pass=True)
+        """Evict what exceeds the quota, or all that may go. Each round reads ROWS_MAX files of each sort at most."""
+        store, evicted = self._store, -1
+        while store.evicted_files != evicted and store.used_bytes > store.limit_bytes:
+            evicted = store.evicted_files
+            async with self._by_what_is_listed() as is_known:
+                if is_known and (excess := store.used_bytes - store.limit_bytes) > 0:
+                    chosen = await self._pick(Priority.READER, excess)
+                    # Where all that may go does not free enough, it goes all the same.
+                    chosen = chosen or await self._pick(Priority.READER, 1, sys.maxsize, ROWS_MAX[-1:])
+                    await self._evict(chosen, return_to_pass=True)
 
     async def _pick(
         self, priority: Priority, need: int, ample: int = 0, rows_max: Sequence[int] = ROWS_MAX
@@ -409,8 +411,3 @@ def _pick(
     else:
         candidates = for_a_miss(ask, holds, shown_seq, in_use, most, keep_held=priority is not Priority.READER)
     return pick_victims(candidates, need, ample)
-
-
-def _allocation(sizes: Iterable[int]) -> int:
-    """Bytes that files of these sizes take together on the disk."""
-    return sum(disk.allocation(size) for size in sizes)

@@ -249,6 +249,26 @@ def failing_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.promise(3, 18, 28)
+def test_a_quota_that_statvfs_does_not_tell_rotates_and_status_says_so(
+    growfs: Growfs, failing_disk: Path, tmp_path: Path
+) -> None:
+    """As users have on the file systems of a cluster. Half of what it allows is the room for the catalog."""
+    control = tmp_path / "control"
+    growfs.env |= {"LD_PRELOAD": str(failing_disk), "FAILING_DISK": str(control)}
+    growfs.starts_python = True
+    control.write_text(f"write /cache {32 << 20}\n")
+    tree = make_tree(tmp_path / "remote", files=40, size=500_000)
+    growfs.mount(tmp_path / "remote", *FLAGS, "--cache-size", "120MB")
+    read_until_seen(growfs, tree, len(tree) - 1)
+    until(lambda: "refuses to hold more of the cache" in growfs.run("status", growfs.mountpoint).stdout)
+    failed = growfs.status()["fetch"]["failed"]
+    for path in sorted(set(tree) - files_below(growfs.cache / "files"))[:5]:
+        assert (growfs.mountpoint / path).read_bytes() == tree[path]
+    read_until_seen(growfs, tree, len(tree) - 1)
+    assert growfs.status()["fetch"]["failed"] == failed, "nothing is fetched any more for which there is no room"
+
+
 @pytest.mark.promise(3, 28, 29)
 def test_a_disk_that_fails_below_python_fails_misses_at_most(
     growfs: Growfs, failing_disk: Path, tmp_path: Path

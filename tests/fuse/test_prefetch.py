@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from growfs.disk import BLOCK
 from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.blocking_server import BlockingServer
 from tests.fuse.conftest import only, opened
+from tests.fuse.reader import Reader
+from tests.fuse.rotation_helpers import epoch
 from tests.harness import Growfs, make_tree, until
 
 SIZE = 100_000
@@ -142,6 +145,25 @@ def test_no_smaller_file_overtakes_one_that_waits_for_space(growfs: Growfs, tmp_
     growfs.mount(tmp_path / "remote", "--cache-size", 5 * BLOCK, "--rotation", "never")
     until(lambda: growfs.status()["state"] == "held")
     assert growfs.names() == set(order[:3])  # two more would fit
+
+
+@pytest.mark.promise(20)
+def test_passes_go_on_while_an_open_waits_for_room(growfs: Growfs, reader: Reader, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "remote", directories=1, files=24, size=BLOCK)
+    (tmp_path / "remote/class0/large.bin").write_bytes(bytes(11 * BLOCK))
+    flags = "--cache-size", 12 * BLOCK, "--no-wait", "--settle", 0, "--turnover", "50%", "--miss-timeout", "1h"
+    growfs.mount(tmp_path / "remote", *flags)
+    growfs.run("pause", growfs.mountpoint)
+    with ThreadPoolExecutor() as threads, ExitStack() as opens:
+        for path in list(tree)[:2]:  # which leaves too little room for the large file
+            opens.enter_context((growfs.mountpoint / path).open("rb"))
+        large = threads.submit((growfs.mountpoint / "class0/large.bin").read_bytes)
+        until(lambda: growfs.status()["miss"]["waiting"] == 1)
+        growfs.run("resume", growfs.mountpoint)
+        until(lambda: epoch(reader) and growfs.status()["fetch"]["files_total"] > 2 * len(tree))
+        assert not large.done()
+        opens.close()
+        assert len(large.result(30)) == 11 * BLOCK
 
 
 @pytest.mark.promise(28)

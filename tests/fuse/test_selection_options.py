@@ -197,6 +197,16 @@ def test_a_file_that_fails_keeps_its_group_unlisted(growfs: Growfs, server: Bloc
 
 
 @pytest.mark.promise(24)
+def test_a_group_whose_sizes_are_unknown_is_tried(growfs: Growfs, server: BlockingServer) -> None:
+    """By the sizes that are guessed at first, 30 files would take twice as much as the cache has."""
+    server.files = {f"{folder}/{number:02}.bin": b"x" * SIZE for folder in "ab" for number in range(30)}
+    growfs.mount(server.url, "--group", "{parent}")
+    until(lambda: growfs.status()["state"] == "complete")
+    assert growfs.names() == set(server.files)
+    assert set(server.requests.values()) == {1}
+
+
+@pytest.mark.promise(24)
 def test_a_group_that_never_fits_blocks_no_other_file(growfs: Growfs, tmp_path: Path) -> None:
     make_tree(tmp_path / "remote", directories=4, files=3, size=SIZE)
     (tmp_path / "remote/big").mkdir()

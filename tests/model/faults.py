@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-from growfs.cache.catalog import Catalog, Changes
+from growfs.cache.catalog import Catalog
 from growfs.cache.store import Reservation
 from growfs.rotation import readers
 from growfs.rotation.generations import Generations
@@ -38,7 +38,7 @@ def holds_of_everything_never_end(patch: pytest.MonkeyPatch) -> None:
 def guesses_are_final(patch: pytest.MonkeyPatch) -> None:
     """A file of unknown size needs what is guessed, though less is free."""
 
-    patch.setattr(SizeEstimate, "least", SizeEstimate.need)
+    patch.setattr(SizeEstimate, "least", SizeEstimate.most)
 
 
 def new_versions_evict_held_files(patch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def evictions_ignore_a_generation_that_begins(patch: pytest.MonkeyPatch) -> None
 
 def excluded_files_stay_until_a_listing(patch: pytest.MonkeyPatch) -> None:
     """The catalog of an earlier mount serves as it is, until the remote is listed."""
-    patch.setattr(Catalog, "forget_excluded", lambda *_: Changes())
+    patch.setattr(Catalog, "forget_excluded", lambda *_: iter(()))
 
 
 def a_cache_that_is_too_full_stays_so(patch: pytest.MonkeyPatch) -> None:

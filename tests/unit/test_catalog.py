@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from growfs.cache import catalog
 from growfs.cache.catalog import ListingDiff
+from growfs.remote.filter import PathFilter
 from growfs.remote.interface import RemoteFile, Skipped
 from growfs.remote.names import DUPLICATE_NAME, FILE_AND_DIRECTORY
 from growfs.status import SkippedStatus
@@ -177,3 +179,25 @@ def test_after_any_listings_the_catalog_equals_the_last_one(
         cache.close()
 
     run_in_memory(run)
+
+
+@pytest.mark.parametrize("excluded", [["b", "a/x"], ["*"]])
+async def test_what_is_excluded_is_forgotten_in_batches(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch, excluded: list[str]
+) -> None:
+    monkeypatch.setattr(catalog, "PAGE_FILES", 10)
+    await cache.list([file(f"{folder}/{number:02}") for folder in ("a", "a/x", "b", "c/d") for number in range(25)])
+    await cache.admit("a/03", "b/24", "c/d/07")
+    paths = PathFilter((), excluded)
+    kept = {known for known in cache.catalog_files() if paths.matches(known.path)}
+    for changes in cache.catalog.forget_excluded(paths, "other options"):
+        assert 0 < len(changes.removed) <= 10
+        cache.store.drop_files(changes)
+        cache.store.count_dropped(changes)
+    assert cache.catalog_files() == kept
+    assert set(cache.cached()) == cache.resident() == {known.path for known in kept} & {"a/03", "b/24", "c/d/07"}
+    assert (cache.catalog.files, cache.catalog.bytes) == (len(kept), 100 * len(kept))
+    folders = cache.database.row("SELECT count(*) FROM node WHERE is_dir = 1")
+    assert folders == (cache.catalog.directories,) == (4 if kept else 1,)
+    assert cache.catalog.listing == bool(kept), "an empty catalog serves nobody"
+    assert not list(cache.catalog.forget_excluded(PathFilter((), ["*"]), "other options"))

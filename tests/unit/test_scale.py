@@ -20,7 +20,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import growfs.cache.store
 import growfs.daemon.commands
-from growfs.cache.catalog import Node
+from growfs.cache import catalog
+from growfs.cache.catalog import Catalog, Node
 from growfs.cache.publish import FIRST_SHOWN
 from growfs.cache.schema import ROOT, read_only
 from growfs.cache.usage import Budget, UsageCounters
@@ -611,3 +612,18 @@ async def test_a_worker_sends_heartbeats_while_it_computes_a_draw_order(
     assert order.files == FILES
     assert sent == [StillWorking()] * (FILES // 10)
     cache.close()
+
+
+async def test_other_frozen_files_are_marked_a_page_at_a_time(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = 20_000
+    monkeypatch.setattr(catalog, "PAGE_FILES", 1000)
+    await cache.list([file(f"{number % 100}/{number}.jpg") for number in range(files)], page=files)
+    tracemalloc.start()
+    Catalog(cache.database, ("0*",))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    ((frozen,),) = cache.database.rows("SELECT count(*) FROM node WHERE pinned > 0")
+    assert frozen == files // 100
+    assert peak < 100 * files

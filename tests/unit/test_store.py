@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from growfs import disk
 from growfs.cache.open_files import OpenFile
+from growfs.cache.store import QUOTA_RETRY_S
 from growfs.disk import BLOCK
 from growfs.rotation.rules import Generation, Holds
+from growfs.scheduler import space
 from tests.unit.local_cache import LocalCache, file, open_local_cache
 
 
@@ -71,6 +74,43 @@ async def test_an_empty_file_needs_no_space(cache: LocalCache) -> None:
 async def test_nothing_is_reserved_below_the_minimum_of_free_space(cache: LocalCache) -> None:
     cache.store.min_free = disk.free_bytes(cache.folder) + (1 << 30)
     assert cache.store.reserve(1) is None
+
+
+async def test_a_quota_that_statvfs_does_not_tell_is_found_by_what_it_refuses(
+    cache: LocalCache, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one for 40 blocks, when 32 are in use and a file of 8 is refused."""
+    store, tried = cache.store, list[int]()
+
+    def has_room_for(bytes: int) -> bool:
+        tried.append(bytes)
+        return store.used_bytes + bytes <= 40 * BLOCK
+
+    monkeypatch.setattr(cache.database.spare, "has_room_for", has_room_for)
+    used, refused = store.reserve(32 * BLOCK), store.reserve(8 * BLOCK)
+    assert used
+    assert refused
+    assert not await store.try_quota(BLOCK), "nothing is known of a quota"
+    store.note_full(refused)
+    refused.release()
+    assert cache.database.spare.lacking_bytes, "the catalog needs room, too"
+    cache.database.write_now(lambda _: None)
+    assert cache.database.spare.lacking_bytes, "and keeps it"
+    assert store.quota_bytes == 31 * BLOCK
+    assert store.bytes_short(8 * BLOCK) == 9 * BLOCK
+    assert not await store.try_quota(BLOCK), "what is in flight may not be written yet"
+    used.spend()
+    store.resident_bytes = 32 * BLOCK
+    assert not await store.try_quota(9 * BLOCK)
+    assert not await store.try_quota(BLOCK), "it is left alone for a while"
+    await trio.sleep(QUOTA_RETRY_S)
+    assert await store.try_quota(2 * BLOCK)
+    assert tried == [9 * BLOCK, 2 * BLOCK]
+    assert store.bytes_short(0) == -2 * BLOCK
+    store.min_free = 1 << 60
+    store.quota_bytes = None
+    store.note_full(used)
+    assert store.quota_bytes is None, "others fill the disk, which statvfs tells"
 
 
 async def test_eviction_frees_space_and_notifies(cache: LocalCache) -> None:
@@ -211,6 +251,16 @@ async def test_a_lower_limit_evicts_down_to_it(cache: LocalCache) -> None:
     assert await cache.shrink(2 * BLOCK)
     assert cache.store.used_bytes == 2 * BLOCK
     assert cache.resident() == {"a/1.jpg", "a/2.jpg"}
+
+
+async def test_a_lower_limit_evicts_more_than_is_read_at_a_time(
+    cache: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "ROWS_MAX", (1, 2))
+    monkeypatch.setattr(space.Space._pick, "__defaults__", (0, (1, 2)))
+    await fill(cache, count=20)
+    assert await cache.shrink(2 * BLOCK)
+    assert cache.store.used_bytes == 2 * BLOCK
 
 
 async def test_a_limit_below_what_cannot_be_evicted_is_reported(cache: LocalCache) -> None:
