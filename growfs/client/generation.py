@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from growfs.errors import GrowfsError
 from growfs.folder.layout import CURRENT, cache_of, newest, number_of
+from growfs.paths import absolute_path
 
 ANSWER_S = 10.0
 """How long the daemon may be silent. While it makes a generation, it sends a line each second."""
@@ -57,7 +58,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 def next_generation(folder: str | os.PathLike[str]) -> Path:
     """See `growfs.next_generation`."""
     with _asking:
-        return _next_generation(Path(folder).expanduser().resolve())
+        return _next_generation(absolute_path(folder).resolve())
 
 
 def _next_generation(folder: Path) -> Path:
@@ -78,7 +79,7 @@ def _next_generation(folder: Path) -> Path:
 
 def begin_generation(folder: Path) -> Path:
     """As `next_generation`, without a hold, and for a caller of which nothing is known."""
-    folder = folder.expanduser().resolve()
+    folder = absolute_path(folder).resolve()
     try:
         return _ask(folder, number_of(newest(folder)), holds=False)
     except OSError:  # there is none yet
@@ -88,7 +89,7 @@ def begin_generation(folder: Path) -> Path:
 def run_in(folder: Path, command: Sequence[str]) -> NoReturn:
     """Replace this process by a command that runs in the next generation, and holds it until it ends."""
     tree = next_generation(folder)
-    os.set_inheritable(_held[folder.expanduser().resolve()].lock, True)
+    os.set_inheritable(_held[absolute_path(folder).resolve()].lock, True)
     try:
         os.chdir(tree)
         os.execvp(command[0], list(command))

@@ -174,6 +174,7 @@ def build(request: MountRequest, url: str, folder: CacheFolder, workers: WorkerP
     updater = VersionUpdater(catalog, fetcher, catalog_sync, prefetch)
     start = StartGate(catalog, store, catalog_sync, fetcher, budget, prefetch, outage)
     start.opened.connect(dispatcher.move_to_background)
+    start.opened.connect(fetcher.progressed.notify)  # nothing is held back for the start any longer
     start.opened.connect(generations.end)
     supervisor = Supervisor(lambda: start.passed)
     if peers:

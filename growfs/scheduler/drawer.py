@@ -189,7 +189,7 @@ class Drawer:
     def _is_start_in_flight(self, ids: Sequence[int]) -> bool:
         """Whether what the start waits for is in flight: these files beside it would only slow it down."""
         store, condition = self._store, self._state.condition
-        if condition.no_wait:
+        if condition.no_wait or self._state.is_started:
             return False
         files, bytes = condition.amount(store.limit_bytes)
         if not condition.explicit:

@@ -154,6 +154,8 @@ class PrefetchState:
         self.changed = Signal[[]]()
         """Notified when it is interrupted or may continue, or has to look again."""
         self.paused = False
+        self.is_started = False
+        """`mount` has returned, so nothing is held back for what it waits for."""
         self.is_stale = False
         """The order of the pass is out of date."""
         self.has_evicted = False
@@ -288,7 +290,7 @@ class StartGate:
 
     def open(self) -> None:
         """Note that training can start."""
-        self.passed = True
+        self.passed = self._prefetch.is_started = True
         self.opened.notify()
 
     async def is_anything_listed(self) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from growfs.fuse.mounting import mounted_at
+from growfs.rotation.pass_order import Candidate, Pass, draw_order
 from tests.blocking_server import blocking_server
 from tests.cli.support import (
     assert_refused,
@@ -93,6 +94,20 @@ def test_what_is_not_waited_for_does_not_slow_down_the_start(growfs: Growfs) -> 
             assert mounting.wait(30) == 0
         growfs.run("wait", growfs.mountpoint, "--all")
         growfs.umount()
+
+
+def test_once_mount_has_returned_nothing_is_held_back(growfs: Growfs) -> None:
+    growfs.env[SETUP_VARIABLE] = "from growfs.scheduler import readiness; readiness.START_S = 0.3"
+    files = {f"{number:02}": bytes(4096) for number in range(40)}
+    order = draw_order((Candidate(n, 1, path, 4096, False, False) for n, path in enumerate(files)), Pass(0, 1))
+    with (
+        blocking_server(files, *files) as server,
+        start_growfs(growfs, *mount_arguments(growfs, server.manifest), "--cache-size", 40 * 4096) as mounting,
+    ):
+        until(lambda: len(server.requests.keys() & server.blocked) == 4)
+        server.unblock(list(files)[order.seeds[0]])
+        assert mounting.wait(30) == 0, "a file of each directory is there"
+        until(lambda: len(server.requests.keys() & server.blocked) > 4)
 
 
 def test_at_the_start_files_of_unknown_size_are_fetched_side_by_side(growfs: Growfs) -> None:
